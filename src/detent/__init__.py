@@ -1,0 +1,1 @@
+"""Quantize trained ONNX models for NPUs."""
