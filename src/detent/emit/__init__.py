@@ -1,0 +1,1 @@
+"""Writing quantized nodes into the graph. The only room that does."""

@@ -1,0 +1,1 @@
+"""What quantization cost: the quantized model beside the float one."""

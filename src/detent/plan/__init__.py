@@ -1,0 +1,1 @@
+"""Decisions as data: which values are quantized, at which position, and why. Nothing here edits the graph."""

@@ -1,0 +1,89 @@
+"""Float-to-float rewrites that leave a model's function as it is and its graph easier to quantize.
+
+One pass is one class in one file. `default_passes` lists them in the order in which they help each other, `prepare`
+runs a list and returns what was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from detent.prepare.base import Change, Pass
+from detent.prepare.batchnorm_to_conv import BatchNormToConv
+from detent.prepare.fix_shapes import FixShapes
+from detent.prepare.fold_affine import FoldAffine
+from detent.prepare.fold_batchnorm import FoldBatchNorm
+from detent.prepare.fold_constants import FoldConstants
+from detent.prepare.half_to_float import HalfToFloat
+from detent.prepare.infer_shapes import InferShapes
+from detent.prepare.inline_functions import InlineFunctions
+from detent.prepare.matmul_to_gemm import MatMulToGemm
+from detent.prepare.normalize_gemm import NormalizeGemm
+from detent.prepare.reduce_mean_to_pool import ReduceMeanToPool
+from detent.prepare.remove_identity import RemoveIdentity
+from detent.prepare.separate_initializers import SeparateInitializers
+from detent.prepare.split_global_pool import SplitGlobalPool
+from detent.prepare.split_to_slice import SplitToSlice
+from detent.prepare.write_attributes import WriteAttributes
+
+__all__ = [
+    "BatchNormToConv",
+    "Change",
+    "FixShapes",
+    "FoldAffine",
+    "FoldBatchNorm",
+    "FoldConstants",
+    "HalfToFloat",
+    "InferShapes",
+    "InlineFunctions",
+    "MatMulToGemm",
+    "NormalizeGemm",
+    "Pass",
+    "ReduceMeanToPool",
+    "RemoveIdentity",
+    "SeparateInitializers",
+    "SplitGlobalPool",
+    "SplitToSlice",
+    "WriteAttributes",
+    "default_passes",
+    "prepare",
+]
+
+
+def default_passes(fix_shapes: Mapping[str, Sequence[int]] | None = None) -> list[Pass]:
+    """All passes, in order.
+
+    Functions and half types go first, since they hide nodes and constants from the rest. Shapes come before constants,
+    because the shape of a static value is one. FoldAffine stands on both sides of FoldBatchNorm, for chains that mix
+    the two. Rewrites into other operators follow when nothing is left to fold.
+    """
+    return [
+        InlineFunctions(),
+        HalfToFloat(),
+        FixShapes(fix_shapes) if fix_shapes else InferShapes(),
+        FoldConstants(),
+        RemoveIdentity(),
+        InferShapes(),
+        MatMulToGemm(),
+        FoldAffine(),
+        FoldBatchNorm(),
+        FoldAffine(),
+        BatchNormToConv(),
+        NormalizeGemm(),
+        SeparateInitializers(),
+        SplitToSlice(),
+        ReduceMeanToPool(),
+        SplitGlobalPool(),
+        WriteAttributes(),
+    ]
+
+
+def prepare(model: ir.Model, passes: Iterable[Pass]) -> list[Change]:
+    """Run passes over a model in place, in order, and return what they changed. What they declined is in each pass."""
+    changes: list[Change] = []
+    for step in passes:
+        step(model)
+        changes.extend(step.changes)
+    return changes

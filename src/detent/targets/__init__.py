@@ -1,0 +1,1 @@
+"""What a device accepts and does differently: rules on positions, and rewrites of operators it computes its own way."""

@@ -1,0 +1,103 @@
+"""QDQ: every site becomes QuantizeLinear and DequantizeLinear of the standard operator set.
+
+An activation x becomes x -> QuantizeLinear -> DequantizeLinear -> its readers. A graph output keeps its name: the node
+before it is renamed. A weight or bias becomes its integer codes behind a DequantizeLinear alone, encoded from float
+here, with the final position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from detent.graph.constants import constant_array
+from detent.numerics.integer import IntegerGrid
+from detent.plan.layout import Role
+from detent.plan.plan import Plan
+from detent.prepare.base import Names
+from detent.prepare.values import add_initializer
+
+
+def emit_qdq(model: ir.Model, plan: Plan) -> Mapping[str, str]:
+    """Quantize `model` in place as planned. Returns, for each activation site, the name of its dequantized value."""
+    emitter = _Emitter(model, plan)
+    values = {str(value.name): value for value in _values(model.graph)}
+    dequantized: dict[str, str] = {}
+    for site in plan.layout.sites.values():
+        if site.role is Role.ACTIVATION:
+            dequantized[site.value] = emitter.activation(values[site.value])
+        else:
+            emitter.constant(values[site.value])
+    model.graph.sort()
+    return dequantized
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+
+
+class _Emitter:
+    def __init__(self, model: ir.Model, plan: Plan) -> None:
+        self._graph = model.graph
+        self._plan = plan
+        self._names = Names(model)
+        self._first = next(iter(model.graph))
+
+    def activation(self, value: ir.Value) -> str:
+        """Insert the pair behind an activation; the name of what its readers now read."""
+        name = str(value.name)
+        scale, zero_point = self._parameters(name)
+        quantize = ir.node("QuantizeLinear", [value, scale, zero_point], name=self._names.fresh(f"{name}_QuantizeLinear"))
+        codes = quantize.outputs[0]
+        codes.type, codes.shape = ir.TensorType(zero_point.dtype or ir.DataType.UINT8), value.shape
+        dequantize, result = self._dequantize(name, codes, scale, zero_point, value)
+        is_output = value.is_graph_output() and not value.is_graph_input()
+        value.replace_all_uses_with(result, replace_graph_outputs=is_output)
+        quantize.replace_input_with(0, value)
+        if is_output:
+            value.name, result.name = self._names.fresh(f"{name}_QuantizeLinear_Input"), name
+        producer = value.producer()
+        if producer is None:
+            self._graph.insert_before(self._first, [quantize, dequantize])
+        else:
+            self._graph.insert_after(producer, [quantize, dequantize])
+        codes.name = self._names.fresh(f"{name}_QuantizeLinear_Output")
+        return str(result.name)
+
+    def constant(self, value: ir.Value) -> None:
+        """Replace a float constant by its codes behind a DequantizeLinear."""
+        name, array = str(value.name), constant_array(value)
+        assert array is not None, f"site '{name}' is no constant"
+        grid = self._plan.grid(name)
+        codes = add_initializer(
+            self._graph, self._names.fresh(f"{name}_quantized"), grid.encode(array, self._plan.scale(name))
+        )
+        scale, zero_point = self._parameters(name)
+        dequantize, result = self._dequantize(name, codes, scale, zero_point, value)
+        first_reader = value.consumers()[0]
+        value.replace_all_uses_with(result)
+        self._graph.insert_before(first_reader, [dequantize])
+        del self._graph.initializers[name]
+
+    def _dequantize(
+        self, name: str, codes: ir.Value, scale: ir.Value, zero_point: ir.Value, like: ir.Value
+    ) -> tuple[ir.Node, ir.Value]:
+        node = ir.node(
+            "DequantizeLinear", [codes, scale, zero_point], name=self._names.fresh(f"{name}_DequantizeLinear")
+        )
+        result = node.outputs[0]
+        result.type, result.shape = like.type, like.shape
+        result.name = self._names.fresh(f"{name}_DequantizeLinear_Output")
+        return node, result
+
+    def _parameters(self, name: str) -> tuple[ir.Value, ir.Value]:
+        """The scale and zero point of a site as scalar initializers."""
+        grid: IntegerGrid = self._plan.grid(name)
+        scale = np.array(self._plan.scale(name), np.float32)
+        zero_point = np.array(grid.zero_point, grid.dtype)
+        return (
+            add_initializer(self._graph, self._names.fresh(f"{name}_scale"), scale),
+            add_initializer(self._graph, self._names.fresh(f"{name}_zero_point"), zero_point),
+        )

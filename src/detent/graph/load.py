@@ -1,0 +1,98 @@
+"""Reading a model: from a file or a ModelProto to an `onnx_ir.Model` that owns nothing of the caller's.
+
+What comes out has opset 17 or newer, unique names on every node and value, and external data that was checked to lie
+inside the model's own folder (a model file is untrusted input: it must not make us read /etc/passwd as a weight).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx_ir.passes import common as common_passes
+
+from detent.errors import ModelError
+from detent.graph.opset import raise_opset
+
+ModelLike = str | Path | onnx.ModelProto
+MINIMUM_OPSET = 17
+
+logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+
+
+def load(model: ModelLike) -> ir.Model:
+    """The model as a graph with unique names, at opset 17 or newer. The input is not modified."""
+    if isinstance(model, onnx.ModelProto):
+        where = "the given ModelProto"
+        graph_model = _deserialize(model, where, folder=None)
+    else:
+        path = Path(model)
+        where = str(path)
+        graph_model = _deserialize(_read_proto(path), where, folder=path.parent)
+    common_passes.RemoveInitializersFromInputsPass()(graph_model)
+    common_passes.NameFixPass()(graph_model)
+    try:
+        graph_model.graph.sort()
+    except ValueError as error:
+        raise ModelError(f"The nodes of {where} depend on each other in a circle: {error}") from error
+    return raise_opset(graph_model, MINIMUM_OPSET, where)
+
+
+def _read_proto(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise ModelError(f"Cannot read {path}: {error.strerror}.") from error
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            f"{path} is not an ONNX model, or only part of one ({len(data):,} bytes). Export or download it again."
+        ) from error
+    return proto
+
+
+def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.Model:
+    if not proto.opset_import or not proto.graph.output:
+        raise ModelError(f"{where} is not an ONNX model: it has no operator set or no output. Export it again.")
+    _check_external_data(proto, where, folder)
+    try:
+        model = ir.from_proto(proto)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{where} cannot be understood as an ONNX graph: {error}") from error
+    if folder is not None:
+        ir.external_data.set_base_dir(model.graph, str(folder) or ".")
+    return model
+
+
+def _check_external_data(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
+    """Every external tensor is a file below the model's folder, and long enough."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if folder is None:
+            raise ModelError(
+                f"Tensor '{tensor.name}' of {where} has its data in another file ('{location}'). Load the model with "
+                "onnx.load(path), which reads it, or give the path."
+            )
+        file = folder / location
+        if not location or not file.resolve().is_relative_to(folder.resolve()):
+            raise ModelError(
+                f"Tensor '{tensor.name}' of {where} refers to '{location}', outside the model's folder. "
+                "That is not followed; put the data file beside the model and save it with a relative location."
+            )
+        if not file.is_file():
+            raise ModelError(f"Tensor '{tensor.name}' of {where} needs the file {file}, which is not there.")
+        end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+        if file.stat().st_size < end:
+            raise ModelError(f"{file} is too short: tensor '{tensor.name}' of {where} ends at byte {end:,}.")

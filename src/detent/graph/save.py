@@ -1,0 +1,107 @@
+"""Writing a model: complete or not at all, and the same bytes for the same model.
+
+A file is written under a temporary name in the same folder, flushed to the disk and renamed. Past 2 GB (the limit of
+a protobuf message) the weights go into `<name>.data` beside it; then the old model is removed before the new data
+takes its name, so that at no moment a model refers to data that is not its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from detent.errors import OutputError
+
+PROTOBUF_LIMIT = 2**31 - 2**24  # a protobuf message ends at 2 GiB; keep room for everything but the tensors
+
+
+def tensor_bytes(model: ir.Model) -> int:
+    """The bytes of all initializers, those of nested graphs included."""
+    return sum(
+        value.const_value.nbytes
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    )
+
+
+def check_output(output: Path, model: object) -> None:
+    """Refuse, before any work is done, an output that could not be written or that would destroy the input."""
+    if output.is_dir():
+        raise OutputError(f"The output {output} is a folder. Give a file name, such as {output / 'model_int8.onnx'}.")
+    if isinstance(model, str | Path) and output.exists() and Path(model).exists() and output.samefile(model):
+        raise OutputError(f"The output {output} is the input model. Give another name: the input is never overwritten.")
+    if not output.parent.is_dir():
+        raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")
+    try:
+        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}."):
+            pass
+    except OSError as error:
+        raise OutputError(f"Cannot write into {output.parent}: {error.strerror}. Give another output.") from error
+
+
+def save(model: ir.Model, path: Path) -> int:
+    """Write `model` to `path`, complete or not at all; returns the bytes written."""
+    with _output_errors(path), _scratch_folder(path) as folder:
+        temporary = folder / path.name
+        external = tensor_bytes(model) > PROTOBUF_LIMIT
+        if external:
+            ir.save(model, temporary, external_data=f"{path.name}.data")
+        else:
+            temporary.write_bytes(serialize(ir.to_proto(model)))
+        written = sorted(folder.iterdir(), key=lambda file: file == temporary)  # the data first, the model last
+        for file in written:
+            _flush(file)
+        size = sum(file.stat().st_size for file in written)
+        if external:
+            path.unlink(missing_ok=True)
+        for file in written:
+            file.replace(path.parent / file.name)
+        return size
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text file, complete or not at all."""
+    with _output_errors(path), _scratch_folder(path) as folder:
+        temporary = folder / path.name
+        temporary.write_text(text, encoding="utf-8")
+        _flush(temporary)
+        temporary.replace(path)
+
+
+def serialize(proto: onnx.ModelProto) -> bytes:
+    """The model's bytes, with maps in a fixed order."""
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
+
+
+@contextmanager
+def _scratch_folder(path: Path) -> Iterator[Path]:
+    """A folder on the same file system as `path`, gone afterwards whatever happens."""
+    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _output_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        raise OutputError(f"Cannot write {path}: {reason}. Nothing was left behind.") from error
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())

@@ -1,0 +1,107 @@
+"""Running a model in onnxruntime, with any of its values fetched, and errors that a user can act on."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import onnx_ir as ir
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as _state
+
+from detent.errors import DataError, ModelError
+from detent.graph.save import PROTOBUF_LIMIT, serialize, tensor_bytes
+
+Feeds = Mapping[str, npt.NDArray[Any]]
+
+RUNTIME_ERRORS: tuple[type[Exception], ...] = tuple(
+    entry for entry in vars(_state).values() if isinstance(entry, type) and issubclass(entry, Exception)
+)
+"""What onnxruntime raises: a dozen exceptions of its own with no common base."""
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Runner:
+    """A model that is ready to run and fetches `outputs` (by default the model's own).
+
+    A run takes one thread, that of the caller; any number of threads may run it at the same time. That uses the cores
+    better than threads inside one inference do, and what it computes does not depend on their number.
+    """
+
+    def __init__(self, model: ir.Model, outputs: Sequence[str] | None = None, *, exact: bool = False) -> None:
+        """Load `model`. `exact`: no integer kernels (they saturate on some CPUs)."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what matters comes back as an exception
+        options.intra_op_num_threads = 1
+        if exact:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)
+        with _fetchable(model, self.outputs), _loadable(model) as source:
+            try:
+                self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            except RUNTIME_ERRORS as error:
+                raise ModelError(_load_failure(model, str(error))) from error
+
+    def __call__(self, feeds: Feeds, origin: str = "the given input") -> list[npt.NDArray[Any]]:
+        """The outputs for one set of inputs. `origin` names the sample in an error."""
+        try:
+            results: list[npt.NDArray[Any]] = self._session.run(self.outputs, dict(feeds))
+        except RUNTIME_ERRORS as error:
+            raise DataError(f"onnxruntime could not run the model on {origin}: {first_line(str(error))}") from error
+        return results
+
+
+def first_line(message: str) -> str:
+    """onnxruntime's messages carry a code and a stack; the first line is the one that says something."""
+    return message.strip().splitlines()[0].removeprefix("[ONNXRuntimeError] : ")
+
+
+@contextmanager
+def _fetchable(model: ir.Model, names: Sequence[str]) -> Iterator[None]:
+    """For the time of the block, the named values are graph outputs."""
+    present = {value.name for value in model.graph.outputs}
+    wanted = {name for name in names if name not in present}
+    values = [value for node in model.graph for value in node.outputs if value.name in wanted]
+    before = list(model.graph.outputs)
+    model.graph.outputs.extend(values)
+    try:
+        yield
+    finally:
+        model.graph.outputs.clear()
+        model.graph.outputs.extend(before)
+
+
+@contextmanager
+def _loadable(model: ir.Model) -> Iterator[bytes | str]:
+    """The model as onnxruntime takes it: bytes, or past 2 GB a temporary file with its weights beside it."""
+    if tensor_bytes(model) <= PROTOBUF_LIMIT:
+        yield serialize(ir.to_proto(model))
+        return
+    with tempfile.TemporaryDirectory(prefix="detent-") as folder:
+        path = Path(folder) / "model.onnx"
+        ir.save(model, path, external_data="model.onnx.data")
+        yield str(path)
+
+
+def _load_failure(model: ir.Model, message: str) -> str:
+    """What to tell a user whose model onnxruntime refuses: the operator and node at fault where they can be found."""
+    for node in model.graph:
+        known = node.domain in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+        unregistered = "is not a registered function/op" in message or "No opset import for domain" in message
+        if unregistered and node.op_type in message + (node.op_type if not known else ""):
+            operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+            return (
+                f"Node '{node.name}' uses the operator {operator}, which onnxruntime does not know. "
+                "Replace it before quantizing, or cut the model before it."
+            )
+    return f"onnxruntime cannot load the model: {first_line(message)}"

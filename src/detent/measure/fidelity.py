@@ -1,0 +1,149 @@
+"""How close the quantized model is to the float one, on the same samples: its outputs, and every site on the way.
+
+With x the float value and e the difference:
+
+    SQNR   = 10 log10(sum x^2 / sum e^2)             signal against quantization noise, in dB
+    PSNR   = 10 log10(max |x|^2 / mean e^2)          the same against the peak
+    cosine = sum x*y / sqrt(sum x^2 * sum y^2)       1 for the same direction
+
+All sums run over all samples, so a result does not depend on how the samples were batched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.graph.session import Runner, usable_cores
+from detent.measure.sums import error_sums
+from detent.observe.samples import PendingSample
+from detent.progress import Progress, silent
+
+STAGE = "measure"
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How close one tensor is to its float original. Decibels are infinite where they are equal."""
+
+    sqnr_db: float
+    psnr_db: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The sums behind a Closeness. Those of two samples add up."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    product: float = 0.0
+    other: float = 0.0
+    peak: float = 0.0
+    elements: int = 0
+
+    @classmethod
+    def of(cls, original: npt.NDArray[Any], quantized: npt.NDArray[Any]) -> _Sums:
+        x = np.ascontiguousarray(original, np.float32).reshape(-1)
+        y = np.ascontiguousarray(quantized, np.float32).reshape(-1)
+        return cls(*error_sums(x, y), x.size)
+
+    def __add__(self, more: _Sums) -> _Sums:
+        return _Sums(
+            self.signal + more.signal,
+            self.noise + more.noise,
+            self.product + more.product,
+            self.other + more.other,
+            max(self.peak, more.peak),
+            self.elements + more.elements,
+        )
+
+    def closeness(self) -> Closeness:
+        norm = math.sqrt(self.signal * self.other)
+        same = self.noise == 0.0
+        return Closeness(
+            sqnr_db=_decibels(self.signal, self.noise),
+            psnr_db=_decibels(self.peak**2, self.noise / max(self.elements, 1)),
+            cosine=1.0 if same else self.product / norm if norm else 0.0,
+        )
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0.0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """The outputs and sites of a quantized model against the float one.
+
+    `same_top1` counts samples with the same largest class, where the first output looks like class scores.
+    """
+
+    outputs: Mapping[str, Closeness]
+    tensors: Mapping[str, Closeness]
+    samples: int
+    same_top1: int | None
+
+
+def reference_runner(model: ir.Model, sites: Iterable[str]) -> Runner:
+    """The float model, ready to give its outputs and then the values of `sites` (less those that are fed or output)."""
+    outputs = [str(value.name) for value in model.graph.outputs]
+    known = {str(value.name) for value in model.graph.inputs} | set(outputs)
+    return Runner(model, outputs + [name for name in sites if name not in known])
+
+
+def measure_fidelity(
+    reference: Runner,
+    quantized_model: ir.Model,
+    sites: Mapping[str, str],
+    samples: Sequence[PendingSample],
+    progress: Progress = silent,
+) -> Fidelity:
+    """Run both models on `samples`. `sites`: the name of each value in the float model and in the quantized one."""
+    outputs = [str(value.name) for value in quantized_model.graph.outputs]
+    inner = reference.outputs[len(outputs) :]
+    quantized = Runner(quantized_model, outputs + [sites[name] for name in inner], exact=True)
+    scores = _looks_like_scores(quantized_model.graph.outputs[0])
+
+    def compare(pending: PendingSample) -> tuple[list[_Sums], list[bool]]:
+        sample = pending.load()
+        expected = reference(sample.feeds, sample.origin)
+        found = quantized(sample.feeds, sample.origin)
+        sums = [_Sums.of(x, y) if x.dtype.kind == "f" else _Sums() for x, y in zip(expected, found, strict=True)]
+        same = expected[0].argmax(-1) == found[0].argmax(-1) if scores else np.zeros(1, bool)
+        return sums, same.reshape(-1).tolist()
+
+    totals = [_Sums() for _ in reference.outputs]
+    agreement: list[bool] = []
+    progress(STAGE, 0, len(samples))
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
+        for done, (sums, same) in enumerate(pool.map(compare, samples), 1):
+            totals = [total + more for total, more in zip(totals, sums, strict=True)]
+            agreement += same
+            progress(STAGE, done, len(samples))
+    measured = {name: sums.closeness() for name, sums in zip(reference.outputs, totals, strict=True) if sums.elements}
+    return Fidelity(
+        outputs={name: measured[name] for name in outputs if name in measured},
+        tensors={name: closeness for name, closeness in measured.items() if name in sites},
+        samples=len(agreement),
+        same_top1=sum(agreement) if scores else None,
+    )
+
+
+def _looks_like_scores(output: ir.Value) -> bool:
+    """Whether an output is a row of class scores per sample: [batch, classes] with at least two classes."""
+    shape = output.shape
+    if shape is None or len(shape) != 2 or output.dtype != ir.DataType.FLOAT:
+        return False
+    classes = shape[1]
+    return isinstance(classes, int) and classes >= 2

@@ -1,0 +1,137 @@
+"""A histogram whose bins are aligned to powers of two, so that growing and merging it are exact.
+
+The range is ±2^k in 2^14 bins of width w = 2^(k-13). Bin j >= 0 holds j*w <= x < (j+1)*w, and bin -1-j holds the mirror
+image of it; zero (of either sign) is in bin 0. When a value does not fit, k grows and bins merge in pairs: that is the
+same histogram as if k had been larger from the start. So the result depends neither on the order of the samples nor
+on how they were batched or sharded, and two shards merge to what one pass would have given.
+
+Every rounding threshold of a power-of-two grid down to a step of 2w falls on a bin edge: all values of a bin round to
+the same code, and a search over positions needs the counts alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.numerics.integer import IntegerGrid
+from detent.numerics.power_of_two import scale_of
+from detent.observe.counting import BINS, HALF, count_bins, extreme_keys
+
+LOWEST_EXPONENT = -100  # below this the inverse of the bin width is no float32; such values are all but zero
+_TABLE_LIMIT = 2**31  # values after which the 32-bit tables are emptied into the 64-bit counts
+_INFINITY_KEY = 0x7F800000
+
+
+class NonFiniteError(ValueError):
+    """A tensor held NaN or infinity. The caller knows which tensor of which sample, and says so."""
+
+
+class Histogram:
+    """Counts, and the exact minimum and maximum, of all the values added so far."""
+
+    def __init__(self) -> None:
+        self.exponent = LOWEST_EXPONENT
+        self.minimum = math.inf
+        self.maximum = -math.inf
+        self.total = 0
+        self._counts: npt.NDArray[np.int64] = np.zeros(BINS, np.int64)
+        self._tables: npt.NDArray[np.uint32] = np.zeros((2, BINS), np.uint32)
+        self._in_tables = 0
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Values per bin, from the most negative bin to the most positive."""
+        self._empty_tables()
+        return self._counts
+
+    @property
+    def width(self) -> float:
+        """The width of a bin."""
+        return math.ldexp(1.0, self.exponent - HALF.bit_length() + 1)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude seen; 0 where nothing was."""
+        return max(-self.minimum, self.maximum, 0.0) if self.total else 0.0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Count all `values`. Raises NonFiniteError, and counts nothing, where one is NaN or infinite."""
+        flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+        if flat.size == 0:
+            return
+        low, high = (_float_of(int(key)) for key in extreme_keys(flat.view(np.int32)))
+        self._grow_to(_exponent_of(max(-low, high)))
+        if self._in_tables + flat.size > _TABLE_LIMIT:
+            self._empty_tables()
+        count_bins(flat, np.float32(1.0 / self.width), self._tables)
+        self._in_tables += flat.size
+        self.total += flat.size
+        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+
+    def merge(self, other: Histogram) -> None:
+        """Add everything that `other` counted."""
+        self._grow_to(other.exponent)
+        self._counts += merged_bins(other.counts, self.exponent - other.exponent)
+        self._empty_tables()
+        self.total += other.total
+        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+
+    def squared_error(self, position: int, grid: IntegerGrid) -> float:
+        """The sum of squared errors of quantizing every value at `position`, each value taken as its bin's centre."""
+        counts, centres = self._occupied()
+        difference = centres - grid.snap(centres, scale_of(position))
+        return float(np.vdot(counts, difference * difference))
+
+    def clipped_fraction(self, position: int, grid: IntegerGrid) -> float:
+        """The fraction of values that saturate at `position`."""
+        if not self.total:
+            return 0.0
+        counts, centres = self._occupied()
+        levels = np.rint(centres / scale_of(position))
+        outside = (levels < grid.low_level) | (levels > grid.high_level)
+        return float(counts[outside].sum() / self.total)
+
+    def _occupied(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Counts and centres of the bins that hold anything."""
+        bins = np.flatnonzero(self.counts)
+        return self._counts[bins].astype(np.float64), (bins - HALF + 0.5) * self.width
+
+    def _grow_to(self, exponent: int) -> None:
+        if exponent > self.exponent:
+            self._empty_tables()
+            self._counts = merged_bins(self._counts, exponent - self.exponent)
+            self.exponent = exponent
+
+    def _empty_tables(self) -> None:
+        if self._in_tables:
+            self._counts += self._tables.sum(axis=0, dtype=np.int64)
+            self._tables[:] = 0
+            self._in_tables = 0
+
+
+def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
+    """The counts of the same data with a range 2^steps times as wide."""
+    if steps == 0:
+        return counts
+    factor = 1 << min(steps, HALF.bit_length() - 1)  # from here on each half is one bin, the one beside zero
+    middle = BINS // (2 * factor)
+    wide = np.zeros_like(counts)
+    wide[HALF - middle : HALF + middle] = counts.reshape(-1, factor).sum(axis=1)
+    return wide
+
+
+def _exponent_of(magnitude: float) -> int:
+    """The least k with magnitude < 2^k."""
+    return max(math.frexp(magnitude)[1], LOWEST_EXPONENT) if magnitude else LOWEST_EXPONENT
+
+
+def _float_of(key: int) -> float:
+    """The float32 behind an order-preserving key."""
+    bits = key if key >= 0 else key ^ 0x7FFFFFFF
+    if abs(bits & 0x7FFFFFFF) >= _INFINITY_KEY:
+        raise NonFiniteError
+    return float(np.int32(bits).view(np.float32))

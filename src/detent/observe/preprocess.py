@@ -1,0 +1,354 @@
+"""How an image file becomes the array that a model's input expects.
+
+`Preprocess` is the complete recipe, `PreprocessOptions` what the user said about it, and `guess_preprocess` fills in
+the rest from the model's input. An explicit option wins over the JSON file, and the file over the guess.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from detent.errors import UsageError, nearest
+from detent.observe.images import Resample, Size, read_pixels
+
+Order = Literal["RGB", "BGR", "GRAY"]
+Layout = Literal["NCHW", "NHWC"]
+PixelType = Literal["float32", "float16", "float64", "uint8"]
+
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
+
+_REQUIRED = ("size", "mean", "std")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "order": get_args(Order),
+    "layout": get_args(Layout),
+    "resample": get_args(Resample),
+    "dtype": get_args(PixelType),
+}
+_FLAGS = "--size, --resize, --mean, --std, --order, --layout, --resample, or --preprocess FILE.json"
+
+# Names where a setting came from, so that a message can point at it: "--mean", or "prep.json: 'mean'".
+_Label = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One graph input of the model. None in `shape` is a dynamic dimension."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as messages show it: [1, 3, ?, ?]."""
+        return "[" + ", ".join("?" if dim is None else str(dim) for dim in self.shape) + "]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """A complete recipe from image file to array. Raises `UsageError` if it contradicts itself.
+
+    `size` is height and width after the centre crop, `resize` the short side before it (None: just enough to cover
+    `size`). `mean` and `std` are on the 0..255 scale, one for all channels or one for each, in the order the model
+    sees the channels: with BGR, blue first. With `dtype` uint8 the pixels are passed on as they are.
+    """
+
+    size: Size
+    resize: int | None = None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    order: Order = "RGB"
+    layout: Layout = "NCHW"
+    resample: Resample = "bilinear"
+    dtype: PixelType = "float32"
+
+    def __post_init__(self) -> None:
+        def label(key: str) -> str:
+            return f"Preprocess: '{key}'"
+
+        settings = _checked({field.name: getattr(self, field.name) for field in fields(self)}, label)
+        _check_together(settings, label)
+        for key, value in settings.items():
+            object.__setattr__(self, key, value)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, object], where: str = "preprocess settings") -> Preprocess:
+        """The recipe in a JSON object. `where` names it in messages. Keys are the fields; size may be one number."""
+
+        def label(key: str) -> str:
+            return f"{where}: '{key}'"
+
+        settings = _checked(raw, label)
+        _check_together({"order": "RGB", "dtype": "float32", **settings}, label)
+        return cls(**settings)
+
+    @classmethod
+    def from_json(cls, path: Path | str) -> Preprocess:
+        """The recipe in a JSON file."""
+        return cls.from_dict(_read_json(Path(path)), str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form; `from_dict` takes it back."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    def describe(self) -> str:
+        """The recipe in one line, for the terminal."""
+        height, width = self.size
+        side = f"short side to {self.resize}" if self.resize is not None else "resized to cover"
+        values = "raw 0..255" if self.dtype == "uint8" else f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
+        return f"{side} ({self.resample}), centre {height}x{width}, {self.order} {self.layout} {self.dtype}, {values}"
+
+    def load(self, path: Path | str) -> np.ndarray[Any, Any]:
+        """The image as an array without a batch axis: CHW or HWC, as `layout` says."""
+        pixels = read_pixels(
+            Path(path), size=self.size, resize=self.resize, grey=self.order == "GRAY", resample=self.resample
+        )
+        if self.order == "BGR":
+            pixels = pixels[:, :, ::-1]
+        planes = pixels.transpose(2, 0, 1)
+        values = planes if self.dtype == "uint8" else self._normalise(planes)
+        return np.ascontiguousarray(values if self.layout == "NCHW" else values.transpose(1, 2, 0))
+
+    def _normalise(self, planes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        # A pixel has 256 values, so (x - mean) / std is looked up: as fast as a multiply-add, and correctly rounded
+        # where x is close to mean and a float32 multiply-add would lose digits.
+        values = np.empty(planes.shape, self.dtype)
+        for channel, plane in enumerate(planes):
+            mean = self.mean[channel % len(self.mean)]
+            std = self.std[channel % len(self.std)]
+            table = ((np.arange(256) - mean) / std).astype(self.dtype)
+            # Without a mode, take() would copy the whole output first; no index is ever out of range.
+            np.take(table, plane, out=values[channel], mode="clip")
+        return values
+
+
+@dataclass(frozen=True)
+class PreprocessOptions:
+    """What the user said about preprocessing: one field per command-line flag, and `file` for a JSON file of them.
+
+    None means not given. Flags win over the file.
+    """
+
+    size: int | Size | None = None
+    resize: int | None = None
+    mean: float | tuple[float, ...] | None = None
+    std: float | tuple[float, ...] | None = None
+    order: Order | None = None
+    layout: Layout | None = None
+    resample: Resample | None = None
+    file: Path | str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not None, by name."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+
+def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None) -> tuple[Preprocess, str]:
+    """The recipe for one image input, and a sentence that says what of it was guessed and how to change that.
+
+    Raises `UsageError`, with the flag to give, for what cannot be settled and for settings the input contradicts.
+    """
+    flags = (overrides or PreprocessOptions()).given()
+    path = flags.pop("file", None)
+    flags = _checked(flags, lambda key: f"--{key}")
+    from_file = {} if path is None else _checked(_read_json(Path(path)), lambda key: f"{path}: '{key}'")
+    given = from_file | flags
+
+    def label(key: str) -> str:
+        return f"{path}: '{key}'" if key in from_file and key not in flags else f"--{key}"
+
+    dtype = _pixel_type(spec)
+    if given.setdefault("dtype", dtype) != dtype:
+        raise UsageError(f"{label('dtype')} is {given['dtype']}, but {_named(spec)} takes {dtype}.")
+    layout = _find_layout(spec, given, label)
+    order = _find_order(spec, given, layout, label)
+    size = _find_size(spec, given, layout, label)
+    mean, std = _usual_statistics(dtype, order)
+    settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **given}
+    _check_together(settings, label)
+    recipe = Preprocess(**settings)
+    return recipe, _sentence(spec, recipe, given)
+
+
+def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object]) -> str:
+    what = {
+        "order": recipe.order,
+        "layout": recipe.layout,
+        "size": f"size {recipe.size[0]},{recipe.size[1]}",
+        "mean": f"mean {_numbers(recipe.mean)}",
+        "std": f"std {_numbers(recipe.std)}",
+        "resample": f"{recipe.resample} resampling",
+    }
+    guessed = [text for key, text in what.items() if key not in given]
+    if not guessed:
+        return f"Preprocessing for {_named(spec)} is as given: {recipe.describe()}."
+    usual = "" if recipe.dtype == "uint8" or {"mean", "std"} & given.keys() or recipe.order == "GRAY" else " (ImageNet)"
+    return f"Guessed for {_named(spec)}: {', '.join(guessed)}{usual}. To change it, give {_FLAGS}."
+
+
+def _named(spec: InputSpec) -> str:
+    return f"input '{spec.name}' of shape {spec.shape_text}"
+
+
+def _pixel_type(spec: InputSpec) -> PixelType:
+    name = spec.dtype.name
+    if name not in _CHOICES["dtype"]:
+        raise UsageError(
+            f"{_named(spec)} takes {name}, which images cannot be read as. Pass .npy or .npz files instead."
+        )
+    return name  # type: ignore[return-value]  # narrowed by the check above
+
+
+def _find_layout(spec: InputSpec, given: Mapping[str, Any], label: _Label) -> Layout:
+    shape = spec.shape
+    not_image = f"{_named(spec)} does not look like an image of 1 or 3 channels. Pass .npy or .npz files instead."
+    if len(shape) != 4:
+        raise UsageError(not_image)
+    layout: Layout | None = given.get("layout")
+    if layout is not None:
+        if shape[_channel_axis(layout)] not in (1, 3, None):
+            raise UsageError(f"{label('layout')} is {layout}, but {_named(spec)} has no 1 or 3 channels there.")
+        return layout
+    if shape[1] in (1, 3):
+        return "NCHW"
+    if shape[3] in (1, 3):
+        return "NHWC"
+    if shape[1] is None or shape[3] is None:
+        raise UsageError(f"{_named(spec)} does not say which axis holds the channels. Give --layout NCHW or NHWC.")
+    raise UsageError(not_image)
+
+
+def _find_order(spec: InputSpec, given: Mapping[str, Any], layout: Layout, label: _Label) -> Order:
+    channels = spec.shape[_channel_axis(layout)]
+    order: Order | None = given.get("order")
+    if order is None:
+        if channels is None:
+            raise UsageError(f"{_named(spec)} does not say how many channels it has. Give --order RGB, BGR or GRAY.")
+        return "GRAY" if channels == 1 else "RGB"
+    if channels not in (None, _channels(order)):
+        raise UsageError(f"{label('order')} is {order}, but {_named(spec)} has {channels} channel(s).")
+    return order
+
+
+def _find_size(spec: InputSpec, given: Mapping[str, Any], layout: Layout, label: _Label) -> Size:
+    height, width = spec.shape[2:4] if layout == "NCHW" else spec.shape[1:3]
+    size: Size | None = given.get("size")
+    if size is None:
+        if height is None or width is None:
+            raise UsageError(f"{_named(spec)} has no fixed height and width. Give --size H,W.")
+        return height, width
+    if height not in (None, size[0]) or width not in (None, size[1]):
+        raise UsageError(f"{label('size')} is {size[0]},{size[1]}, which does not fit {_named(spec)} ({layout}).")
+    return size
+
+
+def _usual_statistics(dtype: PixelType, order: Order) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if dtype == "uint8":
+        return (0.0,), (1.0,)
+    if order == "GRAY":
+        return (0.0,), (255.0,)
+    step = -1 if order == "BGR" else 1
+    return IMAGENET_MEAN[::step], IMAGENET_STD[::step]
+
+
+def _channels(order: Order) -> int:
+    return 1 if order == "GRAY" else 3
+
+
+def _channel_axis(layout: Layout) -> int:
+    return 1 if layout == "NCHW" else 3
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: the preprocess file cannot be read ({error.strerror or error}).") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: the preprocess file is not valid JSON ({error}).") from error
+    if not isinstance(raw, dict):
+        raise UsageError(f'{path}: expected one JSON object like {{"size": 224, ...}}, found a {type(raw).__name__}.')
+    return raw
+
+
+def _checked(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
+    """Every setting in its final type. Nothing is filled in; a null is the same as not given."""
+    known = [field.name for field in fields(Preprocess)]
+    settings: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in known:
+            raise UsageError(
+                f"{label(key)} is not a preprocess setting.{nearest(key, known)} Known: {', '.join(known)}."
+            )
+        if value is None:
+            continue
+        if key in _CHOICES:
+            if value not in _CHOICES[key]:
+                hint = nearest(str(value), _CHOICES[key])
+                raise UsageError(f"{label(key)} must be one of {', '.join(_CHOICES[key])}, not {value!r}.{hint}")
+            settings[key] = value
+        elif key == "size":
+            settings[key] = _as_size(value, label(key))
+        elif key == "resize":
+            settings[key] = _as_pixels(value, label(key))
+        else:
+            settings[key] = _as_numbers(value, label(key))
+    if any(value <= 0 for value in settings.get("std", ())):
+        raise UsageError(f"{label('std')} must be greater than zero, not {_numbers(settings['std'])}.")
+    return settings
+
+
+def _as_pixels(value: object, name: str) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} must be a whole number of pixels, at least 1, not {value!r}.")
+    return int(value)
+
+
+def _as_size(value: object, name: str) -> Size:
+    if not isinstance(value, (list, tuple)):
+        side = _as_pixels(value, name)
+        return side, side
+    if len(value) != 2:
+        raise UsageError(f"{name} must be one number or height and width, not {value!r}.")
+    return _as_pixels(value[0], name), _as_pixels(value[1], name)
+
+
+def _as_numbers(value: object, name: str) -> tuple[float, ...]:
+    values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+    numeric = (int, float, np.integer, np.floating)
+    if not all(isinstance(x, numeric) and not isinstance(x, bool) and math.isfinite(x) for x in values):
+        raise UsageError(f"{name} must be a number, or a list with one number per channel, not {value!r}.")
+    if len(values) not in (1, 3):
+        raise UsageError(f"{name} must have one value, or one per channel, not {len(values)}.")
+    return tuple(float(x) for x in values)
+
+
+def _check_together(settings: Mapping[str, Any], label: _Label) -> None:
+    for key in _REQUIRED:
+        if key not in settings:
+            raise UsageError(f"{label(key)} is missing. Needed are {', '.join(_REQUIRED)}.")
+    channels = _channels(settings["order"])
+    for key, neutral in (("mean", 0.0), ("std", 1.0)):
+        values = settings[key]
+        if len(values) not in (1, channels):
+            raise UsageError(f"{label(key)} has {len(values)} values, but the image has {channels} channel(s).")
+        if settings["dtype"] == "uint8" and set(values) != {neutral}:
+            raise UsageError(
+                f"{label(key)} is {_numbers(values)}, but a uint8 input takes the raw pixels, without mean and std."
+            )
+    resize = settings.get("resize")
+    if resize is not None and resize < min(settings["size"]):
+        height, width = settings["size"]
+        raise UsageError(f"{label('resize')} is {resize}, too small to cut {height}x{width} out of.")

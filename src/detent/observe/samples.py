@@ -1,0 +1,150 @@
+"""One sample of calibration or evaluation data, and the checks that every sample passes before a model sees it.
+
+A source hands out `PendingSample`s, which are cheap; `load()` does the decoding and the checks and may run outside any
+lock. Every complaint is a `DataError` that names the sample, the input, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from detent.errors import DataError, nearest
+from detent.observe.preprocess import InputSpec
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One feed of the model: an array for each input, checked, contiguous and in the input's own type.
+
+    `index` counts from 0 over all samples of a pass, `held_out` marks those kept back to measure the result with.
+    """
+
+    index: int
+    origin: str
+    feeds: Mapping[str, Array]
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class PendingSample:
+    """A sample that is not decoded yet. `read` returns checked feeds; call `load()`, in any thread."""
+
+    index: int
+    origin: str
+    held_out: bool
+    read: Callable[[], Mapping[str, Array]]
+
+    def load(self) -> Sample:
+        """Decode and check. Raises `DataError` if the data cannot be read or does not fit the model."""
+        return Sample(self.index, self.origin, self.read(), self.held_out)
+
+
+def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) -> None:
+    """Raise `DataError` unless `found` are exactly the names of the model's inputs."""
+    known = [spec.name for spec in inputs]
+    names = list(found)
+    listed = ", ".join(f"'{name}'" for name in known)
+    for name in names:
+        if name not in known:
+            raise DataError(
+                f"{origin}: the model has no input '{name}'.{nearest(str(name), known)} Its inputs are {listed}."
+            )
+    for name in known:
+        if name not in names:
+            found_text = ", ".join(f"'{name}'" for name in names) or "none"
+            raise DataError(f"{origin}: there is no data for input '{name}'. Expected {listed}, found {found_text}.")
+
+
+def check_feeds(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
+    """The arrays as the model takes them, in the order of its inputs: a missing batch axis added, float16 widened."""
+    check_names(arrays, inputs, origin)
+    return {spec.name: check_array(arrays[spec.name], spec, origin) for spec in inputs}
+
+
+def check_array(array: Array, spec: InputSpec, origin: str) -> Array:
+    """One array, checked against its input: type, rank, dimensions and, for floats, that all values are finite."""
+    where = f"{origin}: input '{spec.name}'"
+    check_dtype(array.dtype, spec, where)
+    if array.ndim == len(spec.shape) - 1:
+        array = array[np.newaxis]
+    _check_shape(array.shape, spec, where)
+    # ascontiguousarray() makes a scalar one-dimensional, so the shape is put back.
+    array = np.ascontiguousarray(array, dtype=spec.dtype).reshape(array.shape)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        bad = int(array.size - np.isfinite(array).sum())
+        raise DataError(f"{where} expects finite numbers, found {bad} NaN or infinite of {array.size}.")
+    return array
+
+
+def check_dtype(found: np.dtype[Any], spec: InputSpec, where: str) -> None:
+    """Raise `DataError` unless data of type `found` can be fed: the input's own type, or float16 for float32."""
+    if found.kind == "O":
+        raise DataError(
+            f"{where} expects {spec.dtype.name}, found Python objects, such as rows of different lengths. "
+            "Give a plain numeric array."
+        )
+    if found.newbyteorder("=") == spec.dtype or (found == np.float16 and spec.dtype == np.float32):
+        return
+    advice = f"Convert it with .astype(np.{spec.dtype.name})"
+    if found.kind in "iub" and spec.dtype.kind == "f":
+        advice += ", after the scaling that the model was trained with"
+    raise DataError(f"{where} expects {spec.dtype.name}, found {found.name}. {advice}.")
+
+
+def _check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:
+    expected = f"{where} expects shape {spec.shape_text}, found {list(shape)}"
+    if len(shape) != len(spec.shape):
+        raise DataError(f"{expected}: {len(shape)} axes instead of {len(spec.shape)}.")
+    if 0 in shape:
+        what = "an empty batch" if shape[0] == 0 else "an empty array"
+        raise DataError(f"{expected}: {what}.")
+    for axis, (want, have) in enumerate(zip(spec.shape, shape, strict=True)):
+        if want is not None and want != have:
+            raise DataError(f"{expected}: axis {axis} must be {want}, not {have}.{_transposition(shape, spec)}")
+
+
+def _transposition(shape: tuple[int, ...], spec: InputSpec) -> str:
+    """Advice, when the axes of an image are all there but in the other layout."""
+    if len(shape) != 4:
+        return ""
+    for axes in ((3, 1, 2), (2, 3, 1)):
+        moved = (shape[0], *(shape[axis] for axis in axes))
+        if all(want in (None, have) for want, have in zip(spec.shape, moved, strict=True)):
+            return f" The axes look transposed: try .transpose(0, {axes[0]}, {axes[1]}, {axes[2]})."
+    return ""
+
+
+def is_array_like(value: object) -> bool:
+    """Whether `as_array` takes it without guessing: a numpy array, a tensor with .numpy(), or anything like these."""
+    return hasattr(value, "__array__") or callable(getattr(value, "numpy", None))
+
+
+def as_array(value: Any, where: str) -> Array:
+    """A numpy array from an array, a tensor of any framework or nested lists. Nothing is copied if it can be shared."""
+    if isinstance(value, np.ndarray):
+        return value
+    if callable(getattr(value, "numpy", None)):
+        # A torch tensor gives its numbers only off the device and off the gradient tape.
+        if callable(getattr(value, "detach", None)):
+            value = value.detach().cpu()
+        return np.asarray(value.numpy())
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{where}: expected an array, found ragged data ({error}).") from error
+
+
+def shares_batch(inputs: Sequence[InputSpec]) -> bool:
+    """Whether the first axis of all inputs is one batch axis: the same static size everywhere, or all dynamic."""
+    return all(spec.shape for spec in inputs) and len({spec.shape[0] for spec in inputs}) == 1
+
+
+def without_batch(inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
+    """The inputs with a free first axis, to check single samples that are stacked into a batch afterwards."""
+    return tuple(InputSpec(spec.name, spec.dtype, (None, *spec.shape[1:])) for spec in inputs)

@@ -1,0 +1,246 @@
+"""Opens calibration or evaluation data, whatever it is given as, as a `Source` of samples.
+
+    source = open_source("calib/", inputs, limit=128, reserve=16)
+    for pending in source:
+        sample = pending.load()
+
+Files and arrays can be counted, so their samples are spread over all the data, held out evenly and stacked into
+batches. Streams are taken as they come. Without data there are random numbers, and the source says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from detent.errors import DataError, UsageError
+from detent.observe.files import Found, find_files, npy_rows, npz_rows
+from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions, guess_preprocess
+from detent.observe.rows import ImageRows, Rows, array_rows, random_rows, single_input
+from detent.observe.samples import (
+    Array,
+    PendingSample,
+    check_feeds,
+    is_array_like,
+    shares_batch,
+    without_batch,
+)
+from detent.observe.selection import Selection, batch_count, batches, select
+from detent.observe.streams import StreamSource, reader_passes
+
+
+class Source(Protocol):
+    """A stream of samples. Each iteration is a fresh pass, unless `repeatable` is False: then only one is possible.
+
+    An iterator may be shared by threads under a lock; `PendingSample.load` needs none.
+    """
+
+    @property
+    def length(self) -> int | None:
+        """Number of samples in a pass, those held out included; None if nobody knows before the end."""
+
+    @property
+    def describe(self) -> str:
+        """One line for the terminal: "128 images from calib/"."""
+
+    @property
+    def random(self) -> bool:
+        """Whether these are random numbers, because no data was given."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether more than one pass is possible."""
+
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """How images are read; None if the data is not images."""
+
+    @property
+    def note(self) -> str:
+        """What was guessed about the preprocessing, to show to the user; else empty."""
+
+    def __iter__(self) -> Iterator[PendingSample]: ...
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Samples from rows that can be counted, stacked into batches of `batch`. See `Source` for the attributes."""
+
+    rows: Rows
+    inputs: tuple[InputSpec, ...]
+    selection: Selection
+    batch: int
+    whole: bool
+    random: bool = False
+    preprocess: Preprocess | None = None
+    note: str = ""
+    repeatable: bool = True
+
+    @property
+    def length(self) -> int:
+        """Number of batches in a pass."""
+        return batch_count(self.selection, self.batch, whole=self.whole)
+
+    @property
+    def describe(self) -> str:
+        """One line for the terminal."""
+        chosen, held = self.selection.used, len(self.selection.held_out)
+        total = len(self.rows)
+        count = str(chosen) if chosen + held + self.selection.dropped == total else f"{chosen} of {total}"
+        noun = self.rows.noun if total != 1 else self.rows.noun.removesuffix("s")
+        text = f"{count} {noun} {self.rows.place}"
+        if held:
+            text += f", {held} more held out"
+        if self.batch > 1:
+            text += f", in batches of {self.batch}"
+        if self.selection.dropped:
+            text += f" ({self.selection.dropped} left over and not used)"
+        return text
+
+    def __iter__(self) -> Iterator[PendingSample]:
+        groups = batches(self.selection, self.batch, whole=self.whole)
+        for index, (group, held_out) in enumerate(groups):
+            yield PendingSample(index, self._origin(group), held_out, partial(self._read, group))
+
+    def _origin(self, group: tuple[int, ...]) -> str:
+        first = self.rows.origin(group[0])
+        return first if len(group) == 1 else f"{first} … {self.rows.origin(group[-1])}"
+
+    def _read(self, group: tuple[int, ...]) -> Mapping[str, Array]:
+        # Checked one by one, so that a complaint names the sample and not the batch it is in.
+        inputs = without_batch(self.inputs) if shares_batch(self.inputs) else self.inputs
+        feeds = [check_feeds(self.rows.read(row), inputs, self.rows.origin(row)) for row in group]
+        return feeds[0] if len(feeds) == 1 else self._stack(feeds, group)
+
+    def _stack(self, feeds: list[dict[str, Array]], group: tuple[int, ...]) -> dict[str, Array]:
+        for spec in self.inputs:
+            for feed, row in zip(feeds, group, strict=True):
+                expected, found = list(feeds[0][spec.name].shape), list(feed[spec.name].shape)
+                if expected != found:
+                    raise DataError(
+                        f"{self.rows.origin(row)}: input '{spec.name}' expects shape {expected} to be in one batch "
+                        f"with {self.rows.origin(group[0])}, found {found}. Use a batch of 1, or data of one shape."
+                    )
+        return {spec.name: np.concatenate([feed[spec.name] for feed in feeds]) for spec in self.inputs}
+
+
+def open_source(
+    data: Any,
+    inputs: Sequence[InputSpec],
+    *,
+    preprocess: PreprocessOptions | None = None,
+    limit: int | None = None,
+    reserve: int = 0,
+    seed: int | None = None,
+    batch: int | None = None,
+) -> Source:
+    """Samples for a model with these `inputs`.
+
+    `data` is a path (an image, .npy or .npz file or a folder of one kind of these), an array, a dict {input: array}, an
+    iterable of arrays or of such dicts, a data loader, a calibration data reader (it has get_next()), or None for
+    random numbers. `limit` is the most samples to calibrate with, `reserve` how many more to hold out, `seed` chooses
+    at random instead of evenly, and `batch` stacks that many samples of files and arrays into one.
+
+    Raises `UsageError` for options that contradict the model and `DataError` for data that does not fit it.
+    """
+    _check_numbers(limit, reserve, seed, batch)
+    if not inputs:
+        raise DataError("The model has no inputs: there is nothing to feed.")
+    options = preprocess or PreprocessOptions()
+    recipe, note = None, ""
+    rows: Rows
+    if data is None:
+        rows = random_rows(inputs, 0 if seed is None else seed)
+    elif isinstance(data, (str, os.PathLike)):
+        found = find_files(Path(data))
+        if found.kind == "image":
+            spec = single_input(inputs, "an image", ".npz files with the input names as keys")
+            recipe, note = guess_preprocess(spec, options)
+            rows = ImageRows(found.folder, found.names, spec.name, recipe, found.place)
+        else:
+            rows = _open_arrays(found, inputs)
+    elif isinstance(data, Mapping) or is_array_like(data):
+        rows = array_rows(data, inputs)
+    else:
+        _refuse_options(options)
+        return _open_stream(data, inputs, limit=limit, reserve=reserve, batch=batch)
+    if recipe is None:
+        _refuse_options(options)
+    size, whole = _batch_size(inputs, batch)
+    selection = select(len(rows), limit=limit, reserve=reserve, seed=seed, whole=size if whole else 1)
+    if selection.used == 0:
+        have = len(rows) if limit is None else min(limit, len(rows))
+        raise DataError(
+            f"The model takes batches of {size}, but there are only {have} {rows.noun} {rows.place} to calibrate with."
+        )
+    return RowSource(rows, tuple(inputs), selection, size, whole, data is None, recipe, note)
+
+
+def _open_arrays(found: Found, inputs: Sequence[InputSpec]) -> Rows:
+    return npy_rows(found, inputs) if found.kind == "npy" else npz_rows(found, inputs)
+
+
+def _open_stream(
+    data: Any, inputs: Sequence[InputSpec], *, limit: int | None, reserve: int, batch: int | None
+) -> StreamSource:
+    _batch_size(inputs, batch)
+    if batch not in (None, 1) and inputs[0].shape[0] is None:
+        raise UsageError(
+            f"--batch {batch} stacks samples of files and arrays; items of a stream are used as they come."
+        )
+    make = partial(StreamSource, inputs=inputs, limit=limit, reserve=reserve)
+    if callable(getattr(data, "get_next", None)):
+        rewinds = callable(getattr(data, "rewind", None))
+        return make(reader_passes(data), noun="reader", repeatable=rewinds, total=None)
+    if isinstance(data, (bytes, bytearray)) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"Expected data as a path, an array, a dict of arrays, an iterable or a reader with get_next(), "
+            f"found {type(data).__name__}."
+        )
+    # An iterator hands out itself, used up or not; anything else starts afresh.
+    once = isinstance(data, Iterator)
+    return make(partial(iter, data), noun="iterable", repeatable=not once, total=_length(data))
+
+
+def _length(data: object) -> int | None:
+    try:
+        return len(data)  # type: ignore[arg-type]  # not every iterable has a length: that is the question
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _batch_size(inputs: Sequence[InputSpec], batch: int | None) -> tuple[int, bool]:
+    """How many samples are stacked into a feed, and whether the model takes exactly that many and no fewer."""
+    if not shares_batch(inputs):
+        if batch not in (None, 1):
+            shapes = ", ".join(f"'{spec.name}' {spec.shape_text}" for spec in inputs)
+            raise UsageError(f"--batch {batch}: the inputs do not share a batch axis ({shapes}).")
+        return 1, False
+    static = inputs[0].shape[0]
+    if static is None:
+        return batch or 1, False
+    if batch not in (None, static):
+        spec = inputs[0]
+        raise UsageError(
+            f"--batch {batch}: input '{spec.name}' of shape {spec.shape_text} takes batches of {static} only."
+        )
+    return static, True
+
+
+def _refuse_options(options: PreprocessOptions) -> None:
+    given = options.given()
+    if given:
+        flags = ", ".join("--preprocess" if name == "file" else f"--{name}" for name in given)
+        raise UsageError(f"{flags}: only images are preprocessed. Arrays are used as they are, and so is random data.")
+
+
+def _check_numbers(limit: int | None, reserve: int, seed: int | None, batch: int | None) -> None:
+    for name, value, least in (("limit", limit, 1), ("reserve", reserve, 0), ("seed", seed, 0), ("batch", batch, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"--{name} must be at least {least}, not {value}.")

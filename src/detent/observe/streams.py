@@ -1,0 +1,141 @@
+"""Data that comes one item after the other: iterables, data loaders, calibration data readers.
+
+A pass holds one item at a time and never asks for more than it needs. Items are used as they come, batches included.
+Each is copied when it is taken: a reader may reuse its buffer for the next one while the last is still being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from detent.errors import DataError, DetentError
+from detent.observe.preprocess import InputSpec, Preprocess
+from detent.observe.samples import Array, PendingSample, as_array, check_feeds, check_names, is_array_like
+from detent.observe.selection import stream_holds_out
+
+
+class StreamSource:
+    """Samples from a stream. See `Source` for the attributes.
+
+    `start` begins a pass and is called once for each. `noun` is what messages call the stream: "iterable", "reader".
+    """
+
+    random = False
+    preprocess: Preprocess | None = None
+    note = ""
+
+    def __init__(
+        self,
+        start: Callable[[], Iterator[Any]],
+        inputs: Sequence[InputSpec],
+        *,
+        noun: str,
+        repeatable: bool,
+        total: int | None,
+        limit: int | None,
+        reserve: int,
+    ) -> None:
+        self.repeatable = repeatable
+        self._start = start
+        self._inputs = tuple(inputs)
+        self._noun = noun
+        self._total = total
+        self._limit = limit
+        self._reserve = reserve
+        self._started = False
+        if total == 0:
+            raise self._empty()
+
+    @property
+    def length(self) -> int | None:
+        """Number of samples of a pass, those held out included, if the stream says how long it is."""
+        most = None if self._limit is None else self._limit + self._reserve
+        return self._total if most is None or self._total is None else min(most, self._total)
+
+    @property
+    def describe(self) -> str:
+        """One line for the terminal."""
+        if self._limit is not None:
+            held = f", then up to {self._reserve} held out" if self._reserve else ""
+            count = f"up to {self._limit} samples"
+        else:
+            held = f", every 8th held out up to {self._reserve}" if self._reserve else ""
+            count = "all samples" if self._total is None else f"{self._total} samples"
+        return f"{count} from the {self._noun}{held}"
+
+    def __iter__(self) -> Iterator[PendingSample]:
+        if self._started and not self.repeatable:
+            raise DataError(
+                f"The {self._noun} can be read only once, and it has been. Give a list, or an object that can be "
+                "iterated again, or a reader with rewind()."
+            )
+        self._started = True
+        return self._pass()
+
+    def _pass(self) -> Iterator[PendingSample]:
+        most = None if self._limit is None else self._limit + self._reserve
+        items: Iterator[Any] | None = None
+        index = 0
+        while most is None or index < most:
+            origin = f"item {index} of the {self._noun}"
+            try:
+                if items is None:
+                    items = self._start()
+                arrays = _own(next(items), self._inputs, origin)
+            except StopIteration:
+                break
+            except DetentError:
+                raise
+            except Exception as error:  # the user's own code runs here and may raise anything
+                raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
+            held_out = stream_holds_out(index, limit=self._limit, reserve=self._reserve)
+            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self._inputs, origin))
+            index += 1
+        if index == 0:
+            raise self._empty()
+
+    def _empty(self) -> DataError:
+        return DataError(f"The {self._noun} has no items: there is nothing to calibrate with.")
+
+
+def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
+    """The arrays of one item by input name, copied."""
+    if isinstance(item, Mapping):
+        check_names(item, inputs, origin)
+        return {name: _copy(value, f"{origin}: input '{name}'") for name, value in item.items()}
+    if isinstance(item, (list, tuple)) and item and len(inputs) == 1:
+        # What data loaders give: the tensor first, then labels and the like.
+        item = item[0]
+    if len(inputs) > 1 or not is_array_like(item):
+        wanted = "an array, or a dict {input name: array}" if len(inputs) == 1 else "a dict {input name: array}"
+        raise DataError(f"{origin}: expected {wanted}, found {type(item).__name__}.")
+    return {inputs[0].name: _copy(item, origin)}
+
+
+def _copy(value: Any, where: str) -> Array:
+    array = as_array(value, where)
+    return array if array.dtype.hasobject else np.array(array)
+
+
+def reader_passes(reader: Any) -> Callable[[], Iterator[Any]]:
+    """Begins a pass over a calibration data reader each time it is called. From the second on, it rewinds first."""
+    first = True
+
+    def start() -> Iterator[Any]:
+        nonlocal first
+        if not first:
+            reader.rewind()
+        first = False
+        return _read_all(reader)
+
+    return start
+
+
+def _read_all(reader: Any) -> Iterator[Any]:
+    # Not iter(get_next, None): that compares with ==, which an array answers with an array.
+    while (item := reader.get_next()) is not None:
+        yield item

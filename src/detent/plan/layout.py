@@ -1,0 +1,170 @@
+"""Where a model is quantized: known before any data is seen, so that only these values are observed.
+
+A *site* is a value that will live as integer codes: an activation, a weight or a bias. A node is quantized when its
+operator is in the table, its data is float and the user did not leave it out; then every data input and output of it
+is a site, except on a fused edge, where the device never forms the value. Values that hold the same numbers (the two
+sides of a Reshape or a MaxPool) share one position: they have one *leader*, whose statistics decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import onnx_ir as ir
+
+from detent.errors import ModelError
+from detent.graph.constants import all_finite, constant_array, is_constant
+from detent.plan.operators import OPERATORS, Operator, is_fused_edge
+from detent.plan.select import Selection
+
+
+class Role(Enum):
+    """What a site is to its layer."""
+
+    ACTIVATION = "activation"
+    WEIGHT = "weight"
+    BIAS = "bias"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A value that will be quantized, and the node on whose account."""
+
+    value: str
+    role: Role
+    node: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one node, and why."""
+
+    node: str
+    op_type: str
+    quantized: bool
+    reason: str
+
+
+@dataclass
+class Layout:
+    """All sites by value name, the leader of each, and the decision for every node."""
+
+    sites: dict[str, Site] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    leaders: dict[str, str] = field(default_factory=dict)
+
+    def leader(self, value: str) -> str:
+        """The value whose statistics and position `value` shares; itself where it shares with none."""
+        while value in self.leaders:
+            value = self.leaders[value]
+        return value
+
+    def of_role(self, role: Role) -> Iterator[Site]:
+        """The sites of one role, in graph order."""
+        return (site for site in self.sites.values() if site.role is role)
+
+    def quantizes(self, node: ir.Node) -> bool:
+        """Whether `node` is quantized."""
+        decision = self.decisions.get(str(node.name))
+        return decision is not None and decision.quantized
+
+
+def lay_out(model: ir.Model, selection: Selection) -> Layout:
+    """Decide for every node whether it is quantized, and which values become sites."""
+    left = selection.reasons_to_leave(model.graph)
+    layout = Layout()
+    for node in model.graph:
+        name = str(node.name)
+        reason = left.get(name) or _reason_to_leave(node)
+        layout.decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
+    for node in model.graph:
+        if layout.quantizes(node):
+            _add_sites(node, OPERATORS[node.op_type], layout)
+    if not layout.sites:
+        raise ModelError(_nothing_to_quantize(layout.decisions))
+    return layout
+
+
+def data_inputs(node: ir.Node) -> list[ir.Value]:
+    """The float inputs of a quantizable node that carry data (no shapes, bounds or bias)."""
+    operator = OPERATORS[node.op_type]
+    chosen = range(len(node.inputs)) if operator.data is None else operator.data
+    values = (node.inputs[index] for index in chosen if index < len(node.inputs))
+    return [value for value in values if value is not None and _is_float(value)]
+
+
+def bias_input(node: ir.Node) -> ir.Value | None:
+    """The bias of a Conv, ConvTranspose or Gemm."""
+    index = OPERATORS[node.op_type].bias
+    return node.inputs[index] if index is not None and index < len(node.inputs) else None
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype == ir.DataType.FLOAT
+
+
+def _reason_to_leave(node: ir.Node) -> str | None:
+    if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+        return "control flow: the graphs inside stay float"
+    operator = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    if operator is None:
+        return f"operator {node.op_type} is not quantized by this recipe"
+    untyped = [value.name for value in (*node.inputs, *node.outputs) if value is not None and value.dtype is None]
+    if untyped:
+        return f"the type of '{untyped[0]}' is unknown (shape inference stopped before it)"
+    inputs = data_inputs(node)
+    if not inputs:
+        return "holds no float data"
+    if all(is_constant(value) for value in inputs):
+        return "computes a constant"
+    return operator.declines(node) if operator.declines else None
+
+
+def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
+    inputs = data_inputs(node)
+    for value in inputs:
+        _add_site(value, Role.WEIGHT if is_constant(value) else Role.ACTIVATION, node, layout)
+    bias = bias_input(node)
+    if bias is not None and _is_float(bias):
+        _add_site(bias, Role.BIAS if is_constant(bias) else Role.ACTIVATION, node, layout)
+    for value in node.outputs:
+        if _is_float(value):
+            _add_site(value, Role.ACTIVATION, node, layout)
+    source, result = str(inputs[0].name), str(node.outputs[0].name)
+    shared = operator.moves_data and not is_constant(inputs[0])
+    if shared and source in layout.sites and result in layout.sites:
+        layout.leaders[result] = source
+
+
+def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> None:
+    name = str(value.name)
+    if name in layout.sites or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
+        return
+    if role is not Role.ACTIVATION:
+        array = constant_array(value)
+        if array is not None and not all_finite(array):
+            raise ModelError(
+                f"The {role.value} '{name}' of node '{node.name}' holds NaN or infinity, which no integer can stand for. "
+                f"Repair the model, or leave the node float with --exclude '{node.name}'."
+            )
+    layout.sites[name] = Site(name, role, str(node.name))
+
+
+def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
+    """Whether `value` only exists inside a fused pair of quantized nodes."""
+    producer, consumers = value.producer(), value.consumers()
+    if producer is None or len(consumers) != 1 or value.is_graph_output():
+        return False
+    consumer = consumers[0]
+    both = layout.quantizes(producer) and layout.quantizes(consumer)
+    return both and consumer.inputs[0] is value and is_fused_edge(producer, consumer)
+
+
+def _nothing_to_quantize(decisions: Mapping[str, Decision]) -> str:
+    reasons: dict[str, int] = {}
+    for decision in decisions.values():
+        reasons[decision.reason] = reasons.get(decision.reason, 0) + 1
+    listed = "; ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4])
+    return f"The model has no node to quantize ({listed or 'it is empty'})."

@@ -1,0 +1,79 @@
+"""What quantizing an operator means: which of its inputs carry data, which is the bias, and what its output shares.
+
+One table, read by everything that must know. An operator that is not in it stays float.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from detent.graph.constants import constant_scalar
+
+
+@dataclass(frozen=True)
+class Operator:
+    """How one operator type is quantized.
+
+    `data`: the inputs that are quantized (None: all of them); the others are shapes, axes or bounds.
+    `bias`: the input that is added to the products of the others.
+    `moves_data`: the output holds values of the input and nothing new, so both live on one grid.
+    `declines`: a reason not to quantize this particular node, or None.
+    """
+
+    data: tuple[int, ...] | None = None
+    bias: int | None = None
+    moves_data: bool = False
+    declines: Callable[[ir.Node], str | None] | None = None
+
+
+def _unusual_hard_sigmoid(node: ir.Node) -> str | None:
+    alpha = node.attributes.get_float("alpha", 0.2)
+    beta = node.attributes.get_float("beta", 0.5)
+    if math.isclose(alpha, 1 / 6, abs_tol=1e-6) and math.isclose(beta, 0.5, abs_tol=1e-6):
+        return None
+    return f"the device has only HardSigmoid with alpha 1/6 and beta 0.5, not {alpha:g} and {beta:g}"
+
+
+_FIRST = Operator(data=(0,))
+_MOVES = Operator(data=(0,), moves_data=True)
+_PRODUCT = Operator(data=(0, 1), bias=2)
+_ALL = Operator()
+
+OPERATORS: dict[str, Operator] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _PRODUCT),
+    **dict.fromkeys(("MatMul", "Add", "Sub", "Mul", "Div", "Min", "Max", "Concat", "PRelu"), _ALL),
+    **dict.fromkeys(
+        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "AveragePool", "GlobalAveragePool",
+         "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
+        _FIRST,
+    ),
+    **dict.fromkeys(
+        ("MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Resize", "Gather",
+         "DepthToSpace", "SpaceToDepth"),
+        _MOVES,
+    ),
+    "HardSigmoid": Operator(data=(0,), declines=_unusual_hard_sigmoid),
+    "Where": Operator(data=(1, 2)),
+    "InstanceNormalization": Operator(data=(0, 1, 2)),
+    "LayerNormalization": Operator(data=(0, 1, 2)),
+}  # fmt: skip
+
+_FUSING_PRODUCERS = frozenset(
+    ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "GlobalAveragePool")
+)
+
+
+def is_fused_edge(producer: ir.Node, consumer: ir.Node) -> bool:
+    """Whether the device computes both nodes at once, so that the value between them never exists as 8-bit codes."""
+    if producer.op_type == "Pad":
+        return consumer.op_type in ("AveragePool", "GlobalAveragePool")
+    if producer.op_type not in _FUSING_PRODUCERS:
+        return False
+    if consumer.op_type == "Clip":
+        bounds = (constant_scalar(consumer, 1), constant_scalar(consumer, 2))
+        return bounds in ((0.0, 6.0), (0.0, 1.0))
+    return consumer.op_type in ("Relu", "LeakyRelu", "PRelu")

@@ -1,0 +1,193 @@
+"""A per-channel affine map y = scale * x + shift, folded into the linear layer before or after it.
+
+A layer computes L(x) + b, with L linear in x and in its weight W, and b added per output channel. Then
+
+    scale * (L(x) + b) + shift  =  L'(x) + b'    W' = W scaled along the output channels,  b' = scale * b + shift
+    L(scale * x + shift) + b    =  L'(x) + b'    W' = W scaled along the input channels,   b' = b + L(shift)
+
+so two nodes become one that computes the same. The second line needs L(shift) to be the same at every place of the
+output. With zero padding it is not: the padded zeros of x are not scale * 0 + shift, unless the shift is zero.
+
+Layouts of W: Conv (out, in/group, k...), ConvTranspose (in, out/group, k...), Gemm (in, out), or (out, in) with transB,
+and MatMul (in, out). Gemm computes alpha * A @ B + beta * C: alpha stays where it is, beta is absorbed into the new C.
+
+All arithmetic is in float64, and the result is rounded once to the type of the weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.prepare.base import Pass, as_float64, int_attribute, ints_attribute
+from detent.prepare.values import constant, cut_inputs, input_at, rank, set_input
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """y = scale * x + shift, per channel: two vectors of one length, which is 1 where all channels share them."""
+
+    scale: Array
+    shift: Array
+
+    def over(self, channels: int) -> Affine:
+        """The same map with one entry per channel."""
+        return Affine(np.broadcast_to(self.scale, (channels,)), np.broadcast_to(self.shift, (channels,)))
+
+    def fits(self, channels: int) -> bool:
+        """Whether the map has one entry, or one for each of the channels."""
+        return self.scale.size in (1, channels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A linear layer with constant parameters: its weight, its bias (zero where it has none) and its layout."""
+
+    node: ir.Node
+    weight: Array
+    bias: Array | None
+    dtype: np.dtype[Any]
+    group: int
+    transposed: bool
+    alpha: float
+
+    @property
+    def outputs(self) -> int:
+        """The number of output channels."""
+        if self.node.op_type == "Conv" or (self.node.op_type == "Gemm" and self.transposed):
+            return int(self.weight.shape[0])
+        return int(self.weight.shape[1]) * self.group
+
+    @property
+    def inputs(self) -> int:
+        """The number of input channels."""
+        if self.node.op_type == "Conv":
+            return int(self.weight.shape[1]) * self.group
+        return int(self.weight.shape[1 if self.transposed else 0])
+
+
+def read_layer(node: ir.Node) -> Layer | str:
+    """The layer that a Conv, ConvTranspose, Gemm or MatMul is, or the reason why it cannot take a map in."""
+    weight, bias_value = constant(input_at(node, 1)), input_at(node, 2)
+    if weight is None:
+        return f"the weight of {node.op_type} '{node.name}' is not constant"
+    if weight.dtype not in (np.float32, np.float64):
+        return f"the weight of {node.op_type} '{node.name}' is {weight.dtype}"
+    if node.op_type in ("Gemm", "MatMul") and weight.ndim != 2:
+        return f"the weight of {node.op_type} '{node.name}' has {weight.ndim} dimensions"
+    bias = constant(bias_value)
+    if bias_value is not None and bias is None:
+        return f"the bias of {node.op_type} '{node.name}' is not constant"
+    gemm = node.op_type == "Gemm"
+    wide = None if bias is None else as_float64(bias)
+    if gemm and wide is not None:
+        wide = wide * node.attributes.get_float("beta", 1.0)
+    return Layer(
+        node=node,
+        weight=as_float64(weight),
+        bias=wide,
+        dtype=weight.dtype,
+        group=1 if node.op_type in ("Gemm", "MatMul") else int_attribute(node, "group", 1),
+        transposed=gemm and int_attribute(node, "transB", 0) == 1,
+        alpha=node.attributes.get_float("alpha", 1.0) if gemm else 1.0,
+    )
+
+
+def fold_after(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
+    """Fold a map of the node's output into the node. Returns the reason where it cannot be, and None when done."""
+    layer = read_layer(node)
+    if isinstance(layer, str):
+        return layer
+    if not affine.fits(layer.outputs):
+        return f"{affine.scale.size} factors do not fit the {layer.outputs} output channels of '{node.name}'"
+    full = affine.over(layer.outputs)
+    bias = full.shift if layer.bias is None else full.scale * layer.bias + full.shift
+    return _write(owner, model, layer, _scale_outputs(layer, full.scale), bias)
+
+
+def fold_before(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
+    """Fold a map of the node's data input into the node. Returns the reason where it cannot be, and None when done."""
+    layer = read_layer(node)
+    if isinstance(layer, str):
+        return layer
+    if not affine.fits(layer.inputs):
+        return f"{affine.scale.size} factors do not fit the {layer.inputs} input channels of '{node.name}'"
+    reason = _why_not_before(node, affine)
+    if reason is not None:
+        return reason
+    full = affine.over(layer.inputs)
+    constant_part = layer.alpha * _apply_to_constant(layer, full.shift)
+    bias = constant_part if layer.bias is None else layer.bias + constant_part
+    return _write(owner, model, layer, layer.weight * _along_inputs(layer, full.scale), bias)
+
+
+def _why_not_before(node: ir.Node, affine: Affine) -> str | None:
+    """Why a map of the data input cannot move into this layer, or None where it can."""
+    if node.op_type == "Conv":
+        padded = any(ints_attribute(node, "pads") or [])
+        auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
+        if (padded or auto_pad not in ("NOTSET", "VALID", "")) and bool(np.any(affine.shift)):
+            return f"Conv '{node.name}' pads with zeros, which the shift would have changed"
+        return None
+    if node.op_type == "Gemm" and int_attribute(node, "transA", 0):
+        return f"Gemm '{node.name}' transposes its input"
+    if node.op_type == "ConvTranspose":
+        return f"ConvTranspose '{node.name}' does not see every input channel at every place of its output"
+    return None
+
+
+def _scale_outputs(layer: Layer, scale: Array) -> Array:
+    """The weight with every output channel multiplied by its factor."""
+    weight = layer.weight
+    if layer.node.op_type == "ConvTranspose":
+        spatial = weight.shape[2:]
+        grouped = weight.reshape(layer.group, -1, weight.shape[1], *spatial)
+        factor = scale.reshape(layer.group, 1, weight.shape[1], *[1] * len(spatial))
+        return (grouped * factor).reshape(weight.shape)
+    if layer.node.op_type == "Conv" or layer.transposed:
+        return weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
+    return weight * scale
+
+
+def _along_inputs(layer: Layer, per_input: Array) -> Array:
+    """A vector over the input channels, shaped so that it multiplies the weight."""
+    if layer.node.op_type == "Conv":
+        out, depth = layer.weight.shape[:2]
+        by_group = np.repeat(per_input.reshape(layer.group, depth), out // layer.group, axis=0)
+        return by_group.reshape(out, depth, *[1] * (layer.weight.ndim - 2))
+    return per_input if layer.transposed else per_input[:, None]
+
+
+def _apply_to_constant(layer: Layer, per_input: Array) -> Array:
+    """What the layer, without bias, makes of an input that is constant per channel: one number per output channel."""
+    product = layer.weight * _along_inputs(layer, per_input)
+    by_output = layer.node.op_type == "Conv" or layer.transposed
+    total: Array = product.sum(axis=tuple(range(1, product.ndim)) if by_output else 0)
+    return total
+
+
+def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Array) -> str | None:
+    """Give the node its new parameters. A bias of zeros is not added where there was none."""
+    node = layer.node
+    with np.errstate(over="ignore"):
+        stored, stored_bias = weight.astype(layer.dtype), bias.astype(layer.dtype)
+    if not (np.isfinite(stored).all() and np.isfinite(stored_bias).all()):
+        return f"the folded parameters of '{node.name}' would not be finite"
+    needs_bias = layer.bias is not None or bool(np.any(bias))
+    if node.op_type == "MatMul" and needs_bias:
+        if rank(node.inputs[0]) != 2:
+            return f"the input of MatMul '{node.name}' is not known to have rank 2, so it cannot become a Gemm"
+        node.op_type = "Gemm"
+    set_input(node, 1, owner.initializer(model, node, "folded_weight", stored))
+    if needs_bias:
+        set_input(node, 2, owner.initializer(model, node, "folded_bias", stored_bias))
+    else:
+        cut_inputs(node, 2)
+    node.attributes.pop("beta", None)
+    return None

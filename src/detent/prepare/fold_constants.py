@@ -1,0 +1,243 @@
+"""What can be computed without the inputs is computed once, here.
+
+A node whose inputs are all constants gives the same result in every run, and an initializer with that result may
+stand in for it. All such nodes are cut out into one small model, which onnxruntime runs once with the same kernels that
+would have run them every time. The shape of a value whose dimensions are all known is a constant as well.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveInitializersFromInputsPass, RemoveUnusedNodesPass
+
+from detent.prepare import evaluate
+from detent.prepare.base import Pass
+from detent.prepare.infer_shapes import infer
+from detent.prepare.values import add_initializer, bypass, is_standard, remove_node, tensor_of
+
+SIZE_LIMIT = 16 * 2**20
+"""A result larger than this many bytes is kept as a computation, unless its inputs were larger still."""
+
+MAX_ROUNDS = 8
+"""How often shapes are inferred again because a constant that was folded may have made further ones static."""
+
+_NEVER = frozenset(
+    {
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"),
+        *("If", "Loop", "Scan", "SequenceMap"),
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    }
+)
+_NUMPY_TYPES = frozenset(
+    {
+        *(ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL),
+        *(ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64),
+        *(ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64),
+    }
+)
+
+
+class FoldConstants(Pass):
+    """Turn everything constant into initializers, and remove what nothing needs.
+
+    Cases:
+    - an initializer that is listed as a graph input as well (old exporters list all) is taken off that list;
+    - Constant nodes become initializers of the same name;
+    - Shape and Size of a value with a static shape (`start` and `end` respected);
+    - nodes of the standard domain all of whose inputs are constant, in one onnxruntime session. Not: random operators,
+      control flow, QuantizeLinear and DequantizeLinear, and results over 16 MiB that outgrow their inputs;
+    - Cast to the type that its input has already;
+    - a constant that is itself a graph output keeps its node;
+    - while Shape nodes are left, shapes are inferred again from what was folded, and the search is repeated;
+    - then nodes and initializers without a use are removed.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Lift, evaluate, then clean up."""
+        self._free_inputs(model)
+        for _ in range(MAX_ROUNDS):
+            before = len(self.changes)
+            self.declined = []
+            for node in model.graph:
+                if is_standard(node, "Constant"):
+                    self._lift(model.graph, node)
+                elif is_standard(node, "Shape", "Size"):
+                    self._measure(model, node)
+                elif is_standard(node, "Cast"):
+                    self._drop_cast(model.graph, node)
+            self._evaluate(model)
+            if len(self.changes) == before or not _asks_for_shapes(model.graph):
+                break
+            for reason in infer(model):
+                self.decline("model", f"shape inference failed: {reason}")
+        before = len(model.graph)
+        RemoveUnusedNodesPass()(model)
+        if len(model.graph) < before:
+            self.changed("model", f"{before - len(model.graph)} nodes without a use removed")
+
+    def _free_inputs(self, model: ir.Model) -> None:
+        """Make initializers that are listed as inputs plain initializers, which IR version 4 introduced."""
+        both = [value for value in model.graph.inputs if value.is_initializer()]
+        if not both:
+            return
+        RemoveInitializersFromInputsPass()(model)
+        model.ir_version = max(model.ir_version, 4)
+        self.changed("model", f"{len(both)} initializers are no longer listed as graph inputs")
+
+    def _lift(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Replace a Constant node by an initializer of the same name."""
+        (output,) = node.outputs
+        if output.is_graph_output():
+            self.decline(node, f"its result '{output.name}' is a graph output")
+            return
+        tensor = _constant_tensor(node)
+        if tensor is None:
+            self.decline(node, "it is sparse, or refers to a function's parameter")
+            return
+        value = ir.Value(
+            name=output.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        output.replace_all_uses_with(value)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
+        self.changed(node, "Constant became an initializer")
+
+    def _measure(self, model: ir.Model, node: ir.Node) -> None:
+        """Replace Shape or Size of a static shape by an initializer."""
+        source, output = node.inputs[0], node.outputs[0]
+        if source is None or source.shape is None or not source.shape.is_static() or output.is_graph_output():
+            return
+        dims = source.shape.numpy()
+        if node.op_type == "Size":
+            array = np.array(math.prod(dims), np.int64)
+        else:
+            end = node.attributes.get_int("end", len(dims))
+            array = np.array(dims[node.attributes.get_int("start", 0) : end], np.int64)
+        self._replace(model, output, array)
+        self.changed(node, f"{node.op_type} of the static '{source.name}' is {array.tolist()}")
+
+    def _drop_cast(self, graph: ir.Graph, node: ir.Node) -> None:
+        source = node.inputs[0]
+        if source is None or source.dtype is None or source.dtype != node.attributes.get_int("to", 0):
+            return
+        reason = bypass(graph, node)
+        if reason is None:
+            self.changed(node, f"Cast of a {source.dtype} to its own type removed")
+        else:
+            self.decline(node, reason)
+
+    def _evaluate(self, model: ir.Model) -> None:
+        """Evaluate what is constant, and put the results in the place of the nodes."""
+        folded, sizes = self._find(model.graph)
+        wanted = [value for node in folded for value in node.outputs if _leaves(value, folded)]
+        if not wanted:
+            return
+        results = evaluate.run(model, list(folded), wanted)
+        if isinstance(results, str):
+            self.decline("model", f"{len(folded)} constant nodes could not be evaluated: {results}")
+            return
+        for value, result in zip(wanted, results, strict=True):
+            node = value.producer()
+            if node is None:
+                continue
+            if not isinstance(result, np.ndarray) or result.dtype == object:
+                self.decline(node, f"its result '{value.name}' is not a tensor of numbers")
+            elif result.nbytes > SIZE_LIMIT and result.nbytes > sizes[node]:
+                self.decline(node, f"its result would take {result.nbytes / 2**20:.0f} MiB")
+            else:
+                self._replace(model, value, result)
+                self.changed(node, f"{node.op_type} of constants evaluated")
+
+    def _find(self, graph: ir.Graph) -> tuple[dict[ir.Node, None], dict[ir.Node, int]]:
+        """The nodes to evaluate, in order, and the bytes of the constants that each is computed from."""
+        folded: dict[ir.Node, None] = {}
+        sizes: dict[ir.Node, int] = {}
+        for node in graph:
+            if node.domain != "" or node.op_type in _NEVER or is_standard(node, "Constant"):
+                continue
+            size = _input_bytes(node, sizes)
+            if size is None:
+                continue
+            if any(value.is_graph_output() for value in node.outputs):
+                self.decline(node, f"its result '{node.outputs[0].name}' is a graph output")
+            elif any(value.dtype is not None and value.dtype not in _NUMPY_TYPES for value in node.outputs):
+                self.decline(node, f"its result is of type {node.outputs[0].dtype}")
+            elif _known_bytes(node) > max(SIZE_LIMIT, size):
+                self.decline(node, f"its result would take {_known_bytes(node) / 2**20:.0f} MiB")
+            else:
+                folded[node] = None
+                sizes[node] = size
+        return folded, sizes
+
+    def _replace(self, model: ir.Model, value: ir.Value, array: npt.NDArray[Any]) -> None:
+        """Put an initializer of the same name in the place of a value; its node is removed once nothing needs it."""
+        name = str(value.name)
+        node = value.producer()
+        value.replace_all_uses_with(add_initializer(model.graph, name, array))
+        if node is not None and len(node.outputs) == 1:
+            remove_node(model.graph, node)
+        elif node is not None:
+            value.name = self.fresh(model, node, "unused")
+
+
+def _asks_for_shapes(graph: ir.Graph) -> bool:
+    """Whether a shape that is not known yet would make further constants."""
+    return any(is_standard(node, "Shape", "Size") for node in graph)
+
+
+def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
+    """The tensor of a Constant node, as a new object; whichever attribute holds it."""
+    if len(node.attributes) != 1:
+        return None
+    ((kind, attribute),) = node.attributes.items()
+    name = node.outputs[0].name
+    if attribute.is_ref():
+        return None
+    if kind == "value":
+        tensor = attribute.as_tensor()
+        if tensor.dtype == ir.DataType.STRING:
+            return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
+        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+    if kind in ("value_int", "value_ints"):
+        return ir.Tensor(np.array(attribute.value, np.int64), name=name)
+    if kind in ("value_float", "value_floats"):
+        return ir.Tensor(np.array(attribute.value, np.float32), name=name)
+    return None
+
+
+def _input_bytes(node: ir.Node, sizes: dict[ir.Node, int]) -> int | None:
+    """The bytes of the constants behind a node, or None where an input is not constant or not numpy's."""
+    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+        return None
+    total = 0
+    for value in node.inputs:
+        if value is None:
+            continue
+        producer = value.producer()
+        if producer in sizes:
+            total += sizes[producer]
+            continue
+        tensor = tensor_of(value)
+        if tensor is None or tensor.dtype not in _NUMPY_TYPES:
+            return None
+        total += tensor.nbytes
+    return total
+
+
+def _known_bytes(node: ir.Node) -> int:
+    """The bytes of the outputs, as far as shapes are known before the evaluation."""
+    return sum(
+        int(math.prod(value.shape.numpy()) * value.dtype.itemsize)
+        for value in node.outputs
+        if value.shape is not None and value.shape.is_static() and value.dtype is not None
+    )
+
+
+def _leaves(value: ir.Value, folded: dict[ir.Node, None]) -> bool:
+    """Whether something that is not evaluated reads the value."""
+    return any(use.node not in folded for use in value.uses())

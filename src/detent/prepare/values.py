@@ -1,0 +1,159 @@
+"""Small questions about values, and the few edits that all passes are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+
+def is_standard(node: ir.Node, *op_types: str) -> bool:
+    """Whether the node is one of these operators of the standard domain."""
+    return node.domain == "" and node.op_type in op_types
+
+
+def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor that a value always has: that of an initializer, or of a Constant node with a tensor.
+
+    An initializer that is also a graph input is only a default, which the caller may override: not a constant.
+    """
+    if value is None:
+        return None
+    if value.is_initializer():
+        return None if value.is_graph_input() else value.const_value
+    node = value.producer()
+    if node is None or not is_standard(node, "Constant"):
+        return None
+    attribute = node.attributes.get("value")
+    return None if attribute is None or attribute.is_ref() else attribute.as_tensor()
+
+
+def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """The array that a value always holds, or None. It belongs to the model: read it, never write to it."""
+    tensor = tensor_of(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def constant_ints(value: ir.Value | None) -> list[int] | None:
+    """A constant as a flat list of integers, or None."""
+    array = constant(value)
+    return None if array is None else [int(item) for item in array.reshape(-1)]
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """The number of dimensions, where it is known."""
+    if value is None:
+        return None
+    if value.shape is not None:
+        return len(value.shape)
+    tensor = tensor_of(value)
+    return None if tensor is None else len(tensor.shape)
+
+
+def static_shape(value: ir.Value | None) -> list[int | None] | None:
+    """The shape with None for every dimension that is not a number, or None where the rank is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return [dim if isinstance(dim, int) else None for dim in value.shape]
+
+
+def input_at(node: ir.Node, index: int) -> ir.Value | None:
+    """The input at an index, or None where it is absent or left empty."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def is_unused(value: ir.Value) -> bool:
+    """Whether nobody would notice if the value were not there."""
+    return not value.is_graph_output() and not value.uses()
+
+
+def sole_use(value: ir.Value, graph: ir.Graph) -> tuple[ir.Node, int] | None:
+    """The one node and input that read the value, if it is one, in this graph, and the value is not a graph output."""
+    if value.is_graph_output():
+        return None
+    uses = value.uses()
+    if len(uses) != 1:
+        return None
+    ((node, index),) = uses
+    return (node, index) if node.graph is graph else None
+
+
+def why_not_sole(value: ir.Value) -> str:
+    """The reason to show when `sole_use` found none."""
+    if value.is_graph_output():
+        return f"'{value.name}' is a graph output"
+    count = len(value.uses())
+    return f"'{value.name}' has {count} uses" if count != 1 else f"'{value.name}' is captured by a subgraph"
+
+
+def add_initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+    """Register a new initializer with a tensor of its own."""
+    tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def drop_if_unused(value: ir.Value | None) -> None:
+    """Take an initializer out of its graph once nothing reads it."""
+    if value is None or not value.is_initializer() or value.is_graph_input() or not is_unused(value):
+        return
+    if value.graph is not None and value.name is not None:
+        del value.graph.initializers[value.name]
+
+
+def set_input(node: ir.Node, index: int, value: ir.Value) -> None:
+    """Put a value at an input, which may be one past the last, and drop the initializer that was there if unused."""
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    old = node.inputs[index]
+    node.replace_input_with(index, value)
+    drop_if_unused(old)
+
+
+def cut_inputs(node: ir.Node, count: int) -> None:
+    """Keep the first inputs only."""
+    old = node.inputs[count:]
+    node.resize_inputs(count)
+    for value in old:
+        drop_if_unused(value)
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let a value replace another everywhere, graph outputs included, under the other's name, type and shape."""
+    if old.type is not None:
+        new.type = old.type
+    if old.shape is not None:
+        new.shape = old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new.name = old.name
+
+
+def remove_node(graph: ir.Graph, node: ir.Node) -> None:
+    """Take a node out of the graph, and the initializers that only it read."""
+    inputs = tuple(node.inputs)
+    graph.remove(node, safe=True)
+    for value in inputs:
+        drop_if_unused(value)
+
+
+def bypass(graph: ir.Graph, node: ir.Node) -> str | None:
+    """Remove a node whose first output always equals its first input; returns the reason where it has to stay.
+
+    Where the output is a graph output its producer takes over the name. That is impossible when the input's own name is
+    fixed too (a graph input, an initializer, another graph output), and then the node stays.
+    """
+    source, output = node.inputs[0], node.outputs[0]
+    if source is None:
+        return "its input is empty"
+    if not output.is_graph_output():
+        output.replace_all_uses_with(source)
+        remove_node(graph, node)
+        return None
+    if source.is_graph_input() or source.is_initializer() or source.is_graph_output():
+        return f"it joins '{source.name}' to the graph output '{output.name}', and both names are fixed"
+    take_over(output, source)
+    remove_node(graph, node)
+    return None

@@ -1,0 +1,63 @@
+"""What to tell a user about a result: warnings of what is wrong, and suggestions of what to try next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from detent.measure.fidelity import Fidelity
+from detent.plan.layout import Decision
+from detent.report.report import Calibration, TensorReport
+
+LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal
+FEW_SAMPLES = 32
+COMMON_REASONS = 3
+
+
+def warnings_for(calibration: Calibration, nodes: Sequence[Decision], in_sample: bool, unsettled: Sequence[str]) -> list[str]:
+    """What makes the result untrustworthy, or is likely to surprise."""
+    found = list(unsettled)
+    if calibration.random:
+        found.append("Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib.")
+    if in_sample:
+        found.append("No samples were held out: the figures are measured on calibration data, and flatter the result.")
+    inside = [node.node for node in nodes if node.reason.startswith("control flow")]
+    if inside:
+        found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")
+    return found
+
+
+def suggestions_for(
+    fidelity: Fidelity, calibration: Calibration, tensors: Sequence[TensorReport], nodes: Sequence[Decision]
+) -> list[str]:
+    """What to try when the loss is large; nothing when it is not."""
+    sqnr = min((closeness.sqnr_db for closeness in fidelity.outputs.values()), default=math.inf)
+    if sqnr >= LARGE_LOSS_DB:
+        return []
+    found = [f"The loss is large (output SQNR {sqnr:.1f} dB; {LARGE_LOSS_DB:.0f} dB is a usual aim)."]
+    if calibration.note.startswith("Guessed"):
+        found.append("The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first.")
+    if calibration.samples < FEW_SAMPLES:
+        found.append(f"Only {calibration.samples} calibration samples: 100 to 500 give steadier ranges.")
+    culprits = _where_it_falls(tensors, nodes)
+    if culprits:
+        listed = " ".join(f"--exclude '{node}'" for node in culprits)
+        found.append(f"The error grows most at these nodes; try leaving them float: {listed}")
+    clipped = [tensor.name for tensor in tensors if tensor.clipped > 0.01]
+    if clipped:
+        found.append(f"{len(clipped)} tensors clip more than 1 % of their values ('{clipped[0]}'): try --method NonOverflow.")
+    return found
+
+
+def _where_it_falls(tensors: Sequence[TensorReport], nodes: Sequence[Decision]) -> list[str]:
+    """The nodes at whose output the SQNR drops most from one site to the next, in graph order."""
+    order = {node.node: index for index, node in enumerate(nodes)}
+    along = [tensor for tensor in tensors if tensor.closeness is not None and tensor.node in order]
+    along.sort(key=lambda tensor: order[tensor.node])
+    drops: list[tuple[float, str]] = []
+    for before, after in zip(along, along[1:], strict=False):
+        assert before.closeness is not None and after.closeness is not None
+        drop = before.closeness.sqnr_db - after.closeness.sqnr_db
+        if math.isfinite(drop) and drop > 3.0:
+            drops.append((drop, after.node))
+    return [name for _, name in sorted(drops, reverse=True)[:COMMON_REASONS]]

@@ -1,0 +1,113 @@
+"""The report: everything that `quantize` decided and measured, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from detent.graph.save import write_text
+from detent.measure.fidelity import Closeness, Fidelity
+from detent.plan.layout import Decision
+from detent.plan.plan import Move
+from detent.prepare.base import Change
+from detent.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One quantized tensor.
+
+    `minimum` and `maximum` were observed (of a weight: are its own), `clipped` is the fraction of values beyond the ends
+    of the grid, `shares` names the tensor whose position this one has, `closeness` compares it with the float model.
+    """
+
+    name: str
+    role: str
+    node: str
+    position: int
+    scale: float
+    minimum: float
+    maximum: float
+    clipped: float
+    shares: str | None = None
+    closeness: Closeness | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The data that the ranges come from."""
+
+    source: str
+    samples: int
+    random: bool
+    preprocess: Mapping[str, Any] | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done to every node and tensor, why, and what it cost.
+
+    After a dry run `tensors` holds no figures, `fidelity` and `calibration` are None and nothing was written. `model` is
+    the quantized model where no output file was asked for.
+    """
+
+    source: str
+    output: str | None
+    recipe: Recipe
+    nodes: Sequence[Decision]
+    tensors: Sequence[TensorReport]
+    changes: Sequence[Change]
+    moves: Sequence[Move]
+    calibration: Calibration | None
+    fidelity: Fidelity | None
+    in_sample: bool
+    bytes_before: int
+    bytes_after: int | None
+    seconds: Mapping[str, float]
+    warnings: Sequence[str] = ()
+    suggestions: Sequence[str] = ()
+    model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+
+    def worst_tensors(self, count: int = 10) -> list[TensorReport]:
+        """The tensors furthest from their float originals, the worst first."""
+        measured = [tensor for tensor in self.tensors if tensor.closeness is not None]
+        return sorted(measured, key=lambda tensor: tensor.closeness.sqnr_db if tensor.closeness else math.inf)[:count]
+
+    def left_float(self) -> list[Decision]:
+        """The nodes that were not quantized."""
+        return [decision for decision in self.nodes if not decision.quantized]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; decibels of equal tensors (infinite) are null."""
+        shallow = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "model"}
+        plain = _plain({**shallow, "recipe": self.recipe.to_dict()})
+        assert isinstance(plain, dict)
+        return plain
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON, complete or not at all."""
+        write_text(self.to_json() + "\n", Path(path))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,170 @@
+"""The rules that an NPU's shifters impose on positions, solved on the plan.
+
+The device multiplies and adds integers, and moves between positions by shifting. A shift has a limited width, so the
+positions around a node must not be too far apart; and an operator that only moves data cannot shift at all. Below,
+in[i], out, weight and bias stand for the positions around one node.
+
+| rule          | operators                  | what must hold                                             | what moves      |
+| ------------- | -------------------------- | ---------------------------------------------------------- | --------------- |
+| align         | Concat                     | all in = out                                               | all, to the min |
+| align         | pools, Pad, Slice          | in = out                                                   | the larger one  |
+| shift read    | Add, Sub                   | max in - min in <= 7                                       | the largest in  |
+| shift write   | Add                        | -7 <= min in - out <= 25                                   | out             |
+| shift write   | Mul                        | 0 <= sum of in - out <= 32                                 | out             |
+| shift cut     | Conv, Gemm                 | 0 <= cut <= 16, where cut = weight + in - out              | weight          |
+| shift bias    | Conv, Gemm                 | min(0, cut - 16) <= weight + in - bias <= 15               | bias            |
+|               |   before a LeakyRelu       | 0 <= weight + in - bias <= 15                              | bias            |
+| hard sigmoid  | HardSigmoid                | 0 <= in <= 15, out >= 7, 14 + in - out >= 0                | in, out         |
+| shift swish   | Mul of x and HardSigmoid(x)| 0 <= sum of in - out <= 15                                 | out             |
+
+The rules are applied in this order, round after round, until none moves anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from detent.plan.layout import bias_input, data_inputs
+from detent.plan.plan import Plan
+
+MAX_ROUNDS = 20
+_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Positions as a node sees them: of its inputs and its output, across the fused edges that have none."""
+
+    plan: Plan
+
+    def inputs(self, node: ir.Node) -> list[str]:
+        """The sites that feed the node's data inputs."""
+        return [site for value in data_inputs(node) if (site := self._site_before(value)) is not None]
+
+    def output(self, node: ir.Node) -> str | None:
+        """The site of the node's result: its output, or that of the activation fused behind it."""
+        value = node.outputs[0]
+        if value.name in self.plan.layout.sites:
+            return value.name
+        consumers = value.consumers()
+        after = consumers[0].outputs[0].name if len(consumers) == 1 else None
+        return after if after in self.plan.layout.sites else None
+
+    def _site_before(self, value: ir.Value) -> str | None:
+        producer = value.producer()
+        if value.name not in self.plan.layout.sites and producer is not None and producer.op_type == "Pad":
+            value = producer.inputs[0] or value
+        return value.name if value.name in self.plan.layout.sites else None
+
+
+def constrain(model: ir.Model, plan: Plan) -> list[str]:
+    """Move positions until every rule holds. Returns what still does not, as sentences (normally nothing)."""
+    nodes = [node for node in model.graph if plan.layout.quantizes(node)]
+    wiring = Wiring(plan)
+    for _ in range(MAX_ROUNDS):
+        # A list, not a generator: every rule runs in every round, in order.
+        if not any([rule(node, wiring) for rule, op_types in RULES for node in nodes if node.op_type in op_types]):
+            return []
+    return [
+        f"{op_type} '{name}': its positions do not settle under the device's rules after {MAX_ROUNDS} rounds"
+        for name, op_type in _unsettled(nodes, wiring)
+    ]
+
+
+def _unsettled(nodes: Iterable[ir.Node], wiring: Wiring) -> list[tuple[str, str]]:
+    return [
+        (str(node.name), node.op_type)
+        for node in nodes
+        if any([rule(node, wiring) for rule, op_types in RULES if node.op_type in op_types])
+    ]
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return min(max(value, low), high)
+
+
+def _align(node: ir.Node, wiring: Wiring) -> bool:
+    output = wiring.output(node)
+    sites = wiring.inputs(node) + ([output] if output else [])
+    if output is None or len(sites) < 2:
+        return False
+    lowest = min(wiring.plan.position(site) for site in sites)
+    return any([wiring.plan.move(site, lowest, "align", str(node.name)) for site in sites])
+
+
+def _shift_read(node: ir.Node, wiring: Wiring) -> bool:
+    plan, sites = wiring.plan, wiring.inputs(node)
+    if len(sites) != 2:
+        return False
+    lowest = min(plan.position(site) for site in sites)
+    highest = max(sites, key=plan.position)
+    return plan.position(highest) > lowest + 7 and plan.move(highest, lowest + 7, "shift read", str(node.name))
+
+
+def _shift_write(node: ir.Node, wiring: Wiring) -> bool:
+    plan, output = wiring.plan, wiring.output(node)
+    positions = [plan.position(site) for site in wiring.inputs(node)]
+    if output is None or len(positions) != 2:
+        return False
+    if node.op_type == "Add":
+        low, high = min(positions) - 25, min(positions) + 7
+    else:
+        low, high = sum(positions) - (15 if _is_swish(node) else 32), sum(positions)
+    rule = "shift swish" if node.op_type == "Mul" and _is_swish(node) else "shift write"
+    return plan.move(output, _clamp(plan.position(output), low, high), rule, str(node.name))
+
+
+def _is_swish(node: ir.Node) -> bool:
+    """Whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
+    return any(
+        consumer.op_type == "HardSigmoid" for value in node.inputs if value is not None for consumer in value.consumers()
+    )
+
+
+def _shift_cut(node: ir.Node, wiring: Wiring) -> bool:
+    plan, output, sites = wiring.plan, wiring.output(node), wiring.inputs(node)
+    if output is None or len(sites) != 2:
+        return False
+    source, weight = sites
+    cut = plan.position(weight) + plan.position(source) - plan.position(output)
+    return plan.move(weight, plan.position(weight) + _clamp(cut, 0, 16) - cut, "shift cut", str(node.name))
+
+
+def _shift_bias(node: ir.Node, wiring: Wiring) -> bool:
+    plan, output, sites, bias = wiring.plan, wiring.output(node), wiring.inputs(node), bias_input(node)
+    if output is None or len(sites) != 2 or bias is None or bias.name not in plan.layout.sites:
+        return False
+    products = sum(plan.position(site) for site in sites)
+    cut = products - plan.position(output)
+    before_leaky_relu = any(consumer.op_type == "LeakyRelu" for consumer in node.outputs[0].consumers())
+    lowest = 0 if before_leaky_relu else min(0, cut - 16)
+    position = _clamp(plan.position(bias.name), products - 15, products - lowest)
+    return plan.move(bias.name, position, "shift bias", str(node.name))
+
+
+def _hard_sigmoid(node: ir.Node, wiring: Wiring) -> bool:
+    plan, output, sites = wiring.plan, wiring.output(node), wiring.inputs(node)
+    if output is None or not sites:
+        return False
+    source, name = sites[0], str(node.name)
+    moved = plan.move(source, _clamp(plan.position(source), 0, 15), "hard sigmoid", name)
+    position = min(max(plan.position(output), 7), 14 + plan.position(source))
+    return plan.move(output, position, "hard sigmoid", name) or moved
+
+
+Rule = Callable[[ir.Node, Wiring], bool]
+
+RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+    (_align, ("Concat",)),
+    (_align, _POOLS),
+    (_align, ("Pad",)),
+    (_align, ("Slice",)),
+    (_shift_read, ("Add", "Sub")),
+    (_shift_write, ("Add", "Mul")),
+    (_shift_cut, ("Conv", "Gemm")),
+    (_shift_bias, ("Conv", "Gemm")),
+    (_hard_sigmoid, ("HardSigmoid",)),
+)

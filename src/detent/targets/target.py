@@ -1,0 +1,57 @@
+"""The devices by name: which rules and rewrites each asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from detent.errors import UsageError, nearest
+from detent.plan.plan import Plan
+from detent.prepare.base import Pass
+from detent.targets import dpu
+from detent.targets.shifts import constrain
+
+PassMaker = Callable[[Callable[[ir.Node], bool]], Pass]
+
+
+def _no_constraints(model: ir.Model, plan: Plan) -> list[str]:  # noqa: ARG001 - the signature of `constrain`
+    return []
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a device asks of a quantized model.
+
+    `substitutions` are rewrites before the rules on positions, `constrain` applies those rules to the plan and returns
+    what it could not satisfy, `corrections` are rewrites after them.
+    """
+
+    name: str
+    description: str
+    substitutions: Sequence[PassMaker] = ()
+    corrections: Sequence[PassMaker] = ()
+    constrain: Callable[[ir.Model, Plan], list[str]] = _no_constraints
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target(
+            "npu-cnn",
+            "Ryzen AI NPU, CNN flow: shift and alignment rules, operators as the device computes them",
+            substitutions=(dpu.RoundLeakySlope, dpu.SigmoidToHardSigmoid),
+            corrections=(dpu.ScaleHardSigmoid, dpu.ScalePools, dpu.ScaleReduceMean),
+            constrain=constrain,
+        ),
+        Target("cpu", "any runtime: the numbers of the recipe, no device rules and no rewrites"),
+    )
+}
+
+
+def find_target(name: str) -> Target:
+    """The named target."""
+    if name not in TARGETS:
+        raise UsageError(f"There is no target '{name}'.{nearest(name, TARGETS)} Known: {', '.join(TARGETS)}.")
+    return TARGETS[name]
