@@ -1,12 +1,13 @@
 """Detent quantizes trained ONNX models for NPUs.
 
-    import detent
-    report = detent.quantize("model.onnx", "model_int8.onnx", calibration="images/", recipe="XINT8")
-    print(report)
+import detent
+report = detent.quantize("model.onnx", "model_int8.onnx", calibration="images/", recipe="XINT8")
+print(report)
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detent.errors import DataError, DetentError, ModelError, OutputError, UsageError
@@ -76,7 +77,7 @@ def quantize(
     """
     import onnx
 
-    from detent.pipeline import Job, Path, run
+    from detent.pipeline import Job, run
     from detent.plan.select import Selection
     from detent.presets import find_recipe
     from detent.progress import silent

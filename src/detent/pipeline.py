@@ -23,12 +23,9 @@ from detent import __version__
 from detent.emit.qdq import emit_qdq
 from detent.errors import ModelError
 from detent.graph.constants import constant_array
-from detent.graph.load import ModelLike, load
+from detent.graph.load import ModelLike, load, name_of, stored_bytes
 from detent.graph.save import check_output, save, serialize
-from detent.graph.session import Runner
 from detent.measure.fidelity import Fidelity, measure_fidelity, reference_runner
-from detent.numerics.integer import IntegerGrid
-from detent.observe.histogram import Histogram
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import Source, open_source
@@ -65,11 +62,6 @@ class Job:
     dry_run: bool = False
     progress: Progress = silent
 
-    @property
-    def source_name(self) -> str:
-        """The model's name in the report."""
-        return "a ModelProto" if isinstance(self.model, onnx.ModelProto) else str(self.model)
-
 
 @dataclass
 class _Stopwatch:
@@ -94,8 +86,8 @@ def run(job: Job) -> Report:
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
         model = load(job.model)
-        _refuse_quantized(model, job.source_name)
-        bytes_before = _bytes_of(job.model)
+        _refuse_quantized(model, name_of(job.model))
+        bytes_before = stored_bytes(job.model)
     with watch.stage("prepare"):
         changes = prepare(model, default_passes(job.fix_shapes))
         layout = lay_out(model, job.selection)
@@ -134,7 +126,7 @@ def run(job: Job) -> Report:
     calibration = _calibration(source, observation.samples)
     nodes = list(layout.decisions.values())
     return Report(
-        source=job.source_name,
+        source=name_of(job.model),
         output=None if job.output is None else str(job.output),
         recipe=job.recipe,
         nodes=nodes,
@@ -160,17 +152,6 @@ def _refuse_quantized(model: ir.Model, name: str) -> None:
                 f"{name} is quantized already (node '{node.name}' is a {node.op_type}). Give the float model; "
                 f"`detent inspect` shows what is in this one."
             )
-
-
-def _bytes_of(model: ModelLike) -> int:
-    """The size of the input on disk, its external data included."""
-    if isinstance(model, onnx.ModelProto):
-        return model.ByteSize()
-    path = Path(model)
-    proto = onnx.load(str(path), load_external_data=False)
-    entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
-    files = {path.parent / entry.value for entry in entries if entry.key == "location"}
-    return path.stat().st_size + sum(file.stat().st_size for file in files)
 
 
 def _observed(layout: Layout) -> list[str]:
@@ -252,7 +233,7 @@ def _preview(
 ) -> Report:
     """The report of a dry run: every decision that needs no data."""
     return Report(
-        source=job.source_name,
+        source=name_of(job.model),
         output=None,
         recipe=job.recipe,
         nodes=list(layout.decisions.values()),

@@ -8,7 +8,8 @@ from typing import Protocol
 class Progress(Protocol):
     """Called at the start of a stage (done = 0) and after every step of it. `total` is None where nobody knows it."""
 
-    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Take note."""
 
 
 def silent(stage: str, done: int, total: int | None) -> None:

@@ -25,9 +25,7 @@ IMAGE = spec(1, 3, 4, 5)
 
 def test_good_data_passes_without_a_copy():
     data = zeros(1, 3, 4, 5)
-    assert check_feeds({"x": data}, [IMAGE], "here")["x"].base is data or np.shares_memory(
-        check_feeds({"x": data}, [IMAGE], "here")["x"], data
-    )
+    assert np.shares_memory(check_feeds({"x": data}, [IMAGE], "here")["x"], data)
 
 
 def test_a_missing_batch_axis_is_added():
@@ -70,12 +68,24 @@ def bad_number(value):
         (zeros(4, 5), IMAGE, "expects shape [1, 3, 4, 5], found [4, 5]: 2 axes instead of 4."),
         (zeros(0, 3, 4, 5), spec(None, 3, 4, 5), "found [0, 3, 4, 5]: an empty batch."),
         (zeros(1, 3, 0, 5), spec(None, 3, None, 5), "expects shape [?, 3, ?, 5], found [1, 3, 0, 5]: an empty array."),
-        (zeros(1, 3, 4, 5, dtype=np.float64), IMAGE, "expects float32, found float64. Convert it with .astype(np.float32)"),
+        (
+            zeros(1, 3, 4, 5, dtype=np.float64),
+            IMAGE,
+            "expects float32, found float64. Convert it with .astype(np.float32)",
+        ),
         (zeros(1, 3, 4, 5), spec(1, 3, 4, 5, dtype=np.float16), "expects float16, found float32."),
-        (zeros(1, 3, 4, 5, dtype=np.uint8), IMAGE, "expects float32, found uint8. Convert it with .astype(np.float32), after"),
+        (
+            zeros(1, 3, 4, 5, dtype=np.uint8),
+            IMAGE,
+            "expects float32, found uint8. Convert it with .astype(np.float32), after",
+        ),
         (zeros(1, 3, 4, 5, dtype=np.int64), IMAGE, "expects float32, found int64."),
         (zeros(1, 3, 4, 5, dtype=bool), IMAGE, "expects float32, found bool."),
-        (zeros(2, dtype=np.int32), spec(None, dtype=np.int64), "expects int64, found int32. Convert it with .astype(np.int64)"),
+        (
+            zeros(2, dtype=np.int32),
+            spec(None, dtype=np.int64),
+            "expects int64, found int32. Convert it with .astype(np.int64)",
+        ),
         (zeros(2), spec(None, dtype=np.int64), "expects int64, found float32."),
         (np.array([[1], [2, 3]], object), spec(None, None), "expects float32, found Python objects"),
         (bad_number(np.nan), IMAGE, "expects finite numbers, found 1 NaN or infinite of 60."),
@@ -90,9 +100,11 @@ def test_each_complaint_names_sample_input_expected_and_found(data, model, messa
 
 def test_names():
     inputs = [spec(1, name="image"), spec(1, name="mask")]
-    with pytest.raises(DataError, match="a.npz: the model has no input 'imag'. Did you mean 'image'"):
+    with pytest.raises(DataError, match=r"a\.npz: the model has no input 'imag'. Did you mean 'image'"):
         check_feeds({"imag": zeros(1), "mask": zeros(1)}, inputs, "a.npz")
-    with pytest.raises(DataError, match="a.npz: there is no data for input 'mask'. Expected 'image', 'mask', found 'image'"):
+    with pytest.raises(
+        DataError, match=r"a\.npz: there is no data for input 'mask'. Expected 'image', 'mask', found 'image'"
+    ):
         check_feeds({"image": zeros(1)}, inputs, "a.npz")
     with pytest.raises(DataError, match="found none"):
         check_feeds({}, inputs, "a.npz")

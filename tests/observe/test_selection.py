@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +80,7 @@ def test_spread_is_even(count, held):
     held = min(held, count)
     positions = sorted(spread(held, count))
     assert len(positions) == held
-    gaps = {b - a for a, b in zip(positions, positions[1:], strict=False)}
+    gaps = {b - a for a, b in itertools.pairwise(positions)}
     assert len(gaps) <= 2 and (not gaps or max(gaps) - min(gaps) <= 1)
 
 

@@ -1,0 +1,1 @@
+"""A small digit classifier with its images, to see Detent at work on a machine that has nothing else."""

@@ -49,7 +49,9 @@ class _Emitter:
         """Insert the pair behind an activation; the name of what its readers now read."""
         name = str(value.name)
         scale, zero_point = self._parameters(name)
-        quantize = ir.node("QuantizeLinear", [value, scale, zero_point], name=self._names.fresh(f"{name}_QuantizeLinear"))
+        quantize = ir.node(
+            "QuantizeLinear", [value, scale, zero_point], name=self._names.fresh(f"{name}_QuantizeLinear")
+        )
         codes = quantize.outputs[0]
         codes.type, codes.shape = ir.TensorType(zero_point.dtype or ir.DataType.UINT8), value.shape
         dequantize, result = self._dequantize(name, codes, scale, zero_point, value)

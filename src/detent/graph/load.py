@@ -25,12 +25,16 @@ logging.getLogger("onnx_ir").setLevel(logging.ERROR)
 
 def load(model: ModelLike) -> ir.Model:
     """The model as a graph with unique names, at opset 17 or newer. The input is not modified."""
+    return raise_opset(read(model), MINIMUM_OPSET, name_of(model))
+
+
+def read(model: ModelLike) -> ir.Model:
+    """The model as a graph with unique names, at the opset that it has. The input is not modified."""
+    where = name_of(model)
     if isinstance(model, onnx.ModelProto):
-        where = "the given ModelProto"
         graph_model = _deserialize(model, where, folder=None)
     else:
         path = Path(model)
-        where = str(path)
         graph_model = _deserialize(_read_proto(path), where, folder=path.parent)
     common_passes.RemoveInitializersFromInputsPass()(graph_model)
     common_passes.NameFixPass()(graph_model)
@@ -38,7 +42,22 @@ def load(model: ModelLike) -> ir.Model:
         graph_model.graph.sort()
     except ValueError as error:
         raise ModelError(f"The nodes of {where} depend on each other in a circle: {error}") from error
-    return raise_opset(graph_model, MINIMUM_OPSET, where)
+    return graph_model
+
+
+def name_of(model: ModelLike) -> str:
+    """How messages and reports call the model."""
+    return "the given ModelProto" if isinstance(model, onnx.ModelProto) else str(model)
+
+
+def stored_bytes(model: ModelLike) -> int:
+    """The size of the model on disk, its external data included."""
+    if isinstance(model, onnx.ModelProto):
+        return int(model.ByteSize())
+    path = Path(model)
+    tensors = _read_proto(path).graph.initializer
+    locations = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    return path.stat().st_size + sum((path.parent / location).stat().st_size for location in locations)
 
 
 def _read_proto(path: Path) -> onnx.ModelProto:

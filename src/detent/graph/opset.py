@@ -33,11 +33,10 @@ def _convert(model: ir.Model, version: int, minimum: int, where: str) -> ir.Mode
         if value.const_value is not None and value.const_value.nbytes > _SMALL
     }
     real_inputs = [value.name for value in model.graph.inputs]
-    for name in large:
+    for name, tensor in large.items():
         value = model.graph.initializers.pop(name)
-        tensor = large[name]
         value.const_value = None
-        value.shape, value.dtype = ir.Shape(tensor.shape.dims), tensor.dtype
+        value.shape, value.dtype = ir.Shape(tensor.numpy().shape), tensor.dtype
         model.graph.inputs.append(value)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
     try:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def error_sums(
     original: npt.NDArray[np.float32], quantized: npt.NDArray[np.float32]
 ) -> tuple[float, float, float, float, float]:

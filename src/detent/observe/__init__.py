@@ -1,0 +1,1 @@
+"""Data in, statistics out: readers, the sweep over calibration samples, and the histogram that it fills."""

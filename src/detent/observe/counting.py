@@ -16,7 +16,7 @@ BINS = 1 << 14
 HALF = BINS // 2
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def extreme_keys(bits: npt.NDArray[np.int32]) -> tuple[Any, Any]:
     """The least and greatest of float32 values, as order-preserving integer keys of their `bits`.
 
@@ -33,7 +33,7 @@ def extreme_keys(bits: npt.NDArray[np.int32]) -> tuple[Any, Any]:
     return low, high
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def count_bins(values: npt.NDArray[np.float32], inverse_width: np.float32, tables: npt.NDArray[np.uint32]) -> None:
     """Add each value's bin to one of two tables in turn (equal neighbours, zeros above all, would wait for each other).
 

@@ -98,7 +98,7 @@ class Histogram:
     def _occupied(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Counts and centres of the bins that hold anything."""
         bins = np.flatnonzero(self.counts)
-        return self._counts[bins].astype(np.float64), (bins - HALF + 0.5) * self.width
+        return self._counts[bins].astype(np.float64), (bins.astype(np.float64) - HALF + 0.5) * self.width
 
     def _grow_to(self, exponent: int) -> None:
         if exponent > self.exponent:

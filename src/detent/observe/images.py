@@ -122,8 +122,7 @@ def _upright(image: Image.Image) -> Image.Image:
     if turn is None:
         return image
     turned = image.transpose(turn)
-    # transpose() keeps the pixels only; the transparent colour lives beside them.
-    turned.info.update(image.info)
+    # transpose() takes the transparent colour along, but forgets the format, which tells 16-bit PNG from 32-bit pixels.
     turned.format = image.format
     return turned
 

@@ -131,18 +131,20 @@ class _Worker:
 
     def run(self) -> dict[str, Histogram]:
         """Count samples until there are no more."""
-        while (pending := self._stream.next()) is not None:
-            try:
+        try:
+            while (pending := self._stream.next()) is not None:
                 self._count(pending.load())
-            except BaseException:
-                self._stream.stop()
-                raise
-            self._stream.finished_one()
+                self._stream.finished_one()
+        except BaseException:
+            self._stream.stop()
+            raise
         return self._histograms
 
     def _count(self, sample: Sample) -> None:
         results = self._runner(sample.feeds, sample.origin) if self._runner.outputs else []
-        arrays = dict(zip(self._runner.outputs, results, strict=True)) | {name: sample.feeds[name] for name in self._fed}
+        arrays = dict(zip(self._runner.outputs, results, strict=True)) | {
+            name: sample.feeds[name] for name in self._fed
+        }
         for name, array in arrays.items():
             try:
                 self._histograms[name].add(array)

@@ -106,7 +106,9 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def _reason_to_leave(node: ir.Node) -> str | None:
-    if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+    if any(
+        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
+    ):
         return "control flow: the graphs inside stay float"
     operator = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if operator is None:
@@ -146,10 +148,18 @@ def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Non
         array = constant_array(value)
         if array is not None and not all_finite(array):
             raise ModelError(
-                f"The {role.value} '{name}' of node '{node.name}' holds NaN or infinity, which no integer can stand for. "
+                f"The {role.value} '{name}' of node '{node.name}' holds NaN or infinity, which no integer stands for. "
                 f"Repair the model, or leave the node float with --exclude '{node.name}'."
             )
-    layout.sites[name] = Site(name, role, str(node.name))
+    layout.sites[name] = Site(name, role, str(_layer_of(node, layout).name))
+
+
+def _layer_of(node: ir.Node, layout: Layout) -> ir.Node:
+    """The node that a user knows as the layer: for an activation function that is fused, the node before it."""
+    source = node.inputs[0]
+    producer = source.producer() if source is not None else None
+    fused = producer is not None and source is not None and _on_fused_edge(source, layout)
+    return producer if fused and producer is not None else node
 
 
 def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
@@ -166,5 +176,7 @@ def _nothing_to_quantize(decisions: Mapping[str, Decision]) -> str:
     reasons: dict[str, int] = {}
     for decision in decisions.values():
         reasons[decision.reason] = reasons.get(decision.reason, 0) + 1
-    listed = "; ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4])
+    listed = "; ".join(
+        f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4]
+    )
     return f"The model has no node to quantize ({listed or 'it is empty'})."

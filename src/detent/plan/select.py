@@ -40,7 +40,9 @@ class Selection:
             self._check_types(nodes)
             other = (str(node.name) for node in nodes if node.op_type not in self.op_types)
             reasons.update(dict.fromkeys(other, "operator type not in --op-types"))
-        reasons.update({name: f"excluded by '{by}'" for name, by in _matching(self.exclude, names, "--exclude").items()})
+        reasons.update(
+            {name: f"excluded by '{by}'" for name, by in _matching(self.exclude, names, "--exclude").items()}
+        )
         return reasons
 
     def _check_types(self, nodes: Sequence[ir.Node]) -> None:

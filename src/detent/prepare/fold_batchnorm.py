@@ -74,6 +74,8 @@ class FoldBatchNorm(Pass):
             return f"'{output.name}' goes to {layer.op_type}"
         if layer.op_type != "Conv" and rank(source) != 2:
             return f"'{source.name}' is not known to have rank 2"
+        if output.shape is None:
+            output.shape = source.shape
         reason = fold_before(self, model, layer, affine)
         if reason is not None:
             return reason

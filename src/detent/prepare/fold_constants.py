@@ -199,7 +199,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     if attribute.is_ref():
         return None
     if kind == "value":
-        tensor = attribute.as_tensor()
+        tensor: ir.TensorProtocol = attribute.value
         if tensor.dtype == ir.DataType.STRING:
             return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
         return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)

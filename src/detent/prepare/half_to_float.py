@@ -85,8 +85,8 @@ def _convert_attributes(node: ir.Node) -> int:
     for name, attribute in tuple(node.attributes.items()):
         if attribute.is_ref():
             continue
-        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _HALF:
-            node.attributes[name] = ir.AttrTensor(name, _widen(attribute.as_tensor()))
+        if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in _HALF:
+            node.attributes[name] = ir.AttrTensor(name, _widen(attribute.value))
             count += 1
         elif name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT and attribute.as_int() in _HALF:
             node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))

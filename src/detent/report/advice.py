@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from detent.measure.fidelity import Fidelity
 from detent.plan.layout import Decision
 from detent.report.report import Calibration, TensorReport
 
 LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal
+LARGE_LOSS_OF_SCORES_DB = 10.0  # class scores may be off by more before the largest one changes
+LARGE_DISAGREEMENT = 0.1  # of the samples get another class than in float
 FEW_SAMPLES = 32
-COMMON_REASONS = 3
+MOST_CULPRITS = 3
 
 
-def warnings_for(calibration: Calibration, nodes: Sequence[Decision], in_sample: bool, unsettled: Sequence[str]) -> list[str]:
+def warnings_for(
+    calibration: Calibration, nodes: Sequence[Decision], in_sample: bool, unsettled: Sequence[str]
+) -> list[str]:
     """What makes the result untrustworthy, or is likely to surprise."""
     found = list(unsettled)
     if calibration.random:
-        found.append("Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib.")
+        found.append(
+            "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
+        )
     if in_sample:
         found.append("No samples were held out: the figures are measured on calibration data, and flatter the result.")
     inside = [node.node for node in nodes if node.reason.startswith("control flow")]
@@ -31,12 +38,14 @@ def suggestions_for(
     fidelity: Fidelity, calibration: Calibration, tensors: Sequence[TensorReport], nodes: Sequence[Decision]
 ) -> list[str]:
     """What to try when the loss is large; nothing when it is not."""
-    sqnr = min((closeness.sqnr_db for closeness in fidelity.outputs.values()), default=math.inf)
-    if sqnr >= LARGE_LOSS_DB:
+    loss = _large_loss(fidelity)
+    if loss is None:
         return []
-    found = [f"The loss is large (output SQNR {sqnr:.1f} dB; {LARGE_LOSS_DB:.0f} dB is a usual aim)."]
+    found = [f"The loss is large ({loss})."]
     if calibration.note.startswith("Guessed"):
-        found.append("The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first.")
+        found.append(
+            "The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first."
+        )
     if calibration.samples < FEW_SAMPLES:
         found.append(f"Only {calibration.samples} calibration samples: 100 to 500 give steadier ranges.")
     culprits = _where_it_falls(tensors, nodes)
@@ -45,8 +54,20 @@ def suggestions_for(
         found.append(f"The error grows most at these nodes; try leaving them float: {listed}")
     clipped = [tensor.name for tensor in tensors if tensor.clipped > 0.01]
     if clipped:
-        found.append(f"{len(clipped)} tensors clip more than 1 % of their values ('{clipped[0]}'): try --method NonOverflow.")
+        found.append(
+            f"{len(clipped)} tensors clip more than 1 % of their values ('{clipped[0]}'): try --method NonOverflow."
+        )
     return found
+
+
+def _large_loss(fidelity: Fidelity) -> str | None:
+    """What is bad about the figures, or None where they are in the usual range."""
+    sqnr = min((closeness.sqnr_db for closeness in fidelity.outputs.values()), default=math.inf)
+    if fidelity.same_top1 is None:
+        return f"output SQNR {sqnr:.1f} dB" if sqnr < LARGE_LOSS_DB else None
+    if fidelity.same_top1 < (1 - LARGE_DISAGREEMENT) * fidelity.samples:
+        return f"{fidelity.samples - fidelity.same_top1} of {fidelity.samples} samples get another class than in float"
+    return f"output SQNR {sqnr:.1f} dB" if sqnr < LARGE_LOSS_OF_SCORES_DB else None
 
 
 def _where_it_falls(tensors: Sequence[TensorReport], nodes: Sequence[Decision]) -> list[str]:
@@ -55,9 +76,9 @@ def _where_it_falls(tensors: Sequence[TensorReport], nodes: Sequence[Decision]) 
     along = [tensor for tensor in tensors if tensor.closeness is not None and tensor.node in order]
     along.sort(key=lambda tensor: order[tensor.node])
     drops: list[tuple[float, str]] = []
-    for before, after in zip(along, along[1:], strict=False):
+    for before, after in pairwise(along):
         assert before.closeness is not None and after.closeness is not None
         drop = before.closeness.sqnr_db - after.closeness.sqnr_db
         if math.isfinite(drop) and drop > 3.0:
             drops.append((drop, after.node))
-    return [name for _, name in sorted(drops, reverse=True)[:COMMON_REASONS]]
+    return [name for _, name in sorted(drops, reverse=True)[:MOST_CULPRITS]]

@@ -24,8 +24,8 @@ from detent.recipe import Recipe
 class TensorReport:
     """One quantized tensor.
 
-    `minimum` and `maximum` were observed (of a weight: are its own), `clipped` is the fraction of values beyond the ends
-    of the grid, `shares` names the tensor whose position this one has, `closeness` compares it with the float model.
+    `minimum` and `maximum` were observed (of a weight: are its own), `clipped` is the fraction of values beyond the
+    ends of the grid, `shares` names the tensor whose position this one has, `closeness` compares it with float.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Calibration:
 class Report:
     """What was done to every node and tensor, why, and what it cost.
 
-    After a dry run `tensors` holds no figures, `fidelity` and `calibration` are None and nothing was written. `model` is
-    the quantized model where no output file was asked for.
+    After a dry run `tensors` is empty, `fidelity` is None and nothing was written. `model` is the
+    quantized model where no output file was asked for.
     """
 
     source: str

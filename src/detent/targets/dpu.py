@@ -1,11 +1,11 @@
 """Operators that the NPU computes its own way, rewritten so that the file says what the device will answer.
 
-| operator              | on the device                                                                                      |
-| --------------------- | -------------------------------------------------------------------------------------------------- |
-| LeakyRelu             | the slope is a whole number of 256ths: 0.1 becomes 26/256                                            |
-| Sigmoid               | HardSigmoid(x) = clip(x/6 + 1/2, 0, 1); there is no other                                            |
-| HardSigmoid           | 1/6 is 2731/16384, so the result is 1.00012 times as large                                           |
-| mean over n numbers   | the sum times k/2^m instead of 1/n: the result is n*k/2^m times as large (1.0049 for a 7x7 average)  |
+| operator            | on the device                                                                            |
+| ------------------- | ---------------------------------------------------------------------------------------- |
+| LeakyRelu           | the slope is a whole number of 256ths: 0.1 becomes 26/256                                |
+| Sigmoid             | HardSigmoid(x) = clip(x/6 + 1/2, 0, 1); there is no other                                |
+| HardSigmoid         | 1/6 is 2731/16384: the result is 1.00012 times as large                                  |
+| mean of n numbers   | the sum times k/2^m instead of 1/n: n*k/2^m times as large (1.0049 for a 7x7 average)    |
 
 The first two change what the node computes and come before the rules on positions. The last two multiply the result by
 a constant close to 1, within the rounding of the same value, so the factor has no codes of its own: they come last.
@@ -32,8 +32,8 @@ _LARGEST_SIDE = 255
 def reciprocal_factor(count: int) -> float:
     """count * k / 2^m, with k / 2^m the best approximation of 1 / count that the device's shifter allows."""
     exponents = range(7 + math.ceil(math.log2(count)))
-    best = min(exponents, key=lambda m: abs(round(2**m / count) / 2**m - 1 / count))
-    return count * round(2**best / count) / 2**best
+    best = min(exponents, key=lambda m: abs(round((1 << m) / count) / (1 << m) - 1 / count))
+    return count * round((1 << best) / count) / (1 << best)
 
 
 def window_factor(side: int) -> float:
@@ -158,6 +158,8 @@ class ScaleReduceMean(_FactorPass):
         axes = ints_attribute(node, "axes") or constant_ints(input_at(node, 1))
         sizes = [shape[axis] for axis in axes] if shape and axes else [None]
         if any(size is None for size in sizes):
-            self.decline(node, "the number of elements it averages is not known, so the device's factor is not simulated")
+            self.decline(
+                node, "the number of elements it averages is not known, so the device's factor is not simulated"
+            )
             return None
         return reciprocal_factor(math.prod(size for size in sizes if size is not None))

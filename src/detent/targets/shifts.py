@@ -4,25 +4,25 @@ The device multiplies and adds integers, and moves between positions by shifting
 positions around a node must not be too far apart; and an operator that only moves data cannot shift at all. Below,
 in[i], out, weight and bias stand for the positions around one node.
 
-| rule          | operators                  | what must hold                                             | what moves      |
-| ------------- | -------------------------- | ---------------------------------------------------------- | --------------- |
-| align         | Concat                     | all in = out                                               | all, to the min |
-| align         | pools, Pad, Slice          | in = out                                                   | the larger one  |
-| shift read    | Add, Sub                   | max in - min in <= 7                                       | the largest in  |
-| shift write   | Add                        | -7 <= min in - out <= 25                                   | out             |
-| shift write   | Mul                        | 0 <= sum of in - out <= 32                                 | out             |
-| shift cut     | Conv, Gemm                 | 0 <= cut <= 16, where cut = weight + in - out              | weight          |
-| shift bias    | Conv, Gemm                 | min(0, cut - 16) <= weight + in - bias <= 15               | bias            |
-|               |   before a LeakyRelu       | 0 <= weight + in - bias <= 15                              | bias            |
-| hard sigmoid  | HardSigmoid                | 0 <= in <= 15, out >= 7, 14 + in - out >= 0                | in, out         |
-| shift swish   | Mul of x and HardSigmoid(x)| 0 <= sum of in - out <= 15                                 | out             |
+| rule         | operators                   | what must hold                                 | what moves      |
+| ------------ | --------------------------- | ---------------------------------------------- | --------------- |
+| align        | Concat                      | all in = out                                   | all, to the min |
+| align        | pools, Pad, Slice           | in = out                                       | the larger one  |
+| shift read   | Add, Sub                    | max in - min in <= 7                           | the largest in  |
+| shift write  | Add                         | -7 <= min in - out <= 25                       | out             |
+| shift write  | Mul                         | 0 <= sum of in - out <= 32                     | out             |
+| shift swish  | Mul of x and HardSigmoid(x) | 0 <= sum of in - out <= 15                     | out             |
+| shift cut    | Conv, Gemm                  | 0 <= cut <= 16, where cut = weight + in - out  | weight          |
+| shift bias   | Conv, Gemm                  | min(0, cut - 16) <= weight + in - bias <= 15   | bias            |
+|              | ... before a LeakyRelu      | 0 <= weight + in - bias <= 15                  | bias            |
+| hard sigmoid | HardSigmoid                 | 0 <= in <= 15, out >= 7, 14 + in - out >= 0    | in, out         |
 
 The rules are applied in this order, round after round, until none moves anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -65,21 +65,26 @@ def constrain(model: ir.Model, plan: Plan) -> list[str]:
     nodes = [node for node in model.graph if plan.layout.quantizes(node)]
     wiring = Wiring(plan)
     for _ in range(MAX_ROUNDS):
-        # A list, not a generator: every rule runs in every round, in order.
-        if not any([rule(node, wiring) for rule, op_types in RULES for node in nodes if node.op_type in op_types]):
+        # A sum, not any(): every rule runs in every round, in order.
+        if not sum(rule(node, wiring) for rule, op_types in RULES for node in nodes if node.op_type in op_types):
             return []
-    return [
-        f"{op_type} '{name}': its positions do not settle under the device's rules after {MAX_ROUNDS} rounds"
-        for name, op_type in _unsettled(nodes, wiring)
-    ]
+    return violations(model, plan)
 
 
-def _unsettled(nodes: Iterable[ir.Node], wiring: Wiring) -> list[tuple[str, str]]:
-    return [
-        (str(node.name), node.op_type)
-        for node in nodes
-        if any([rule(node, wiring) for rule, op_types in RULES if node.op_type in op_types])
-    ]
+def violations(model: ir.Model, plan: Plan) -> list[str]:
+    """The rules that do not hold, as sentences. The plan is left as it is."""
+    found = []
+    for rule, op_types in RULES:
+        for node in model.graph:
+            if node.op_type in op_types and plan.layout.quantizes(node):
+                trial = Plan(plan.layout, plan.grids, dict(plan.positions))
+                if rule(node, Wiring(trial)):
+                    move = trial.moves[0]
+                    found.append(
+                        f"{node.op_type} '{node.name}' breaks the device's rule '{move.rule}': position "
+                        f"{move.before} of '{move.value}' should be {move.after}."
+                    )
+    return found
 
 
 def _clamp(value: int, low: int, high: int) -> int:
@@ -92,7 +97,7 @@ def _align(node: ir.Node, wiring: Wiring) -> bool:
     if output is None or len(sites) < 2:
         return False
     lowest = min(wiring.plan.position(site) for site in sites)
-    return any([wiring.plan.move(site, lowest, "align", str(node.name)) for site in sites])
+    return sum(wiring.plan.move(site, lowest, "align", str(node.name)) for site in sites) > 0
 
 
 def _shift_read(node: ir.Node, wiring: Wiring) -> bool:
@@ -120,7 +125,10 @@ def _shift_write(node: ir.Node, wiring: Wiring) -> bool:
 def _is_swish(node: ir.Node) -> bool:
     """Whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
     return any(
-        consumer.op_type == "HardSigmoid" for value in node.inputs if value is not None for consumer in value.consumers()
+        consumer.op_type == "HardSigmoid"
+        for value in node.inputs
+        if value is not None
+        for consumer in value.consumers()
     )
 
 

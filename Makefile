@@ -1,0 +1,38 @@
+# Everything happens in .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types contract lines clean
+
+demo: $(VENV)/installed  ## Install and quantize the model that comes with Detent.
+	$(BIN)/detent demo
+
+test: $(VENV)/installed-dev  ## Install the test needs and run the whole suite.
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+contract: $(VENV)/installed-dev
+	$(BIN)/lint-imports
+
+lines:  ## Lines per room.
+	@find src/detent -name '*.py' | awk -F/ '{room = NF > 3 ? $$3 "/" : $$3; while ((getline line < $$0) > 0) count[room]++; close($$0)} \
+		END {for (room in count) {printf "%6d %s\n", count[room], room; all += count[room]} printf "%6d in all\n", all}' | sort -k2
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) detent-demo

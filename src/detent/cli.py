@@ -1,0 +1,212 @@
+"""The command `detent`. Heavy imports happen inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from detent import __version__, cli_options
+from detent.cli_options import NODES
+from detent.errors import DetentError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from detent.recipe import Recipe
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="detent",
+    help="Quantize trained ONNX models for NPUs, and see what it cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run a command; every error that a user can cause is one message and an exit code that means something."""
+    try:
+        app()
+    except DetentError as error:
+        _stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _stderr().print("Interrupted. Nothing was written.")
+        sys.exit(INTERRUPTED)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        _stdout().print(__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def quantize(
+    model: Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")],
+    output: Annotated[Path | None, typer.Argument(help="Where to write the result.", metavar="OUTPUT")] = None,
+    calib: Annotated[
+        Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Without: random data.")
+    ] = None,
+    recipe: Annotated[str, typer.Option("--recipe", help="What to quantize to.")] = "XINT8",
+    target: Annotated[str | None, typer.Option("--target", help="npu-cnn or cpu, if not the recipe's.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="MinMSE or NonOverflow, if not the recipe's.")] = None,
+    activations: Annotated[
+        str | None, typer.Option("--activations", help="uint8 (zero point 128) or int8 (zero point 0).")
+    ] = None,
+    include: Annotated[
+        list[str], typer.Option(help="Only nodes that match.", metavar="PATTERN", rich_help_panel=NODES)
+    ] = [],  # noqa: B006
+    exclude: Annotated[
+        list[str], typer.Option(help="Leave these float.", metavar="PATTERN", rich_help_panel=NODES)
+    ] = [],  # noqa: B006
+    op_types: Annotated[
+        list[str], typer.Option("--op-types", help="Only these operators.", metavar="TYPE", rich_help_panel=NODES)
+    ] = [],  # noqa: B006
+    start: Annotated[
+        list[str], typer.Option("--from", help="Only what follows NODE.", metavar="NODE", rich_help_panel=NODES)
+    ] = [],  # noqa: B006
+    end: Annotated[
+        list[str], typer.Option("--to", help="Only what leads to NODE.", metavar="NODE", rich_help_panel=NODES)
+    ] = [],  # noqa: B006
+    fix_shape: Annotated[list[str], typer.Option(help="INPUT=1,3,224,224: make a dynamic shape fixed.")] = [],  # noqa: B006
+    limit: cli_options.Limit = None,
+    seed: cli_options.Seed = None,
+    batch: cli_options.Batch = None,
+    preprocess: cli_options.PreprocessFile = None,
+    size: cli_options.Size = None,
+    resize: cli_options.Resize = None,
+    mean: cli_options.Mean = None,
+    std: cli_options.Std = None,
+    order: cli_options.Order = None,
+    layout: cli_options.Layout = None,
+    resample: cli_options.Resample = None,
+    threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
+    report: Annotated[Path | None, typer.Option("--report", help="Also save the report as JSON.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; run and write nothing.")] = False,
+    json: cli_options.Json = False,
+) -> None:
+    """Quantize MODEL and write it to OUTPUT.
+
+    Example: detent quantize mobilenetv2.onnx mobilenetv2_int8.onnx --calib images/
+    """
+    if output is None and not dry_run:
+        raise UsageError("Give an OUTPUT to write to, or --dry-run.")
+    import detent
+    from detent.progress_bar import progress_bar
+
+    options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
+    with progress_bar(_stderr()) as progress:
+        result = detent.quantize(
+            model,
+            output,
+            calib,
+            _recipe(recipe, target, method, activations),
+            include=include,
+            exclude=exclude,
+            op_types=op_types,
+            start=start,
+            end=end,
+            preprocess=options,
+            fix_shapes=cli_options.shapes(fix_shape),
+            limit=limit,
+            seed=seed,
+            batch=batch,
+            threads=threads,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if report is not None:
+        result.save(report)
+    if json:
+        typer.echo(result.to_json())
+        return
+    from detent.report.terminal import print_report
+
+    print_report(result, _stdout())
+
+
+@app.command()
+def inspect(
+    model: Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")],
+    nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node.")] = False,
+    json: cli_options.Json = False,
+) -> None:
+    """Show what is in a model: operators, types, and the scale and position of every quantized tensor."""
+    from detent.measure.inspection import inspect_model
+    from detent.report.terminal import print_inspection
+
+    inspection = inspect_model(model)
+    if json:
+        import json as encoder
+
+        typer.echo(encoder.dumps(inspection.to_dict(), indent=2))
+        return
+    print_inspection(inspection, _stdout(), nodes=nodes)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Argument(help="Where to write the result.")] = Path("detent-demo/digits_xint8.onnx"),
+) -> None:
+    """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
+    from detent.demo.run import run_demo
+    from detent.progress_bar import progress_bar
+
+    with progress_bar(_stderr()) as progress:
+        result = run_demo(output, progress)
+    result.show(_stdout())
+
+
+def _recipe(name: str, target: str | None, method: str | None, activations: str | None) -> Recipe:
+    """The named recipe with the fields that the flags change."""
+    from detent.presets import find_recipe
+    from detent.recipe import ACTIVATION_GRIDS, METHODS
+
+    recipe = find_recipe(name)
+    changes: dict[str, Any] = {} if target is None else {"target": target}
+    if method is not None:
+        changes["method"] = _choice(method, METHODS, "--method")
+    if activations is not None:
+        changes["activations"] = _choice(activations, ACTIVATION_GRIDS, "--activations")
+    return recipe.replace(**changes)
+
+
+def _choice(name: str, known: dict[str, Any], option: str) -> Any:
+    by_lower: dict[str, Any] = {key.lower(): value for key, value in known.items()}
+    if name.lower() not in by_lower:
+        raise UsageError(f"{option} '{name}' is not known.{nearest(name, known)} Choose from {', '.join(known)}.")
+    return by_lower[name.lower()]
+
+
+def _stdout() -> Console:
+    return _console(lambda: sys.stdout)
+
+
+def _stderr() -> Console:
+    return _console(lambda: sys.stderr)
+
+
+def _console(stream: Callable[[], Any]) -> Console:
+    from rich.console import Console
+
+    console = Console(file=stream(), highlight=False)
+    # Into a file or a pipe, lines are as long as they are: tools that read them do not want ours folded at column 80.
+    return console if console.is_terminal else Console(file=stream(), highlight=False, width=200)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Options that several commands share: one spelling and one meaning for each, everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from detent.errors import UsageError
+
+if TYPE_CHECKING:
+    from detent.observe.preprocess import PreprocessOptions
+
+DATA = "Data"
+NODES = "Which nodes"
+
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Use at most N samples.", metavar="N", rich_help_panel=DATA)
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Choose them at random with this seed (else: evenly spaced).", rich_help_panel=DATA),
+]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Samples per inference.", rich_help_panel=DATA)]
+PreprocessFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--preprocess", help="JSON with size, mean, std, order, ... instead of the flags.", rich_help_panel=DATA
+    ),
+]
+Size = Annotated[str | None, typer.Option("--size", help="Image size: 224 or H,W.", rich_help_panel=DATA)]
+Resize = Annotated[
+    int | None, typer.Option("--resize", help="Short side before the centre crop.", rich_help_panel=DATA)
+]
+Mean = Annotated[str | None, typer.Option("--mean", help="One number or R,G,B, on 0..255.", rich_help_panel=DATA)]
+Std = Annotated[str | None, typer.Option("--std", help="One number or R,G,B, on 0..255.", rich_help_panel=DATA)]
+Order = Annotated[str | None, typer.Option("--order", help="RGB, BGR or GRAY.", rich_help_panel=DATA)]
+Layout = Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC.", rich_help_panel=DATA)]
+Resample = Annotated[
+    str | None, typer.Option("--resample", help="bilinear, bicubic, nearest, ...", rich_help_panel=DATA)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def preprocess_options(
+    file: Path | None,
+    size: str | None,
+    resize: int | None,
+    mean: str | None,
+    std: str | None,
+    order: str | None,
+    layout: str | None,
+    resample: str | None,
+) -> PreprocessOptions:
+    """The image flags as one value. Spelling is checked here, meaning where the model's input is known."""
+    from detent.observe.preprocess import PreprocessOptions
+
+    sides = None if size is None else [int(side) for side in numbers(size, "--size")]
+    return PreprocessOptions(
+        size=None if sides is None else sides[0] if len(sides) == 1 else (sides[0], sides[1]),
+        resize=resize,
+        mean=None if mean is None else tuple(numbers(mean, "--mean")),
+        std=None if std is None else tuple(numbers(std, "--std")),
+        order=None if order is None else order.upper(),  # type: ignore[arg-type]
+        layout=None if layout is None else layout.upper(),  # type: ignore[arg-type]
+        resample=None if resample is None else resample.lower(),  # type: ignore[arg-type]
+        file=file,
+    )
+
+
+def numbers(text: str, option: str) -> list[float]:
+    """Numbers separated by commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} '{text}': expected numbers separated by commas, such as 224,224.") from None
+
+
+def shapes(assignments: Sequence[str]) -> dict[str, list[int]] | None:
+    """`input=1,3,224,224` for each input."""
+    found: dict[str, list[int]] = {}
+    for assignment in assignments:
+        name, separator, dims = assignment.rpartition("=")
+        if not separator or not name:
+            raise UsageError(f"--fix-shape '{assignment}': expected INPUT=D,D,..., such as input=1,3,224,224.")
+        found[name] = [int(dim) for dim in numbers(dims, "--fix-shape")]
+    return found or None

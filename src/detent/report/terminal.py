@@ -1,0 +1,163 @@
+"""The report and the inspection as text for a terminal: what matters first, in as few lines as tell it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from detent.measure.inspection import Inspection
+from detent.prepare.base import Change
+from detent.report.report import Report, TensorReport
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Everything about one quantization."""
+    console.print(_headline(report))
+    if report.calibration is not None:
+        console.print(Text(f"Calibrated on {report.calibration.source}, method {type(report.recipe.method).__name__}."))
+        if report.calibration.note:
+            console.print(Text(report.calibration.note))
+    console.print(_operator_table(report))
+    if report.changes:
+        console.print(_change_summary(report.changes))
+    if report.moves:
+        rules = Counter(move.rule for move in report.moves)
+        listed = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
+        console.print(Text(f"Positions moved by the rules of {report.recipe.target}: {listed}."))
+    if report.fidelity is not None:
+        console.print(_fidelity(report))
+        console.print(_worst_table(report.worst_tensors()))
+    for warning in report.warnings:
+        console.print(Text(f"Warning: {warning}", style="yellow"))
+    for suggestion in report.suggestions:
+        console.print(Text(f"Suggestion: {suggestion}", style="cyan"))
+    console.print(_seconds(report))
+
+
+def _headline(report: Report) -> Text:
+    sizes = _size(report.bytes_before)
+    if report.bytes_after is not None:
+        ratio = report.bytes_before / max(report.bytes_after, 1)
+        sizes += f" -> {_size(report.bytes_after)} ({ratio:.1f} times smaller)"
+    destination = report.output or ("nothing written (dry run)" if report.fidelity is None else "in memory")
+    return Text(f"{report.source} -> {destination}   {report.recipe.name} for {report.recipe.target}   {sizes}", "bold")
+
+
+def _operator_table(report: Report) -> Table:
+    table = _table("operator", "quantized", "left float", "why")
+    quantized = Counter(node.op_type for node in report.nodes if node.quantized)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for node in report.left_float():
+        reasons[node.op_type][node.reason] += 1
+    for op_type in sorted({node.op_type for node in report.nodes}, key=lambda name: (-quantized[name], name)):
+        left = reasons[op_type]
+        why = "; ".join(f"{reason} ({count})" if len(left) > 1 else reason for reason, count in left.most_common(3))
+        table.add_row(op_type, str(quantized[op_type] or "-"), str(left.total() or "-"), escape(why))
+    return table
+
+
+def _change_summary(changes: Iterable[Change]) -> Text:
+    counts = Counter(change.by for change in changes)
+    return Text("Rewritten: " + ", ".join(f"{name} {count}" for name, count in counts.items()) + ".")
+
+
+def _fidelity(report: Report) -> RenderableType:
+    fidelity = report.fidelity
+    assert fidelity is not None
+    kind = "calibration samples" if report.in_sample else "held-out samples"
+    table = _table(f"output, against float on {fidelity.samples} {kind}", "SQNR dB", "PSNR dB", "cosine")
+    for name, closeness in fidelity.outputs.items():
+        table.add_row(
+            escape(name), _decibels(closeness.sqnr_db), _decibels(closeness.psnr_db), f"{closeness.cosine:.5f}"
+        )
+    if fidelity.same_top1 is None:
+        return table
+    return Group(table, Text(f"Same top-1 class as float: {fidelity.same_top1} of {fidelity.samples}."))
+
+
+def _worst_table(tensors: Sequence[TensorReport]) -> Table:
+    table = _table("worst tensors", "SQNR dB", "range", "position", "clipped")
+    for tensor in tensors:
+        table.add_row(
+            escape(tensor.name),
+            _decibels(tensor.closeness.sqnr_db if tensor.closeness else math.inf),
+            f"{tensor.minimum:.4g} .. {tensor.maximum:.4g}",
+            str(tensor.position),
+            f"{100 * tensor.clipped:.3g} %",
+        )
+    return table
+
+
+def _seconds(report: Report) -> Text:
+    total = sum(report.seconds.values())
+    stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report.seconds.items())
+    return Text(f"{total:.1f} s: {stages}", style="dim")
+
+
+def print_inspection(inspection: Inspection, console: Console, *, nodes: bool) -> None:
+    """The contents of a model."""
+    opset = ", ".join(f"{domain} {version}" for domain, version in inspection.opset.items())
+    made_by = f", made by {inspection.producer}" if inspection.producer else ""
+    console.print(
+        Text(f"{_size(inspection.bytes)}, {sum(inspection.operators.values())} nodes, opset {opset}{made_by}", "bold")
+    )
+    for kind, values in (("input", inspection.inputs), ("output", inspection.outputs)):
+        for name, typed in values.items():
+            console.print(Text(f"{kind} {name}: {typed}"))
+    for dtype, size in inspection.constants.items():
+        console.print(Text(f"constants {dtype}: {_size(size)}"))
+    table = _table("operator", "nodes")
+    for op_type, count in inspection.operators.items():
+        table.add_row(escape(op_type), str(count))
+    console.print(table)
+    if inspection.quantized:
+        console.print(_quantized_table(inspection))
+    else:
+        console.print(Text("Not quantized: no DequantizeLinear in it."))
+    if nodes:
+        listing = _table("node", "operator", "inputs", "of them quantized")
+        for node in inspection.nodes:
+            listing.add_row(escape(node.name), node.op_type, str(node.inputs), str(node.quantized_inputs))
+        console.print(listing)
+
+
+def _quantized_table(inspection: Inspection) -> Table:
+    table = _table("quantized tensor", "kind", "type", "scale", "zero point", "position")
+    for tensor in inspection.quantized:
+        scale = f"{tensor.scale:.6g}" if tensor.scale is not None else f"{tensor.channels} channels"
+        table.add_row(
+            escape(tensor.name),
+            "constant" if tensor.constant else "activation",
+            tensor.dtype,
+            scale,
+            "-" if tensor.zero_point is None else str(tensor.zero_point),
+            "-" if tensor.position is None else str(tensor.position),
+        )
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(
+            name, justify="left" if name in ("why", "kind", "type", "operator") else "right", overflow="fold"
+        )
+    return table
+
+
+def _decibels(value: float) -> str:
+    return "exact" if value == math.inf else f"{value:.1f}"
+
+
+def _size(count: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,233 @@
+"""Finding data files and reading .npy and .npz."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from detent.errors import DataError
+from detent.observe.files import find_files, npy_rows, npz_rows
+from detent.observe.preprocess import InputSpec
+
+
+def spec(*shape, dtype=np.float32, name="x"):
+    return InputSpec(name, np.dtype(dtype), shape)
+
+
+X = [spec(None, 2)]
+AB = [spec(None, 2, name="a"), spec(None, name="b")]
+
+
+def touch(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def save(path, *shape, start=0, dtype=np.float32):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = (np.arange(np.prod(shape), dtype=np.int64) + start).reshape(shape).astype(dtype)
+    np.save(path, array)
+    return array
+
+
+def test_images_are_found_everywhere_and_sorted(tmp_path):
+    names = ["b.JPG", "a/2.png", "a/1.jpeg", "c/d/e.webp", "z.tif", "z.tiff", "y.bmp", "x.jpg"]
+    touch(tmp_path, *names, ".hidden.jpg", ".git/a.jpg", "notes.txt", "labels.csv", "a/Thumbs.db", "jpg")
+    found = find_files(tmp_path)
+    assert found.kind == "image"
+    assert list(found.names) == sorted(names)
+    assert found.place == f"from {tmp_path}/"
+
+
+def test_a_single_file(tmp_path):
+    touch(tmp_path, "cat.jpg", "notes.txt")
+    assert find_files(tmp_path / "cat.jpg").names == ("cat.jpg",)
+    with pytest.raises(
+        DataError, match=r"notes\.txt: this is not a data file\. Expected one that ends in \.jpg, .*\.npz"
+    ):
+        find_files(tmp_path / "notes.txt")
+    with pytest.raises(DataError, match="nowhere: there is no such file or folder"):
+        find_files(tmp_path / "nowhere")
+
+
+def test_a_folder_without_data_names_the_endings(tmp_path):
+    touch(tmp_path, "notes.txt", ".a.jpg")
+    with pytest.raises(
+        DataError, match=r"there is no data in this folder.*\.jpg, \.jpeg, \.png.*\.npy, \.npz"
+    ) as caught:
+        find_files(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_mixed_kinds_name_both(tmp_path):
+    touch(tmp_path, "a.jpg", "b/c.npy")
+    with pytest.raises(
+        DataError, match=r"expected one kind of data.*found images \(a\.jpg\) and \.npy files \(b/c\.npy\)"
+    ):
+        find_files(tmp_path)
+
+
+def test_linked_folders_are_followed_but_not_in_circles(tmp_path):
+    touch(tmp_path, "real/a.jpg", "data/b.jpg")
+    try:
+        (tmp_path / "data/link").symlink_to(tmp_path / "real", target_is_directory=True)
+        (tmp_path / "data/circle").symlink_to(tmp_path / "data", target_is_directory=True)
+    except OSError:
+        pytest.skip("no symbolic links here")
+    assert find_files(tmp_path / "data").names == ("b.jpg", "link/a.jpg")
+
+
+def test_an_npy_file_is_read_row_by_row(tmp_path, monkeypatch):
+    array = save(tmp_path / "calib.npy", 5, 2)
+    # Read through the memory map only: a plain read of the file would go through fromfile.
+    monkeypatch.setattr(np, "fromfile", None)
+    rows = npy_rows(find_files(tmp_path / "calib.npy"), X)
+    assert len(rows) == 5
+    assert rows.origin(3) == "calib.npy[3]"
+    row = rows.read(3)["x"]
+    assert not isinstance(row, np.memmap) and row.base is None
+    np.testing.assert_array_equal(row, array[3])
+
+
+def test_a_huge_npy_file_costs_nothing_to_open(tmp_path):
+    path = tmp_path / "huge.npy"
+    np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(1 << 20, 1 << 10))  # 4 GiB, sparse
+    rows = npy_rows(find_files(path), [spec(None, 1 << 10)])
+    assert len(rows) == 1 << 20
+    assert rows.read((1 << 20) - 1)["x"].shape == (1 << 10,)
+
+
+def test_no_file_handles_stay_open(tmp_path):
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc")
+    (tmp_path / "z").mkdir()
+    for at in range(20):
+        save(tmp_path / f"{at:02}.npy", 3, 2)
+        np.savez(tmp_path / f"z/{at:02}.npz", x=np.zeros((3, 2), np.float32))
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    npz = npz_rows(find_files(tmp_path / "z"), X)
+    npy = [npy_rows(find_files(tmp_path / f"{at:02}.npy"), X) for at in range(20)]
+    kept = [rows.read(0) for rows in npy] + [npz.read(row) for row in range(len(npz))]
+    assert len(kept) == 20 + 60
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208
+
+
+def test_a_folder_of_npy_with_samples_and_batches(tmp_path):
+    save(tmp_path / "a.npy", 2)
+    save(tmp_path / "b.npy", 3, 2, start=10)
+    save(tmp_path / "c.npy", 1, 2, start=20)
+    rows = npy_rows(find_files(tmp_path), X)
+    assert [rows.origin(row) for row in range(len(rows))] == ["a.npy", "b.npy[0]", "b.npy[1]", "b.npy[2]", "c.npy"]
+    assert [rows.read(row)["x"].tolist() for row in (0, 2, 4)] == [[0, 1], [12, 13], [20, 21]]
+
+
+def test_one_sub_folder_per_input(tmp_path):
+    for at in range(3):
+        save(tmp_path / f"a/{at}.npy", 2, start=at)
+        save(tmp_path / f"b/{at}.npy", start=100 + at)
+    rows = npy_rows(find_files(tmp_path), AB)
+    assert [rows.origin(row) for row in range(len(rows))] == ["0.npy", "1.npy", "2.npy"]
+    feeds = rows.read(2)
+    assert feeds["a"].tolist() == [2, 3] and feeds["b"] == 102
+
+
+def test_input_names_with_slashes(tmp_path):
+    save(tmp_path / "in/a/0.npy", 2)
+    save(tmp_path / "in/0.npy", 2, start=5)
+    rows = npy_rows(find_files(tmp_path), [spec(None, 2, name="in"), spec(None, 2, name="in/a")])
+    assert {name: feed.tolist() for name, feed in rows.read(0).items()} == {"in": [5, 6], "in/a": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a/0.npy", "b/0.npy", "a/1.npy"], r"a/1\.npy has no counterpart for input 'b'\. Expected b/1\.npy"),
+        (["a/0.npy", "bb/0.npy"], r"bb/0\.npy belongs to no input\. Did you mean 'b'\?.*a/, b/"),
+        (["0.npy", "1.npy"], r"0\.npy belongs to no input.*one sub-folder"),
+        (["0.npy"], r"2 inputs \('a', 'b'\): 0\.npy cannot feed it\. Give a \.npz"),
+    ],
+)
+def test_bad_sub_folders(tmp_path, names, message):
+    for name in names:
+        save(tmp_path / name, 2)
+    with pytest.raises(DataError, match=message):
+        npy_rows(find_files(tmp_path), AB)
+
+
+class Trap:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_pickles_are_never_loaded(tmp_path):
+    sprung = tmp_path / "sprung"
+    data = np.array([Trap(sprung)], object)
+    np.save(tmp_path / "a.npy", data, allow_pickle=True)
+    np.savez(tmp_path / "a.npz", x=data)
+    (tmp_path / "b.npy").write_bytes(pickle.dumps(Trap(sprung)))
+    for name, message in (("a.npy", "holds Python objects"), ("a.npz", "holds Python objects"), ("b.npy", "magic")):
+        with pytest.raises(DataError, match=rf"{name[0]}\.{name[2:]}: this .* cannot be read \(.*{message}"):
+            (npz_rows if name.endswith("z") else npy_rows)(find_files(tmp_path / name), X)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_damaged_files_name_themselves(tmp_path, ending):
+    good = tmp_path / f"good.{ending}"
+    data = np.random.default_rng(0).random((50, 2)).astype(np.float32)
+    np.save(good, data) if ending == "npy" else np.savez(good, x=data)
+    raw = good.read_bytes()
+    bad = tmp_path / f"bad.{ending}"
+    for content in (b"", raw[:7], raw[:100], raw[: len(raw) // 2], b"\0" * 200):
+        bad.write_bytes(content)
+        with pytest.raises(DataError, match=rf"bad\.{ending}: this \.{ending} file cannot be read \(."):
+            (npy_rows if ending == "npy" else npz_rows)(find_files(bad), X)
+
+
+def test_npz(tmp_path):
+    np.savez_compressed(tmp_path / "0.npz", a=np.ones((3, 2), np.float32), b=np.arange(3, dtype=np.float32))
+    np.savez(tmp_path / "1.npz", a=np.ones(2, np.float32), b=np.float32(7))
+    rows = npz_rows(find_files(tmp_path), AB)
+    assert [rows.origin(row) for row in range(len(rows))] == ["0.npz[0]", "0.npz[1]", "0.npz[2]", "1.npz"]
+    assert rows.read(2)["b"] == 2 and rows.read(3)["b"] == 7
+
+
+def test_an_npz_file_is_not_decompressed_for_every_row(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "0.npz", x=np.ones((30, 2), np.float32))
+    loads = []
+    original = np.load
+    monkeypatch.setattr(np, "load", lambda *args, **named: loads.append(named) or original(*args, **named))
+    rows = npz_rows(find_files(tmp_path), X)
+    assert loads == []
+    for row in range(30):
+        rows.read(row)
+    assert loads == [{"allow_pickle": False}]
+
+
+def test_npz_names(tmp_path):
+    np.savez(tmp_path / "0.npz", a=np.ones(2, np.float32), c=np.float32(7))
+    with pytest.raises(DataError, match=r"0\.npz: the model has no input 'c'"):
+        npz_rows(find_files(tmp_path), AB)
+    np.savez(tmp_path / "0.npz", a=np.ones(2, np.float32))
+    with pytest.raises(DataError, match=r"0\.npz: there is no data for input 'b'"):
+        npz_rows(find_files(tmp_path), AB)
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_an_empty_batch_in_a_file(tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    data = np.zeros((0, 2), np.float32)
+    np.save(path, data) if ending == "npy" else np.savez(path, x=data)
+    with pytest.raises(DataError, match=rf"a\.{ending}: .*found an empty batch"):
+        (npy_rows if ending == "npy" else npz_rows)(find_files(path), X)

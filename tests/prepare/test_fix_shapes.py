@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+from equivalence import check, f32, info, make, node
+
+from detent.errors import UsageError
+from detent.prepare import FixShapes, prepare
+
+NODES = [node("Conv", "x w", "a"), node("Relu", "a", "y")]
+
+
+def model():
+    stale = [info("a", ["N", 4, 99, "?"])]
+    return make(NODES, {"x": ["N", 3, "H", "W"]}, {"y": ["N", 4, "H2", "W2"]}, {"w": f32(4, 3, 3, 3)}, value_info=stale)
+
+
+def dims(value):
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def test_shapes_are_set_and_everything_is_inferred_again():
+    done = check(FixShapes({"x": [2, 3, 8, 6]}), model(), {"x": f32(2, 3, 8, 6)}, exact=True)
+    assert dims(done.proto.graph.input[0]) == [2, 3, 8, 6]
+    assert dims(done.proto.graph.output[0]) == [2, 4, 6, 4]
+    assert [dims(value) for value in done.proto.graph.value_info if value.name == "a"] == [[2, 4, 6, 4]]
+    assert "[N, 3, H, W] fixed to [2, 3, 8, 6]" in done.step.changes[0].what
+
+
+def test_the_same_shape_is_no_change():
+    proto = make([node("Relu", "x", "y")], {"x": [2, 3]}, {"y": None})
+    assert not check(FixShapes({"x": [2, 3]}), proto, exact=True).step.changes
+
+
+def test_output_that_cannot_be_inferred_keeps_its_shape():
+    nodes = [node("NonZero", "x", "i"), node("Reshape", "x s", "y")]
+    proto = make(nodes, [info("x", ["N", 2]), info("s", [1], 7)], [info("y", ["M"]), info("i", [2, "K"], 7)])
+    values = ir.from_proto(proto)
+    prepare(values, [FixShapes({"x": [3, 2]})])
+    assert values.graph.outputs[0].shape is not None
+    assert len(values.graph.outputs[0].shape) == 1
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({"X": [1, 3, 8, 8]}, ["'X'", "no such input", "'x'"]),
+        ({"pixels": [1, 3, 8, 8]}, ["'pixels'", "Its inputs are 'x'"]),
+        ({"x": [1, 4, 8, 8]}, ["'x'", "[1, 4, 8, 8]", "[N, 3, H, W]"]),
+        ({"x": [3, 8, 8]}, ["'x'", "[3, 8, 8]", "[N, 3, H, W]", "4 dimensions, not 3"]),
+        ({"x": [0, 3, 8, 8]}, ["'x'", "at least 1"]),
+    ],
+)
+def test_impossible_shapes(shapes, words):
+    values = ir.from_proto(model())
+    with pytest.raises(UsageError) as error:
+        prepare(values, [FixShapes(shapes)])
+    assert all(word in str(error.value) for word in words)
+    assert str(values.graph.inputs[0].shape) == "[N,3,H,W]"
+
+
+def test_nearest_name_is_offered():
+    proto = make([node("Relu", "images", "y")], {"images": ["N"]}, {"y": None})
+    with pytest.raises(UsageError, match="Did you mean 'images'"):
+        prepare(ir.from_proto(proto), [FixShapes({"image": [1]})])

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from equivalence import check, f32, flag_input, if_reading, info, make, node
+from onnx import TensorProto, helper, numpy_helper
+
+from detent.prepare import FoldConstants, fold_constants, prepare
+
+INT = TensorProto.INT64
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("value", numpy_helper.from_array(f32(3), "other_name")),
+        ("value_float", 2.0),
+        ("value_floats", [1.0, 2.0, 3.0]),
+    ],
+)
+def test_constant_nodes_become_initializers(attribute, value):
+    nodes = [helper.make_node("Constant", [], ["k"], **{attribute: value}), node("Mul", "x k", "y")]
+    done = check(FoldConstants(), make(nodes, {"x": [3]}, {"y": None}), exact=True)
+    assert done.ops == ["Mul"]
+    assert list(done.constants) == ["k"]
+
+
+@pytest.mark.parametrize("value", [3, [1, 3]])
+def test_integer_constants(value):
+    key = "value_int" if isinstance(value, int) else "value_ints"
+    nodes = [helper.make_node("Constant", [], ["k"], **{key: value}), node("Add", "x k", "y")]
+    done = check(FoldConstants(), make(nodes, [info("x", [2], INT)], [info("y", [2], INT)]), exact=True)
+    assert done.ops == ["Add"]
+
+
+def test_a_tree_of_constants_is_one_initializer():
+    nodes = [
+        node("Transpose", "w", "t"),
+        node("Mul", "t k", "u"),
+        node("Cast", "i", "f", to=TensorProto.FLOAT),
+        node("Add", "u f", "v"),
+        node("MatMul", "x v", "y"),
+    ]
+    constants = {"w": f32(50, 40), "k": f32(1), "i": np.arange(50)}
+    done = check(FoldConstants(), make(nodes, {"x": [3, 40]}, {"y": None}, constants), exact=True)
+    assert done.ops == ["MatMul"]
+    assert list(done.constants) == ["v"]
+    np.testing.assert_allclose(done.constants["v"], constants["w"].T * constants["k"] + constants["i"], rtol=1e-6)
+
+
+def test_one_session_for_all(monkeypatch):
+    calls = []
+    original = fold_constants.evaluate.run
+    monkeypatch.setattr(fold_constants.evaluate, "run", lambda *args: calls.append(args) or original(*args))
+    nodes = [
+        item
+        for i in range(6)
+        for item in (node("Neg", f"w{i}", f"n{i}"), node("Add", f"{'x' if not i else f'a{i - 1}'} n{i}", f"a{i}"))
+    ]
+    done = check(
+        FoldConstants(), make(nodes, {"x": [3]}, {"a5": None}, {f"w{i}": f32(3, seed=i) for i in range(6)}), exact=True
+    )
+    assert done.ops == ["Add"] * 6
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("opset", [13, 15, 21])
+def test_shape_of_a_static_value(opset):
+    part = {"start": 1, "end": -1} if opset >= 15 else {}
+    nodes = [node("Shape", "x", "s", **part), node("Size", "x", "n"), node("Add", "s n", "t"), node("Add", "t k", "y")]
+    proto = make(nodes, [info("x", [2, 3, 4]), info("k", [1], INT)], [info("y", ["R"], INT)], {}, opset)
+    done = check(FoldConstants(), proto, exact=True)
+    assert done.ops == ["Add"]
+    assert done.constants["t"].tolist() == ([27] if part else [26, 27, 28])
+
+
+def test_shape_of_a_free_dimension_stays():
+    proto = make(
+        [node("Shape", "x", "s"), node("Add", "s k", "y")],
+        {"x": ["N", 3]},
+        [info("y", [2], INT)],
+        {"k": np.array([1, 1])},
+    )
+    assert check(FoldConstants(), proto, exact=True).ops == ["Shape", "Add"]
+
+
+def test_shapes_found_in_one_round_serve_the_next():
+    nodes = [
+        node("Shape", "x", "s0"),
+        node("Mul", "s0 one", "s1"),
+        node("Expand", "x s1", "a"),
+        node("Shape", "a", "s2"),
+        node("Max", "s2 s2", "s3"),
+        node("Expand", "a s3", "y"),
+    ]
+    proto = make(nodes, {"x": [2, 3]}, {"y": [None, None]}, {"one": np.array([1, 1])})
+    assert check(FoldConstants(), proto, exact=True).ops == ["Expand", "Expand"]
+
+
+def test_cast_to_the_same_type():
+    nodes = [
+        node("Cast", "x", "a", to=TensorProto.FLOAT),
+        node("Relu", "a", "b"),
+        node("Cast", "b", "y", to=TensorProto.DOUBLE),
+    ]
+    proto = make(nodes, {"x": [3]}, [info("y", [3], TensorProto.DOUBLE)])
+    assert check(FoldConstants(), proto, exact=True).ops == ["Relu", "Cast"]
+    done = check(
+        FoldConstants(), make([node("Cast", "x", "y", to=TensorProto.FLOAT)], {"x": [3]}, {"y": None}), exact=True
+    )
+    assert done.ops == ["Cast"]
+    assert "both names are fixed" in done.why
+
+
+def test_quantized_weights_stay_quantized():
+    constants = {"q": np.array([1, -2, 3], np.int8), "s": np.array(0.5, np.float32), "z": np.array(0, np.int8)}
+    nodes = [node("DequantizeLinear", "q s z", "w"), node("Neg", "w", "n"), node("Add", "x n", "y")]
+    assert check(FoldConstants(), make(nodes, {"x": [3]}, {"y": None}, constants), exact=True).ops == [
+        "DequantizeLinear",
+        "Neg",
+        "Add",
+    ]
+
+
+def test_random_numbers_are_drawn_every_time():
+    nodes = [node("RandomNormalLike", "w", "r"), node("Add", "x r", "y")]
+    model = ir.from_proto(make(nodes, {"x": [3]}, {"y": None}, {"w": f32(3)}))
+    prepare(model, [FoldConstants()])
+    assert [item.op_type for item in model.graph] == ["RandomNormalLike", "Add"]
+
+
+@pytest.mark.parametrize("shape_known", [False, True])
+def test_results_that_outgrow_their_inputs_stay_computed(monkeypatch, shape_known):
+    monkeypatch.setattr(fold_constants, "SIZE_LIMIT", 1000)
+    nodes = [
+        node("Neg", "n", "m"),
+        node("Neg", "m", "k"),
+        node("ConstantOfShape", "k", "big"),
+        node("Add", "x big", "y"),
+    ]
+    known = [info("big", [20, 20])] if shape_known else []
+    done = check(
+        FoldConstants(),
+        make(nodes, {"x": [1]}, {"y": [None, None]}, {"n": np.array([20, 20])}, value_info=known),
+        exact=True,
+    )
+    assert "ConstantOfShape" in done.ops
+    assert "MiB" in done.why
+    nodes = [node("Transpose", "w", "t"), node("MatMul", "x t", "y")]
+    done = check(FoldConstants(), make(nodes, {"x": [2, 20]}, {"y": None}, {"w": f32(20, 20)}), exact=True)
+    assert done.ops == ["MatMul"], "as large as its input is fine"
+
+
+def test_constant_graph_outputs_keep_their_node():
+    nodes = [
+        helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(f32(3))),
+        node("Neg", "w", "y"),
+        node("Relu", "x", "z"),
+    ]
+    done = check(FoldConstants(), make(nodes, {"x": [3]}, {"k": [3], "y": None, "z": None}, {"w": f32(3)}), exact=True)
+    assert done.ops == ["Constant", "Neg", "Relu"]
+    assert done.why.count("graph output") == 2
+
+
+def test_only_one_of_several_outputs_is_read():
+    nodes = [node("Split", "w s", "a b", axis=0), node("Add", "x b", "y")]
+    done = check(
+        FoldConstants(), make(nodes, {"x": [2]}, {"y": None}, {"w": f32(4), "s": np.array([2, 2])}), exact=True
+    )
+    assert done.ops == ["Add"]
+    assert list(done.constants) == ["b"]
+
+
+def test_dead_ends_are_removed_and_captured_constants_survive():
+    nodes = [node("Neg", "w", "n"), node("Exp", "x", "dead"), if_reading("n")]
+    proto = make(nodes, [info("x", [3]), flag_input()], {"picked": None}, {"w": f32(1, 1, 1, 3), "unused": f32(3)})
+    done = check(FoldConstants(), proto, exact=True)
+    assert done.ops == ["If"]
+    assert list(done.constants) == ["n"]
+
+
+def test_initializers_listed_as_inputs():
+    nodes = [node("Neg", "w", "n"), node("Add", "x n", "y")]
+    proto = make(nodes, {"x": [3], "w": [3]}, {"y": None}, {"w": f32(3)})
+    proto.ir_version = 3
+    done = check(FoldConstants(), proto, exact=True)
+    assert [value.name for value in done.proto.graph.input] == ["x"]
+    assert done.ops == ["Add"]
+    assert done.proto.ir_version >= 4
+
+
+def test_what_the_runtime_refuses_is_noted():
+    nodes = [node("Gather", "w i", "g"), node("Add", "x g", "y")]
+    model = ir.from_proto(make(nodes, {"x": [1]}, {"y": ["N"]}, {"w": f32(3), "i": np.array([7])}))
+    step = FoldConstants()
+    prepare(model, [step])
+    assert "could not be evaluated" in step.declined[0].what
+    assert len(model.graph) == 2

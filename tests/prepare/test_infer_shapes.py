@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import onnx_ir as ir
+from equivalence import check, f32, info, make, node
+from onnx import helper
+
+from detent.prepare import InferShapes, prepare
+
+
+def shapes(proto):
+    step, model = InferShapes(), ir.from_proto(proto)
+    prepare(model, [step])
+    return {v.name: v.shape for item in model.graph for v in item.outputs}, step
+
+
+def test_data_flows_through_shape_and_concat():
+    nodes = [
+        node("Shape", "x", "s", start=0, end=1),
+        node("Concat", "s k", "t", axis=0),
+        node("Reshape", "x t", "r"),
+        node("Relu", "r", "y"),
+    ]
+    proto = make(nodes, {"x": [6, 2, 2]}, {"y": [None, None]}, {"k": np.array([4])})
+    found, step = shapes(proto)
+    assert found["r"] == (6, 4)
+    assert step.changes
+    assert check(InferShapes(), proto, exact=True).ops == [item.op_type for item in proto.graph.node]
+
+
+def test_unknown_operator_is_noted_once_and_not_for_what_follows():
+    nodes = [node("Mystery", "x", "a", domain="ours", name="m"), node("Relu", "a", "b"), node("Neg", "b", "y")]
+    proto = make(nodes, {"x": [3]}, {"y": ["N"]}, opsets=[helper.make_opsetid("ours", 1)])
+    _, step = shapes(proto)
+    assert [(note.node, note.what) for note in step.declined] == [("m", "no shape could be inferred for 'a'")]
+
+
+def test_a_model_that_contradicts_itself_is_noted_and_the_log_stays_silent(caplog):
+    nodes = [node("Add", "x k", "a", name="bad"), node("Relu", "a", "y")]
+    proto = make(nodes, {"x": [3]}, [info("y", [3])])
+    proto.graph.initializer.append(helper.make_tensor("k", 7, [3], [1, 2, 3]))
+    with caplog.at_level(logging.DEBUG):
+        _, step = shapes(proto)
+    assert "shape inference failed" in step.declined[0].what
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_large_initializers_survive():
+    proto = make([node("MatMul", "x w", "y")], {"x": [3, 64]}, {"y": None}, {"w": f32(64, 64)})
+    np.testing.assert_array_equal(check(InferShapes(), proto, exact=True).constants["w"], f32(64, 64))
