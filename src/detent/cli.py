@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +17,8 @@ from detent.errors import DetentError, UsageError, nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from detent.progress import Progress
     from detent.recipe import Recipe
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="detent",
@@ -29,16 +29,22 @@ app = typer.Typer(
 )
 
 
+class InterruptedByUserError(DetentError):
+    """Ctrl-C."""
+
+    exit_code = 130
+
+
 def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
     try:
         app()
+    except InterruptedByUserError as error:
+        _stderr().print(str(error))
+        sys.exit(error.exit_code)
     except DetentError as error:
         _stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _stderr().print("Interrupted. Nothing was written.")
-        sys.exit(INTERRUPTED)
 
 
 @app.callback(invoke_without_command=True)
@@ -100,10 +106,9 @@ def quantize(
     if output is None and not dry_run:
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
-    from detent.progress_bar import progress_bar
 
     options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
-    with progress_bar(_stderr()) as progress:
+    with _working() as progress:
         result = detent.quantize(
             model,
             output,
@@ -158,9 +163,8 @@ def demo(
 ) -> None:
     """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
     from detent.demo.run import run_demo
-    from detent.progress_bar import progress_bar
 
-    with progress_bar(_stderr()) as progress:
+    with _working() as progress:
         result = run_demo(output, progress)
     result.show(_stdout())
 
@@ -184,6 +188,18 @@ def _choice(name: str, known: dict[str, Any], option: str) -> Any:
     if name.lower() not in by_lower:
         raise UsageError(f"{option} '{name}' is not known.{nearest(name, known)} Choose from {', '.join(known)}.")
     return by_lower[name.lower()]
+
+
+@contextmanager
+def _working() -> Iterator[Progress]:
+    """A stage bar on a terminal, and a plain word at Ctrl-C (the command-line library would swallow it)."""
+    from detent.progress_bar import progress_bar
+
+    try:
+        with progress_bar(_stderr()) as progress:
+            yield progress
+    except KeyboardInterrupt:
+        raise InterruptedByUserError("Interrupted. Nothing was written.") from None
 
 
 def _stdout() -> Console:

@@ -25,6 +25,7 @@ from detent.errors import ModelError
 from detent.graph.constants import constant_array
 from detent.graph.load import ModelLike, load, name_of, stored_bytes
 from detent.graph.save import check_output, save, serialize
+from detent.graph.session import check_operators
 from detent.measure.fidelity import Fidelity, measure_fidelity, reference_runner
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
@@ -87,6 +88,7 @@ def run(job: Job) -> Report:
     with watch.stage("load"):
         model = load(job.model)
         _refuse_quantized(model, name_of(job.model))
+        check_operators(model)
         bytes_before = stored_bytes(job.model)
     with watch.stage("prepare"):
         changes = prepare(model, default_passes(job.fix_shapes))

@@ -154,6 +154,14 @@ def test_imagenet_values_are_right_to_the_last_digit(tmp_path):
         np.testing.assert_array_equal(found[channel], exact.astype(np.float32))
 
 
+@pytest.mark.parametrize("size", [(3, 13000), (224, 224), (131, 97), (1, 1)])
+def test_large_images_are_normalised_to_the_last_row(tmp_path, size):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    found = Preprocess(size=size, mean=(10,), std=(2,), layout="NHWC").load(tmp_path / "a.png")
+    np.testing.assert_array_equal(found, (pixels.astype(np.float32) - 10) / 2)
+
+
 def test_a_small_jpeg_loads_fast(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (28, 28, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize((224, 224)).save(tmp_path / "a.jpg")

@@ -152,6 +152,17 @@ def test_results_that_outgrow_their_inputs_stay_computed(monkeypatch, shape_know
     assert done.ops == ["MatMul"], "as large as its input is fine"
 
 
+def test_a_result_known_to_be_huge_is_not_even_computed():
+    nodes = [node("ConstantOfShape", "n", "big"), node("Shape", "big", "s"), node("Add", "x s", "y")]
+    inputs, outputs = [info("x", [3], INT)], [info("y", [3], INT)]
+    known = [info("big", [1 << 14, 1 << 14, 1 << 10])]
+    proto = make(nodes, inputs, outputs, {"n": np.array([1 << 14, 1 << 14, 1 << 10])}, value_info=known)
+    model, step = ir.from_proto(proto), FoldConstants()
+    prepare(model, [step])
+    assert [item.op_type for item in model.graph] == ["Add"], "its shape is known, so nothing needs its content"
+    assert "would take 1048576 MiB" in step.declined[0].what
+
+
 def test_constant_graph_outputs_keep_their_node():
     nodes = [
         helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(f32(3))),

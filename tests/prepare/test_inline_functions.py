@@ -17,8 +17,8 @@ def function(name, nodes, opset=17, attributes=()):
     )
 
 
-def call(name, x, y, **attributes):
-    return node(name, x, y, domain="ours", **attributes)
+def call(op, x, y, **attributes):
+    return node(op, x, y, domain="ours", **attributes)
 
 
 def test_nested_functions_and_several_calls():

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from detent.errors import DataError, ModelError
 from detent.graph.save import PROTOBUF_LIMIT, serialize, tensor_bytes
+
+RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
+"""The domains, besides the standard one, whose operators onnxruntime brings along."""
 
 Feeds = Mapping[str, npt.NDArray[Any]]
 
@@ -50,7 +54,7 @@ class Runner:
             try:
                 self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
             except RUNTIME_ERRORS as error:
-                raise ModelError(_load_failure(model, str(error))) from error
+                raise ModelError(f"onnxruntime cannot load the model: {first_line(str(error))}") from error
 
     def __call__(self, feeds: Feeds, origin: str = "the given input") -> list[npt.NDArray[Any]]:
         """The outputs for one set of inputs. `origin` names the sample in an error."""
@@ -59,6 +63,21 @@ class Runner:
         except RUNTIME_ERRORS as error:
             raise DataError(f"onnxruntime could not run the model on {origin}: {first_line(str(error))}") from error
         return results
+
+
+def check_operators(model: ir.Model) -> None:
+    """Raise ModelError, naming the node, where an operator is one that onnxruntime cannot know."""
+    functions = {(function.domain, function.name) for function in model.functions.values()}
+    for node in model.graph.all_nodes():
+        standard = node.domain in ("", "ai.onnx")
+        known = node.domain in RUNTIME_DOMAINS or (node.domain, node.op_type) in functions
+        if known or (standard and onnx.defs.has(node.op_type)):
+            continue
+        operator = node.op_type if standard else f"{node.domain}::{node.op_type}"
+        raise ModelError(
+            f"Node '{node.name}' uses the operator {operator}, which onnxruntime does not know. "
+            "Replace it before quantizing, or cut the model before it."
+        )
 
 
 def first_line(message: str) -> str:
@@ -91,17 +110,3 @@ def _loadable(model: ir.Model) -> Iterator[bytes | str]:
         path = Path(folder) / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
         yield str(path)
-
-
-def _load_failure(model: ir.Model, message: str) -> str:
-    """What to tell a user whose model onnxruntime refuses: the operator and node at fault where they can be found."""
-    for node in model.graph:
-        known = node.domain in ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-        unregistered = "is not a registered function/op" in message or "No opset import for domain" in message
-        if unregistered and node.op_type in message + (node.op_type if not known else ""):
-            operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-            return (
-                f"Node '{node.name}' uses the operator {operator}, which onnxruntime does not know. "
-                "Replace it before quantizing, or cut the model before it."
-            )
-    return f"onnxruntime cannot load the model: {first_line(message)}"

@@ -122,7 +122,7 @@ def _upright(image: Image.Image) -> Image.Image:
     if turn is None:
         return image
     turned = image.transpose(turn)
-    # transpose() takes the transparent colour along, but forgets the format, which tells 16-bit PNG from 32-bit pixels.
+    # transpose() takes the transparent colour along but forgets the format, by which 16-bit grey is known below.
     turned.format = image.format
     return turned
 
@@ -130,6 +130,7 @@ def _upright(image: Image.Image) -> Image.Image:
 def _convert(image: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:
     from PIL import Image
 
+    # Older versions of Pillow open a 16-bit PNG in the mode of 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         # Pillow's own conversion clips at 255 or cuts the low byte, depending on its version.
         wide = np.asarray(image).astype(np.uint32)

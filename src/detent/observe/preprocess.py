@@ -121,12 +121,16 @@ class Preprocess:
         # A pixel has 256 values, so (x - mean) / std is looked up: as fast as a multiply-add, and correctly rounded
         # where x is close to mean and a float32 multiply-add would lose digits.
         values = np.empty(planes.shape, self.dtype)
+        # take() widens its indices to 64 bits: in blocks of some 100 kB, that memory is reused and not mapped anew.
+        rows = max(1, 12_544 // planes.shape[2])
         for channel, plane in enumerate(planes):
             mean = self.mean[channel % len(self.mean)]
             std = self.std[channel % len(self.std)]
             table = ((np.arange(256) - mean) / std).astype(self.dtype)
-            # Without a mode, take() would copy the whole output first; no index is ever out of range.
-            np.take(table, plane, out=values[channel], mode="clip")
+            for start in range(0, len(plane), rows):
+                block = slice(start, start + rows)
+                # Without a mode, take() would copy the output first; no index is ever out of range.
+                np.take(table, plane[block], out=values[channel, block], mode="clip")
         return values
 
 

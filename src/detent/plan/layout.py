@@ -30,11 +30,15 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Site:
-    """A value that will be quantized, and the node on whose account."""
+    """A value that will be quantized, and the node on whose account.
+
+    `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1).
+    """
 
     value: str
     role: Role
     node: str
+    largest: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,9 @@ def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Non
                 f"The {role.value} '{name}' of node '{node.name}' holds NaN or infinity, which no integer stands for. "
                 f"Repair the model, or leave the node float with --exclude '{node.name}'."
             )
-    layout.sites[name] = Site(name, role, str(_layer_of(node, layout).name))
+    producer = value.producer()
+    settled = OPERATORS[producer.op_type].largest if producer is not None and layout.quantizes(producer) else None
+    layout.sites[name] = Site(name, role, str(_layer_of(node, layout).name), settled)
 
 
 def _layer_of(node: ir.Node, layout: Layout) -> ir.Node:

@@ -21,12 +21,14 @@ class Operator:
     `data`: the inputs that are quantized (None: all of them); the others are shapes, axes or bounds.
     `bias`: the input that is added to the products of the others.
     `moves_data`: the output holds values of the input and nothing new, so both live on one grid.
+    `largest`: the largest magnitude of the output, where the operator alone settles it.
     `declines`: a reason not to quantize this particular node, or None.
     """
 
     data: tuple[int, ...] | None = None
     bias: int | None = None
     moves_data: bool = False
+    largest: float | None = None
     declines: Callable[[ir.Node], str | None] | None = None
 
 
@@ -47,7 +49,7 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _PRODUCT),
     **dict.fromkeys(("MatMul", "Add", "Sub", "Mul", "Div", "Min", "Max", "Concat", "PRelu"), _ALL),
     **dict.fromkeys(
-        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "AveragePool", "GlobalAveragePool",
+        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "AveragePool", "GlobalAveragePool",
          "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
         _FIRST,
     ),
@@ -57,6 +59,7 @@ OPERATORS: dict[str, Operator] = {
         _MOVES,
     ),
     "HardSigmoid": Operator(data=(0,), declines=_unusual_hard_sigmoid),
+    "Softmax": Operator(data=(0,), largest=1.0),
     "Where": Operator(data=(1, 2)),
     "InstanceNormalization": Operator(data=(0, 1, 2)),
     "LayerNormalization": Operator(data=(0, 1, 2)),

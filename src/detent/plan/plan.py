@@ -14,7 +14,13 @@ import onnx_ir as ir
 
 from detent.graph.constants import constant_array
 from detent.numerics.integer import IntegerGrid
-from detent.numerics.power_of_two import min_mse_position, min_mse_position_of, non_overflow_position, scale_of
+from detent.numerics.power_of_two import (
+    base_position,
+    min_mse_position,
+    min_mse_position_of,
+    non_overflow_position,
+    scale_of,
+)
 from detent.observe.histogram import Histogram
 from detent.plan.layout import Layout, Role, Site
 from detent.recipe import Method, NonOverflow, Recipe
@@ -71,7 +77,9 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, Histogra
         if layout.leader(site.value) != site.value:
             continue
         grid = grids[site.role]
-        if site.role is Role.ACTIVATION:
+        if site.largest is not None:
+            positions[site.value] = base_position(site.largest, grid)
+        elif site.role is Role.ACTIVATION:
             positions[site.value] = _activation_position(statistics[site.value], grid, recipe.method)
         else:
             positions[site.value] = _constant_position(model, site, grid, recipe.method)

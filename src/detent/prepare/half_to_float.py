@@ -35,27 +35,33 @@ class HalfToFloat(Pass):
             if value.dtype in _HALF:
                 kind = "input" if value.is_graph_input() else "output"
                 self.changed(str(value.name), f"graph {kind} changed from {value.dtype} to FLOAT")
-        converted = 0
-        for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
-            converted += self._convert_graph(graph)
+        graphs = (*model.graphs(), *(function.graph for function in model.functions.values()))
+        for graph in graphs:
+            self._point_out_foreign(graph)
+        converted = sum(_convert_graph(graph) for graph in graphs)
         if converted:
             self.changed("model", f"{converted} half-precision constants, values and attributes changed to FLOAT")
 
-    def _convert_graph(self, graph: ir.Graph) -> int:
-        count = sum(_convert_value(value) for value in (*graph.inputs, *graph.outputs))
-        for value in tuple(graph.initializers.values()):
-            tensor = value.const_value
-            if tensor is not None and tensor.dtype in _HALF:
-                value.const_value = _widen(tensor)
-                value.type = ir.TensorType(ir.DataType.FLOAT)
-                count += 1
+    def _point_out_foreign(self, graph: ir.Graph) -> None:
         for node in graph:
-            half = any(value is not None and value.dtype in _HALF for value in (*node.inputs, *node.outputs))
-            if half and node.domain != "":
+            touched = [value for value in (*node.inputs, *node.outputs) if value is not None]
+            if node.domain != "" and any(value.dtype in _HALF for value in touched):
                 self.decline(node, f"{node.domain}::{node.op_type} now gets float32; make sure that it accepts it")
-            count += sum(_convert_value(value) for value in node.outputs)
-            count += _convert_attributes(node)
-        return count
+
+
+def _convert_graph(graph: ir.Graph) -> int:
+    """Convert what a graph holds; returns how many things were changed."""
+    count = sum(_convert_value(value) for value in (*graph.inputs, *graph.outputs))
+    for value in tuple(graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype in _HALF:
+            value.const_value = _widen(tensor)
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+            count += 1
+    for node in graph:
+        count += sum(_convert_value(value) for value in node.outputs)
+        count += _convert_attributes(node)
+    return count
 
 
 def _convert_value(value: ir.Value) -> int:

@@ -57,27 +57,35 @@ def _without_shape(graph: ir.Graph) -> list[ir.Value]:
     return [value for node in graph for value in node.outputs if value.name and value.shape is None]
 
 
+class _Catch(logging.Filter):
+    """Keeps the exceptions that this thread logs, and lets the records of others through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: list[str] = []
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record goes on to the handlers."""
+        if threading.get_ident() != self._thread or record.exc_info is None or record.exc_info[1] is None:
+            return True
+        self.reasons.append(str(record.exc_info[1]).strip())
+        return False
+
+
 @contextmanager
 def _failures() -> Iterator[list[str]]:
-    """Collect why `onnx_ir`'s pass gave up: it only logs the exception that it swallows."""
-    reasons: list[str] = []
-    thread = threading.get_ident()
+    """Collect why `onnx_ir`'s pass gave up: it swallows the exception and only logs it, as a warning.
 
-    class Collector(logging.Handler):
-        """Keeps the exceptions logged from this thread."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            """Keep one."""
-            if record.thread == thread and record.exc_info is not None and record.exc_info[1] is not None:
-                reasons.append(str(record.exc_info[1]).strip())
-
-    logger = logging.getLogger(ShapeInferencePass.__module__)
-    handler = Collector(level=logging.WARNING)
-    propagate = logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
+    The logger's own level is lowered meanwhile, so that the reason arrives however logging is set up around it.
+    """
+    logger, catch = logging.getLogger(ShapeInferencePass.__module__), _Catch()
+    level = logger.level
+    logger.addFilter(catch)
+    if not logger.isEnabledFor(logging.WARNING):
+        logger.setLevel(logging.WARNING)
     try:
-        yield reasons
+        yield catch.reasons
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
+        logger.removeFilter(catch)
+        logger.setLevel(level)

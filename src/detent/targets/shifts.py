@@ -109,17 +109,29 @@ def _shift_read(node: ir.Node, wiring: Wiring) -> bool:
     return plan.position(highest) > lowest + 7 and plan.move(highest, lowest + 7, "shift read", str(node.name))
 
 
-def _shift_write(node: ir.Node, wiring: Wiring) -> bool:
-    plan, output = wiring.plan, wiring.output(node)
-    positions = [plan.position(site) for site in wiring.inputs(node)]
-    if output is None or len(positions) != 2:
+def _shift_write_add(node: ir.Node, wiring: Wiring) -> bool:
+    positions = [wiring.plan.position(site) for site in wiring.inputs(node)]
+    return len(positions) == 2 and _write(node, wiring, min(positions) - 25, min(positions) + 7, "shift write")
+
+
+def _shift_write_mul(node: ir.Node, wiring: Wiring) -> bool:
+    positions = [wiring.plan.position(site) for site in wiring.inputs(node)]
+    return len(positions) == 2 and _write(node, wiring, sum(positions) - 32, sum(positions), "shift write")
+
+
+def _shift_swish(node: ir.Node, wiring: Wiring) -> bool:
+    positions = [wiring.plan.position(site) for site in wiring.inputs(node)]
+    if len(positions) != 2 or not _is_swish(node):
         return False
-    if node.op_type == "Add":
-        low, high = min(positions) - 25, min(positions) + 7
-    else:
-        low, high = sum(positions) - (15 if _is_swish(node) else 32), sum(positions)
-    rule = "shift swish" if node.op_type == "Mul" and _is_swish(node) else "shift write"
-    return plan.move(output, _clamp(plan.position(output), low, high), rule, str(node.name))
+    return _write(node, wiring, sum(positions) - 15, sum(positions), "shift swish")
+
+
+def _write(node: ir.Node, wiring: Wiring, low: int, high: int, rule: str) -> bool:
+    """Move the output into low..high."""
+    output = wiring.output(node)
+    if output is None:
+        return False
+    return wiring.plan.move(output, _clamp(wiring.plan.position(output), low, high), rule, str(node.name))
 
 
 def _is_swish(node: ir.Node) -> bool:
@@ -171,8 +183,10 @@ RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (_align, ("Pad",)),
     (_align, ("Slice",)),
     (_shift_read, ("Add", "Sub")),
-    (_shift_write, ("Add", "Mul")),
+    (_shift_write_add, ("Add",)),
+    (_shift_write_mul, ("Mul",)),
     (_shift_cut, ("Conv", "Gemm")),
     (_shift_bias, ("Conv", "Gemm")),
     (_hard_sigmoid, ("HardSigmoid",)),
+    (_shift_swish, ("Mul",)),
 )

@@ -1,0 +1,83 @@
+"""Shared by all tests: the demo model, a command line that runs in this process, and small models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def detent(monkeypatch, capsys):
+    """`detent(*arguments)` runs the command line and returns exit code, standard output and standard error."""
+
+    def run(*arguments):
+        from detent.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["detent", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def demo_arguments(tmp_path):
+    """What quantizes the demo model to tmp_path/out.onnx."""
+    return ["quantize", MODEL, tmp_path / "out.onnx", "--calib", CALIBRATION, "--preprocess", PREPROCESS]
+
+
+def tiny_model(opset: int = 17, batch: int | str = "N", **changes) -> onnx.ModelProto:
+    """Conv, Relu and Conv on [batch, 3, 8, 8], with the weights of a fixed seed."""
+    rng = np.random.default_rng(7)
+    weights = {
+        "w1": rng.standard_normal((4, 3, 3, 3)).astype(np.float32),
+        "b1": rng.standard_normal(4).astype(np.float32),
+        "w2": rng.standard_normal((2, 4, 1, 1)).astype(np.float32),
+    } | changes
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], name="first", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], name="relu"),
+        helper.make_node("Conv", ["r1", "w2"], ["y"], name="second"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 2, 8, 8])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    path = tmp_path / "tiny.onnx"
+    onnx.save(tiny_model(), path)
+    return path
+
+
+@pytest.fixture
+def samples() -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((12, 3, 8, 8)).astype(np.float32)
