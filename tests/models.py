@@ -138,9 +138,7 @@ def pools() -> onnx.ModelProto:
     )
 
 
-SMALL_MODELS = {
-    maker.__name__: maker for maker in (conv_relu_conv, residual, concat, hard_swish, leaky, pools)
-}
+SMALL_MODELS = {maker.__name__: maker for maker in (conv_relu_conv, residual, concat, hard_swish, leaky, pools)}
 
 
 def as_ir(proto: onnx.ModelProto) -> ir.Model:

@@ -27,7 +27,7 @@ def fails(detent, tmp_path):
     """Run, and check that it fails with this code and these words, in one message and with no file left over."""
 
     def run(code, *words, arguments):
-        before = {path for path in tmp_path.rglob("*")}
+        before = set(tmp_path.rglob("*"))
         outcome = detent(*arguments)
         message = " ".join(outcome.err.split())
         assert outcome.code == code, outcome
@@ -36,7 +36,7 @@ def fails(detent, tmp_path):
         assert outcome.out == ""
         assert "Traceback" not in message
         assert message.count("Error") <= 1
-        assert {path for path in tmp_path.rglob("*")} == before
+        assert set(tmp_path.rglob("*")) == before
         return message
 
     return run

@@ -22,10 +22,10 @@ from onnx_ir.passes import common as common_passes
 from detent import __version__
 from detent.emit.qdq import emit_qdq
 from detent.errors import ModelError
-from detent.graph.constants import constant_array
 from detent.graph.load import ModelLike, load, name_of, stored_bytes
 from detent.graph.save import check_output, save, serialize
 from detent.graph.session import check_operators
+from detent.graph.values import constant
 from detent.measure.fidelity import Fidelity, measure_fidelity, reference_runner
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
@@ -187,7 +187,7 @@ def _describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
     for site in plan.layout.sites.values():
         if site.role is Role.ACTIVATION:
             continue
-        array = constant_array(model.graph.initializers[site.value])
+        array = constant(model.graph.initializers[site.value])
         values = np.zeros(1) if array is None or array.size == 0 else array
         levels = np.rint(values / plan.scale(site.value))
         grid = plan.grid(site.value)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
+from tests.models import build, info, node, session
 
 from detent.numerics.integer import INT8, UINT8_ZERO_128, IntegerGrid
-from tests.models import build, info, node, session
 
 GRIDS = {"int8": INT8, "uint8": UINT8_ZERO_128}
 KINDS = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8}
@@ -76,7 +76,9 @@ def test_known_levels(value, level, position):
         assert grid.encode([value * scale], scale).dtype == grid.dtype
 
 
-@pytest.mark.parametrize(("value", "int8", "uint8"), [(-127.5, -127, 0), (-128, -127, 0), (-128.6, -127, 0), (-1e9, -127, 0)])
+@pytest.mark.parametrize(
+    ("value", "int8", "uint8"), [(-127.5, -127, 0), (-128, -127, 0), (-128.6, -127, 0), (-1e9, -127, 0)]
+)
 def test_only_the_uint8_grid_goes_to_minus_128(value, int8, uint8):
     assert INT8.encode([value], 1.0)[0] == int8
     assert UINT8_ZERO_128.encode([value], 1.0)[0] == uint8

@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from equivalence import f32, make, node
 
+from detent.graph.names import Names
 from detent.prepare import Change, Pass, RemoveIdentity, default_passes, prepare
-from detent.prepare.base import Names
 
 
 class Twice(Pass):

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.constants import constant_array
+from detent.graph.names import Names
+from detent.graph.values import add_initializer, constant
 from detent.numerics.integer import IntegerGrid
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
-from detent.prepare.base import Names
-from detent.prepare.values import add_initializer
 
 
 def emit_qdq(model: ir.Model, plan: Plan) -> Mapping[str, str]:
@@ -70,7 +69,7 @@ class _Emitter:
 
     def constant(self, value: ir.Value) -> None:
         """Replace a float constant by its codes behind a DequantizeLinear."""
-        name, array = str(value.name), constant_array(value)
+        name, array = str(value.name), constant(value)
         assert array is not None, f"site '{name}' is no constant"
         grid = self._plan.grid(name)
         codes = add_initializer(

@@ -6,7 +6,6 @@ inside the model's own folder (a model file is untrusted input: it must not make
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import onnx
@@ -19,8 +18,6 @@ from detent.graph.opset import raise_opset
 
 ModelLike = str | Path | onnx.ModelProto
 MINIMUM_OPSET = 17
-
-logging.getLogger("onnx_ir").setLevel(logging.ERROR)
 
 
 def load(model: ModelLike) -> ir.Model:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.constants import constant_array, is_constant
 from detent.graph.load import ModelLike, read, stored_bytes
+from detent.graph.values import constant, is_constant
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _quantized_tensors(nodes: Sequence[ir.Node]) -> Iterator[QuantizedTensor]:
         codes = node.inputs[0]
         quantize = codes.producer()
         original = quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else codes
-        scale = constant_array(node.inputs[1])
-        zero_point = constant_array(node.inputs[2]) if len(node.inputs) > 2 else None
+        scale = constant(node.inputs[1])
+        zero_point = constant(node.inputs[2]) if len(node.inputs) > 2 else None
         single = scale is not None and scale.size == 1
         number = float(scale.reshape(-1)[0]) if scale is not None and single else None
         yield QuantizedTensor(

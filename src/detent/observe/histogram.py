@@ -6,7 +6,8 @@ same histogram as if k had been larger from the start. So the result depends nei
 on how they were batched or sharded, and two shards merge to what one pass would have given.
 
 Every rounding threshold of a power-of-two grid down to a step of 2w falls on a bin edge: all values of a bin round to
-the same code, and a search over positions needs the counts alone.
+the same code, and a search over positions needs the counts alone. (A value exactly on a threshold may be rounded the
+other way, to the even code; it is half a step off in either case.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from detent.numerics.integer import IntegerGrid
 from detent.numerics.power_of_two import scale_of
 from detent.observe.counting import BINS, HALF, count_bins, extreme_keys
 
-LOWEST_EXPONENT = -100  # below this the inverse of the bin width is no float32; such values are all but zero
+LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width is no float32; such values are all but zero
 _TABLE_LIMIT = 2**31  # values after which the 32-bit tables are emptied into the 64-bit counts
 _INFINITY_KEY = 0x7F800000
 
@@ -56,7 +57,7 @@ class Histogram:
     @property
     def largest(self) -> float:
         """The largest magnitude seen; 0 where nothing was."""
-        return max(-self.minimum, self.maximum, 0.0) if self.total else 0.0
+        return max(0.0, -self.minimum, self.maximum) if self.total else 0.0
 
     def add(self, values: npt.NDArray[Any]) -> None:
         """Count all `values`. Raises NonFiniteError, and counts nothing, where one is NaN or infinite."""
@@ -130,8 +131,8 @@ def _exponent_of(magnitude: float) -> int:
 
 
 def _float_of(key: int) -> float:
-    """The float32 behind an order-preserving key."""
+    """The float32 behind an order-preserving key; 0.0 for either zero, so that no extreme depends on who came first."""
     bits = key if key >= 0 else key ^ 0x7FFFFFFF
     if abs(bits & 0x7FFFFFFF) >= _INFINITY_KEY:
         raise NonFiniteError
-    return float(np.int32(bits).view(np.float32))
+    return float(np.int32(bits).view(np.float32)) + 0.0

@@ -30,12 +30,14 @@ class Selection:
 def select(total: int, *, limit: int | None, reserve: int, seed: int | None, whole: int = 1) -> Selection:
     """Choose from `total` rows at most `limit` for calibration and up to `reserve` to hold out.
 
-    With a limit, both come from rows spread evenly over all (or chosen at random, if there is a seed), and only what is
-    left beyond the limit is held out. Without, every eighth row is held out until there are `reserve` of them. Both
+    With a limit that the rows reach, both come from rows spread evenly over all (or chosen at random, if there is a
+    seed), and only what is left beyond the limit is held out. Without, every eighth row is held out until there are `reserve` of them. Both
     numbers are multiples of `whole`, the batch size that the model insists on; rows beyond are counted as dropped.
     """
-    if limit is None or limit >= total:
-        # A limit that takes everything leaves no surplus to hold out.
+    if limit is not None and limit > total:
+        limit = None
+    if limit is None or limit == total:
+        # A limit that takes exactly everything leaves no surplus to hold out.
         wanted = 0 if limit is not None else min(reserve, total // HOLD_OUT_EVERY)
         held = wanted // whole * whole
         positions = frozenset(range(HOLD_OUT_EVERY - 1, held * HOLD_OUT_EVERY, HOLD_OUT_EVERY))

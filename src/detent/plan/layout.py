@@ -15,7 +15,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from detent.errors import ModelError
-from detent.graph.constants import all_finite, constant_array, is_constant
+from detent.graph.values import all_finite, constant, is_constant
 from detent.plan.operators import OPERATORS, Operator, is_fused_edge
 from detent.plan.select import Selection
 
@@ -149,7 +149,7 @@ def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Non
     if name in layout.sites or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
         return
     if role is not Role.ACTIVATION:
-        array = constant_array(value)
+        array = constant(value)
         if array is not None and not all_finite(array):
             raise ModelError(
                 f"The {role.value} '{name}' of node '{node.name}' holds NaN or infinity, which no integer stands for. "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.graph.constants import constant_scalar
+from detent.graph.values import constant_scalar
 
 
 @dataclass(frozen=True)

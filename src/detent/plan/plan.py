@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.constants import constant_array
+from detent.graph.values import constant
 from detent.numerics.integer import IntegerGrid
 from detent.numerics.power_of_two import (
     base_position,
@@ -93,7 +93,7 @@ def _activation_position(histogram: Histogram, grid: IntegerGrid, method: Method
 
 
 def _constant_position(model: ir.Model, site: Site, grid: IntegerGrid, method: Method) -> int:
-    array = constant_array(model.graph.initializers[site.value])
+    array = constant(model.graph.initializers[site.value])
     values = np.zeros(0) if array is None else array
     if isinstance(method, NonOverflow):
         return non_overflow_position(float(values.min(initial=0.0)), float(values.max(initial=0.0)), grid)

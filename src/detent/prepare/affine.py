@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.graph.values import constant, cut_inputs, input_at, rank, set_input
 from detent.prepare.base import Pass, as_float64, int_attribute, ints_attribute
-from detent.prepare.values import constant, cut_inputs, input_at, rank, set_input
 
 Array = npt.NDArray[np.float64]
 

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.prepare import values
+from detent.graph import values
+from detent.graph.names import Names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,30 +70,6 @@ class Pass(ir.passes.InPlacePass):
     def initializer(self, model: ir.Model, node: ir.Node, role: str, array: npt.NDArray[Any]) -> ir.Value:
         """A new initializer of the main graph that holds the array, named after the node and its role."""
         return values.add_initializer(model.graph, self.fresh(model, node, role), array)
-
-
-class Names:
-    """The names of all values and nodes of a model, and new ones that collide with none of them."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self._used: set[str] = set()
-        for graph in model.graphs():
-            self._used.update(value.name for value in graph.inputs if value.name)
-            self._used.update(graph.initializers)
-            for node in graph:
-                self._used.update(value.name for value in node.outputs if value.name)
-                if node.name:
-                    self._used.add(node.name)
-        self._next: dict[str, int] = {}
-
-    def fresh(self, base: str) -> str:
-        """The base itself, or the base with the first free number after it."""
-        name = base
-        while name in self._used:
-            self._next[base] = self._next.get(base, 0) + 1
-            name = f"{base}_{self._next[base]}"
-        self._used.add(name)
-        return name
 
 
 def main_opset(model: ir.Model) -> int:

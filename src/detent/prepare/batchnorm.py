@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from detent.graph.values import constant, input_at, is_unused
 from detent.prepare.affine import Affine
 from detent.prepare.base import as_float64, int_attribute
-from detent.prepare.values import constant, input_at, is_unused
 
 _PARAMETERS = ("scale", "bias", "mean", "variance")
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from detent.graph.values import constant, cut_inputs, is_standard, rank, set_input
 from detent.prepare.affine import Affine
 from detent.prepare.base import Pass, main_opset
 from detent.prepare.batchnorm import read_batchnorm
-from detent.prepare.values import constant, cut_inputs, is_standard, rank, set_input
 
 
 class BatchNormToConv(Pass):

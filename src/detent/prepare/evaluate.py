@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from detent.prepare.values import tensor_of
+from detent.graph.values import tensor_of
 
 _INLINE_LIMIT = 1024
 _ERRORS = (

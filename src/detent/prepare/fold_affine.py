@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.graph.values import constant, is_standard, rank, remove_node, sole_use, take_over, why_not_sole
 from detent.prepare.affine import Affine, Array, fold_after
 from detent.prepare.base import Pass, as_float64, main_opset
-from detent.prepare.values import constant, is_standard, rank, remove_node, sole_use, take_over, why_not_sole
 
 _OPERATORS = ("Mul", "Add", "Sub", "Div")
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")

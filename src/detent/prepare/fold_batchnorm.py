@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from detent.graph.values import is_standard, rank, remove_node, sole_use, take_over, why_not_sole
 from detent.prepare.affine import Affine, fold_after, fold_before
 from detent.prepare.base import Pass, main_opset
 from detent.prepare.batchnorm import read_batchnorm
-from detent.prepare.values import is_standard, rank, remove_node, sole_use, take_over, why_not_sole
 
 
 class FoldBatchNorm(Pass):

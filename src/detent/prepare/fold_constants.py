@@ -15,10 +15,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveInitializersFromInputsPass, RemoveUnusedNodesPass
 
+from detent.graph.values import add_initializer, bypass, is_standard, remove_node, tensor_of
 from detent.prepare import evaluate
 from detent.prepare.base import Pass
 from detent.prepare.infer_shapes import infer
-from detent.prepare.values import add_initializer, bypass, is_standard, remove_node, tensor_of
 
 SIZE_LIMIT = 16 * 2**20
 """A result larger than this many bytes is kept as a computation, unless its inputs were larger still."""
@@ -73,7 +73,8 @@ class FoldConstants(Pass):
             self._evaluate(model)
             if len(self.changes) == before or not _asks_for_shapes(model.graph):
                 break
-            for reason in infer(model):
+            reason = infer(model)
+            if reason is not None:
                 self.decline("model", f"shape inference failed: {reason}")
         before = len(model.graph)
         RemoveUnusedNodesPass()(model)

@@ -6,14 +6,10 @@ flow through Shape, Gather and Concat, so that a Reshape whose target is compute
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
+import onnx.shape_inference
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
+from detent.graph.light import light_proto
 from detent.prepare.base import Pass
 
 
@@ -31,17 +27,28 @@ class InferShapes(Pass):
         infer_with_notes(self, model)
 
 
-def infer(model: ir.Model) -> list[str]:
-    """Infer shapes; returns the reasons where inference as a whole failed and nothing was changed."""
-    with _failures() as reasons:
-        ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
-    return reasons
+def infer(model: ir.Model) -> str | None:
+    """Infer shapes; returns the reason where inference as a whole failed and nothing was changed."""
+    try:
+        proto = onnx.shape_inference.infer_shapes(
+            light_proto(model), check_type=True, strict_mode=False, data_prop=True
+        )
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return str(error).strip()
+    for graph, inferred in zip(model.graphs(), ir.from_proto(proto).graphs(), strict=True):
+        known = ir.convenience.create_value_mapping(inferred)
+        for name, value in ir.convenience.create_value_mapping(graph).items():
+            if name in known and not value.is_initializer():
+                value.shape = known[name].shape if known[name].shape is not None else value.shape
+                value.type = known[name].type if known[name].type is not None else value.type
+    return None
 
 
 def infer_with_notes(owner: Pass, model: ir.Model) -> None:
     """Infer shapes and write the notes of it into a pass's lists."""
     missing = _without_shape(model.graph)
-    for reason in infer(model):
+    reason = infer(model)
+    if reason is not None:
         owner.decline("model", f"shape inference failed: {reason}")
     left = _without_shape(model.graph)
     unknown = set(left)
@@ -56,36 +63,3 @@ def infer_with_notes(owner: Pass, model: ir.Model) -> None:
 def _without_shape(graph: ir.Graph) -> list[ir.Value]:
     return [value for node in graph for value in node.outputs if value.name and value.shape is None]
 
-
-class _Catch(logging.Filter):
-    """Keeps the exceptions that this thread logs, and lets the records of others through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reasons: list[str] = []
-        self._thread = threading.get_ident()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record goes on to the handlers."""
-        if threading.get_ident() != self._thread or record.exc_info is None or record.exc_info[1] is None:
-            return True
-        self.reasons.append(str(record.exc_info[1]).strip())
-        return False
-
-
-@contextmanager
-def _failures() -> Iterator[list[str]]:
-    """Collect why `onnx_ir`'s pass gave up: it swallows the exception and only logs it, as a warning.
-
-    The logger's own level is lowered meanwhile, so that the reason arrives however logging is set up around it.
-    """
-    logger, catch = logging.getLogger(ShapeInferencePass.__module__), _Catch()
-    level = logger.level
-    logger.addFilter(catch)
-    if not logger.isEnabledFor(logging.WARNING):
-        logger.setLevel(logging.WARNING)
-    try:
-        yield catch.reasons
-    finally:
-        logger.removeFilter(catch)
-        logger.setLevel(level)

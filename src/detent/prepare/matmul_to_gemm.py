@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from detent.graph.values import constant, is_standard, rank, remove_node, set_input, sole_use, take_over, why_not_sole
 from detent.prepare.base import Pass, main_opset
 from detent.prepare.fold_affine import per_channel
-from detent.prepare.values import constant, is_standard, rank, remove_node, set_input, sole_use, take_over, why_not_sole
 
 
 class MatMulToGemm(Pass):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from detent.graph.values import constant, cut_inputs, input_at, is_standard, set_input
 from detent.prepare.base import Pass, as_float64, main_opset
-from detent.prepare.values import constant, cut_inputs, input_at, is_standard, set_input
 
 
 class NormalizeGemm(Pass):

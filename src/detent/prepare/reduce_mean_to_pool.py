@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from detent.graph.values import constant_ints, cut_inputs, input_at, is_standard, rank
 from detent.prepare.base import Pass, int_attribute, ints_attribute
-from detent.prepare.values import constant_ints, cut_inputs, input_at, is_standard, rank
 
 
 class ReduceMeanToPool(Pass):

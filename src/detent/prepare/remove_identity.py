@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from detent.graph.values import bypass, constant, input_at, is_standard, is_unused
 from detent.prepare.base import Pass, int_attribute, main_opset
-from detent.prepare.values import bypass, constant, input_at, is_standard, is_unused
 
 
 class RemoveIdentity(Pass):

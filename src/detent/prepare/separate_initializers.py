@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from detent.graph.values import add_initializer
 from detent.prepare.base import Pass
-from detent.prepare.values import add_initializer
 
 
 class SeparateInitializers(Pass):
     """One float initializer per use.
 
     Cases:
-    - FLOAT initializers only: integers are shapes, axes and indices, and have no scale;
+    - FLOAT initializers only: integers are shapes, axes and indices, and have no scale, nor have the bounds of a Clip;
     - the first use in graph order keeps the original and its name, the others get `<node>/<name>`;
     - uses in bodies of If and Loop, and a graph output, keep the original; then all uses in the main graph get copies;
     - declined: an initializer that is a graph input too, since the caller may replace it.
@@ -29,7 +29,7 @@ class SeparateInitializers(Pass):
         copies: dict[ir.Value, int] = {}
         for node in model.graph:
             for index, value in enumerate(node.inputs):
-                if value is None or value not in shared:
+                if value is None or value not in shared or node.op_type == "Clip":
                     continue
                 if value not in taken:
                     taken.add(value)
@@ -47,7 +47,7 @@ class SeparateInitializers(Pass):
         """The float initializers with more than one use."""
         shared = set()
         for value in graph.initializers.values():
-            if value.dtype != ir.DataType.FLOAT or len(value.uses()) < 2:
+            if value.dtype != ir.DataType.FLOAT or sum(use.node.op_type != "Clip" for use in value.uses()) < 2:
                 continue
             if value.is_graph_input():
                 self.decline(str(value.name), "it is a graph input too, so the caller may replace it")

@@ -11,8 +11,8 @@ import math
 
 import onnx_ir as ir
 
+from detent.graph.values import is_standard, static_shape
 from detent.prepare.base import Pass
-from detent.prepare.values import is_standard, static_shape
 
 LIMIT = 512
 """The largest number of entries that one pool may average over."""

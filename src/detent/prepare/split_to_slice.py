@@ -11,8 +11,8 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
+from detent.graph.values import constant_ints, input_at, is_standard, is_unused, remove_node, static_shape, take_over
 from detent.prepare.base import Pass, int_attribute, ints_attribute, main_opset
-from detent.prepare.values import constant_ints, input_at, is_standard, is_unused, remove_node, static_shape, take_over
 
 
 class SplitToSlice(Pass):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import onnx
 import onnx_ir as ir
 
+from detent.graph.values import input_at, is_standard, static_shape, tensor_of
 from detent.prepare.base import Pass, int_attribute, ints_attribute, main_opset
-from detent.prepare.values import input_at, is_standard, static_shape, tensor_of
 
 _OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool")
 _PER_AXIS = {"strides": 1, "dilations": 1, "output_padding": 0}

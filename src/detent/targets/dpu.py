@@ -19,8 +19,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from detent.graph.values import constant_ints, input_at, static_shape
 from detent.prepare.base import Pass, ints_attribute
-from detent.prepare.values import constant_ints, input_at, static_shape
 
 HARD_SIGMOID_FACTOR = (2731 / 16384) * 6
 

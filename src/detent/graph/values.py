@@ -42,6 +42,22 @@ def constant_ints(value: ir.Value | None) -> list[int] | None:
     return None if array is None else [int(item) for item in array.reshape(-1)]
 
 
+def constant_scalar(node: ir.Node, index: int) -> float | None:
+    """The single number at an input, or None where there is none."""
+    array = constant(input_at(node, index))
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether a value always holds the same tensor."""
+    return tensor_of(value) is not None
+
+
+def all_finite(array: npt.NDArray[Any]) -> bool:
+    """Whether a float array holds neither NaN nor infinity."""
+    return bool(np.isfinite(array).all())
+
+
 def rank(value: ir.Value | None) -> int | None:
     """The number of dimensions, where it is known."""
     if value is None:

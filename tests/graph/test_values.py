@@ -5,7 +5,7 @@ import onnx_ir as ir
 from equivalence import f32, flag_input, if_reading, info, make, node
 from onnx import numpy_helper
 
-from detent.prepare import values
+from detent.graph import values
 
 
 def test_constants_are_initializers_and_constant_nodes_but_not_defaults_of_inputs():

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from detent.numerics.integer import INT8, UINT8_ZERO_128
+from detent.numerics.power_of_two import min_mse_position, min_mse_position_of
+from detent.observe import histogram as module
+from detent.observe.counting import BINS, HALF
+from detent.observe.histogram import LOWEST_EXPONENT, Histogram, NonFiniteError, merged_bins
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+SPECIAL = st.sampled_from(
+    [0.0, -0.0, 1e-9, -1e-9, 1e-45, -1e-45, 1.1754944e-38, 2.0**-100, -(2.0**-100), 0.5, 1.0, -1.0, 2.0, 4096.0]
+    + [3e38, -3e38, float(np.finfo(np.float32).max), 2.0**127, 1.0 + 2.0**-23, 2.0 - 2.0**-23]
+)
+CHUNKS = st.lists(st.lists(FINITE | SPECIAL | st.floats(-8, 8, width=32), max_size=12), min_size=1, max_size=8)
+
+
+def of(*chunks):
+    histogram = Histogram()
+    for chunk in chunks:
+        histogram.add(np.array(chunk, np.float32))
+    return histogram
+
+
+def state(histogram):
+    """Everything that a reader can see, in a form that tells -0.0 from 0.0."""
+    extremes = (str(histogram.minimum), str(histogram.maximum), str(histogram.largest))
+    return (histogram.exponent, histogram.total, extremes, histogram.counts.tolist())
+
+
+def documented(values):
+    """The histogram of all values, straight from the module's docstring, in exact arithmetic."""
+    largest = max((abs(float(value)) for value in values), default=0.0)
+    exponent = LOWEST_EXPONENT
+    while 2.0**exponent <= largest:
+        exponent += 1
+    width = 2.0 ** (exponent - 13)
+    counts = [0] * BINS
+    for value in values:
+        j = int(abs(float(value)) / width)
+        counts[HALF + (j if value >= 0 else -1 - j)] += 1
+    return exponent, counts
+
+
+@settings(max_examples=120, deadline=None)
+@given(chunks=CHUNKS)
+@example(chunks=[[1e-9], [1.0, -2.0]])
+@example(chunks=[[0.0, -0.0], [-0.0], [0.0]])
+@example(chunks=[[3e38], [1e-45], [-1.0]])
+@example(chunks=[[], [1.0]])
+def test_bins_hold_what_the_docstring_says(chunks):
+    values = [float(np.float32(value)) for chunk in chunks for value in chunk]
+    histogram = of(*chunks)
+    exponent, counts = documented(values)
+    assert histogram.exponent == exponent
+    assert histogram.counts.tolist() == counts
+    assert histogram.total == len(values) == sum(counts)
+    assert histogram.minimum == min(values, default=math.inf)
+    assert histogram.maximum == max(values, default=-math.inf)
+    assert histogram.largest == max((abs(value) for value in values), default=0.0)
+    assert histogram.width == 2.0 ** (exponent - 13)
+
+
+@settings(max_examples=120, deadline=None)
+@given(chunks=CHUNKS, data=st.data())
+def test_order_batching_and_sharding_do_not_matter(chunks, data):
+    values = [value for chunk in chunks for value in chunk]
+    whole = state(of(values))
+    assert state(of(*chunks)) == whole
+    assert state(of(*([value] for value in reversed(values)))) == whole
+    assert state(of(data.draw(st.permutations(values)))) == whole
+    cut = data.draw(st.integers(0, len(chunks)))
+    shards = [of(*chunks[:cut]), of(*chunks[cut:])]
+    for one, other in (shards, [of(*chunks[cut:]), of(*chunks[:cut])]):
+        before = state(other)
+        one.merge(other)
+        assert state(one) == whole
+        assert state(other) == before
+
+
+def test_minus_zero_is_zero_whoever_comes_first():
+    assert state(of([-0.0], [0.0])) == state(of([0.0], [-0.0])) == state(of([0.0, -0.0]))
+    assert str(of([-0.0]).minimum) == str(of([-0.0]).maximum) == "0.0"
+
+
+def test_a_histogram_goes_on_after_a_merge():
+    one, other = of([0.1, 0.2]), of([300.0])
+    one.merge(other)
+    one.add(np.array([5.0], np.float32))
+    assert state(one) == state(of([0.1, 0.2, 300.0, 5.0]))
+    one.merge(Histogram())
+    assert state(one) == state(of([0.1, 0.2, 300.0, 5.0]))
+    empty = Histogram()
+    empty.merge(one)
+    assert state(empty) == state(one)
+
+
+def test_large_data_in_many_shards():
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal(300_001) * np.exp2(rng.uniform(-30, 10, 300_001))).astype(np.float32)
+    whole = state(of(values))
+    merged = Histogram()
+    for shard in np.array_split(values, 7):
+        part = Histogram()
+        for batch in np.array_split(shard, 3):
+            part.add(batch)
+        merged.merge(part)
+    assert state(merged) == whole
+    width = 2.0 ** (merged.exponent - 13)
+    expected = np.bincount((np.trunc(values / width) - (values < 0) + HALF).astype(np.int64), minlength=BINS)
+    np.testing.assert_array_equal(merged.counts, expected)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 12, 13, 14, 200])
+def test_merged_bins_keep_every_count_on_its_side_of_zero(steps):
+    counts = np.random.default_rng(steps).integers(0, 100, BINS)
+    wide = merged_bins(counts, steps)
+    assert wide[:HALF].sum() == counts[:HALF].sum()
+    assert wide[HALF:].sum() == counts[HALF:].sum()
+    for j in (0, 1, 4095, HALF - 1):
+        first, last = j << steps, (j + 1) << steps
+        assert wide[HALF + j] == counts[HALF:][first:last].sum()
+        assert wide[HALF - 1 - j] == counts[:HALF][::-1][first:last].sum()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.copysign(np.nan, -1), np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_non_finite_values_raise_and_count_nothing(bad, place):
+    histogram = of([1.0, -3.0])
+    before = state(histogram)
+    values = np.array([1e30, 2.0, -5.0], np.float32)
+    values[place] = bad
+    with pytest.raises(NonFiniteError):
+        histogram.add(values)
+    assert state(histogram) == before
+    histogram.add(np.array([1e30, 2.0, -5.0], np.float32))
+    assert state(histogram) == state(of([1.0, -3.0, 1e30, 2.0, -5.0]))
+
+
+def test_a_float64_beyond_float32_is_infinite():
+    with pytest.raises(NonFiniteError), np.errstate(over="ignore"):
+        Histogram().add(np.array([1e300]))
+
+
+def test_nothing_at_all():
+    histogram = of([], [])
+    assert (histogram.total, histogram.largest, histogram.counts.sum()) == (0, 0.0, 0)
+    assert histogram.clipped_fraction(3, INT8) == 0.0
+    assert histogram.squared_error(3, INT8) == 0.0
+    histogram.add(np.zeros((2, 0, 3), np.float32))
+    assert state(histogram) == state(Histogram())
+
+
+def test_any_layout_and_type():
+    cube = np.random.default_rng(1).integers(-100, 100, (4, 5, 6)).astype(np.float32) / 16
+    expected = state(of(cube.reshape(-1)))
+    views = {
+        "transposed": cube.T,
+        "fortran": np.asfortranarray(cube),
+        "reversed": cube[::-1, :, ::-1],
+        "strided": np.repeat(cube, 2, axis=1)[:, ::2],
+        "float16": cube.astype(np.float16),
+        "float64": cube.astype(np.float64),
+        "big endian": cube.astype(">f4"),
+    }
+    for name, view in views.items():
+        histogram = Histogram()
+        histogram.add(view)
+        assert state(histogram) == expected, name
+    scalar = Histogram()
+    scalar.add(np.array(2.5, np.float32))
+    assert state(scalar) == state(of([2.5]))
+
+
+def test_the_input_is_not_written_to():
+    values = np.array([1.0, -2.0], np.float32)
+    values.flags.writeable = False
+    of(values)
+
+
+def test_full_tables_are_emptied(monkeypatch):
+    rng = np.random.default_rng(2)
+    chunks = [rng.standard_normal(int(size)).astype(np.float32) for size in rng.integers(1, 40, 30)]
+    expected = state(of(*chunks))
+    monkeypatch.setattr(module, "_TABLE_LIMIT", 50)
+    histogram = Histogram()
+    fullest = 0
+    for chunk in chunks:
+        histogram.add(chunk)
+        fullest = max(fullest, int(histogram._tables.sum()))
+    assert fullest <= 50
+    assert state(histogram) == expected
+
+
+def test_reading_counts_in_the_middle_changes_nothing():
+    histogram = of([1.0, 2.0])
+    assert histogram.counts.sum() == 2
+    histogram.add(np.array([0.5], np.float32))
+    assert state(histogram) == state(of([1.0, 2.0, 0.5]))
+
+
+def distributions():
+    rng = np.random.default_rng(5)
+    size = 30_000
+    normal = rng.standard_normal(size)
+    sparse = rng.standard_normal(size) * (rng.random(size) < 0.02)
+    outlier = np.append(normal * 0.01, [40.0, -7.0])
+    yield "normal", normal
+    yield "laplace", rng.laplace(size=size)
+    yield "relu", np.maximum(normal, 0)
+    yield "relu6", np.clip(normal * 4 + 1, 0, 6)  # a quarter of the mass at 6.0 itself, a bin's lower edge
+    yield "sparse", sparse
+    yield "uniform", rng.uniform(-1, 1, size)
+    yield "sigmoid", 1 / (1 + np.exp(-3 * normal))
+    yield "negative", -np.abs(normal)
+    yield "student", rng.standard_t(2, size)
+    yield "outlier", outlier
+    yield "cubed", normal**3
+    yield "bytes", rng.integers(0, 256, size) / 255
+    yield "pixels", rng.integers(0, 256, size) / 256
+    yield "whole numbers", rng.integers(-20, 90, size).astype(float)
+    yield "constant", np.full(size, 0.3)
+    yield "one", np.full(size, 1.0)
+    yield "zero", np.zeros(size)
+
+
+DISTRIBUTIONS = dict(distributions())
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("grid", [INT8, UINT8_ZERO_128], ids=["int8", "uint8"])
+def test_the_search_over_counts_agrees_with_the_search_over_the_data(name, grid):
+    for factor in (1.0, 0.037, 1.37, 11.1, 2.0**-40, 1e20):
+        values = (DISTRIBUTIONS[name] * factor).astype(np.float32)
+        histogram = of(values)
+        found = min_mse_position(histogram.largest, grid, lambda p, h=histogram: h.squared_error(p, grid))
+        exact = min_mse_position_of(values, grid)
+        if found != exact:
+            errors = [raw_error(values, position, grid) for position in (found, exact)]
+            assert errors[0] <= errors[1] * 1.001, (factor, found, exact)
+
+
+def raw_error(values, position, grid):
+    data = values.astype(np.float64)
+    difference = data - grid.snap(data, 2.0**-position)
+    return float(np.vdot(difference, difference))
+
+
+@pytest.mark.parametrize("name", ["normal", "laplace", "relu6", "student"])
+def test_the_error_itself_is_that_of_the_data(name):
+    values = DISTRIBUTIONS[name].astype(np.float32)
+    histogram = of(values)
+    for grid in (INT8, UINT8_ZERO_128):
+        base = min_mse_position_of(values, grid)
+        for position in range(base - 2, base + 2):
+            exact = raw_error(values, position, grid)
+            assert histogram.squared_error(position, grid) == pytest.approx(exact, rel=0.02)
+
+
+def test_the_error_of_bin_centres_by_hand():
+    # 1.0 and 1.5 make the range ±2 and the bins 2^-12 wide; the centres are 2^-13 above both values.
+    histogram = of([1.0, 1.5, 1.5])
+    half_bin = 2.0**-13
+    assert histogram.squared_error(1, INT8) == 3 * half_bin**2
+    assert histogram.squared_error(0, INT8) == half_bin**2 + 2 * (0.5 - half_bin) ** 2
+    assert histogram.squared_error(7, INT8) == pytest.approx(
+        (1 + half_bin - 127 / 128) ** 2 + 2 * (1.5 + half_bin - 127 / 128) ** 2
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    values=st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=50),
+    position=st.integers(-3, 5),
+    shift=st.integers(-60, 60),
+)
+def test_clipped_fraction_is_that_of_the_data(values, position, shift):
+    data = np.ldexp(np.array(values, np.float32), shift)
+    step = 2.0 ** (shift - position)
+    histogram = of(data)
+    if step < 2 * histogram.width:  # finer than the bins: only a bound is known
+        return
+    for grid in (INT8, UINT8_ZERO_128):
+        levels = data.astype(np.float64) / step
+        # Half a step past the last level, and beyond, is clipped. Exactly half a step below level -128 would round
+        # back to it: that tie shares a bin with values that do not.
+        clipped = (levels >= grid.high_level + 0.5) | (levels <= grid.low_level - 0.5)
+        assert histogram.clipped_fraction(position - shift, grid) == clipped.sum() / clipped.size
+
+
+def test_clipped_fraction_by_hand():
+    histogram = of([0.0, 126.0, 127.0, 128.0, -127.0, -128.0, -129.0, 500.0])
+    assert histogram.clipped_fraction(0, INT8) == 4 / 8
+    assert histogram.clipped_fraction(0, UINT8_ZERO_128) == 3 / 8
+    assert histogram.clipped_fraction(-1, INT8) == 1 / 8
+    assert histogram.clipped_fraction(-3, INT8) == 0.0
