@@ -48,8 +48,8 @@ def build(
     inputs: Sequence[onnx.ValueInfoProto] = (info("x", IMAGE),),
     opset: int = 17,
 ) -> onnx.ModelProto:
-    """A checked model. `outputs` are names, whose shapes are inferred, or value infos."""
-    infos = [info(name, None) for name in outputs.split()] if isinstance(outputs, str) else list(outputs)
+    """A checked model. `outputs` are names, whose types and shapes are inferred, or value infos."""
+    infos = [onnx.ValueInfoProto(name=name) for name in outputs.split()] if isinstance(outputs, str) else list(outputs)
     tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
     graph = helper.make_graph(list(nodes), "small", list(inputs), infos, tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)

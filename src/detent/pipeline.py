@@ -23,7 +23,7 @@ from detent import __version__
 from detent.emit.qdq import emit_qdq
 from detent.errors import ModelError
 from detent.graph.load import ModelLike, load, name_of, stored_bytes
-from detent.graph.save import check_output, save, serialize
+from detent.graph.save import check_output, complete_proto, save, serialize
 from detent.graph.session import check_operators
 from detent.graph.values import constant
 from detent.measure.fidelity import Fidelity, measure_fidelity, reference_runner
@@ -124,7 +124,7 @@ def run(job: Job) -> Report:
         )
     tensors += _describe_activations(plan, observation, fidelity)
     with watch.stage("save"):
-        bytes_after = len(serialize(proto := ir.to_proto(model))) if job.output is None else save(model, job.output)
+        bytes_after = len(serialize(proto := complete_proto(model))) if job.output is None else save(model, job.output)
     calibration = _calibration(source, observation.samples)
     nodes = list(layout.decisions.values())
     return Report(

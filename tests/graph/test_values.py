@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from equivalence import f32, flag_input, if_reading, info, make, node
 from onnx import numpy_helper
 
 from detent.graph import values
+from tests.prepare.equivalence import f32, flag_input, if_reading, info, make, node
 
 
 def test_constants_are_initializers_and_constant_nodes_but_not_defaults_of_inputs():

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
-from tests.models import build, info, node, session
 
 from detent.numerics.integer import INT8, UINT8_ZERO_128, IntegerGrid
+from tests.models import build, info, node, session
 
 GRIDS = {"int8": INT8, "uint8": UINT8_ZERO_128}
 KINDS = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8}

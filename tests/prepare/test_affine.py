@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from equivalence import f32, make, node
 
 from detent.prepare import FoldAffine
 from detent.prepare.affine import Affine, Layer, fold_after, fold_before, read_layer
+from tests.prepare.equivalence import f32, make, node
 
 
 def layer_of(weight, **attributes):

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from equivalence import f32, make, node
 
 from detent.graph.names import Names
 from detent.prepare import Change, Pass, RemoveIdentity, default_passes, prepare
+from tests.prepare.equivalence import f32, make, node
 
 
 class Twice(Pass):

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
-from equivalence import bn_constants, make, node
 
 from detent.prepare.affine import Affine
 from detent.prepare.batchnorm import read_batchnorm
+from tests.prepare.equivalence import bn_constants, make, node
 
 
 def first(opset=17, outputs="y", constants=None, **attributes):

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from equivalence import bn_constants, check, f32, make, node
 
 from detent.prepare import BatchNormToConv
+from tests.prepare.equivalence import bn_constants, check, f32, make, node
 
 BN = node("BatchNormalization", "x s b m v", "y", name="bn")
 

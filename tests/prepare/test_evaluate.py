@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from equivalence import f32, make, node
 
 from detent.prepare import evaluate
+from tests.prepare.equivalence import f32, make, node
 
 
 def test_large_and_small_constants_and_several_results():

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
-from equivalence import check, f32, info, make, node
 from onnx import helper
 
 from detent.errors import UsageError
 from detent.prepare import FixShapes, prepare
+from tests.prepare.equivalence import check, f32, info, make, node
 
 NODES = [node("Conv", "x w", "a"), node("Relu", "a", "y")]
 

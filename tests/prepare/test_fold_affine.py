@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from equivalence import check, f32, make, node
 
 from detent.prepare import FoldAffine
+from tests.prepare.equivalence import check, f32, make, node
 
 CONV = {"w": f32(6, 3, 3, 3)}
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from equivalence import bn_constants, check, f32, flag_input, if_reading, info, make, node
 
 from detent.prepare import FoldBatchNorm
+from tests.prepare.equivalence import bn_constants, check, f32, flag_input, if_reading, info, make, node
 
 
 def bn(x="a", y="y", **attributes):

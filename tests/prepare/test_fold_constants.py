@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from equivalence import check, f32, flag_input, if_reading, info, make, node
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.prepare import FoldConstants, fold_constants, prepare
+from tests.prepare.equivalence import check, f32, flag_input, if_reading, info, make, node
 
 INT = TensorProto.INT64
 

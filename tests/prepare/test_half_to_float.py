@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from equivalence import f32, info, make, node, run, session
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.prepare import HalfToFloat, prepare
+from tests.prepare.equivalence import f32, info, make, node, run, session
 
 HALF, BFLOAT = TensorProto.FLOAT16, TensorProto.BFLOAT16
 

@@ -5,10 +5,10 @@ import logging
 import numpy as np
 import onnx_ir as ir
 import pytest
-from equivalence import check, f32, info, make, node
 from onnx import helper
 
 from detent.prepare import InferShapes, prepare
+from tests.prepare.equivalence import check, f32, info, make, node
 
 
 def shapes(proto):

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
-from equivalence import check, make, node
 from onnx import helper
 
 from detent.errors import ModelError
 from detent.prepare import InlineFunctions, prepare
+from tests.prepare.equivalence import check, make, node
 
 OURS = helper.make_opsetid("ours", 1)
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from equivalence import check, f32, make, node
 
 from detent.prepare import MatMulToGemm
+from tests.prepare.equivalence import check, f32, make, node
 
 NODES = [node("MatMul", "x w", "a", name="mm"), node("Add", "a c", "y", name="add")]
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from equivalence import check, f32, make, node
 
 from detent.prepare import NormalizeGemm
+from tests.prepare.equivalence import check, f32, make, node
 
 
 @pytest.mark.parametrize("trans_b", [0, 1])

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from equivalence import bn_constants, f32, make, node, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detent.prepare import default_passes, prepare
+from tests.prepare.equivalence import bn_constants, f32, make, node, run
 
 
 def prepared(proto, fix_shapes=None):

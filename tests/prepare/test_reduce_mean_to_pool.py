@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from equivalence import check, info, make, node
 from onnx import TensorProto
 
 from detent.prepare import ReduceMeanToPool
+from tests.prepare.equivalence import check, info, make, node
 
 
 def mean(axes, opset, shape=("N", 3, 5, 4), **attributes):

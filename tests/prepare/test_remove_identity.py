@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from equivalence import check, f32, flag_input, if_reading, info, make, node
 
 from detent.prepare import RemoveIdentity
+from tests.prepare.equivalence import check, f32, flag_input, if_reading, info, make, node
 
 
 def test_inner_identity_goes():

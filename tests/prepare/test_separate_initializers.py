@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-from equivalence import check, f32, flag_input, if_reading, info, make, node
 from onnx import helper, numpy_helper
 
 from detent.prepare import SeparateInitializers
+from tests.prepare.equivalence import check, f32, flag_input, if_reading, info, make, node
 
 
 def test_one_copy_per_use_and_the_first_keeps_the_name():

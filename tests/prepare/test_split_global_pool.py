@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from equivalence import check, f32, make, node
 
 from detent.prepare import SplitGlobalPool
+from tests.prepare.equivalence import check, f32, make, node
 
 POOL = node("GlobalAveragePool", "x", "y", name="gap")
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from equivalence import check, f32, make, node
 
 from detent.prepare import SplitToSlice
+from tests.prepare.equivalence import check, f32, make, node
 
 ABC = {"a": None, "b": None, "c": None}
 

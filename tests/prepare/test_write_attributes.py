@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from equivalence import check, f32, make, node, run
 
 from detent.prepare import WriteAttributes, prepare
+from tests.prepare.equivalence import check, f32, make, node, run
 
 
 @pytest.mark.parametrize("spatial", [(7,), (7, 6), (5, 4, 6)])

@@ -56,7 +56,7 @@ def save(model: ir.Model, path: Path) -> int:
         if external:
             ir.save(model, temporary, external_data=f"{path.name}.data")
         else:
-            temporary.write_bytes(serialize(ir.to_proto(model)))
+            temporary.write_bytes(serialize(complete_proto(model)))
         written = sorted(folder.iterdir(), key=lambda file: file == temporary)  # the data first, the model last
         for file in written:
             _flush(file)
@@ -75,6 +75,11 @@ def write_text(text: str, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
         _flush(temporary)
         temporary.replace(path)
+
+
+def complete_proto(model: ir.Model) -> onnx.ModelProto:
+    """The model as one message that needs no other file. Only for models below PROTOBUF_LIMIT."""
+    return ir.to_proto(ir.external_data.load_to_model(model))
 
 
 def serialize(proto: onnx.ModelProto) -> bytes:

@@ -16,7 +16,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from detent.errors import DataError, ModelError
-from detent.graph.save import PROTOBUF_LIMIT, serialize, tensor_bytes
+from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
 
 RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 """The domains, besides the standard one, whose operators onnxruntime brings along."""
@@ -104,7 +104,7 @@ def _fetchable(model: ir.Model, names: Sequence[str]) -> Iterator[None]:
 def _loadable(model: ir.Model) -> Iterator[bytes | str]:
     """The model as onnxruntime takes it: bytes, or past 2 GB a temporary file with its weights beside it."""
     if tensor_bytes(model) <= PROTOBUF_LIMIT:
-        yield serialize(ir.to_proto(model))
+        yield serialize(complete_proto(model))
         return
     with tempfile.TemporaryDirectory(prefix="detent-") as folder:
         path = Path(folder) / "model.onnx"

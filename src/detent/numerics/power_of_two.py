@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.integer import IntegerGrid
+from detent.numerics.snapping import snap_error
 
 LOWEST_POSITION, HIGHEST_POSITION = -127, 127
 CANDIDATE_OFFSETS = (-1, 0, 1, 2, 3)
@@ -63,11 +64,7 @@ def min_mse_position(largest: float, grid: IntegerGrid, squared_error: Callable[
 
 def min_mse_position_of(values: npt.ArrayLike, grid: IntegerGrid) -> int:
     """`min_mse_position` of an array, searched on its elements themselves."""
-    data = np.asarray(values, dtype=np.float64)
-    largest = float(np.abs(data).max(initial=0.0))
-
-    def squared_error(position: int) -> float:
-        difference = data - grid.snap(data, scale_of(position))
-        return float(np.vdot(difference, difference))
-
-    return min_mse_position(largest, grid, squared_error)
+    data = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    largest = max(float(data.max(initial=0.0)), -float(data.min(initial=0.0)))
+    low, high = float(grid.low_level), float(grid.high_level)
+    return min_mse_position(largest, grid, lambda position: snap_error(data, scale_of(position), low, high))

@@ -31,8 +31,9 @@ def select(total: int, *, limit: int | None, reserve: int, seed: int | None, who
     """Choose from `total` rows at most `limit` for calibration and up to `reserve` to hold out.
 
     With a limit that the rows reach, both come from rows spread evenly over all (or chosen at random, if there is a
-    seed), and only what is left beyond the limit is held out. Without, every eighth row is held out until there are `reserve` of them. Both
-    numbers are multiples of `whole`, the batch size that the model insists on; rows beyond are counted as dropped.
+    seed), and only what is left beyond the limit is held out. Without, every eighth row is held out until there are
+    `reserve` of them. Both numbers are multiples of `whole`, the batch size that the model insists on; rows beyond are
+    counted as dropped.
     """
     if limit is not None and limit > total:
         limit = None

@@ -151,5 +151,6 @@ class _Worker:
             except NonFiniteError:
                 raise DataError(
                     f"On {sample.origin} the float model itself computes NaN or infinity in tensor '{name}'. "
-                    "Check the sample and its preprocessing, or leave the node that computes it float with --exclude."
+                    "Check the sample and its preprocessing, or leave the nodes that compute and read it float "
+                    "with --exclude."
                 ) from None

@@ -124,7 +124,7 @@ def _reason_to_leave(node: ir.Node) -> str | None:
     if not inputs:
         return "holds no float data"
     if all(is_constant(value) for value in inputs):
-        return "computes a constant"
+        return "its data is constant"
     return operator.declines(node) if operator.declines else None
 
 
@@ -174,6 +174,8 @@ def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
     if producer is None or len(consumers) != 1 or value.is_graph_output():
         return False
     consumer = consumers[0]
+    if consumer.graph is not producer.graph:  # a node of an If body, which may have the name of one out here
+        return False
     both = layout.quantizes(producer) and layout.quantizes(consumer)
     return both and consumer.inputs[0] is value and is_fused_edge(producer, consumer)
 

@@ -82,7 +82,8 @@ def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> dic
     """Each matched name with the pattern that matched it."""
     matched: dict[str, str] = {}
     for pattern in patterns:
-        hits = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        literal_brackets = pattern.replace("[", "[[]")
+        hits = [name for name in names if name == pattern or fnmatchcase(name, literal_brackets)]
         if not hits:
             raise UsageError(f"{option} '{pattern}' matches no node.{nearest(pattern, names)}")
         matched.update(dict.fromkeys(hits, pattern))

@@ -62,4 +62,3 @@ def infer_with_notes(owner: Pass, model: ir.Model) -> None:
 
 def _without_shape(graph: ir.Graph) -> list[ir.Value]:
     return [value for node in graph for value in node.outputs if value.name and value.shape is None]
-

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from detent.errors import ModelError
+from detent.graph.load import load, read, stored_bytes
+from detent.graph.session import Runner
+from tests.conftest import tiny_model
+
+
+def run_proto(model, x):
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+
+
+def test_path_and_proto_give_the_same_graph(tiny):
+    assert [node.name for node in load(tiny).graph] == [node.name for node in load(tiny_model()).graph]
+
+
+def test_the_proto_is_not_modified():
+    model = tiny_model(opset=12)
+    for node in model.graph.node:
+        node.name = ""
+    before = model.SerializeToString(deterministic=True)
+    load(model)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_unnamed_nodes_and_colliding_names_are_repaired():
+    model = tiny_model()
+    for node in model.graph.node[:2]:
+        node.name = ""
+    model.graph.node[2].name = "same"
+    model.graph.node[0].name = "same"
+    names = [node.name for node in load(model).graph]
+    assert all(names)
+    assert len(set(names)) == 3
+    assert names == [node.name for node in load(model).graph]
+
+
+def test_a_graph_out_of_order_is_sorted():
+    model = tiny_model()
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+    assert [node.name for node in read(model).graph] == ["first", "relu", "second"]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12, 13, 16])
+def test_old_opsets_are_raised_and_compute_the_same(opset, samples):
+    model = tiny_model(opset=opset)
+    raised = load(model)
+    assert raised.opset_imports[""] == 17
+    assert raised.ir_version >= 8
+    assert [value.name for value in raised.graph.inputs] == ["x"]
+    np.testing.assert_allclose(Runner(raised)({"x": samples})[0], run_proto(model, samples), rtol=1e-5, atol=1e-6)
+
+
+def test_newer_opsets_stay():
+    assert load(tiny_model(opset=21)).opset_imports[""] == 21
+
+
+def test_initializers_listed_as_inputs_as_before_ir_version_4(samples):
+    model = tiny_model(opset=9)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    loaded = load(model)
+    assert [value.name for value in loaded.graph.inputs] == ["x"]
+    np.testing.assert_allclose(Runner(loaded)({"x": samples})[0], run_proto(model, samples), rtol=1e-5, atol=1e-6)
+
+
+def test_an_opset_that_cannot_be_converted():
+    model = tiny_model(opset=9)
+    model.graph.node.append(helper.make_node("Upsample", ["y", "factors"], ["z"], name="up"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "factors"))
+    model.graph.output[0].name = "z"
+    model.graph.node.append(helper.make_node("Wobble", ["z"], ["unused"], name="w"))
+    with pytest.raises(ModelError, match=r"opset 9, and onnx cannot convert it to 17.*Export it again with opset 17"):
+        load(model)
+
+
+def test_external_data_is_read(tmp_path, samples):
+    path = tmp_path / "m.onnx"
+    onnx.save(tiny_model(), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    assert stored_bytes(path) == path.stat().st_size + (tmp_path / "m.data").stat().st_size
+    np.testing.assert_array_equal(Runner(load(path))({"x": samples})[0], run_proto(tiny_model(), samples))
+
+
+def test_external_data_in_a_proto_names_the_tensor():
+    model = tiny_model()
+    tensor = model.graph.initializer[0]
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="m.data")
+    with pytest.raises(ModelError, match=r"'w1'.*onnx.load"):
+        load(model)
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../x", "a/../../x", ""])
+def test_locations_outside_the_folder(tmp_path, location):
+    model = tiny_model()
+    tensor = model.graph.initializer[0]
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load(path)
+
+
+def test_a_link_that_leads_out_of_the_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(1000))
+    (folder / "m.data").symlink_to(tmp_path / "secret")
+    model = tiny_model()
+    tensor = model.graph.initializer[0]
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="m.data")
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load(folder / "m.onnx")

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from detent.errors import OutputError
+from detent.graph import save as saving
+from detent.graph.load import load, stored_bytes
+from tests.conftest import tiny_model
+
+
+def test_same_model_same_bytes(tmp_path):
+    first, second = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    saving.save(load(tiny_model()), first)
+    saving.save(load(tiny_model()), second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_returns_the_bytes_written_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a.onnx"
+    size = saving.save(load(tiny_model()), path)
+    assert size == path.stat().st_size
+    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
+
+
+def test_past_the_limit_the_weights_go_beside_it(tmp_path, monkeypatch, samples):
+    monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 100)
+    path = tmp_path / "a.onnx"
+    size = saving.save(load(tiny_model()), path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.onnx", "a.onnx.data"]
+    assert size == stored_bytes(path) == sum(file.stat().st_size for file in tmp_path.iterdir())
+    expected = onnxruntime.InferenceSession(tiny_model().SerializeToString()).run(None, {"x": samples})[0]
+    found = onnxruntime.InferenceSession(path).run(None, {"x": samples})[0]
+    np.testing.assert_array_equal(found, expected)
+    # and it can be read back, moved with its data, and saved again over itself
+    saving.save(load(path), tmp_path / "b.onnx")
+    np.testing.assert_array_equal(
+        onnxruntime.InferenceSession(tmp_path / "b.onnx").run(None, {"x": samples})[0], expected
+    )
+
+
+def test_failure_at_the_last_moment_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.onnx"
+    path.write_text("old")
+
+    def fail(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(saving.os, "fsync", fail)
+    with pytest.raises(OutputError, match="Input/output error"):
+        saving.save(load(tiny_model()), path)
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_interrupt_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saving, "_flush", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        saving.save(load(tiny_model()), tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_is_complete_or_absent(tmp_path, monkeypatch):
+    saving.write_text("{}", tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == "{}"
+    monkeypatch.setattr(saving, "_flush", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match="disk is full"):
+        saving.write_text("{...}", tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == "{}"
+
+
+@pytest.mark.slow
+def test_a_model_past_two_gigabytes(tmp_path):
+    """Float weights of 2.3 GB in a file of holes: read, prepared, quantized, and the float model written again."""
+    import detent
+
+    rows, columns, layers = 24_000, 8_000, 3
+    with (tmp_path / "big.data").open("wb") as file:
+        file.truncate(4 * rows * columns * layers)
+    nodes, tensors, source = [], [], "x"
+    for layer in range(layers):
+        tensor = TensorProto(
+            name=f"w{layer}", data_type=TensorProto.FLOAT, dims=[columns, rows] if layer % 2 else [rows, columns]
+        )
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (
+            ("location", "big.data"),
+            ("offset", 4 * rows * columns * layer),
+            ("length", 4 * rows * columns),
+        ):
+            tensor.external_data.add(key=key, value=str(value))
+        tensors.append(tensor)
+        nodes.append(helper.make_node("MatMul", [source, f"w{layer}"], [f"h{layer}"], name=f"layer{layer}"))
+        source = f"h{layer}"
+    graph = helper.make_graph(
+        nodes,
+        "big",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, rows])],
+        [helper.make_tensor_value_info(source, TensorProto.FLOAT, [1, columns])],
+        tensors,
+    )
+    path = tmp_path / "big.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert stored_bytes(path) > 2**31
+    model = load(path)
+    assert saving.tensor_bytes(model) > saving.PROTOBUF_LIMIT
+    saving.save(model, tmp_path / "copy.onnx")
+    assert (tmp_path / "copy.onnx.data").stat().st_size > 2**31
+    (tmp_path / "copy.onnx.data").unlink()
+    del model
+    report = detent.quantize(path, tmp_path / "int8.onnx", calibration=np.ones((2, rows), np.float32))
+    assert report.bytes_after == (tmp_path / "int8.onnx").stat().st_size
+    assert 0.25 * 4 * rows * columns * layers < report.bytes_after < 2**31
+    assert ir.load(tmp_path / "int8.onnx").graph.initializers["w0_quantized"].dtype == ir.DataType.INT8
+
+
+def test_a_result_needs_no_file_of_its_input(tmp_path, samples):
+    """Float tensors that stay (an excluded layer's) come along, though the input had them in another file."""
+    import detent
+
+    onnx.save(tiny_model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    detent.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", samples, exclude=["second"])
+    (tmp_path / "m.data").unlink()
+    assert onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, {"x": samples})[0].shape == (12, 2, 8, 8)

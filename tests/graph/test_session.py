@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from detent.errors import DataError, ModelError
+from detent.graph import session
+from detent.graph.load import load
+from detent.graph.session import Runner, check_operators, first_line, usable_cores
+from tests.conftest import tiny_model
+
+
+def test_fetches_outputs_and_inner_values(samples):
+    model = load(tiny_model())
+    before = [value.name for value in model.graph.outputs]
+    inner, output = Runner(model, ["r1", "y"])({"x": samples})
+    assert inner.shape == (12, 4, 8, 8)
+    assert inner.min() >= 0
+    np.testing.assert_array_equal(
+        output, onnxruntime.InferenceSession(tiny_model().SerializeToString()).run(None, {"x": samples})[0]
+    )
+    assert [value.name for value in model.graph.outputs] == before
+
+
+def test_past_two_gigabytes_it_goes_through_a_file(samples, monkeypatch):
+    expected = Runner(load(tiny_model()))({"x": samples})[0]
+    monkeypatch.setattr(session, "PROTOBUF_LIMIT", 10)
+    np.testing.assert_array_equal(Runner(load(tiny_model()))({"x": samples})[0], expected)
+
+
+def test_a_run_that_fails_names_the_sample():
+    with pytest.raises(DataError, match="could not run the model on cat.jpg"):
+        Runner(load(tiny_model()))({"x": np.zeros((1, 2, 8, 8), np.float32)}, "cat.jpg")
+
+
+def test_a_model_that_does_not_load():
+    model = tiny_model()
+    model.graph.node[0].attribute[0].ints[0] = -5
+    with pytest.raises(ModelError, match="onnxruntime cannot load the model"):
+        Runner(ir.from_proto(model))
+
+
+def test_check_operators_accepts_what_runs():
+    check_operators(load(tiny_model()))
+
+
+def test_first_line():
+    assert first_line("[ONNXRuntimeError] : 1 : FAIL : bad\nstack\n") == "1 : FAIL : bad"
+
+
+def test_usable_cores():
+    assert usable_cores() >= 1

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detent.numerics.integer import INT8, UINT8_ZERO_128
+from detent.numerics.power_of_two import min_mse_position_of, non_overflow_position
+from detent.observe.histogram import Histogram
+from detent.plan.layout import Role
+from detent.plan.plan import Move, make_plan
+from detent.recipe import NonOverflow
+from tests.models import (
+    IMAGE,
+    SMALL_MODELS,
+    XINT8,
+    build,
+    conv_relu_conv,
+    laid_out,
+    node,
+    normal,
+    plan_at,
+    planned,
+    statistics,
+    values_of,
+)
+
+FEEDS = {"x": normal(*IMAGE, seed=9)}
+NON_OVERFLOW = XINT8.replace(method=NonOverflow())
+
+
+def constants_of(model):
+    return {name: value.const_value.numpy() for name, value in model.graph.initializers.items()}
+
+
+@pytest.mark.parametrize("maker", SMALL_MODELS.values(), ids=SMALL_MODELS)
+def test_every_position_is_the_best_of_its_data(maker):
+    proto = maker()
+    model, plan = planned(proto, FEEDS)
+    names = [site.value for site in plan.layout.of_role(Role.ACTIVATION)]
+    values = values_of(proto, names, FEEDS)
+    for name in names:
+        if plan.layout.leader(name) == name:
+            assert plan.position(name) == min_mse_position_of(values[name], UINT8_ZERO_128)
+            assert plan.grid(name) is UINT8_ZERO_128
+    constants = constants_of(model)
+    for role in (Role.WEIGHT, Role.BIAS):
+        for site in plan.layout.of_role(role):
+            assert plan.position(site.value) == min_mse_position_of(constants[site.value], INT8)
+            assert plan.grid(site.value) is INT8
+    assert plan.moves == []
+    assert set(plan.positions) == {plan.layout.leader(name) for name in plan.layout.sites}
+
+
+@pytest.mark.parametrize("maker", SMALL_MODELS.values(), ids=SMALL_MODELS)
+def test_non_overflow_clips_nothing(maker):
+    proto = maker()
+    model, layout = laid_out(proto)
+    found = statistics(layout, proto, FEEDS)
+    plan = make_plan(model, layout, found, NON_OVERFLOW)
+    for name, histogram in found.items():
+        expected = non_overflow_position(min(0, histogram.minimum), max(0, histogram.maximum), UINT8_ZERO_128)
+        assert plan.position(name) == expected
+        assert histogram.clipped_fraction(expected, UINT8_ZERO_128) == 0
+    for name, array in constants_of(model).items():
+        if name in layout.sites:
+            levels = np.rint(array * 2.0 ** plan.position(name))
+            assert np.abs(levels).max() <= 127
+            assert np.abs(np.rint(array * 2.0 ** (plan.position(name) + 1))).max() > 127
+
+
+def test_known_positions():
+    proto = build(
+        [node("Conv", "x w b", "c")],
+        "c",
+        {"w": np.full((1, 3, 1, 1), 0.5, np.float32), "b": np.full(1, 100.0, np.float32)},
+    )
+    model, plan = planned(proto, {"x": np.ones(IMAGE, np.float32)})
+    # 1.0 is exact at 6 and clipped at 7; half of it one more; 100 at 0 (base 0.3 -> candidates from -1, exact there).
+    assert plan.positions == {"x": 6, "w": 7, "b": -1, "c": -1}
+    assert plan.scale("w") == 2.0**-7
+    assert plan.scale("c") == 2.0
+
+
+@pytest.mark.parametrize("recipe", [XINT8, NON_OVERFLOW], ids=["MinMSE", "NonOverflow"])
+def test_zeros_and_values_never_seen(recipe):
+    proto = build(
+        [node("Conv", "x w b", "y")],
+        "y",
+        {"w": np.zeros((2, 3, 1, 1), np.float32), "b": np.zeros(2, np.float32)},
+    )
+    model, layout = laid_out(proto)
+    zeros = Histogram()
+    zeros.add(np.zeros(10, np.float32))
+    plan = make_plan(model, layout, {"x": Histogram(), "y": zeros}, recipe)
+    expected = -1 if recipe is XINT8 else 0
+    assert plan.positions == dict.fromkeys(("x", "w", "b", "y"), expected)
+
+
+def test_values_that_share_have_one_position():
+    proto = build(
+        [node("Transpose", "x", "t"), node("MaxPool", "t", "m", kernel_shape=[2, 2]), node("Sigmoid", "m", "y")], "y"
+    )
+    model, plan = planned(proto, FEEDS)
+    assert set(plan.positions) == {"x", "y"}
+    assert plan.position("m") == plan.position("t") == plan.position("x") == plan.positions["x"]
+    assert plan.move("m", 1, "a rule", "a node")
+    assert [plan.position(name) for name in ("x", "t", "m")] == [1, 1, 1]
+    assert plan.scale("t") == 0.5
+
+
+def test_moves_are_recorded():
+    _, plan = plan_at(conv_relu_conv(), {"w1": 5})
+    assert not plan.move("w1", 5, "nothing", "conv_c1")
+    assert plan.moves == []
+    assert plan.move("w1", 3, "shift cut", "conv_c1")
+    assert plan.moves == [Move("w1", 5, 3, "shift cut", "conv_c1")]
+    assert plan.position("w1") == 3
+
+
+def test_a_softmax_uses_its_whole_range_whatever_was_seen():
+    # No observed probability came near 1, but one will: 1/128 spreads the settled range over the codes.
+    model, layout = laid_out(build([node("Softmax", "x", "y")], "y"))
+    small = Histogram()
+    small.add(np.full(10, 0.01, np.float32))
+    plan = make_plan(model, layout, {"x": small, "y": small}, XINT8)
+    assert plan.position("y") == 7
+
+
+def test_int8_activations():
+    model, layout = laid_out(conv_relu_conv())
+    found = statistics(layout, conv_relu_conv(), FEEDS)
+    plan = make_plan(model, layout, found, XINT8.replace(activations=INT8))
+    assert plan.grid("x") is INT8
+    assert plan.position("x") == min_mse_position_of(FEEDS["x"], INT8)
