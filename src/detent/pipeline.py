@@ -141,7 +141,7 @@ def run(job: Job) -> Report:
         bytes_before=bytes_before,
         bytes_after=bytes_after,
         seconds=watch.seconds,
-        warnings=warnings_for(calibration, nodes, observation.in_sample, unsettled),
+        warnings=warnings_for(calibration, nodes, changes, observation.in_sample, unsettled),
         suggestions=suggestions_for(fidelity, calibration, tensors, nodes),
         model=proto if job.output is None else None,
     )

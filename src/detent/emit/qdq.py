@@ -2,7 +2,7 @@
 
 An activation x becomes x -> QuantizeLinear -> DequantizeLinear -> its readers. A graph output keeps its name: the node
 before it is renamed. A weight or bias becomes its integer codes behind a DequantizeLinear alone, encoded from float
-here, with the final position.
+here, with the final position. A graph input or a weight that is a graph output too goes out as it is.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ def _values(graph: ir.Graph) -> list[ir.Value]:
     return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
 
 
+def _redirect(value: ir.Value, result: ir.Value) -> None:
+    """Let every node that reads `value`, those in the bodies of an If or Loop included, read `result`."""
+    for node, index in tuple(value.uses()):
+        node.replace_input_with(index, result)
+
+
 class _Emitter:
     def __init__(self, model: ir.Model, plan: Plan) -> None:
         self._graph = model.graph
@@ -54,11 +60,12 @@ class _Emitter:
         codes = quantize.outputs[0]
         codes.type, codes.shape = ir.TensorType(zero_point.dtype or ir.DataType.UINT8), value.shape
         dequantize, result = self._dequantize(name, codes, scale, zero_point, value)
-        is_output = value.is_graph_output() and not value.is_graph_input()
-        value.replace_all_uses_with(result, replace_graph_outputs=is_output)
-        quantize.replace_input_with(0, value)
-        if is_output:
+        if value.is_graph_output() and not value.is_graph_input():
+            value.replace_all_uses_with(result, replace_graph_outputs=True)
             value.name, result.name = self._names.fresh(f"{name}_QuantizeLinear_Input"), name
+        else:
+            _redirect(value, result)
+        quantize.replace_input_with(0, value)
         producer = value.producer()
         if producer is None:
             self._graph.insert_before(self._first, [quantize, dequantize])
@@ -77,10 +84,11 @@ class _Emitter:
         )
         scale, zero_point = self._parameters(name)
         dequantize, result = self._dequantize(name, codes, scale, zero_point, value)
-        first_reader = value.consumers()[0]
-        value.replace_all_uses_with(result)
+        first_reader = next(reader for reader in value.consumers() if reader.graph is self._graph)
+        _redirect(value, result)
         self._graph.insert_before(first_reader, [dequantize])
-        del self._graph.initializers[name]
+        if not value.is_graph_output():
+            del self._graph.initializers[name]
 
     def _dequantize(
         self, name: str, codes: ir.Value, scale: ir.Value, zero_point: ir.Value, like: ir.Value

@@ -39,11 +39,15 @@ class Move:
 
 @dataclass
 class Plan:
-    """The position of every site, and how it came about."""
+    """The position of every site, and how it came about.
+
+    `finest`, for each bias, is the largest position at which it does not saturate: a rule should not move it further.
+    """
 
     layout: Layout
     grids: Mapping[Role, IntegerGrid]
     positions: dict[str, int]
+    finest: Mapping[str, int] = field(default_factory=dict)
     moves: list[Move] = field(default_factory=list)
 
     def position(self, value: str) -> int:
@@ -73,6 +77,10 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, Histogra
     """Choose a position for every site: activations from their histograms, weights and biases from their elements."""
     grids = {Role.ACTIVATION: recipe.activations, Role.WEIGHT: recipe.weights, Role.BIAS: recipe.biases}
     positions: dict[str, int] = {}
+    finest = {
+        site.value: _constant_position(model, site, grids[Role.BIAS], NonOverflow())
+        for site in layout.of_role(Role.BIAS)
+    }
     for site in layout.sites.values():
         if layout.leader(site.value) != site.value:
             continue
@@ -83,7 +91,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, Histogra
             positions[site.value] = _activation_position(statistics[site.value], grid, recipe.method)
         else:
             positions[site.value] = _constant_position(model, site, grid, recipe.method)
-    return Plan(layout, grids, positions)
+    return Plan(layout, grids, positions, finest)
 
 
 def _activation_position(histogram: Histogram, grid: IntegerGrid, method: Method) -> int:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from detent.measure.fidelity import Fidelity
 from detent.plan.layout import Decision
+from detent.prepare.base import Change
 from detent.report.report import Calibration, TensorReport
 
 LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal
@@ -18,7 +19,11 @@ MOST_CULPRITS = 3
 
 
 def warnings_for(
-    calibration: Calibration, nodes: Sequence[Decision], in_sample: bool, unsettled: Sequence[str]
+    calibration: Calibration,
+    nodes: Sequence[Decision],
+    changes: Sequence[Change],
+    in_sample: bool,
+    unsettled: Sequence[str],
 ) -> list[str]:
     """What makes the result untrustworthy, or is likely to surprise."""
     found = list(unsettled)
@@ -28,6 +33,12 @@ def warnings_for(
         )
     if in_sample:
         found.append("No samples were held out: the figures are measured on calibration data, and flatter the result.")
+    hardened = [change.node for change in changes if change.by == "SigmoidToHardSigmoid"]
+    if hardened:
+        found.append(
+            f"{len(hardened)} Sigmoid became HardSigmoid, the only one that the device has ('{hardened[0]}'). They "
+            "differ by up to 0.07; where that matters, as in a detector's scores, leave the node float with --exclude."
+        )
     inside = [node.node for node in nodes if node.reason.startswith("control flow")]
     if inside:
         found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")

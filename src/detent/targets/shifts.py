@@ -11,12 +11,13 @@ in[i], out, weight and bias stand for the positions around one node.
 | shift read   | Add, Sub                    | max in - min in <= 7                           | the largest in  |
 | shift write  | Add                         | -7 <= min in - out <= 25                       | out             |
 | shift write  | Mul                         | 0 <= sum of in - out <= 32                     | out             |
-| shift swish  | Mul of x and HardSigmoid(x) | 0 <= sum of in - out <= 15                     | out             |
 | shift cut    | Conv, Gemm                  | 0 <= cut <= 16, where cut = weight + in - out  | weight          |
-| shift bias   | Conv, Gemm                  | min(0, cut - 16) <= weight + in - bias <= 15   | bias            |
+| shift bias   | Conv, Gemm                  | min(0, cut - 16) <= weight + in - bias <= 15   | bias, or weight |
 |              | ... before a LeakyRelu      | 0 <= weight + in - bias <= 15                  | bias            |
 | hard sigmoid | HardSigmoid                 | 0 <= in <= 15, out >= 7, 14 + in - out >= 0    | in, out         |
+| shift swish  | Mul of x and HardSigmoid(x) | 0 <= sum of in - out <= 15                     | out             |
 
+A bias is moved towards finer positions only as far as it does not saturate; the weight gives way for the rest.
 The rules are applied in this order, round after round, until none moves anything.
 """
 
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
 from detent.plan.layout import bias_input, data_inputs
 from detent.plan.plan import Plan
 
@@ -61,13 +63,22 @@ class Wiring:
 
 
 def constrain(model: ir.Model, plan: Plan) -> list[str]:
-    """Move positions until every rule holds. Returns what still does not, as sentences (normally nothing)."""
+    """Move positions until every rule holds. Returns what still does not, as sentences (normally nothing).
+
+    Rules that contradict each other may drive positions apart without end (x beside x * x in a Concat, with x below
+    position 0). Once one has left the range of positions, all are put back to what the data asked for.
+    """
     nodes = [node for node in model.graph if plan.layout.quantizes(node)]
     wiring = Wiring(plan)
+    chosen, moves = dict(plan.positions), len(plan.moves)
     for _ in range(MAX_ROUNDS):
         # A sum, not any(): every rule runs in every round, in order.
         if not sum(rule(node, wiring) for rule, op_types in RULES for node in nodes if node.op_type in op_types):
             return []
+        if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
+            plan.positions.update(chosen)
+            del plan.moves[moves:]
+            break
     return violations(model, plan)
 
 
@@ -77,7 +88,7 @@ def violations(model: ir.Model, plan: Plan) -> list[str]:
     for rule, op_types in RULES:
         for node in model.graph:
             if node.op_type in op_types and plan.layout.quantizes(node):
-                trial = Plan(plan.layout, plan.grids, dict(plan.positions))
+                trial = Plan(plan.layout, plan.grids, dict(plan.positions), plan.finest)
                 if rule(node, Wiring(trial)):
                     move = trial.moves[0]
                     found.append(
@@ -157,12 +168,17 @@ def _shift_bias(node: ir.Node, wiring: Wiring) -> bool:
     plan, output, sites, bias = wiring.plan, wiring.output(node), wiring.inputs(node), bias_input(node)
     if output is None or len(sites) != 2 or bias is None or bias.name not in plan.layout.sites:
         return False
-    products = sum(plan.position(site) for site in sites)
+    name, (source, weight) = str(node.name), sites
+    products = plan.position(source) + plan.position(weight)
     cut = products - plan.position(output)
     before_leaky_relu = any(consumer.op_type == "LeakyRelu" for consumer in node.outputs[0].consumers())
     lowest = 0 if before_leaky_relu else min(0, cut - 16)
-    position = _clamp(plan.position(bias.name), products - 15, products - lowest)
-    return plan.move(bias.name, position, "shift bias", str(node.name))
+    position = plan.position(bias.name)
+    wanted = _clamp(position, products - 15, products - lowest)
+    # A bias that would saturate ruins its channel, a coarser weight beside so large a bias does not: the weight moves.
+    reached = min(wanted, max(position, plan.finest.get(bias.name, wanted)))
+    moved = plan.move(bias.name, reached, "shift bias", name)
+    return plan.move(weight, plan.position(weight) - (wanted - reached), "shift bias", name) or moved
 
 
 def _hard_sigmoid(node: ir.Node, wiring: Wiring) -> bool:

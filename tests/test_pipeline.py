@@ -1,0 +1,219 @@
+"""The whole way, on the demo model and on small ones: what comes out is right, complete and the same every time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import detent
+from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.observe.preprocess import PreprocessOptions
+from detent.presets import find_recipe
+from detent.recipe import ACTIVATION_GRIDS, METHODS
+from tests.conftest import tiny_model
+
+DEMO = {"calibration": CALIBRATION, "preprocess": PreprocessOptions(file=PREPROCESS)}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return detent.quantize(MODEL, tmp_path_factory.mktemp("demo") / "out.onnx", **DEMO)
+
+
+def test_the_output_is_a_valid_model_in_order(report):
+    onnx.checker.check_model(report.output, full_check=True)
+
+
+def test_it_runs_on_plain_onnxruntime_with_the_same_names(report):
+    session = onnxruntime.InferenceSession(report.output)
+    assert [value.name for value in session.get_inputs()] == ["image"]
+    assert [value.name for value in session.get_outputs()] == ["logits"]
+    assert session.run(None, {"image": np.zeros((3, 1, 32, 32), np.float32)})[0].shape == (3, 10)
+
+
+def test_all_scales_are_powers_of_two_and_all_codes_eight_bits(report):
+    model = onnx.load(report.output)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert {node.domain for node in pairs} == {""}
+    for node in pairs:
+        assert math.frexp(float(arrays[node.input[1]]))[0] == 0.5
+        zero_point = arrays[node.input[2]]
+        assert (zero_point.dtype, int(zero_point)) in ((np.uint8, 128), (np.int8, 0))
+    weights = [array for name, array in arrays.items() if name.endswith("_quantized")]
+    assert weights
+    assert all(array.dtype == np.int8 and array.min() >= -127 for array in weights)
+
+
+def test_the_input_file_is_not_touched(report):
+    before = MODEL.read_bytes()
+    detent.quantize(MODEL, calibration=CALIBRATION, limit=3)
+    assert MODEL.read_bytes() == before
+
+
+def test_same_inputs_same_bytes(report, tmp_path):
+    again = detent.quantize(MODEL, tmp_path / "again.onnx", threads=1, **DEMO)
+    with open(report.output, "rb") as first, open(again.output, "rb") as second:  # noqa: PTH123
+        assert first.read() == second.read()
+    ignored = {"seconds", "output"}
+    first, second = report.to_dict(), again.to_dict()
+    assert {key: value for key, value in first.items() if key not in ignored} == {
+        key: value for key, value in second.items() if key not in ignored
+    }
+
+
+def test_the_report_has_every_node_and_tensor(report):
+    assert {node.node for node in report.nodes} >= {"stem/conv", "head/gemm", "mix/concat"}
+    assert report.left_float() == []
+    by_role = {tensor.role for tensor in report.tensors}
+    assert by_role == {"activation", "weight", "bias"}
+    for tensor in report.tensors:
+        assert tensor.minimum <= tensor.maximum
+        assert tensor.scale == 2.0**-tensor.position
+        assert 0 <= tensor.clipped < 0.2
+    assert report.bytes_after < report.bytes_before
+    assert set(report.seconds) == {"load", "prepare", "calibrate", "plan", "emit", "measure", "save"}
+
+
+def test_the_figures_are_measured_on_held_out_samples(report):
+    assert not report.in_sample
+    assert report.fidelity.samples == 8
+    assert report.calibration.samples == 56
+    assert report.fidelity.outputs["logits"].sqnr_db > 12
+    assert report.worst_tensors()[0].closeness.sqnr_db <= report.worst_tensors()[-1].closeness.sqnr_db
+    assert len(report.worst_tensors()) == 10
+
+
+def test_a_modelproto_in_and_out(samples):
+    model = tiny_model()
+    before = model.SerializeToString(deterministic=True)
+    report = detent.quantize(model, calibration=samples)
+    assert model.SerializeToString(deterministic=True) == before
+    assert report.output is None
+    onnx.checker.check_model(report.model, full_check=True)
+
+
+def test_int8_and_uint8_activations_compute_the_same(samples):
+    recipe = find_recipe("XINT8")
+    outputs = []
+    for grid in ACTIVATION_GRIDS.values():
+        model = detent.quantize(tiny_model(), calibration=samples, recipe=recipe.replace(activations=grid)).model
+        outputs.append(onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": samples})[0])
+    # The two grids differ in the code -128 alone, and the base scale in 254 against 255 steps.
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=0.3)
+
+
+def test_non_overflow_clips_nothing(samples):
+    recipe = find_recipe("XINT8").replace(method=METHODS["NonOverflow"])
+    report = detent.quantize(tiny_model(), calibration=samples, recipe=recipe)
+    assert all(tensor.clipped == 0 for tensor in report.tensors)
+
+
+def test_the_cpu_target_rewrites_nothing(samples):
+    model = tiny_model()
+    model.graph.node[1].op_type = "Sigmoid"
+    on_npu = detent.quantize(model, calibration=samples)
+    on_cpu = detent.quantize(model, calibration=samples, target="cpu")
+    assert "HardSigmoid" in {node.op_type for node in on_npu.model.graph.node}
+    assert "Sigmoid" in {node.op_type for node in on_cpu.model.graph.node}
+    assert any("HardSigmoid" in warning for warning in on_npu.warnings)
+    assert not any("HardSigmoid" in warning for warning in on_cpu.warnings)
+
+
+def test_random_data_is_allowed_and_loudly_said():
+    report = detent.quantize(tiny_model(batch=1))
+    assert report.calibration.random
+    assert any("random data" in warning for warning in report.warnings)
+
+
+def test_samples_without_a_holdout_are_said_to_be_in_sample(samples):
+    report = detent.quantize(tiny_model(), calibration=samples[:4])
+    assert report.in_sample
+    assert any("held out" in warning for warning in report.warnings)
+
+
+def test_excluded_nodes_stay_float_and_say_why(samples):
+    report = detent.quantize(tiny_model(), calibration=samples, exclude=["fir*"])
+    assert {node.node: node.reason for node in report.left_float()} == {"first": "excluded by 'fir*'"}
+    names = {tensor.name for tensor in report.model.graph.initializer}
+    assert "w1" in names
+    assert "w2_quantized" in names
+
+
+def test_a_dry_run_decides_and_writes_nothing(tmp_path):
+    report = detent.quantize(MODEL, tmp_path / "out.onnx", dry_run=True, **DEMO)
+    assert report.fidelity is None
+    assert report.nodes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fixed_shapes_are_written(samples):
+    report = detent.quantize(tiny_model(), calibration=samples, fix_shapes={"x": (1, 3, 8, 8)})
+    dims = report.model.graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in dims] == [1, 3, 8, 8]
+
+
+def test_float16_models_are_converted(samples):
+    half = tiny_model()
+    for tensor in half.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for value in (*half.graph.input, *half.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    report = detent.quantize(half, calibration=samples.astype(np.float16))
+    assert any(change.by == "HalfToFloat" for change in report.changes)
+    assert report.model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    plain = detent.quantize(tiny_model(), calibration=samples)
+    assert report.fidelity.outputs["y"].sqnr_db == pytest.approx(plain.fidelity.outputs["y"].sqnr_db, abs=1.5)
+
+
+def with_if(model):
+    """The model with an If whose branches read its result."""
+    branch = lambda op: helper.make_graph(
+        [helper.make_node(op, ["y"], ["z"], name=f"inner_{op}")],
+        op,
+        [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "flag"))
+    model.graph.input.append(helper.make_tensor_value_info("flag_in", TensorProto.BOOL, []))
+    model.graph.node.append(
+        helper.make_node(
+            "If", ["flag_in"], ["out"], name="choice", then_branch=branch("Relu"), else_branch=branch("Neg")
+        )
+    )
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("out", TensorProto.FLOAT, ["N", 2, 8, 8]))
+    return model
+
+
+def test_graphs_inside_if_stay_float_and_are_said_to(samples):
+    data = [{"x": sample[np.newaxis], "flag_in": np.array(True)} for sample in samples]
+    report = detent.quantize(with_if(tiny_model()), calibration=data)
+    assert any("'choice'" in warning for warning in report.warnings)
+    session = onnxruntime.InferenceSession(report.model.SerializeToString())
+    assert session.run(None, {"x": samples[:1], "flag_in": np.array(False)})[0].shape == (1, 2, 8, 8)
+
+
+def test_shift_cut_is_solved_on_the_plan_and_weights_are_encoded_afterwards():
+    """Weights of 1e-4 beside a bias of 10: the shift must shrink by six, and the result must stay accurate."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w1": (1e-4 * rng.standard_normal((4, 3, 3, 3))).astype(np.float32),
+        "b1": (10 + rng.standard_normal(4)).astype(np.float32),
+        "w2": rng.standard_normal((2, 4, 1, 1)).astype(np.float32),
+    }
+    samples = rng.standard_normal((16, 3, 8, 8)).astype(np.float32)
+    report = detent.quantize(tiny_model(**weights), calibration=samples)
+    assert "shift cut" in {move.rule for move in report.moves}
+    assert report.fidelity.outputs["y"].sqnr_db > 30
+
+
+def test_progress_names_every_stage(samples):
+    stages = []
+    detent.quantize(tiny_model(), calibration=samples, progress=lambda stage, done, total: stages.append((stage, done)))
+    assert list(dict(stages)) == ["load", "prepare", "calibrate", "plan", "emit", "measure", "save"]
+    assert max(done for stage, done in stages if stage == "calibrate") == len(samples)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from detent.errors import UsageError, nearest
+from detent.numerics.integer import INT8, UINT8_ZERO_128
+from detent.presets import PRESETS, find_recipe
+from detent.recipe import MinMSE, NonOverflow, Recipe
+
+
+def test_xint8_is_what_the_device_wants():
+    recipe = find_recipe("XINT8")
+    assert (recipe.activations, recipe.weights, recipe.biases) == (UINT8_ZERO_128, INT8, INT8)
+    assert recipe.method == MinMSE()
+    assert recipe.target == "npu-cnn"
+
+
+@pytest.mark.parametrize("name", ["XINT8", "xint8", "XINT8_CONFIG"])
+def test_names(name):
+    assert find_recipe(name) is PRESETS["XINT8"]
+
+
+def test_a_recipe_is_its_own_name():
+    recipe = Recipe("mine", "")
+    assert find_recipe(recipe) is recipe
+
+
+def test_replace_and_equality():
+    recipe = find_recipe("XINT8")
+    assert recipe.replace() == recipe
+    assert recipe.replace(method=NonOverflow()) != recipe
+    with pytest.raises(UsageError, match=r"no field 'methud'. Did you mean 'method'"):
+        recipe.replace(methud=NonOverflow())
+
+
+def test_unknown_recipe():
+    with pytest.raises(UsageError, match="Did you mean 'XINT8'"):
+        find_recipe("XNT8")
+
+
+def test_plain_values():
+    assert json.loads(json.dumps(find_recipe("XINT8").to_dict()))["method"] == "MinMSE"
+
+
+def test_nearest():
+    assert nearest("conv1", ["conv2", "relu"]) == " Did you mean 'conv2'?"
+    assert nearest("zzz", ["conv2"]) == ""
