@@ -31,7 +31,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def node(op: str, inputs: str, outputs: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
-    """`node("Conv", "x w", "y")`: names are separated by spaces, `_` is a missing input; the name is `<op>_<output>`."""
+    """`node("Conv", "x w", "y")`: names are separated by spaces, `_` is a missing input; it is called `conv_y`."""
     names = ["" if part == "_" else part for part in inputs.split()]
     results = outputs.split()
     return helper.make_node(op, names, results, name=name or f"{op.lower()}_{results[0]}", **attributes)
@@ -55,7 +55,8 @@ def build(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     for declared, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        declared.type.CopyFrom(known.type)
+        if not declared.type.tensor_type.HasField("shape"):
+            declared.type.CopyFrom(known.type)
     onnx.checker.check_model(model, full_check=True)
     return model
 

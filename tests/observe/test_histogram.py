@@ -15,8 +15,10 @@ from detent.observe.histogram import LOWEST_EXPONENT, Histogram, NonFiniteError,
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 SPECIAL = st.sampled_from(
-    [0.0, -0.0, 1e-9, -1e-9, 1e-45, -1e-45, 1.1754944e-38, 2.0**-100, -(2.0**-100), 0.5, 1.0, -1.0, 2.0, 4096.0]
-    + [3e38, -3e38, float(np.finfo(np.float32).max), 2.0**127, 1.0 + 2.0**-23, 2.0 - 2.0**-23]
+    [
+        *[0.0, -0.0, 1e-9, -1e-9, 1e-45, -1e-45, 1.1754944e-38, 2.0**-100, -(2.0**-100), 0.5, 1.0, -1.0, 2.0, 4096.0],
+        *[3e38, -3e38, float(np.finfo(np.float32).max), 2.0**127, 1.0 + 2.0**-23, 2.0 - 2.0**-23],
+    ]
 )
 CHUNKS = st.lists(st.lists(FINITE | SPECIAL | st.floats(-8, 8, width=32), max_size=12), min_size=1, max_size=8)
 

@@ -74,8 +74,9 @@ def test_known_positions():
         "c",
         {"w": np.full((1, 3, 1, 1), 0.5, np.float32), "b": np.full(1, 100.0, np.float32)},
     )
-    model, plan = planned(proto, {"x": np.ones(IMAGE, np.float32)})
-    # 1.0 is exact at 6 and clipped at 7; half of it one more; 100 at 0 (base 0.3 -> candidates from -1, exact there).
+    _, plan = planned(proto, {"x": np.ones(IMAGE, np.float32)})
+    # 1.0 is exact at 6 and clipped at 7, and half of it is one finer. 100 and the result, 101.5, have base 0: the first
+    # candidate is -1, where 100 is exact; 101.5 is half a step of 1 off at -1 and at 0, so the first wins.
     assert plan.positions == {"x": 6, "w": 7, "b": -1, "c": -1}
     assert plan.scale("w") == 2.0**-7
     assert plan.scale("c") == 2.0
@@ -100,12 +101,21 @@ def test_values_that_share_have_one_position():
     proto = build(
         [node("Transpose", "x", "t"), node("MaxPool", "t", "m", kernel_shape=[2, 2]), node("Sigmoid", "m", "y")], "y"
     )
-    model, plan = planned(proto, FEEDS)
+    _, plan = planned(proto, FEEDS)
     assert set(plan.positions) == {"x", "y"}
     assert plan.position("m") == plan.position("t") == plan.position("x") == plan.positions["x"]
     assert plan.move("m", 1, "a rule", "a node")
     assert [plan.position(name) for name in ("x", "t", "m")] == [1, 1, 1]
     assert plan.scale("t") == 0.5
+
+
+@pytest.mark.parametrize("recipe", [XINT8, NON_OVERFLOW], ids=["MinMSE", "NonOverflow"])
+def test_the_finest_position_of_a_bias_does_not_saturate(recipe):
+    model, plan = planned(conv_relu_conv(), FEEDS, recipe)
+    assert set(plan.finest) == {"b1", "b2"}
+    for name, position in plan.finest.items():
+        bias = constants_of(model)[name]
+        assert np.abs(np.rint(bias * 2.0**position)).max() <= 127 < np.abs(np.rint(bias * 2.0 ** (position + 1))).max()
 
 
 def test_moves_are_recorded():

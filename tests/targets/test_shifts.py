@@ -46,27 +46,25 @@ def broken(model, plan):
     for one in model.graph:
         if not plan.layout.quantizes(one):
             continue
-        op = one.op_type
-        out = behind(one.outputs[0], plan)
-        operands = {"Concat": len(one.inputs), "Add": 2, "Sub": 2, "Mul": 2, "Conv": 2, "Gemm": 2}.get(op, 1)
+        operands = {"Concat": len(one.inputs), "Add": 2, "Sub": 2, "Mul": 2, "Conv": 2, "Gemm": 2}.get(one.op_type, 1)
         data = [before(value, plan) for value in one.inputs[:operands]]
-        held = {
-            "Concat": lambda: set(data) == {out},
-            "MaxPool": lambda: data == [out],
-            "AveragePool": lambda: data == [out],
-            "GlobalAveragePool": lambda: data == [out],
-            "Pad": lambda: data == [out],
-            "Slice": lambda: data == [out],
-            "Sub": lambda: max(data) - min(data) <= 7,
-            "Add": lambda: max(data) - min(data) <= 7 and -7 <= min(data) - out <= 25,
-            "Mul": lambda: 0 <= sum(data) - out <= (15 if swish(one) else 32),
-            "Conv": lambda: product_holds(one, sum(data), out, plan),
-            "Gemm": lambda: product_holds(one, sum(data), out, plan),
-            "HardSigmoid": lambda: 0 <= data[0] <= 15 and out >= 7 and 0 <= 14 + data[0] - out <= 31,
-        }.get(op, lambda: True)
-        if not held():
+        out = behind(one.outputs[0], plan)
+        if not holds(one, data, out, plan):
             found.append(f"{one.name}: {data} -> {out}")
     return found
+
+
+def holds(one, data, out, plan):
+    op = one.op_type
+    if op in ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice"):
+        return set(data) == {out}
+    if op in ("Add", "Sub"):
+        return max(data) - min(data) <= 7 and (op == "Sub" or -7 <= min(data) - out <= 25)
+    if op == "Mul":
+        return 0 <= sum(data) - out <= (15 if swish(one) else 32)
+    if op == "HardSigmoid":
+        return 0 <= data[0] <= 15 and out >= 7 and 0 <= 14 + data[0] - out <= 31
+    return op not in ("Conv", "Gemm") or product_holds(one, sum(data), out, plan)
 
 
 def swish(one):
@@ -133,6 +131,35 @@ def test_shift_bias(cut, bias_shift, moved_to):
 def test_shift_bias_before_a_leaky_relu(bias_shift, moved_to):
     moved = {} if moved_to is None else {"b": 10 - moved_to}
     assert settle(leaky(), {"x": 4, "w": 6, "y": 2, "b": 10 - bias_shift}) == moved
+
+
+@pytest.mark.parametrize(
+    ("finest", "moved"),
+    [
+        (9, {"b": 0}),
+        (0, {"b": 0}),
+        (-1, {"b": -1, "w": 8}),  # the weight gives way by one, so that the bias may stay one short
+        (-4, {"b": -4, "w": 5}),
+        (-7, {"w": 2}),  # it does not go one step finer than it is
+        (-9, {"w": 2}),  # it clips as it is, by choice: nothing is made of that
+    ],
+)
+def test_a_bias_is_not_moved_into_saturation(finest, moved):
+    # Products at 15 want the bias at 0 or finer, and it is at -7.
+    model, plan = plan_at(CONV, {"x": 6, "w": 9, "y": -1, "b": -7})
+    plan.finest = {"b": finest}
+    first = dict(plan.positions)
+    assert constrain(model, plan) == []
+    assert broken(model, plan) == violations(model, plan) == []
+    assert {name: position for name, position in plan.positions.items() if position != first[name]} == moved
+    assert all(move.rule == "shift bias" for move in plan.moves)
+
+
+def test_a_bias_may_become_coarser_whatever_its_finest_position():
+    model, plan = plan_at(CONV, {"x": 4, "w": 6, "y": 2, "b": 30})
+    plan.finest = {"b": 2}
+    assert constrain(model, plan) == []
+    assert plan.positions["b"] == 18  # products 10, cut 8: at most 8 finer than the products
 
 
 def test_gemm_follows_the_rules_of_conv():

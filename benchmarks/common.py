@@ -1,0 +1,119 @@
+"""What the benchmarks share: where the models and images are, how they are read, and tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from detent.graph.load import load
+from detent.measure.accuracy import LabelledImage, read_labels
+from detent.observe.inputs import input_specs
+from detent.observe.preprocess import PreprocessOptions, guess_preprocess
+from detent.observe.sources import open_source
+
+DATA = Path(os.environ.get("DETENT_BENCH_DATA", Path(__file__).parents[2] / "shared" / "data"))
+"""A folder with models/, imagenet-calib-350/ and imagenet-eval-1000/."""
+
+CALIBRATION = DATA / "imagenet-calib-350"
+EVALUATION = DATA / "imagenet-eval-1000"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the one flag that it needs where its input does not settle the image size."""
+
+    name: str
+    size: tuple[int, int] | None = None
+    labelled: bool = False
+
+    @property
+    def path(self) -> Path:
+        return DATA / "models" / f"{self.name}.onnx"
+
+    @property
+    def options(self) -> PreprocessOptions:
+        settings = self.path.with_suffix(".json")
+        return PreprocessOptions(file=settings if settings.exists() else None, size=self.size)
+
+
+CASES = (
+    Case("mobilenetv2", labelled=True),
+    Case("efficientnet_lite0", labelled=True),
+    Case("squeezenet11", labelled=True),
+    Case("cifar_resnet20"),
+    Case("open_nsfw_resnet50thin"),
+    Case("ppocrv4_det", size=(224, 224)),
+    Case("ppocrv4_rec", size=(48, 320)),
+)
+
+
+def arguments(description: str, samples: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--models", nargs="*", default=[case.name for case in CASES], help="names, default all")
+    parser.add_argument("--samples", type=int, default=samples, help="calibration images")
+    return parser
+
+
+def chosen(names: Iterable[str]) -> list[Case]:
+    wanted = set(names)
+    return [case for case in CASES if case.name in wanted]
+
+
+def calibration_array(case: Case, samples: int) -> np.ndarray[Any, Any]:
+    """The calibration images of a model, as one array."""
+    specs = input_specs(load(case.path))
+    source = open_source(CALIBRATION, specs, preprocess=case.options, limit=samples)
+    return np.concatenate([pending.load().feeds[specs[0].name] for pending in source])
+
+
+def evaluation_images(case: Case) -> tuple[list[LabelledImage], Any]:
+    """The labelled images, and how this model reads them."""
+    preprocess, _ = guess_preprocess(input_specs(load(case.path))[0], case.options)
+    return read_labels(EVALUATION), preprocess
+
+
+def parameters(model: ir.Model) -> dict[str, tuple[str, float]]:
+    """The scale of every quantized tensor, by a name that both tools share.
+
+    An activation goes by the float model's name; a constant by the output of the layer that reads it and the input's
+    index, because tools name folded weights differently.
+    """
+    found: dict[str, tuple[str, float]] = {}
+    for node in model.graph:
+        if node.op_type != "DequantizeLinear":
+            continue
+        codes, scale = node.inputs[0], float(node.inputs[1].const_value.numpy())
+        quantize = codes.producer()
+        if quantize is not None:
+            name = (
+                str(quantize.inputs[0].name).removesuffix("_QuantizeLinear_Input").removesuffix("/before_device_factor")
+            )
+            found[name] = ("activation", scale)
+            continue
+        for use in node.outputs[0].uses():
+            kind = "bias" if use.idx == 2 else "weight"
+            if use.node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+                kind = "constant"
+            found[f"{_result_name(use.node)}#{use.idx}"] = (kind, scale)
+    return found
+
+
+def _result_name(node: ir.Node) -> str:
+    return str(node.outputs[0].name).removesuffix("_QuantizeLinear_Input")
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table in Markdown."""
+    text = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(header), *text]) for column in range(len(header))]
+    print("| " + " | ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)) + " |")
+    print("| " + " | ".join("-" * width for width in widths) + " |")
+    for line in text:
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")

@@ -1,0 +1,134 @@
+"""Detent's XINT8 beside AMD Quark's (equalization off) on the same calibration samples: positions and accuracy.
+
+    python3 -m venv quark && quark/bin/pip install torch==2.13.0 && quark/bin/pip install amd-quark onnxruntime==1.28.0
+    python -m benchmarks.quark_parity --quark quark/bin/python
+
+Every position that differs is explained: by the error of both choices on the float model's own values, or by a rule.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import detent
+from benchmarks.common import Case, arguments, calibration_array, chosen, evaluation_images, parameters, print_table
+from detent.graph.load import load, read
+from detent.graph.session import Runner
+from detent.measure.accuracy import correct_top1
+from detent.numerics.integer import UINT8_ZERO_128
+from detent.prepare import default_passes, prepare
+from detent.report.report import Report
+
+
+def main() -> None:
+    parser = arguments("Positions and accuracy beside AMD Quark's XINT8.", samples=128)
+    parser.add_argument("--quark", type=Path, required=True, help="the Python of a venv with amd-quark in it")
+    options = parser.parse_args()
+    rows, notes = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in chosen(options.models):
+            row, explained = compare(case, options.samples, options.quark, Path(folder))
+            rows.append(row)
+            notes += [f"{case.name}: {note}" for note in explained]
+            print_table(HEADER[: len(row)], [row])
+    print()
+    print_table(HEADER, rows)
+    for note in notes:
+        print("-", note)
+
+
+HEADER = (
+    "model", "weights equal", "biases equal", "other constants equal", "activations equal",
+    "float top-1", "Quark top-1", "Detent top-1", "Detent - Quark (± std. error)", "Quark s", "Detent s",
+)  # fmt: skip
+
+
+def compare(case: Case, samples: int, quark: Path, folder: Path) -> tuple[list[object], list[str]]:
+    array = calibration_array(case, samples)
+    ours, theirs, data = (folder / f"{case.name}_{kind}" for kind in ("detent.onnx", "quark.onnx", "samples.npy"))
+    np.save(data, array)
+    start = time.perf_counter()
+    report = detent.quantize(case.path, ours, calibration=array, limit=len(array))
+    seconds = time.perf_counter() - start
+    quark_seconds, failure = run_quark(quark, case.path, theirs, data)
+    if failure:
+        accuracy = top1(case, ours, None) if case.labelled else ["-"] * 4
+        return [case.name, *["-"] * 4, *accuracy, failure, f"{seconds:.1f}"], [f"Quark: {failure}"]
+    mine, other = parameters(read(ours)), parameters(read(theirs))
+    cells, notes = [], []
+    for kind in ("weight", "bias", "constant", "activation"):
+        shared = [name for name in mine if name in other and mine[name][0] == kind]
+        differ = [name for name in shared if mine[name][1] != other[name][1]]
+        cells.append(f"{len(shared) - len(differ)} of {len(shared)}")
+        notes += explain(differ, kind, mine, other, report, case, array)
+    only = len([name for name in mine if name not in other]), len([name for name in other if name not in mine])
+    if any(only):
+        notes.append(f"{only[0]} tensors only Detent quantizes, {only[1]} only Quark (graphs folded differently)")
+    accuracy = top1(case, ours, theirs) if case.labelled else ["-"] * 4
+    return [case.name, *cells, *accuracy, f"{quark_seconds:.1f}", f"{seconds:.1f}"], notes
+
+
+def run_quark(python: Path, model: Path, output: Path, data: Path) -> tuple[float, str]:
+    worker = Path(__file__).with_name("quark_worker.py")
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "QUARK_LOG_LEVEL": "error"}
+    start = time.perf_counter()
+    command = [str(python), str(worker), str(model), str(output), str(data)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=output.parent, check=False)
+    if output.exists():
+        return time.perf_counter() - start, ""
+    lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+    errors = [line.strip() for line in lines if "Error" in line or "allocate" in line] or lines
+    return 0.0, f"failed: {errors[-1][:160]}"
+
+
+def top1(case: Case, ours: Path, theirs: Path | None) -> list[object]:
+    images, preprocess = evaluation_images(case)
+    results = [correct_top1(load(path), images, preprocess) if path else None for path in (case.path, theirs, ours)]
+    percent = [f"{100 * correct.mean():.1f}" if correct is not None else "-" for correct in results]
+    if results[1] is None:
+        return [*percent, "-"]
+    paired = results[2].astype(float) - results[1]
+    error = 100 * paired.std() / np.sqrt(len(paired))
+    return [*percent, f"{100 * paired.mean():+.1f} ± {error:.1f}"]
+
+
+def explain(differ, kind, mine, other, report: Report, case: Case, array) -> list[str]:
+    """Why two positions differ."""
+    if not differ:
+        return []
+    moved = {move.value: move.rule for move in report.moves}
+    notes = []
+    if kind == "activation":
+        model = load(case.path)
+        prepare(model, default_passes())
+        inputs = {value.name for value in model.graph.inputs}
+        fetched = [name for name in differ if name not in inputs]
+        runner, feed = Runner(model, fetched), next(iter(inputs))
+        errors = {name: np.zeros(2) for name in differ}
+        for sample in array:
+            values = dict(zip(fetched, runner({feed: sample[None]}), strict=True)) | {feed: sample}
+            for name in differ:
+                for index, scale in enumerate((mine[name][1], other[name][1])):
+                    difference = values[name] - UINT8_ZERO_128.snap(values[name], scale)
+                    errors[name][index] += float((difference**2).sum())
+        for name in differ:
+            ratio = errors[name][1] / max(errors[name][0], 1e-300)
+            rule = f" (moved by the rule '{moved[name]}')" if name in moved else ""
+            notes.append(f"activation '{name}': on the raw values Quark's choice has {ratio:.4f} times our error{rule}")
+        return notes
+    for name in differ:
+        notes.append(
+            f"{kind} '{name}': scale {mine[name][1]:g} here, {other[name][1]:g} there; "
+            "a constant that several nodes share has one scale there, and one for each node here"
+        )
+    return notes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What quantizing costs: time as a multiple of plain inference over the same images, memory, imports and disk.
+
+python -m benchmarks.speed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import onnxruntime
+
+from benchmarks.common import CALIBRATION, CASES, arguments, calibration_array, print_table
+
+CASE = CASES[0]
+SCRIPT = Path(sys.executable).with_name("detent")
+
+
+def main() -> None:
+    parser = arguments("Time and memory of `detent quantize` on mobilenetv2.", samples=128)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    images = calibration_array(CASE, options.samples)
+    plain, command, inside = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "out.onnx"
+        quantize(output, options.samples)  # once before: compiled loops are cached, files are in memory
+        for _ in range(options.repeat):
+            plain.append(plain_inference(images))
+            seconds, report = quantize(output, options.samples)
+            command.append(seconds)
+            inside.append(sum(report["seconds"].values()))
+        memory = {count: peak_memory(output, count) for count in (64, 350)}
+    base = statistics.median(plain)
+    rows = [
+        ("plain onnxruntime inference", f"{base:.2f}", "1.00"),
+        ("detent.quantize()", f"{statistics.median(inside):.2f}", ratio(inside, plain)),
+        ("the command, imports included", f"{statistics.median(command):.2f}", ratio(command, plain)),
+    ]
+    print(
+        f"mobilenetv2, {options.samples} images, {os.cpu_count()} cores, medians of {options.repeat} interleaved runs"
+    )
+    print_table(("what", "seconds", "times plain inference"), rows)
+    print_table(("images", "peak memory MB"), [(count, f"{size:.0f}") for count, size in memory.items()])
+    print(f"350 images against 64: {100 * (memory[350] / memory[64] - 1):+.1f} %")
+    print_table(("start-up", "seconds"), [("import detent", import_time()), ("detent --help", help_time())])
+
+
+def ratio(ours: list[float], plain: list[float]) -> str:
+    return f"{statistics.median(a / b for a, b in zip(ours, plain, strict=True)):.2f}"
+
+
+def plain_inference(images) -> float:
+    """All images through the float model, as anyone would: one default session, one image at a time."""
+    session = onnxruntime.InferenceSession(CASE.path)
+    name = session.get_inputs()[0].name
+    session.run(None, {name: images[:1]})
+    start = time.perf_counter()
+    for image in images:
+        session.run(None, {name: image[None]})
+    return time.perf_counter() - start
+
+
+def command_line(output: Path, samples: int) -> list[str]:
+    settings = ["--preprocess", str(CASE.path.with_suffix(".json"))]
+    return [str(SCRIPT), "quantize", str(CASE.path), str(output), "--calib", str(CALIBRATION), "--limit", str(samples), "--json", *settings]  # fmt: skip  # noqa: E501
+
+
+def quantize(output: Path, samples: int) -> tuple[float, dict]:
+    start = time.perf_counter()
+    done = subprocess.run(command_line(output, samples), capture_output=True, text=True, check=True)
+    return time.perf_counter() - start, json.loads(done.stdout)
+
+
+def peak_memory(output: Path, samples: int) -> float:
+    """The largest resident size of the command, in MB."""
+    process = subprocess.Popen(command_line(output, samples), stdout=subprocess.DEVNULL)
+    _, _, usage = os.wait4(process.pid, 0)
+    return usage.ru_maxrss / 1024
+
+
+def import_time() -> str:
+    return timed([sys.executable, "-c", "import detent"], timed([sys.executable, "-c", "pass"]))
+
+
+def help_time() -> str:
+    return f"{timed([str(SCRIPT), '--help']):.2f}"
+
+
+def timed(command: list[str], less: float = 0.0):
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        times.append(time.perf_counter() - start)
+    median = statistics.median(times)
+    return f"{median - less:.2f}" if less else median
+
+
+if __name__ == "__main__":
+    main()
