@@ -26,7 +26,7 @@ from detent.graph.load import ModelLike, load, name_of, stored_bytes
 from detent.graph.save import check_output, complete_proto, save, serialize
 from detent.graph.session import check_operators
 from detent.graph.values import constant
-from detent.measure.fidelity import Fidelity, measure_fidelity, reference_runner
+from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import Source, open_source
@@ -107,7 +107,6 @@ def run(job: Job) -> Report:
     with watch.stage("calibrate"):
         observation = sweep(model, _observed(layout), source, threads=job.threads, progress=job.progress)
     with watch.stage("plan"):
-        reference = reference_runner(model, _observed(layout))
         changes += _rewrite(model, target.substitutions, layout)
         plan = make_plan(model, layout, observation.histograms, job.recipe)
         unsettled = target.constrain(model, plan)
@@ -116,7 +115,7 @@ def run(job: Job) -> Report:
         dequantized = _emit(model, plan, target, changes)
     with watch.stage("measure"):
         fidelity = measure_fidelity(
-            reference,
+            observation.runner,
             model,
             {name: dequantized[name] for name in _observed(layout)},
             observation.measured_on,

@@ -56,10 +56,12 @@ class Runner:
             except RUNTIME_ERRORS as error:
                 raise ModelError(f"onnxruntime cannot load the model: {first_line(str(error))}") from error
 
-    def __call__(self, feeds: Feeds, origin: str = "the given input") -> list[npt.NDArray[Any]]:
-        """The outputs for one set of inputs. `origin` names the sample in an error."""
+    def __call__(
+        self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """The outputs (or some of them) for one set of inputs. `origin` names the sample in an error."""
         try:
-            results: list[npt.NDArray[Any]] = self._session.run(self.outputs, dict(feeds))
+            results: list[npt.NDArray[Any]] = self._session.run(outputs or self.outputs, dict(feeds))
         except RUNTIME_ERRORS as error:
             raise DataError(f"onnxruntime could not run the model on {origin}: {first_line(str(error))}") from error
         return results

@@ -12,7 +12,7 @@ All sums run over all samples, so a result does not depend on how the samples we
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,9 @@ from detent.observe.samples import PendingSample
 from detent.progress import Progress, silent
 
 STAGE = "measure"
+
+DETAILED_SAMPLES = 4
+"""Samples on which every tensor is compared: with thousands of elements each, a few settle which are the worst."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,6 @@ class Fidelity:
     same_top1: int | None
 
 
-def reference_runner(model: ir.Model, sites: Iterable[str]) -> Runner:
-    """The float model, ready to give its outputs and then the values of `sites` (less those that are fed or output)."""
-    outputs = [str(value.name) for value in model.graph.outputs]
-    known = {str(value.name) for value in model.graph.inputs} | set(outputs)
-    return Runner(model, outputs + [name for name in sites if name not in known])
-
-
 def measure_fidelity(
     reference: Runner,
     quantized_model: ir.Model,
@@ -108,30 +104,36 @@ def measure_fidelity(
     samples: Sequence[PendingSample],
     progress: Progress = silent,
 ) -> Fidelity:
-    """Run both models on `samples`. `sites`: the name of each value in the float model and in the quantized one."""
+    """Run both models on `samples`: the outputs on all of them, every site on the first few.
+
+    `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
+    the float model to its name in the quantized one.
+    """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
-    inner = reference.outputs[len(outputs) :]
-    quantized = Runner(quantized_model, outputs + [sites[name] for name in inner], exact=True)
+    renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
+    quantized = Runner(quantized_model, list(renamed.values()), exact=True)
     scores = _looks_like_scores(quantized_model.graph.outputs[0])
 
-    def compare(pending: PendingSample) -> tuple[list[_Sums], list[bool]]:
+    def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, _Sums], list[bool]]:
         sample = pending.load()
-        expected = reference(sample.feeds, sample.origin)
-        found = quantized(sample.feeds, sample.origin)
-        sums = [_Sums.of(x, y) if x.dtype.kind == "f" else _Sums() for x, y in zip(expected, found, strict=True)]
+        expected = reference(sample.feeds, sample.origin, names)
+        found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
+        pairs = zip(names, expected, found, strict=True)
+        sums = {name: _Sums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f"}
         same = expected[0].argmax(-1) == found[0].argmax(-1) if scores else np.zeros(1, bool)
         return sums, same.reshape(-1).tolist()
 
-    totals = [_Sums() for _ in reference.outputs]
+    totals = {name: _Sums() for name in reference.outputs}
     agreement: list[bool] = []
     progress(STAGE, 0, len(samples))
+    fetched = [reference.outputs if index < DETAILED_SAMPLES else outputs for index in range(len(samples))]
     with ThreadPoolExecutor(usable_cores()) as pool:
         # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
-        for done, (sums, same) in enumerate(pool.map(compare, samples), 1):
-            totals = [total + more for total, more in zip(totals, sums, strict=True)]
+        for done, (sums, same) in enumerate(pool.map(compare, fetched, samples), 1):
+            totals |= {name: totals[name] + more for name, more in sums.items()}
             agreement += same
             progress(STAGE, done, len(samples))
-    measured = {name: sums.closeness() for name, sums in zip(reference.outputs, totals, strict=True) if sums.elements}
+    measured = {name: sums.closeness() for name, sums in totals.items() if sums.elements}
     return Fidelity(
         outputs={name: measured[name] for name in outputs if name in measured},
         tensors={name: closeness for name, closeness in measured.items() if name in sites},

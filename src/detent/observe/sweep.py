@@ -27,13 +27,16 @@ IN_SAMPLE_KEPT = 16
 
 @dataclass
 class Observation:
-    """What the sweep saw: a histogram for each site, how many samples, and samples to measure the result with.
+    """What the sweep saw: a histogram for each site, how many samples, and what to measure the result with.
+
+    `runner` is the float model, ready to give its outputs and then every site that is neither output nor input.
 
     `measured_on` are the held-out samples; where the source held none out they are the first calibration samples, and
     `in_sample` says so.
     """
 
     histograms: dict[str, Histogram]
+    runner: Runner
     samples: int = 0
     held_out: list[PendingSample] = field(default_factory=list)
     first: list[PendingSample] = field(default_factory=list)
@@ -56,12 +59,11 @@ def sweep(
     workers = threads or usable_cores()
     if source.length is not None:
         workers = max(1, min(workers, source.length))
-    inputs = {str(value.name) for value in model.graph.inputs}
-    runner = Runner(model, [name for name in sites if name not in inputs])
-    fed = [name for name in sites if name in inputs]
+    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
+    runner = Runner(model, outputs + [name for name in sites if name not in inputs and name not in outputs])
     shared = _Stream(source, progress)
     with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(_Worker(runner, fed, shared).run) for _ in range(workers)]
+        jobs = [pool.submit(_Worker(runner, sites, shared).run) for _ in range(workers)]
         try:
             wait(jobs, return_when=FIRST_EXCEPTION)
         finally:
@@ -73,7 +75,7 @@ def sweep(
             merged[name].merge(histogram)
     if shared.counted == 0:
         raise DataError(f"There is nothing to calibrate with in {source.describe}: every sample was held out.")
-    return Observation(merged, shared.counted, shared.held_out, shared.first)
+    return Observation(merged, runner, shared.counted, shared.held_out, shared.first)
 
 
 class _Stream:
@@ -122,12 +124,11 @@ class _Stream:
 
 
 class _Worker:
-    def __init__(self, runner: Runner, fed: Sequence[str], stream: _Stream) -> None:
-        """Count the outputs of `runner` and the inputs `fed` to it."""
+    def __init__(self, runner: Runner, sites: Sequence[str], stream: _Stream) -> None:
         self._runner = runner
-        self._fed = fed
+        self._fetched = [name for name in sites if name in runner.outputs]
         self._stream = stream
-        self._histograms = {name: Histogram() for name in (*runner.outputs, *fed)}
+        self._histograms = {name: Histogram() for name in sites}
 
     def run(self) -> dict[str, Histogram]:
         """Count samples until there are no more."""
@@ -141,13 +142,11 @@ class _Worker:
         return self._histograms
 
     def _count(self, sample: Sample) -> None:
-        results = self._runner(sample.feeds, sample.origin) if self._runner.outputs else []
-        arrays = dict(zip(self._runner.outputs, results, strict=True)) | {
-            name: sample.feeds[name] for name in self._fed
-        }
-        for name, array in arrays.items():
+        results = self._runner(sample.feeds, sample.origin, self._fetched) if self._fetched else []
+        arrays = {**sample.feeds, **dict(zip(self._fetched, results, strict=True))}
+        for name, histogram in self._histograms.items():
             try:
-                self._histograms[name].add(array)
+                histogram.add(arrays[name])
             except NonFiniteError:
                 raise DataError(
                     f"On {sample.origin} the float model itself computes NaN or infinity in tensor '{name}'. "
