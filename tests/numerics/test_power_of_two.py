@@ -82,9 +82,9 @@ def brute_force(values, grid, candidates):
 @settings(max_examples=80, deadline=None)
 @given(values=st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=30), shift=st.integers(-20, 20))
 def test_min_mse_agrees_with_brute_force(grid, values, shift):
-    data = [value * 2.0**shift for value in values]
+    data = [float(np.float32(value * 2.0**shift)) for value in values]
     base = base_position(max(abs(value) for value in data), grid)
-    errors = brute_force(data, grid, range(base - 1, base + 4))
+    errors = brute_force(data, grid, range(base - 1, min(base + 3, HIGHEST_POSITION) + 1))
     found = min_mse_position_of(data, grid)
     assert found in errors
     assert errors[found] <= min(errors.values()) * (1 + 1e-9)

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
+from detent.graph.names import repair_names
 from detent.graph.opset import raise_opset
 
 ModelLike = str | Path | onnx.ModelProto
@@ -34,7 +35,7 @@ def read(model: ModelLike) -> ir.Model:
         path = Path(model)
         graph_model = _deserialize(_read_proto(path), where, folder=path.parent)
     common_passes.RemoveInitializersFromInputsPass()(graph_model)
-    common_passes.NameFixPass()(graph_model)
+    repair_names(graph_model)
     try:
         graph_model.graph.sort()
     except ValueError as error:

@@ -1,8 +1,20 @@
-"""New names that collide with none of a model's."""
+"""Names: unique ones for everything in a model that should have one, and new ones that collide with none of them."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
+
+
+def repair_names(model: ir.Model) -> None:
+    """Give every node and value a name of its own; deterministic, and those that are unique already stay.
+
+    An optional output without a name is one that nobody asked for: it must not get one, or it would be computed.
+    """
+    unwanted = [value for node in model.graph.all_nodes() for value in node.outputs if not value.name]
+    common_passes.NameFixPass()(model)
+    for value in unwanted:
+        value.name = ""
 
 
 class Names:

@@ -8,6 +8,7 @@ from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
 from detent.graph.light import light_proto
+from detent.graph.names import repair_names
 
 _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 
@@ -40,5 +41,5 @@ def _convert(model: ir.Model, version: int, minimum: int, where: str) -> ir.Mode
     converted.graph.inputs.clear()
     converted.graph.inputs.extend(by_name[str(value.name)] for value in model.graph.inputs)
     common_passes.RemoveInitializersFromInputsPass()(converted)
-    common_passes.NameFixPass()(converted)
+    repair_names(converted)
     return converted

@@ -117,7 +117,11 @@ def _reason_to_leave(node: ir.Node) -> str | None:
     operator = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if operator is None:
         return f"operator {node.op_type} is not quantized by this recipe"
-    untyped = [value.name for value in (*node.inputs, *node.outputs) if value is not None and value.dtype is None]
+    untyped = [
+        value.name
+        for value in (*node.inputs, *node.outputs)
+        if value is not None and value.name and value.dtype is None
+    ]
     if untyped:
         return f"the type of '{untyped[0]}' is unknown (shape inference stopped before it)"
     inputs = data_inputs(node)

@@ -86,12 +86,19 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, Histogra
             continue
         grid = grids[site.role]
         if site.largest is not None:
-            positions[site.value] = base_position(site.largest, grid)
+            positions[site.value] = _settled_position(site.largest, grid, recipe.method)
         elif site.role is Role.ACTIVATION:
             positions[site.value] = _activation_position(statistics[site.value], grid, recipe.method)
         else:
             positions[site.value] = _constant_position(model, site, grid, recipe.method)
     return Plan(layout, grids, positions, finest)
+
+
+def _settled_position(largest: float, grid: IntegerGrid, method: Method) -> int:
+    """For an output whose range the operator settles, no data is needed."""
+    if isinstance(method, NonOverflow):
+        return non_overflow_position(0.0, largest, grid)
+    return base_position(largest, grid)
 
 
 def _activation_position(histogram: Histogram, grid: IntegerGrid, method: Method) -> int:

@@ -155,9 +155,11 @@ class ScaleReduceMean(_FactorPass):
     def factor(self, node: ir.Node) -> float | None:
         """From the number of elements that are averaged."""
         shape = static_shape(node.inputs[0])
-        axes = ints_attribute(node, "axes") or constant_ints(input_at(node, 1))
-        sizes = [shape[axis] for axis in axes] if shape and axes else [None]
-        if any(size is None for size in sizes):
+        given = input_at(node, 1)
+        axes = ints_attribute(node, "axes") if given is None else constant_ints(given)
+        unknown = shape is None or (given is not None and axes is None)
+        sizes = [None] if unknown or shape is None else [shape[axis] for axis in axes] if axes else shape
+        if any(not size for size in sizes):
             self.decline(
                 node, "the number of elements it averages is not known, so the device's factor is not simulated"
             )
