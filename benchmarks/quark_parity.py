@@ -122,12 +122,11 @@ def explain(differ, kind, mine, other, report: Report, case: Case, array) -> lis
             rule = f" (moved by the rule '{moved[name]}')" if name in moved else ""
             notes.append(f"activation '{name}': on the raw values Quark's choice has {ratio:.4f} times our error{rule}")
         return notes
-    for name in differ:
-        notes.append(
-            f"{kind} '{name}': scale {mine[name][1]:g} here, {other[name][1]:g} there; "
-            "a constant that several nodes share has one scale there, and one for each node here"
-        )
-    return notes
+    return [
+        f"{kind} '{name}': scale {mine[name][1]:g} here, {other[name][1]:g} there; "
+        "a constant that several nodes share has one scale there, and one for each node here"
+        for name in differ
+    ]
 
 
 if __name__ == "__main__":

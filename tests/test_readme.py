@@ -1,0 +1,83 @@
+"""Every code block of the README runs as it stands, in a folder that has the files it speaks of."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+SET_UP = ("make demo", "make test", "pip install .")
+
+
+def classifier() -> onnx.ModelProto:
+    """Three channels of 224x224 in, ten logits out."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["input", "w"], ["c"], name="conv", strides=[16, 16]),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
+        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
+        helper.make_node("Gemm", ["f", "v"], ["logits"], name="head/gemm"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 3, 224, 224])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 10])],
+        [
+            numpy_helper.from_array(rng.standard_normal((8, 3, 16, 16)).astype(np.float32), "w"),
+            numpy_helper.from_array(rng.standard_normal((8, 10)).astype(np.float32), "v"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("readme")
+    for name in ("mobilenetv2.onnx", "model.onnx"):
+        onnx.save(classifier(), path / name)
+    (path / "images").mkdir()
+    rng = np.random.default_rng(1)
+    for index in range(12):
+        Image.fromarray(rng.integers(0, 256, (240, 260, 3), dtype=np.uint8)).save(path / "images" / f"{index}.png")
+    return path
+
+
+@pytest.mark.parametrize(("language", "code"), BLOCKS)
+def test_block_runs(language, code, folder):
+    if language == "python":
+        subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
+        return
+    for line in code.strip().splitlines():
+        command = line.split("  #")[0].strip()
+        if command in SET_UP:
+            continue
+        runnable = re.sub(r"^detent\b", f"{sys.executable} -m detent.cli", command)
+        subprocess.run(runnable, shell=True, cwd=folder, check=True, timeout=120, capture_output=True)
+
+
+def test_the_readme_opens_with_the_two_commands():
+    assert BLOCKS[0][1].split()[:2] == ["make", "demo"]
+    assert "make test" in BLOCKS[0][1]
+
+
+def test_every_option_named_in_the_readme_exists():
+    help_text = subprocess.run(
+        [sys.executable, "-m", "detent.cli", "quantize", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": "200", "PATH": "", "HOME": str(Path.home())},
+    ).stdout
+    for option in set(re.findall(r"--[a-z][a-z-]+", README.read_text(encoding="utf-8"))):
+        assert option in help_text, option
