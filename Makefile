@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types contract lines clean
+.PHONY: demo test test-oldest lint types contract lines clean
 
 demo: $(VENV)/installed  ## Install and quantize the model that comes with Detent.
 	$(BIN)/detent demo
 
 test: $(VENV)/installed-dev  ## Install the test needs and run the whole suite.
 	$(BIN)/python -m pytest -n auto
+
+test-oldest:  ## The suite on the oldest versions that are allowed, in a venv of its own.
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' -c tests/oldest.txt
+	$(VENV)-oldest/bin/python -m pytest -n auto -m 'not slow'
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -35,4 +40,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) detent-demo
+	rm -rf $(VENV) $(VENV)-oldest detent-demo

@@ -56,12 +56,17 @@ def compare(case: Case, samples: int, quark: Path, folder: Path) -> tuple[list[o
     start = time.perf_counter()
     report = detent.quantize(case.path, ours, calibration=array, limit=len(array))
     seconds = time.perf_counter() - start
-    quark_seconds, failure = run_quark(quark, case.path, theirs, data)
+    quark_seconds, failure, fell_back = run_quark(quark, case.path, theirs, data)
     if failure:
         accuracy = top1(case, ours, None) if case.labelled else ["-"] * 4
         return [case.name, *["-"] * 4, *accuracy, failure, f"{seconds:.1f}"], [f"Quark: {failure}"]
     mine, other = parameters(read(ours)), parameters(read(theirs))
-    cells, notes = [], []
+    cells: list[object] = []
+    notes = []
+    if fell_back:
+        notes.append(
+            "Quark's MinMSE failed (its histogram outgrew the memory) and it used NonOverflow instead: not comparable; try fewer --samples"
+        )
     for kind in ("weight", "bias", "constant", "activation"):
         shared = [name for name in mine if name in other and mine[name][0] == kind]
         differ = [name for name in shared if mine[name][1] != other[name][1]]
@@ -74,17 +79,18 @@ def compare(case: Case, samples: int, quark: Path, folder: Path) -> tuple[list[o
     return [case.name, *cells, *accuracy, f"{quark_seconds:.1f}", f"{seconds:.1f}"], notes
 
 
-def run_quark(python: Path, model: Path, output: Path, data: Path) -> tuple[float, str]:
+def run_quark(python: Path, model: Path, output: Path, data: Path) -> tuple[float, str, bool]:
     worker = Path(__file__).with_name("quark_worker.py")
-    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "QUARK_LOG_LEVEL": "error"}
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "QUARK_LOG_LEVEL": "warning"}
     start = time.perf_counter()
     command = [str(python), str(worker), str(model), str(output), str(data)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=output.parent, check=False)
+    log = done.stdout + done.stderr
     if output.exists():
-        return time.perf_counter() - start, ""
-    lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        return time.perf_counter() - start, "", "NonOverflow" in log
+    lines = log.strip().splitlines() or ["no output"]
     errors = [line.strip() for line in lines if "Error" in line or "allocate" in line] or lines
-    return 0.0, f"failed: {errors[-1][:160]}"
+    return 0.0, f"failed: {errors[-1][:160]}", False
 
 
 def top1(case: Case, ours: Path, theirs: Path | None) -> list[object]:

@@ -22,12 +22,23 @@ CASE = CASES[0]
 SCRIPT = Path(sys.executable).with_name("detent")
 
 
+PLAIN_COMMAND = """
+import sys
+import onnxruntime
+from benchmarks.common import CASES, calibration_array
+images = calibration_array(CASES[0], int(sys.argv[1]))
+session = onnxruntime.InferenceSession(CASES[0].path)
+for image in images:
+    session.run(None, {session.get_inputs()[0].name: image[None]})
+"""
+
+
 def main() -> None:
     parser = arguments("Time and memory of `detent quantize` on mobilenetv2.", samples=128)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
     images = calibration_array(CASE, options.samples)
-    plain, command, inside = [], [], []
+    plain, command, inside, alone = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out.onnx"
         quantize(output, options.samples)  # once before: compiled loops are cached, files are in memory
@@ -36,12 +47,14 @@ def main() -> None:
             seconds, report = quantize(output, options.samples)
             command.append(seconds)
             inside.append(sum(report["seconds"].values()))
+            alone.append(timed_once([sys.executable, "-c", PLAIN_COMMAND, str(options.samples)]))
         memory = {count: peak_memory(output, count) for count in (64, 350)}
     base = statistics.median(plain)
     rows = [
         ("plain onnxruntime inference", f"{base:.2f}", "1.00"),
         ("detent.quantize()", f"{statistics.median(inside):.2f}", ratio(inside, plain)),
-        ("the command, imports included", f"{statistics.median(command):.2f}", ratio(command, plain)),
+        ("the command, start-up and imports included", f"{statistics.median(command):.2f}", ratio(command, plain)),
+        ("plain inference as a command, images read", f"{statistics.median(alone):.2f}", ratio(alone, plain)),
     ]
     print(
         f"mobilenetv2, {options.samples} images, {os.cpu_count()} cores, medians of {options.repeat} interleaved runs"
@@ -93,13 +106,14 @@ def help_time() -> str:
     return f"{timed([str(SCRIPT), '--help']):.2f}"
 
 
+def timed_once(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.perf_counter() - start
+
+
 def timed(command: list[str], less: float = 0.0):
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        subprocess.run(command, capture_output=True, check=True)
-        times.append(time.perf_counter() - start)
-    median = statistics.median(times)
+    median = statistics.median(timed_once(command) for _ in range(7))
     return f"{median - less:.2f}" if less else median
 
 

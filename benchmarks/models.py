@@ -1,0 +1,62 @@
+"""Every benchmark model quantized with nothing but calibration data (or the one flag that the error message names).
+
+python -m benchmarks.models
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import detent
+from benchmarks.common import CALIBRATION, Case, arguments, chosen, evaluation_images, print_table
+from detent.graph.load import load
+from detent.measure.accuracy import correct_top1
+from detent.report.report import Report
+
+HEADER = ("model", "flag", "quantized nodes", "left float", "MB before", "MB after", "output SQNR dB", "s", "top-1 float", "top-1 XINT8", "loss (± std. error)")  # fmt: skip  # noqa: E501
+
+
+def main() -> None:
+    options = arguments("All benchmark models to XINT8.", samples=128).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print_table(HEADER, [row(case, options.samples, Path(folder)) for case in chosen(options.models)])
+
+
+def row(case: Case, samples: int, folder: Path) -> list[object]:
+    output = folder / f"{case.name}.onnx"
+    report = detent.quantize(case.path, output, calibration=CALIBRATION, preprocess=case.options, limit=samples)
+    assert report.fidelity is not None
+    sqnr = min(closeness.sqnr_db for closeness in report.fidelity.outputs.values())
+    return [
+        case.name,
+        "-" if case.size is None else "--size {},{}".format(*case.size),
+        len(report.nodes) - len(report.left_float()),
+        left_float(report),
+        f"{report.bytes_before / 1e6:.1f}",
+        f"{(report.bytes_after or 0) / 1e6:.1f}",
+        f"{sqnr:.1f}",
+        f"{sum(report.seconds.values()):.1f}",
+        *(accuracy(case, output) if case.labelled else ["-"] * 3),
+    ]
+
+
+def left_float(report: Report) -> str:
+    counts: dict[str, int] = {}
+    for node in report.left_float():
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "-"
+
+
+def accuracy(case: Case, output: Path) -> list[str]:
+    images, preprocess = evaluation_images(case)
+    before, after = (correct_top1(load(path), images, preprocess) for path in (case.path, output))
+    paired = before.astype(float) - after
+    error = 100 * paired.std() / np.sqrt(len(paired))
+    return [f"{100 * before.mean():.1f}", f"{100 * after.mean():.1f}", f"{100 * paired.mean():.1f} ± {error:.1f}"]
+
+
+if __name__ == "__main__":
+    main()
