@@ -65,10 +65,11 @@ def compare(case: Case, samples: int, quark: Path, folder: Path) -> tuple[list[o
     notes = []
     if fell_back:
         notes.append(
-            "Quark's MinMSE failed (its histogram outgrew the memory) and it used NonOverflow instead: not comparable; try fewer --samples"
+            "Quark's MinMSE failed (its histogram outgrew the memory) and it used NonOverflow without saying so: "
+            "not comparable. Try fewer --samples."
         )
     for kind in ("weight", "bias", "constant", "activation"):
-        shared = [name for name in mine if name in other and mine[name][0] == kind]
+        shared = [name for name in mine if mine[name][0] == kind and other.get(name, ("",))[0] == kind]
         differ = [name for name in shared if mine[name][1] != other[name][1]]
         cells.append(f"{len(shared) - len(differ)} of {len(shared)}")
         notes += explain(differ, kind, mine, other, report, case, array)

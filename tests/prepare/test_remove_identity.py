@@ -73,3 +73,31 @@ def test_dropout_stays_with_a_mask_or_a_computed_mode():
     nodes = [node("Dropout", "x ratio flag", "b"), node("Neg", "b", "y")]
     proto = make(nodes, [info("x", [3]), flag_input()], {"y": None}, {"ratio": np.array(0.0, np.float32)})
     assert "not constant" in check(RemoveIdentity(), proto, {"x": f32(3), "flag": np.array(False)}, exact=True).why
+
+
+A = [info("a", [3, 4])]
+
+
+@pytest.mark.parametrize(("op", "number"), [("Mul", 1), ("Div", 1), ("Add", 0), ("Sub", 0)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_arithmetic_with_a_neutral_number(op, number, shape):
+    nodes = [node("Relu", "x", "a"), node(op, "a c", "b"), node("Abs", "b", "y")]
+    proto = make(nodes, {"x": [3, 4]}, {"y": None}, {"c": np.full(shape, number, np.float32)}, 17, A)
+    done = check(RemoveIdentity(), proto, exact=True)
+    assert done.ops == ["Relu", "Abs"]
+    assert done.constants == {}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "value"),
+    [
+        ("a c", np.float32(2)),
+        ("c a", np.float32(1)),
+        ("a c", np.ones((1, 1, 1), np.float32)),
+        ("a c", np.ones((3, 4), np.float32)),
+    ],
+)
+def test_arithmetic_that_does_something_stays(inputs, value):
+    nodes = [node("Relu", "x", "a"), node("Div", inputs, "b"), node("Abs", "b", "y")]
+    proto = make(nodes, {"x": [3, 4]}, {"y": None}, {"c": np.asarray(value)}, 17, A)
+    assert check(RemoveIdentity(), proto, feeds={"x": 1 + np.abs(f32(3, 4))}, exact=True).ops == ["Relu", "Div", "Abs"]

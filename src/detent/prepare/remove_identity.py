@@ -1,19 +1,21 @@
 """Nodes that pass their input through are removed.
 
-Identity copies its input. Dropout does the same at inference: only in training does it drop anything. Whoever read the
-copy reads the original.
+Identity copies its input. Dropout does the same at inference: only in training does it drop anything. So do x * 1,
+x / 1, x + 0 and x - 0, which would cost a rounding each. Whoever read the copy reads the original.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from detent.graph.values import bypass, constant, input_at, is_standard, is_unused
+from detent.graph.values import bypass, constant, input_at, is_standard, is_unused, rank
 from detent.prepare.base import Pass, int_attribute, main_opset
+
+_NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
 
 
 class RemoveIdentity(Pass):
-    """Remove Identity, and Dropout in inference mode.
+    """Remove Identity, Dropout in inference mode, and arithmetic with a neutral constant.
 
     Cases:
     - the result is an inner value: its readers read the input;
@@ -21,13 +23,14 @@ class RemoveIdentity(Pass):
     - the input is a graph input, an initializer or itself a graph output, and the result is a graph output: both names
       are fixed, so the node stays;
     - Dropout stays when its mask is used, or when `training_mode` is true or not constant (before opset 7: when
-      `is_test` is 0).
+      `is_test` is 0);
+    - arithmetic goes when the constant is one neutral number, on the right, and does not raise the rank.
     """
 
     def run(self, model: ir.Model) -> None:
-        """Look at every Identity and Dropout of the main graph."""
+        """Look at every Identity and Dropout of the main graph, and at arithmetic with constants."""
         for node in model.graph:
-            if not is_standard(node, "Identity", "Dropout"):
+            if not is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
                 continue
             reason = _why_trains(node, main_opset(model)) if node.op_type == "Dropout" else None
             if reason is None:
@@ -36,6 +39,16 @@ class RemoveIdentity(Pass):
                 self.changed(node, f"{node.op_type} removed")
             else:
                 self.decline(node, reason)
+
+
+def _is_neutral(node: ir.Node) -> bool:
+    """Whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape alone."""
+    if not is_standard(node, *_NEUTRAL) or node.inputs[0] is None:
+        return False
+    array, dims = constant(input_at(node, 1)), rank(node.inputs[0])
+    if array is None or array.size != 1 or dims is None or array.ndim > dims:
+        return False
+    return bool(array.reshape(-1)[0] == _NEUTRAL[node.op_type])
 
 
 def _why_trains(node: ir.Node, opset: int) -> str | None:
