@@ -219,8 +219,28 @@ def test_dynamic_size_that_images_do_not_settle(fails, quantize, tmp_path):
 
 def test_output_is_the_input(fails, tmp_path, tiny):
     before = tiny.read_bytes()
-    fails(OUTPUT, "is the input model", arguments=["quantize", tiny, tiny, "--calib", CALIBRATION])
+    fails(OUTPUT, "would overwrite", arguments=["quantize", tiny, tiny, "--calib", CALIBRATION])
     assert tiny.read_bytes() == before
+
+
+def test_report_onto_a_model(fails, detent, tmp_path, tiny, samples):
+    before = tiny.read_bytes()
+    data = saved(samples, tmp_path / "x.npy")
+    arguments = ["quantize", tiny, tmp_path / "out.onnx", "--calib", data, "--report"]
+    fails(OUTPUT, "would overwrite", "tiny.onnx", arguments=[*arguments, tiny])
+    fails(OUTPUT, "would overwrite", "out.onnx", arguments=[*arguments, tmp_path / "out.onnx"])
+    fails(OUTPUT, "does not exist", arguments=[*arguments, tmp_path / "no" / "r.json"])
+    assert tiny.read_bytes() == before
+
+
+def test_output_onto_external_data(fails, quantize, tmp_path):
+    onnx.save(tiny_model(), tmp_path / "m.onnx", save_as_external_data=True, location="out.onnx", size_threshold=0)
+    fails(OUTPUT, "would overwrite", arguments=quantize(tmp_path / "m.onnx", CALIBRATION))
+
+
+def test_output_is_a_pipe(fails, tmp_path, tiny):
+    os.mkfifo(tmp_path / "pipe")
+    fails(OUTPUT, "a device or a pipe", arguments=["quantize", tiny, tmp_path / "pipe", "--calib", CALIBRATION])
 
 
 def test_output_folder_is_missing(fails, tmp_path, tiny):
@@ -305,6 +325,10 @@ def test_interrupted(tmp_path):
         (["--from", "head/gem"], ("--from 'head/gem'", "'head/gemm'")),
         (["--from", "head/gemm", "--to", "stem/conv"], ("No node lies between",)),
         (["--size", "big"], ("--size 'big'",)),
+        (["--size", "nan"], ("--size 'nan'", "whole numbers")),
+        (["--size", "1,2,3"], ("--size '1,2,3'", "H,W")),
+        (["--fix-shape", "image=1.7,1,32,32"], ("--fix-shape", "whole numbers")),
+        (["--seed", "3"], ("--seed", "--limit")),
         (["--mean", "1,2,3"], ("--mean",)),
         (["--fix-shape", "image:1"], ("--fix-shape", "INPUT=D,D")),
         (["--fix-shape", "imag=1,1,32,32"], ("'imag'", "'image'")),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -217,3 +219,92 @@ def test_progress_names_every_stage(samples):
     detent.quantize(tiny_model(), calibration=samples, progress=lambda stage, done, total: stages.append((stage, done)))
     assert list(dict(stages)) == ["load", "prepare", "calibrate", "plan", "emit", "measure", "save"]
     assert max(done for stage, done in stages if stage == "calibrate") == len(samples)
+
+
+def test_a_tensor_of_zeros_drags_nobody_along(samples):
+    """Concat of an activation with zeros, and Add of zeros: the zeros take the other's position."""
+    model = tiny_model()
+    del model.graph.node[2]
+    model.graph.node.append(helper.make_node("Concat", ["r1", "zeros"], ["joined"], name="join", axis=1))
+    model.graph.node.append(helper.make_node("Add", ["joined", "none"], ["y"], name="add"))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 2, 8, 8), np.float32), "zeros"))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 6, 1, 1), np.float32), "none"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 6
+    report = detent.quantize(model, calibration=samples)
+    assert report.fidelity.outputs["y"].sqnr_db > 30
+    assert {move.rule for move in report.moves} == {"zero throughout"}
+
+
+def test_a_constant_that_is_an_output_and_data(samples):
+    model = tiny_model()
+    constant = helper.make_node("Constant", [], ["k"], name="k", value=numpy_helper.from_array(np.float32(0.5)))
+    model.graph.node.insert(0, constant)
+    model.graph.node[2].CopyFrom(helper.make_node("Mul", ["c1", "k"], ["r1"], name="half"))
+    model.graph.output.append(helper.make_tensor_value_info("k", TensorProto.FLOAT, []))
+    report = detent.quantize(model, calibration=samples)
+    session = onnxruntime.InferenceSession(report.model.SerializeToString())
+    assert session.run(["k"], {"x": samples})[0] == pytest.approx(0.5, abs=0.01)
+
+
+def test_an_infinite_result_is_a_warning_and_not_a_crash(samples):
+    """Log of Softmax: the smallest probabilities round to zero."""
+    model = tiny_model()
+    model.graph.node[2].output[0] = "z"
+    model.graph.node.append(helper.make_node("Softmax", ["z"], ["s"], name="softmax", axis=-1))
+    model.graph.node.append(helper.make_node("Log", ["s"], ["y"], name="log"))
+    report = detent.quantize(model, calibration=4 * samples)
+    assert report.fidelity.outputs["y"].sqnr_db == -math.inf
+    assert json.loads(report.to_json())["fidelity"]["outputs"]["y"]["sqnr_db"] is None
+    assert any("infinite" in warning for warning in report.warnings)
+
+
+def test_a_preparation_that_changes_the_function_is_an_error(samples, monkeypatch):
+    from detent.prepare.fold_constants import FoldConstants
+
+    def spoil(self, model):
+        model.graph.initializers["w2"].const_value = ir.tensor(np.zeros((2, 4, 1, 1), np.float32))
+
+    monkeypatch.setattr(FoldConstants, "run", spoil)
+    with pytest.raises(detent.ModelError, match="changed what it computes: output 'y' differs"):
+        detent.quantize(tiny_model(), calibration=samples)
+
+
+def test_patterns_and_preprocessing_in_the_forms_that_people_write(tmp_path):
+    report = detent.quantize(
+        MODEL, calibration=CALIBRATION, limit=8, exclude="stem/*", preprocess={"size": 32, "mean": 77.85, "std": 82.46}
+    )
+    assert {node.node for node in report.left_float()} == {"stem/conv", "stem/relu6"}
+    assert report.calibration.preprocess["mean"] == [77.85]
+    by_file = detent.quantize(MODEL, calibration=CALIBRATION, limit=8, preprocess=str(PREPROCESS))
+    assert by_file.calibration.preprocess == report.calibration.preprocess
+
+
+def test_random_data_warns_in_python():
+    with pytest.warns(UserWarning, match="random data"):
+        detent.quantize(tiny_model(batch=1))
+
+
+def test_a_report_prints_as_text(report):
+    text = str(report)
+    assert "worst tensors" in text
+    assert "XINT8 for npu-cnn" in text
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_public_names():
+    for name in detent.__all__:
+        assert getattr(detent, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        detent.quantise
+
+
+def test_clipped_fractions_are_of_the_values_themselves(samples):
+    """One sample ten times as large: the others decide, and what saturates is counted."""
+    wide = samples.copy()
+    wide[0] *= 10
+    report = detent.quantize(tiny_model(), calibration=wide, limit=12)
+    entry = next(tensor for tensor in report.tensors if tensor.name == "x")
+    levels = np.rint(wide / entry.scale)
+    assert entry.clipped == pytest.approx(float(((levels < -128) | (levels > 127)).mean()), abs=1e-6)

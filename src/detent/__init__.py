@@ -7,6 +7,8 @@ print(report)
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +21,44 @@ if TYPE_CHECKING:
     import onnx
 
     from detent.observe.preprocess import PreprocessOptions
+    from detent.presets import find_recipe
     from detent.progress import Progress
-    from detent.recipe import Recipe
+    from detent.recipe import MinMSE, NonOverflow, Recipe
     from detent.report.report import Report
 
 __version__ = "0.1.0"
 
-__all__ = ["DataError", "DetentError", "ModelError", "OutputError", "UsageError", "__version__", "quantize"]
+_LAZY = {
+    "MinMSE": "detent.recipe",
+    "NonOverflow": "detent.recipe",
+    "PreprocessOptions": "detent.observe.preprocess",
+    "Recipe": "detent.recipe",
+    "Report": "detent.report.report",
+    "find_recipe": "detent.presets",
+}
+"""Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
+
+__all__ = [
+    "DataError",
+    "DetentError",
+    "MinMSE",
+    "ModelError",
+    "NonOverflow",
+    "OutputError",
+    "PreprocessOptions",
+    "Recipe",
+    "Report",
+    "UsageError",
+    "__version__",
+    "find_recipe",
+    "quantize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'detent' has no attribute '{name}'")
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def quantize(
@@ -34,13 +67,13 @@ def quantize(
     calibration: Any = None,
     recipe: str | Recipe = "XINT8",
     *,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    op_types: Sequence[str] = (),
-    start: Sequence[str] = (),
-    end: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    op_types: str | Sequence[str] = (),
+    start: str | Sequence[str] = (),
+    end: str | Sequence[str] = (),
     target: str | None = None,
-    preprocess: PreprocessOptions | None = None,
+    preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
     fix_shapes: Mapping[str, Sequence[int]] | None = None,
     limit: int | None = None,
     seed: int | None = None,
@@ -63,7 +96,8 @@ def quantize(
         start: quantize only what depends on these nodes, themselves included.
         end: quantize only what these nodes depend on, themselves included.
         target: the device, if another than the recipe's: "npu-cnn" or "cpu".
-        preprocess: how images become arrays; what is not said is guessed from the model's input, and reported.
+        preprocess: how images become arrays, as {"size": 224, "mean": [...], "std": [...]}, the path of a JSON file
+            with that, or PreprocessOptions. What is not said is guessed from the model's input, and reported.
         fix_shapes: input shapes to write into the model, such as {"input": (1, 3, 224, 224)}.
         limit: use at most this many samples.
         seed: choose them at random with this seed, instead of evenly spaced.
@@ -77,20 +111,22 @@ def quantize(
     """
     import onnx
 
+    from detent.observe.preprocess import preprocess_options
     from detent.pipeline import Job, run
     from detent.plan.select import Selection
     from detent.presets import find_recipe
     from detent.progress import silent
 
     chosen = find_recipe(recipe)
-    return run(
+    patterns = ((one,) if isinstance(one, str) else tuple(one) for one in (include, exclude, op_types, start, end))
+    report = run(
         Job(
             model=model if isinstance(model, onnx.ModelProto) else Path(model),
             output=None if output is None else Path(output),
             recipe=chosen if target is None else chosen.replace(target=target),
             calibration=calibration,
-            preprocess=preprocess,
-            selection=Selection(tuple(include), tuple(exclude), tuple(op_types), tuple(start), tuple(end)),
+            preprocess=preprocess_options(preprocess),
+            selection=Selection(*patterns),
             fix_shapes=fix_shapes,
             limit=limit,
             seed=seed,
@@ -100,3 +136,6 @@ def quantize(
             progress=progress or silent,
         )
     )
+    if report.calibration is not None and report.calibration.random:
+        warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
+    return report

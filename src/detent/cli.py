@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import typer
 
 from detent import __version__, cli_options
 from detent.cli_options import NODES
-from detent.errors import DetentError, UsageError, nearest
+from detent.errors import DetentError, OutputError, UsageError, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +39,7 @@ class InterruptedByUserError(DetentError):
 
 def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
+    signal.signal(signal.SIGINT, _interrupt_once)
     try:
         app()
     except InterruptedByUserError as error:
@@ -45,6 +48,16 @@ def main() -> None:
     except DetentError as error:
         _stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # Files are the concern of the commands, which name them; what is left is the terminal or pipe itself.
+        _stderr().print(f"[bold red]Error:[/] Cannot print the result: {_escape(str(error))}", soft_wrap=True)
+        sys.exit(OutputError.exit_code)
+
+
+def _interrupt_once(*_: object) -> None:
+    """The first Ctrl-C stops the work; what follows while files are cleaned up is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @app.callback(invoke_without_command=True)
@@ -96,7 +109,9 @@ def quantize(
     resample: cli_options.Resample = None,
     threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
     report: Annotated[Path | None, typer.Option("--report", help="Also save the report as JSON.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; run and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; run nothing, write no model.")
+    ] = False,
     json: cli_options.Json = False,
 ) -> None:
     """Quantize MODEL and write it to OUTPUT.
@@ -106,9 +121,13 @@ def quantize(
     if output is None and not dry_run:
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
+    from detent.graph.save import check_output
 
+    if report is not None:
+        check_output(report, model, output)
     options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
-    with _working() as progress:
+    with _working() as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the report says it
         result = detent.quantize(
             model,
             output,

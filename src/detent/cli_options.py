@@ -57,7 +57,9 @@ def preprocess_options(
     """The image flags as one value. Spelling is checked here, meaning where the model's input is known."""
     from detent.observe.preprocess import PreprocessOptions
 
-    sides = None if size is None else [int(side) for side in numbers(size, "--size")]
+    sides = None if size is None else whole_numbers(size, "--size")
+    if sides is not None and len(sides) > 2:
+        raise UsageError(f"--size '{size}': expected one number or H,W.")
     return PreprocessOptions(
         size=None if sides is None else sides[0] if len(sides) == 1 else (sides[0], sides[1]),
         resize=resize,
@@ -75,7 +77,15 @@ def numbers(text: str, option: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"{option} '{text}': expected numbers separated by commas, such as 224,224.") from None
+        raise UsageError(f"{option} '{text}': expected numbers separated by commas, such as 0.5,0.5,0.5.") from None
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} '{text}': expected whole numbers separated by commas, such as 224,224.") from None
 
 
 def shapes(assignments: Sequence[str]) -> dict[str, list[int]] | None:
@@ -85,5 +95,5 @@ def shapes(assignments: Sequence[str]) -> dict[str, list[int]] | None:
         name, separator, dims = assignment.rpartition("=")
         if not separator or not name:
             raise UsageError(f"--fix-shape '{assignment}': expected INPUT=D,D,..., such as input=1,3,224,224.")
-        found[name] = [int(dim) for dim in numbers(dims, "--fix-shape")]
+        found[name] = whole_numbers(dims, "--fix-shape")
     return found or None

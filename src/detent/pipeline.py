@@ -21,28 +21,33 @@ from onnx_ir.passes import common as common_passes
 
 from detent import __version__
 from detent.emit.qdq import emit_qdq
-from detent.errors import ModelError
-from detent.graph.load import ModelLike, load, name_of, stored_bytes
-from detent.graph.save import check_output, complete_proto, save, serialize
-from detent.graph.session import check_operators
-from detent.graph.values import constant
-from detent.measure.fidelity import Fidelity, measure_fidelity
+from detent.errors import ModelError, OutputError
+from detent.graph.load import ModelLike, files_of, load, name_of, read, stored_bytes
+from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, tensor_bytes
+from detent.graph.session import Runner, check_operators
+from detent.measure.fidelity import measure_fidelity
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import Source, open_source
 from detent.observe.sweep import Observation, sweep
-from detent.plan.layout import Layout, Role, Site, lay_out
+from detent.plan.layout import Layout, Role, lay_out
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import Selection
-from detent.prepare import Change, default_passes, prepare
+from detent.prepare import default_passes, prepare
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
 from detent.report.advice import suggestions_for, warnings_for
-from detent.report.report import Calibration, Report, TensorReport
-from detent.targets.target import PassMaker, Target, find_target
+from detent.report.report import Calibration, Notes, Report
+from detent.report.tensors import describe_activations, describe_constants
+from detent.targets.target import PassMaker, find_target
 
 HELD_OUT = 16
 """Samples kept back to measure the result with, where the data has any to spare."""
+
+QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+
+ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
+"""How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
 
 
 @dataclass(frozen=True)
@@ -82,48 +87,39 @@ class _Stopwatch:
 def run(job: Job) -> Report:
     """Quantize. Raises a DetentError, and leaves no output, where anything is wrong."""
     target = find_target(job.recipe.target)
-    if job.output is not None:
-        check_output(job.output, job.model)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
         model = load(job.model)
         _refuse_quantized(model, name_of(job.model))
         check_operators(model)
-        bytes_before = stored_bytes(job.model)
+        if job.output is not None:
+            check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
     with watch.stage("prepare"):
-        changes = prepare(model, default_passes(job.fix_shapes))
+        passes = default_passes(job.fix_shapes, [make() for make in target.preparations])
+        notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         layout = lay_out(model, job.selection)
-    source = open_source(
-        job.calibration,
-        input_specs(model),
-        preprocess=job.preprocess,
-        limit=job.limit,
-        reserve=HELD_OUT,
-        seed=job.seed,
-        batch=job.batch,
-    )
-    if job.dry_run:
-        return _preview(job, layout, changes, source, bytes_before, watch.seconds)
+    source = None if job.dry_run and job.calibration is None else _open(job, model)
+    if job.dry_run or source is None:
+        return _preview(job, layout, notes, source, watch.seconds)
     with watch.stage("calibrate"):
         observation = sweep(model, _observed(layout), source, threads=job.threads, progress=job.progress)
+        _check_preparation(job, observation)
     with watch.stage("plan"):
-        changes += _rewrite(model, target.substitutions, layout)
+        _rewrite(model, target.substitutions, layout, notes)
         plan = make_plan(model, layout, observation.histograms, job.recipe)
         unsettled = target.constrain(model, plan)
-        tensors = _describe_constants(model, plan)
+        tensors = describe_constants(model, plan)
     with watch.stage("emit"):
-        dequantized = _emit(model, plan, target, changes)
+        _rewrite(model, target.corrections, layout, notes)
+        dequantized = _emit(model, plan)
     with watch.stage("measure"):
+        sites = {name: dequantized[name] for name in _observed(layout)}
         fidelity = measure_fidelity(
-            observation.runner,
-            model,
-            {name: dequantized[name] for name in _observed(layout)},
-            observation.measured_on,
-            job.progress,
+            observation.runner, model, sites, observation.measured_on, threads=job.threads, progress=job.progress
         )
-    tensors += _describe_activations(plan, observation, fidelity)
+        tensors += describe_activations(plan, observation.histograms, fidelity.tensors)
     with watch.stage("save"):
-        bytes_after = len(serialize(proto := complete_proto(model))) if job.output is None else save(model, job.output)
+        proto, written = _write(model, job.output)
     calibration = _calibration(source, observation.samples)
     nodes = list(layout.decisions.values())
     return Report(
@@ -132,27 +128,40 @@ def run(job: Job) -> Report:
         recipe=job.recipe,
         nodes=nodes,
         tensors=tensors,
-        changes=changes,
+        changes=notes.changes,
+        declined=notes.declined,
         moves=plan.moves,
         calibration=calibration,
         fidelity=fidelity,
         in_sample=observation.in_sample,
-        bytes_before=bytes_before,
-        bytes_after=bytes_after,
+        bytes_before=stored_bytes(job.model),
+        bytes_after=written,
         seconds=watch.seconds,
-        warnings=warnings_for(calibration, nodes, changes, observation.in_sample, unsettled),
+        warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample) + unsettled,
         suggestions=suggestions_for(fidelity, calibration, tensors, nodes),
-        model=proto if job.output is None else None,
+        model=proto,
     )
 
 
 def _refuse_quantized(model: ir.Model, name: str) -> None:
-    for node in model.graph:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear") or node.op_type.startswith("QLinear"):
+    for node in model.graph.all_nodes():
+        if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
             raise ModelError(
                 f"{name} is quantized already (node '{node.name}' is a {node.op_type}). Give the float model; "
                 f"`detent inspect` shows what is in this one."
             )
+
+
+def _open(job: Job, model: ir.Model) -> Source:
+    return open_source(
+        job.calibration,
+        input_specs(model),
+        preprocess=job.preprocess,
+        limit=job.limit,
+        reserve=HELD_OUT,
+        seed=job.seed,
+        batch=job.batch,
+    )
 
 
 def _observed(layout: Layout) -> list[str]:
@@ -160,13 +169,35 @@ def _observed(layout: Layout) -> list[str]:
     return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
 
 
-def _rewrite(model: ir.Model, makers: Sequence[PassMaker], layout: Layout) -> list[Change]:
-    return prepare(model, [make(layout.quantizes) for make in makers])
+def _check_preparation(job: Job, observation: Observation) -> None:
+    """Run the model as it was given on one sample: loading and preparing it must not have changed its function."""
+    original = read(job.model)
+    sample = observation.measured_on[0].load()
+    types = {str(value.name): value.dtype.numpy() for value in original.graph.inputs if value.dtype is not None}
+    feeds = {name: array.astype(types.get(name, array.dtype)) for name, array in sample.feeds.items()}
+    runner = Runner(original)
+    expected, found = runner(feeds, sample.origin), observation.runner(sample.feeds, sample.origin, runner.outputs)
+    for name, before, after in zip(runner.outputs, expected, found, strict=True):
+        if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:
+            continue
+        difference = float(np.abs(before.astype(np.float64) - after).max())
+        if difference > ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * float(np.abs(before).max()):
+            raise ModelError(
+                f"Preparing {name_of(job.model)} changed what it computes: output '{name}' differs by {difference:.3g} "
+                f"on {sample.origin}. This is a fault of Detent or of the opset conversion; export the model with "
+                "opset 17 or newer, and please report it."
+            )
 
 
-def _emit(model: ir.Model, plan: Plan, target: Target, changes: list[Change]) -> Mapping[str, str]:
+def _rewrite(model: ir.Model, makers: Sequence[PassMaker], layout: Layout, notes: Notes) -> None:
+    """Rewrites that the target asks for, on quantized nodes only."""
+    passes = [make(layout.quantizes) for make in makers]
+    notes.changes += prepare(model, passes)
+    notes.declined += [note for step in passes for note in step.declined]
+
+
+def _emit(model: ir.Model, plan: Plan) -> Mapping[str, str]:
     """Write the plan into the graph, and check that the result is a model that any tool will take."""
-    changes += _rewrite(model, target.corrections, plan.layout)
     dequantized = emit_qdq(model, plan)
     model.producer_name, model.producer_version = "detent", __version__
     try:
@@ -176,62 +207,22 @@ def _emit(model: ir.Model, plan: Plan, target: Target, changes: list[Change]) ->
     return dequantized
 
 
+def _write(model: ir.Model, output: Path | None) -> tuple[onnx.ModelProto | None, int]:
+    """Save, or without an output return the model itself; and its bytes."""
+    if output is not None:
+        return None, save(model, output)
+    if tensor_bytes(model) > PROTOBUF_LIMIT:
+        raise OutputError("The quantized model is past 2 GB and cannot be one ModelProto. Give an output file.")
+    proto = complete_proto(model)
+    return proto, int(proto.ByteSize())
+
+
 def _calibration(source: Source, samples: int) -> Calibration:
     preprocess = source.preprocess.to_dict() if source.preprocess else None
     return Calibration(source.describe, samples, source.random, preprocess, source.note)
 
 
-def _describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
-    described = []
-    for site in plan.layout.sites.values():
-        if site.role is Role.ACTIVATION:
-            continue
-        array = constant(model.graph.initializers[site.value])
-        values = np.zeros(1) if array is None or array.size == 0 else array
-        levels = np.rint(values / plan.scale(site.value))
-        grid = plan.grid(site.value)
-        clipped = float(((levels < grid.low_level) | (levels > grid.high_level)).mean())
-        described.append(_tensor(site, plan, float(values.min()), float(values.max()), clipped))
-    return described
-
-
-def _describe_activations(plan: Plan, observation: Observation, fidelity: Fidelity) -> list[TensorReport]:
-    described = []
-    for site in plan.layout.of_role(Role.ACTIVATION):
-        leader = plan.layout.leader(site.value)
-        histogram = observation.histograms[leader]
-        clipped = histogram.clipped_fraction(plan.position(leader), plan.grid(leader))
-        described.append(
-            _tensor(
-                site,
-                plan,
-                histogram.minimum,
-                histogram.maximum,
-                clipped,
-                shares=leader if leader != site.value else None,
-                closeness=fidelity.tensors.get(site.value),
-            )
-        )
-    return described
-
-
-def _tensor(site: Site, plan: Plan, minimum: float, maximum: float, clipped: float, **more: Any) -> TensorReport:
-    return TensorReport(
-        name=site.value,
-        role=site.role.value,
-        node=site.node,
-        position=plan.position(site.value),
-        scale=plan.scale(site.value),
-        minimum=minimum,
-        maximum=maximum,
-        clipped=clipped,
-        **more,
-    )
-
-
-def _preview(
-    job: Job, layout: Layout, changes: list[Change], source: Source, bytes_before: int, seconds: Mapping[str, float]
-) -> Report:
+def _preview(job: Job, layout: Layout, notes: Notes, source: Source | None, seconds: Mapping[str, float]) -> Report:
     """The report of a dry run: every decision that needs no data."""
     return Report(
         source=name_of(job.model),
@@ -239,12 +230,13 @@ def _preview(
         recipe=job.recipe,
         nodes=list(layout.decisions.values()),
         tensors=(),
-        changes=changes,
+        changes=notes.changes,
+        declined=notes.declined,
         moves=(),
-        calibration=_calibration(source, source.length or 0),
+        calibration=None if source is None else _calibration(source, source.length or 0),
         fidelity=None,
         in_sample=False,
-        bytes_before=bytes_before,
+        bytes_before=stored_bytes(job.model),
         bytes_after=None,
         seconds=seconds,
     )

@@ -251,9 +251,19 @@ def test_a_weight_captured_by_a_body(if_first):
     model, plan = plan_at(proto, {"x": 5, "w": 5, "c": 3})
     result, _ = emitted(model, plan)
     got = run(result, {**FEEDS, "flag": np.array(True)})
-    np.testing.assert_array_equal(got["picked"], INT8.snap(W["w"], 2.0**-5))
+    np.testing.assert_array_equal(got["picked"], W["w"])  # graphs inside stay float
     codes, scale = weight_codes(result, "w")
-    np.testing.assert_array_equal(got["picked"], codes * np.float32(scale))
+    np.testing.assert_array_equal(INT8.snap(W["w"], 2.0**-5), codes * np.float32(scale))
+
+
+def test_a_bound_of_a_clip_that_is_also_data_stays_a_bound():
+    nodes = [node("Add", "x top", "a"), node("Clip", "a _ top", "y")]
+    proto = build(nodes, "y", {"top": np.array(0.7, np.float32)}, inputs=[X])
+    model, plan = plan_at(proto, {"x": 5, "top": 5, "a": 5, "y": 5})
+    result, _ = emitted(model, plan)
+    clip = next(one for one in result.graph.node if one.op_type == "Clip")
+    assert clip.input[2] == "top"
+    run(result, FEEDS)
 
 
 def test_a_graph_input_that_is_a_graph_output():

@@ -123,3 +123,60 @@ def test_a_link_that_leads_out_of_the_folder(tmp_path):
     (folder / "m.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="outside the model's folder"):
         load(folder / "m.onnx")
+
+
+def resize_model(op, mode, scales, opset):
+    attributes = {"mode": mode} if op == "Resize" or opset >= 9 else {"mode": mode, "scales": scales}
+    inputs = ["x"] if "scales" in attributes else ["x", "scales"]
+    return helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op, inputs, ["y"], name="up", **attributes)],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 8, 8])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [] if len(inputs) == 1 else [numpy_helper.from_array(np.array(scales, np.float32), "scales")],
+        ),
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=6,
+    )
+
+
+@pytest.mark.parametrize(("op", "opset"), [("Upsample", 7), ("Upsample", 9), ("Resize", 10)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("factor", [2.0, 1.5, 3.0, 0.75, 0.5])
+def test_old_resizing_keeps_its_meaning(op, opset, mode, factor):
+    if op == "Upsample" and factor < 1:
+        factor = 4.0
+    model = resize_model(op, mode, [1.0, 1.0, factor, factor], opset)
+    x = np.random.default_rng(0).standard_normal((1, 2, 8, 8)).astype(np.float32)
+    np.testing.assert_allclose(Runner(load(model))({"x": x})[0], run_proto(model, x), atol=1e-6)
+
+
+def test_functions_of_an_old_opset_are_kept(samples):
+    model = tiny_model(opset=15)
+    body = helper.make_function(
+        "local", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 15)]
+    )
+    model.functions.append(body)
+    model.graph.node[1].CopyFrom(helper.make_node("Twice", ["c1"], ["r1"], name="twice", domain="local"))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    np.testing.assert_allclose(Runner(load(model))({"x": samples})[0], run_proto(model, samples), rtol=1e-5, atol=1e-5)
+
+
+def test_a_hardmax_that_changed_its_meaning_is_refused():
+    model = tiny_model(opset=11)
+    model.graph.node[1].CopyFrom(helper.make_node("Hardmax", ["c1"], ["r1"], name="hard", axis=1))
+    model.graph.value_info.append(helper.make_tensor_value_info("c1", TensorProto.FLOAT, ["N", 4, 8, 8]))
+    with pytest.raises(ModelError, match="'hard'.*Hardmax"):
+        load(model)
+
+
+def test_external_data_of_a_constant_node_is_checked_too(tmp_path):
+    model = tiny_model()
+    tensor = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="../secret")
+    model.graph.node.append(helper.make_node("Constant", [], ["k"], name="k", value=tensor))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load(path)

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from onnx import TensorProto, helper
 
-from detent.measure.fidelity import _Sums
+from detent.graph.load import load
+from detent.graph.session import Runner
+from detent.measure.fidelity import _Sums, measure_fidelity
+from detent.observe.samples import PendingSample
 
 floats = st.floats(-1e6, 1e6, width=32)
 
@@ -48,3 +52,57 @@ def test_sums_of_parts_are_the_sums_of_the_whole(x, y, cut):
         assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-9, abs=1e-9)
     reference = x.astype(np.float64)
     assert whole.signal == pytest.approx(float(reference @ reference), rel=1e-9)
+
+
+def test_infinity_and_nan_are_as_far_as_can_be():
+    for bad in (math.inf, math.nan):
+        found = closeness([1, 2], [1, bad])
+        assert found.sqnr_db == found.psnr_db == -math.inf
+        assert found.cosine == 0.0
+
+
+def chain(op):
+    """x [N, 4] -> op -> y."""
+    return helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op, ["x"], ["y"], name="op")],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+
+
+def measured(first, second, arrays):
+    pending = [
+        PendingSample(index, f"sample {index}", True, lambda array=array: {"x": array}, len(array))
+        for index, array in enumerate(arrays)
+    ]
+    return measure_fidelity(Runner(load(first)), load(second), {"y": "y"}, pending, threads=2)
+
+
+def test_two_models_on_samples():
+    arrays = [np.array([[1, -2, 0, 0.5]], np.float32), np.array([[3, 4, 1, 2], [-1, -2, -3, -4]], np.float32)]
+    found = measured(chain("Identity"), chain("Neg"), arrays)
+    assert found.samples == 3
+    assert found.same_top1 == 0
+    assert found.outputs["y"].cosine == pytest.approx(-1.0)
+    assert found.outputs["y"].sqnr_db == pytest.approx(10 * math.log10(1 / 4))
+    half = measured(chain("Identity"), chain("Abs"), arrays)
+    assert half.same_top1 == 1  # only the row without negative numbers keeps its largest
+
+
+def test_shapes_that_depend_on_data_are_left_out_and_named():
+    def picking(op):
+        model = chain(op)
+        model.graph.node[0].output[0] = "z"
+        model.graph.node.append(helper.make_node("NonZero", ["z"], ["indices"], name="n"))
+        model.graph.node.append(helper.make_node("Cast", ["indices"], ["y"], name="c", to=TensorProto.FLOAT))
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, None]))
+        return model
+
+    found = measured(picking("Abs"), picking("Relu"), [np.array([[1, -1, 2, 3]], np.float32)])
+    assert found.resized == ["y"]
+    assert found.outputs == {}

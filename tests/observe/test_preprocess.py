@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from detent.errors import UsageError
-from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions, guess_preprocess
+from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions, guess_preprocess, preprocess_options
 
 USER_JSON = {"size": 224, "mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "resample": "bicubic"}
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
@@ -138,7 +138,7 @@ def test_uint8_is_the_raw_pixels(four, layout):
     assert sorted(loaded.ravel().tolist()) == [0, 0, 0, 0, 0, 0, 10, 20, 30, 255, 255, 255]
 
 
-@given(st.floats(-300, 300), st.floats(0.01, 300), st.integers(0, 255))
+@given(st.floats(-300, 300), st.floats(1, 300), st.integers(0, 255))
 def test_every_value_is_x_minus_mean_over_std(mean, std, x):
     planes = np.full((1, 1, 1), x, np.uint8)
     found = plain(mean=(mean,), std=(std,), order="GRAY")._normalise(planes)[0, 0, 0]
@@ -200,19 +200,34 @@ def test_describe_is_one_line():
 def test_guess(shape, dtype, expected):
     recipe, sentence = guess_preprocess(spec(*shape, dtype=dtype))
     assert recipe == expected
-    assert sentence.startswith("Guessed for input 'x' of shape [")
+    assert "input 'x' of shape [" in sentence
+    assert sentence.startswith("Guessed mean and std") == (recipe.dtype != "uint8")
     for flag in ("--size", "--mean", "--std", "--order", "--layout", "--resample", "--preprocess FILE.json"):
-        assert flag in sentence
+        assert (flag in sentence) == (recipe.dtype != "uint8")
 
 
 def test_the_sentence_lists_only_what_was_guessed():
-    assert "mean 123.675,116.28,103.53" in guess_preprocess(spec(1, 3, 8, 8))[1]
-    assert "(ImageNet)" in guess_preprocess(spec(1, 3, 8, 8))[1]
-    sentence = guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(mean=0, std=255))[1]
-    guessed = sentence.split(" To change it")[0]
-    assert guessed == "Guessed for input 'x' of shape [1, 3, 8, 8]: RGB, NCHW, size 8,8, bilinear resampling."
-    everything = PreprocessOptions(size=8, mean=0, std=1, order="RGB", layout="NCHW", resample="box")
-    assert guess_preprocess(spec(1, 3, 8, 8), everything)[1].startswith("Preprocessing for input 'x'")
+    both = guess_preprocess(spec(1, 3, 8, 8))[1]
+    assert "mean 123.675,116.28,103.53" in both
+    assert both.startswith("Guessed mean and std (ImageNet's). To change them, give --size")
+    assert guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(mean=0))[1].startswith("Guessed std (ImageNet's).")
+    given = guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(mean=0, std=255))[1]
+    assert given.startswith("Images for input 'x' of shape [1, 3, 8, 8]: resized to cover (bilinear), centre 8x8, RGB")
+
+
+def test_statistics_on_the_scale_of_0_to_1_are_refused_with_the_right_ones():
+    with pytest.raises(UsageError, match=r"--std is 0.25, but .* 0..255 .* Multiply both by 255: std 63.75"):
+        guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(mean=(0.5,), std=(0.25,)))
+
+
+def test_options_in_any_form(tmp_path):
+    options = PreprocessOptions(size=8)
+    assert preprocess_options(options) is options
+    assert preprocess_options({"size": 8}) == options
+    assert preprocess_options(None) == PreprocessOptions()
+    assert preprocess_options(str(tmp_path)) == PreprocessOptions(file=tmp_path)
+    with pytest.raises(UsageError, match="'siz' is not a setting. Did you mean 'size'"):
+        preprocess_options({"siz": 8})
 
 
 def test_bgr_reverses_the_guessed_statistics():

@@ -105,7 +105,7 @@ def test_batch_promises(total, limit, reserve, size, whole):
 
 
 def test_streams_hold_out_what_comes_later():
-    with_limit = [stream_holds_out(index, limit=3, reserve=2) for index in range(5)]
+    with_limit = [stream_holds_out(index, min(index, 3), 0, limit=3, reserve=2) for index in range(5)]
     assert with_limit == [False, False, False, True, True]
-    without = [index for index in range(40) if stream_holds_out(index, limit=None, reserve=2)]
+    without = [index for index in range(40) if stream_holds_out(index, index, index // 8, limit=None, reserve=2)]
     assert without == [7, 15]

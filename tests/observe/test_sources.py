@@ -59,7 +59,7 @@ def test_a_folder_of_images(ten):
     assert (source.length, source.random, source.repeatable) == (10, False, True)
     assert source.describe == f"10 images from {ten}/"
     assert source.preprocess is not None and source.preprocess.order == "GRAY"
-    assert source.note.startswith("Guessed for input 'x'")
+    assert source.note.startswith("Images for input 'x'")
     assert [sample.index for sample in loaded(source)] == list(range(10))
 
 
@@ -154,6 +154,7 @@ def test_a_batch_that_contradicts_the_model(ten):
 )
 def test_batching_loses_and_mixes_nothing(count, limit, reserve, batch, seed):
     data = numbers(count)
+    seed = None if limit is None else seed
     source = open_source(data, PAIR, limit=limit, reserve=reserve, batch=batch, seed=seed)
     samples = loaded(source)
     assert len(samples) == source.length
@@ -297,3 +298,12 @@ def test_threads_share_an_iterator(ten):
 def test_nothing_heavy_is_imported():
     code = "import sys, detent.observe.sources; print({'torch', 'PIL', 'onnx', 'numba'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [(np.zeros((4, 1, 2, 2), np.float32), {"seed": 1}, "needs --limit"), (iter([]), {"seed": 1, "limit": 2}, "stream")],
+)
+def test_a_seed_that_would_have_no_use(data, options, words):
+    with pytest.raises(UsageError, match=words):
+        open_source(data, GREY, **options)

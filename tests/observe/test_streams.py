@@ -266,9 +266,19 @@ def test_what_is_no_data_at_all(data):
 
 
 def test_describe():
-    assert open_source([row(0)] * 3, X).describe == "3 samples from the iterable"
-    assert open_source(iter([row(0)]), X).describe == "all samples from the iterable"
+    assert open_source([row(0)] * 3, X).describe == "3 items from the iterable"
+    assert open_source(iter([row(0)]), X).describe == "all items from the iterable"
     assert open_source(Reader(3), X, limit=2, reserve=1).describe == (
         "up to 2 samples from the reader, then up to 1 held out"
     )
-    assert open_source(Reader(3), X, reserve=4).describe == "all samples from the reader, every 8th held out up to 4"
+    assert open_source(Reader(3), X, reserve=4).describe == "all items from the reader, every 8th held out up to 4"
+
+
+def test_a_limit_counts_samples_and_not_batches():
+    batches = [np.stack([np.full((2, 2), 3 * i + j, np.float32) for j in range(3)]) for i in range(6)]
+    inputs = (InputSpec("x", np.dtype(np.float32), (None, 2, 2)),)
+    taken = [
+        (pending.size, pending.held_out, pending.load().feeds["x"].shape[0])
+        for pending in open_source(iter(batches), inputs, limit=7, reserve=4)
+    ]
+    assert taken == [(3, False, 3), (3, False, 3), (1, False, 1), (3, True, 3), (3, True, 3)]

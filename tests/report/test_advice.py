@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 from detent.measure.fidelity import Closeness, Fidelity
 from detent.plan.layout import Decision
+from detent.prepare.base import Change
 from detent.report.advice import suggestions_for, warnings_for
-from detent.report.report import Calibration, TensorReport
+from detent.report.report import Calibration, Notes, TensorReport
 
 GOOD = Calibration("128 images", 128, False, None, "")
 NODES = [Decision(name, "Conv", True, "quantized") for name in ("a", "b", "c")]
@@ -20,7 +23,7 @@ def fidelity(sqnr, same=None, samples=16):
 def test_nothing_to_say_about_a_good_result():
     assert suggestions_for(fidelity(30), GOOD, [], []) == []
     assert suggestions_for(fidelity(15, same=16), GOOD, [], []) == []
-    assert warnings_for(GOOD, NODES, [], False, []) == []
+    assert warnings_for(GOOD, NODES, Notes([], []), [], fidelity(30), False) == []
 
 
 def test_a_large_loss_names_its_cause():
@@ -28,7 +31,7 @@ def test_a_large_loss_names_its_cause():
     said = " ".join(suggestions_for(fidelity(9), Calibration("", 8, False, None, "Guessed: mean"), tensors, NODES))
     assert "9.0 dB" in said
     assert "guessed" in said
-    assert "Only 8 calibration samples" in said
+    assert "Few calibration samples (8)" in said
     assert "--exclude 'b'" in said
     assert "--exclude 'c'" not in said
     assert "NonOverflow" in said
@@ -41,6 +44,22 @@ def test_classes_that_change_are_a_large_loss():
 def test_warnings():
     decisions = [*NODES, Decision("choice", "If", False, "control flow: the graphs inside stay float")]
     random = Calibration("random", 8, True, None, "")
-    said = " ".join(warnings_for(random, decisions, [], True, ["Conv 'a' breaks"]))
-    for word in ("Conv 'a' breaks", "random data", "held out", "'choice'"):
+    constant = TensorReport("still", "activation", "a", 0, 1.0, 0.0, 0.0, 0.0)
+    notes = Notes(
+        [Change("m", "converted", "HalfToFloat"), Change("s", "hard", "SigmoidToHardSigmoid")],
+        [Change("model", "shape inference failed: because", "InferShapes")],
+    )
+    measured = Fidelity({}, {"odd": Closeness(-math.inf, 0.0, 0.0)}, 1, None, ["boxes"])
+    said = " ".join(warnings_for(random, decisions, notes, [constant], measured, True))
+    for word in (
+        "because",
+        "float16",
+        "'s'",
+        "'odd' is NaN",
+        "'boxes' depends",
+        "random data",
+        "held out",
+        "'choice'",
+        "'still' had the same value",
+    ):
         assert word in said

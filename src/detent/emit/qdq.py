@@ -15,7 +15,7 @@ import onnx_ir as ir
 from detent.graph.names import Names
 from detent.graph.values import add_initializer, constant
 from detent.numerics.integer import IntegerGrid
-from detent.plan.layout import Role
+from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
 
 
@@ -48,6 +48,7 @@ class _Emitter:
         self._graph = model.graph
         self._plan = plan
         self._names = Names(model)
+        self._order = {node: index for index, node in enumerate(model.graph)}
         self._first = next(iter(model.graph))
 
     def activation(self, value: ir.Value) -> str:
@@ -84,11 +85,17 @@ class _Emitter:
         )
         scale, zero_point = self._parameters(name)
         dequantize, result = self._dequantize(name, codes, scale, zero_point, value)
-        first_reader = next(reader for reader in value.consumers() if reader.graph is self._graph)
-        _redirect(value, result)
-        self._graph.insert_before(first_reader, [dequantize])
-        if not value.is_graph_output():
+        readers = [(node, index) for node, index in value.uses() if self._reads_codes(node, index)]
+        self._graph.insert_before(min((node for node, _ in readers), key=self._order.__getitem__), [dequantize])
+        for node, index in readers:
+            node.replace_input_with(index, result)
+        if not value.is_graph_output() and not value.uses():
             del self._graph.initializers[name]
+
+    def _reads_codes(self, node: ir.Node, index: int) -> bool:
+        """Whether a reader of a constant reads it as data; a bound of a Clip, or the body of an If, does not."""
+        in_main_graph = node.graph is self._graph
+        return in_main_graph and self._plan.layout.quantizes(node) and index in site_inputs(node)
 
     def _dequantize(
         self, name: str, codes: ir.Value, scale: ir.Value, zero_point: ir.Value, like: ir.Value

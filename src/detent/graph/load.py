@@ -6,7 +6,9 @@ inside the model's own folder (a model file is untrusted input: it must not make
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -53,9 +55,14 @@ def stored_bytes(model: ModelLike) -> int:
     if isinstance(model, onnx.ModelProto):
         return int(model.ByteSize())
     path = Path(model)
-    tensors = _read_proto(path).graph.initializer
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def files_of(path: Path) -> list[Path]:
+    """The model's file and those that hold its external data."""
+    tensors = _external_tensors(_read_proto(path))
     locations = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
-    return path.stat().st_size + sum((path.parent / location).stat().st_size for location in locations)
+    return [path, *(path.parent / location for location in sorted(locations))]
 
 
 def _read_proto(path: Path) -> onnx.ModelProto:
@@ -92,9 +99,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.
 
 def _check_external_data(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
     """Every external tensor is a file below the model's folder, and long enough."""
-    for tensor in proto.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
+    for tensor in _external_tensors(proto):
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if folder is None:
@@ -113,3 +118,15 @@ def _check_external_data(proto: onnx.ModelProto, where: str, folder: Path | None
         end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
         if file.stat().st_size < end:
             raise ModelError(f"{file} is too short: tensor '{tensor.name}' of {where} ends at byte {end:,}.")
+
+
+def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All tensors with data in another file: initializers and attributes, of nested graphs and functions too."""
+    pending: list[Any] = [proto.graph, *proto.functions]
+    while pending:
+        graph = pending.pop()
+        tensors = list(getattr(graph, "initializer", ()))
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            tensors += [attribute.t, *attribute.tensors]
+            pending += [nested for nested in (attribute.g, *attribute.graphs) if nested.node]
+        yield from (tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)

@@ -23,6 +23,8 @@ def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
 
 
 def _convert(model: ir.Model, version: int, minimum: int, where: str) -> ir.Model:
+    common_passes.InlinePass()(model)  # the converter would drop functions
+    _refuse_changed_meaning(model, where)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
     try:
         proto = onnx.version_converter.convert_version(light_proto(model), minimum)
@@ -32,6 +34,7 @@ def _convert(model: ir.Model, version: int, minimum: int, where: str) -> ir.Mode
             f"Export it again with opset {minimum}."
         ) from error
     converted = ir.from_proto(proto)
+    _keep_resize_meaning(model, converted)
     real_inputs = {value.name for value in model.graph.inputs}
     by_name = {str(value.name): value for value in converted.graph.inputs}
     for name, value in by_name.items():
@@ -43,3 +46,35 @@ def _convert(model: ir.Model, version: int, minimum: int, where: str) -> ir.Mode
     common_passes.RemoveInitializersFromInputsPass()(converted)
     repair_names(converted)
     return converted
+
+
+def _keep_resize_meaning(before: ir.Model, after: ir.Model) -> None:
+    """Upsample and the first Resize scale coordinates without an offset; the converter forgets to say so.
+
+    Nearest then rounds down, except where the map shrinks: there the first Resize rounds up.
+    """
+    old = [node for node in before.graph.all_nodes() if node.op_type == "Upsample" or _is_first_resize(node, before)]
+    names = {value.name for node in old for value in node.outputs}
+    for node in after.graph.all_nodes():
+        if node.op_type == "Resize" and node.outputs[0].name in names:
+            node.attributes["coordinate_transformation_mode"] = ir.AttrString(
+                "coordinate_transformation_mode", "asymmetric"
+            )
+            scales = node.inputs[2].const_value if len(node.inputs) > 2 and node.inputs[2] is not None else None
+            shrinks = scales is not None and bool((scales.numpy() < 1).any())
+            node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", "ceil" if shrinks else "floor")
+
+
+def _is_first_resize(node: ir.Node, model: ir.Model) -> bool:
+    return node.op_type == "Resize" and model.graph.opset_imports[""] < 11
+
+
+def _refuse_changed_meaning(model: ir.Model, where: str) -> None:
+    """Hardmax flattened its input before opset 13; the converter keeps the axis and loses that."""
+    for node in model.graph.all_nodes():
+        rank = len(node.inputs[0].shape) if node.op_type == "Hardmax" and node.inputs[0] and node.inputs[0].shape else 0
+        if node.op_type == "Hardmax" and node.attributes.get_int("axis", 1) not in (-1, rank - 1):
+            raise ModelError(
+                f"Node '{node.name}' of {where} is a Hardmax that opset 13 gave another meaning. "
+                "Export the model again with opset 17."
+            )

@@ -33,23 +33,31 @@ def tensor_bytes(model: ir.Model) -> int:
     )
 
 
-def check_output(output: Path, model: object) -> None:
-    """Refuse, before any work is done, an output that could not be written or that would destroy the input."""
+def check_output(output: Path, *inputs: object) -> None:
+    """Refuse, before any work is done, an output that could not be written or that would destroy one of `inputs`."""
     if output.is_dir():
         raise OutputError(f"The output {output} is a folder. Give a file name, such as {output / 'model_int8.onnx'}.")
-    if isinstance(model, str | Path) and output.exists() and Path(model).exists() and output.samefile(model):
-        raise OutputError(f"The output {output} is the input model. Give another name: the input is never overwritten.")
+    if output.exists() and not output.is_file():
+        raise OutputError(f"The output {output} is a device or a pipe. Give a file name.")
+    for other in inputs:
+        if isinstance(other, str | Path) and _same_file(output, Path(other)):
+            raise OutputError(f"The output {output} would overwrite {other}. Give another name.")
     if not output.parent.is_dir():
         raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")
     try:
-        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}."):
+        with tempfile.NamedTemporaryFile(dir=output.resolve().parent, prefix=f".{output.name}."):
             pass
     except OSError as error:
         raise OutputError(f"Cannot write into {output.parent}: {error.strerror}. Give another output.") from error
 
 
+def _same_file(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+
+
 def save(model: ir.Model, path: Path) -> int:
-    """Write `model` to `path`, complete or not at all; returns the bytes written."""
+    """Write `model` to `path`, complete or not at all; returns the bytes written. A link is followed, not replaced."""
+    path = path.resolve()
     with _output_errors(path), _scratch_folder(path) as folder:
         temporary = folder / path.name
         external = tensor_bytes(model) > PROTOBUF_LIMIT
@@ -70,6 +78,7 @@ def save(model: ir.Model, path: Path) -> int:
 
 def write_text(text: str, path: Path) -> None:
     """Write a text file, complete or not at all."""
+    path = path.resolve()
     with _output_errors(path), _scratch_folder(path) as folder:
         temporary = folder / path.name
         temporary.write_text(text, encoding="utf-8")
@@ -104,7 +113,7 @@ def _output_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        raise OutputError(f"Cannot write {path}: {reason}. Nothing was left behind.") from error
+        raise OutputError(f"Cannot write {path}: {reason}. No part of it was left behind.") from error
 
 
 def _flush(file: Path) -> None:

@@ -63,7 +63,10 @@ class Runner:
         try:
             results: list[npt.NDArray[Any]] = self._session.run(outputs or self.outputs, dict(feeds))
         except RUNTIME_ERRORS as error:
-            raise DataError(f"onnxruntime could not run the model on {origin}: {first_line(str(error))}") from error
+            raise DataError(
+                f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
+                "Check the shape of the input (for images: --size)."
+            ) from error
         return results
 
 

@@ -49,8 +49,8 @@ def constant_scalar(node: ir.Node, index: int) -> float | None:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value always holds the same tensor."""
-    return tensor_of(value) is not None
+    """Whether a value is an initializer that nobody can override."""
+    return value is not None and value.is_initializer() and not value.is_graph_input()
 
 
 def all_finite(array: npt.NDArray[Any]) -> bool:

@@ -74,13 +74,15 @@ class _Sums:
         return Closeness(
             sqnr_db=_decibels(self.signal, self.noise),
             psnr_db=_decibels(self.peak**2, self.noise / max(self.elements, 1)),
-            cosine=1.0 if same else self.product / norm if norm else 0.0,
+            cosine=1.0 if same else self.product / norm if norm and math.isfinite(norm) else 0.0,
         )
 
 
 def _decibels(signal: float, noise: float) -> float:
     if noise == 0.0:
         return math.inf
+    if not math.isfinite(noise):
+        return -math.inf  # NaN or infinity in the quantized model: as far from float as can be
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
@@ -88,13 +90,15 @@ def _decibels(signal: float, noise: float) -> float:
 class Fidelity:
     """The outputs and sites of a quantized model against the float one.
 
-    `same_top1` counts samples with the same largest class, where the first output looks like class scores.
+    `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
+    are tensors whose shape depends on the data and differed, so that they cannot be compared.
     """
 
     outputs: Mapping[str, Closeness]
     tensors: Mapping[str, Closeness]
     samples: int
     same_top1: int | None
+    resized: Sequence[str] = ()
 
 
 def measure_fidelity(
@@ -102,6 +106,8 @@ def measure_fidelity(
     quantized_model: ir.Model,
     sites: Mapping[str, str],
     samples: Sequence[PendingSample],
+    *,
+    threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
     """Run both models on `samples`: the outputs on all of them, every site on the first few.
@@ -118,16 +124,18 @@ def measure_fidelity(
         sample = pending.load()
         expected = reference(sample.feeds, sample.origin, names)
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
-        pairs = zip(names, expected, found, strict=True)
-        sums = {name: _Sums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f"}
-        same = expected[0].argmax(-1) == found[0].argmax(-1) if scores else np.zeros(1, bool)
+        pairs = list(zip(names, expected, found, strict=True))
+        sums = {name: _Sums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}
+        resized.update(name for name, x, y in pairs if x.shape != y.shape)
+        same = expected[0].argmax(-1) == found[0].argmax(-1) if scores else np.zeros(pending.size, bool)
         return sums, same.reshape(-1).tolist()
 
+    resized: set[str] = set()
     totals = {name: _Sums() for name in reference.outputs}
     agreement: list[bool] = []
     progress(STAGE, 0, len(samples))
     fetched = [reference.outputs if index < DETAILED_SAMPLES else outputs for index in range(len(samples))]
-    with ThreadPoolExecutor(usable_cores()) as pool:
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
         # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
         for done, (sums, same) in enumerate(pool.map(compare, fetched, samples), 1):
             totals |= {name: totals[name] + more for name, more in sums.items()}
@@ -139,6 +147,7 @@ def measure_fidelity(
         tensors={name: closeness for name, closeness in measured.items() if name in sites},
         samples=len(agreement),
         same_top1=sum(agreement) if scores else None,
+        resized=sorted(resized),
     )
 
 

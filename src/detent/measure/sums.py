@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from detent.numerics.compiled import compiled
 
-@numba.njit(nogil=True, cache=True)
+
+@compiled
 def error_sums(
     original: npt.NDArray[np.float32], quantized: npt.NDArray[np.float32]
 ) -> tuple[float, float, float, float, float]:

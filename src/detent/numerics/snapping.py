@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from detent.numerics.compiled import compiled
 
-@numba.njit(nogil=True, cache=True)
+
+@compiled
 def snap_error(values: npt.NDArray[np.float32], scale: float, low: float, high: float) -> float:
     """The sum of (v - s * clip(round_half_even(v / s), low, high))^2, in double precision."""
     total = 0.0

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from detent.numerics.compiled import compiled
 
 BINS = 1 << 14
 HALF = BINS // 2
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def extreme_keys(bits: npt.NDArray[np.int32]) -> tuple[Any, Any]:
     """The least and greatest of float32 values, as order-preserving integer keys of their `bits`.
 
@@ -33,7 +34,7 @@ def extreme_keys(bits: npt.NDArray[np.int32]) -> tuple[Any, Any]:
     return low, high
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def count_bins(values: npt.NDArray[np.float32], inverse_width: np.float32, tables: npt.NDArray[np.uint32]) -> None:
     """Add each value's bin to one of two tables in turn (equal neighbours, zeros above all, would wait for each other).
 

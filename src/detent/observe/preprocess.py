@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -155,6 +156,21 @@ class PreprocessOptions:
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
+def preprocess_options(
+    given: PreprocessOptions | Mapping[str, Any] | str | os.PathLike[str] | None,
+) -> PreprocessOptions:
+    """What the user said, in whatever form: the options themselves, their fields in a dict, or a JSON file's path."""
+    if isinstance(given, PreprocessOptions):
+        return given
+    if given is None or isinstance(given, (str, os.PathLike)):
+        return PreprocessOptions(file=None if given is None else Path(given))
+    known = [field.name for field in fields(PreprocessOptions)]
+    for key in given:
+        if key not in known:
+            raise UsageError(f"preprocess: '{key}' is not a setting.{nearest(key, known)} Known: {', '.join(known)}.")
+    return PreprocessOptions(**given)
+
+
 def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None) -> tuple[Preprocess, str]:
     """The recipe for one image input, and a sentence that says what of it was guessed and how to change that.
 
@@ -183,19 +199,16 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
 
 
 def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object]) -> str:
-    what = {
-        "order": recipe.order,
-        "layout": recipe.layout,
-        "size": f"size {recipe.size[0]},{recipe.size[1]}",
-        "mean": f"mean {_numbers(recipe.mean)}",
-        "std": f"std {_numbers(recipe.std)}",
-        "resample": f"{recipe.resample} resampling",
-    }
-    guessed = [text for key, text in what.items() if key not in given]
-    if not guessed:
-        return f"Preprocessing for {_named(spec)} is as given: {recipe.describe()}."
-    usual = "" if recipe.dtype == "uint8" or {"mean", "std"} & given.keys() or recipe.order == "GRAY" else " (ImageNet)"
-    return f"Guessed for {_named(spec)}: {', '.join(guessed)}{usual}. To change it, give {_FLAGS}."
+    """What is done to images; and where mean and std are only a guess, that they are and how to say better.
+
+    Layout, order and size that the input's shape settles are no guess.
+    """
+    done = f"Images for {_named(spec)}: {recipe.describe()}."
+    guessed = [key for key in ("mean", "std") if key not in given]
+    if not guessed or recipe.dtype == "uint8":
+        return done
+    usual = "the usual 0..1" if recipe.order == "GRAY" else "ImageNet's"
+    return f"Guessed {' and '.join(guessed)} ({usual}). To change them, give {_FLAGS}. {done}"
 
 
 def _named(spec: InputSpec) -> str:
@@ -309,8 +322,14 @@ def _checked(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
             settings[key] = _as_pixels(value, label(key))
         else:
             settings[key] = _as_numbers(value, label(key))
-    if any(value <= 0 for value in settings.get("std", ())):
-        raise UsageError(f"{label('std')} must be greater than zero, not {_numbers(settings['std'])}.")
+    std = settings.get("std", ())
+    if any(value <= 0 for value in std):
+        raise UsageError(f"{label('std')} must be greater than zero, not {_numbers(std)}.")
+    if std and max(std) < 1:
+        raise UsageError(
+            f"{label('std')} is {_numbers(std)}, but mean and std are on the 0..255 scale of the pixels. "
+            f"Multiply both by 255: std {_numbers(tuple(255 * value for value in std))}."
+        )
     return settings
 
 

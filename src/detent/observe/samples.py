@@ -33,12 +33,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class PendingSample:
-    """A sample that is not decoded yet. `read` returns checked feeds; call `load()`, in any thread."""
+    """A sample that is not decoded yet. `read` returns checked feeds; call `load()`, in any thread.
+
+    `size` is how many samples it stands for: more than one where it is a batch.
+    """
 
     index: int
     origin: str
     held_out: bool
     read: Callable[[], Mapping[str, Array]]
+    size: int = 1
 
     def load(self) -> Sample:
         """Decode and check. Raises `DataError` if the data cannot be read or does not fit the model."""

@@ -84,8 +84,8 @@ def batch_count(selection: Selection, size: int, *, whole: bool) -> int:
     return used // size + held // size if whole else -(-used // size) - (-held // size)
 
 
-def stream_holds_out(index: int, *, limit: int | None, reserve: int) -> bool:
-    """Whether item `index` of a stream, of which only what came before is known, is held out."""
+def stream_holds_out(index: int, taken: int, held: int, *, limit: int | None, reserve: int) -> bool:
+    """Whether item `index` of a stream is held out, after `taken` samples to calibrate with and `held` held out."""
     if limit is not None:
-        return index >= limit
-    return index % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1 and index // HOLD_OUT_EVERY < reserve
+        return taken >= limit
+    return index % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1 and held < reserve

@@ -106,7 +106,7 @@ class RowSource:
     def __iter__(self) -> Iterator[PendingSample]:
         groups = batches(self.selection, self.batch, whole=self.whole)
         for index, (group, held_out) in enumerate(groups):
-            yield PendingSample(index, self._origin(group), held_out, partial(self._read, group))
+            yield PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group))
 
     def _origin(self, group: tuple[int, ...]) -> str:
         first = self.rows.origin(group[0])
@@ -152,6 +152,8 @@ def open_source(
     _check_numbers(limit, reserve, seed, batch)
     if not inputs:
         raise DataError("The model has no inputs: there is nothing to feed.")
+    if seed is not None and limit is None and data is not None:
+        raise UsageError("--seed chooses which samples are used, so it needs --limit N beside it.")
     options = preprocess or PreprocessOptions()
     recipe, note = None, ""
     rows: Rows
@@ -169,6 +171,8 @@ def open_source(
         rows = array_rows(data, inputs)
     else:
         _refuse_options(options)
+        if seed is not None:
+            raise UsageError("--seed cannot choose from a stream, whose items are taken as they come.")
         return _open_stream(data, inputs, limit=limit, reserve=reserve, batch=batch)
     if recipe is None:
         _refuse_options(options)

@@ -1,6 +1,7 @@
 """Data that comes one item after the other: iterables, data loaders, calibration data readers.
 
-A pass holds one item at a time and never asks for more than it needs. Items are used as they come, batches included.
+A pass holds one item at a time and never asks for more than it needs. Items are used as they come; one with a batch
+counts as that many samples, and the last is cut where it would exceed the limit.
 Each is copied when it is taken: a reader may reuse its buffer for the next one while the last is still being read.
 """
 
@@ -14,7 +15,15 @@ import numpy as np
 
 from detent.errors import DataError, DetentError
 from detent.observe.preprocess import InputSpec, Preprocess
-from detent.observe.samples import Array, PendingSample, as_array, check_feeds, check_names, is_array_like
+from detent.observe.samples import (
+    Array,
+    PendingSample,
+    as_array,
+    check_feeds,
+    check_names,
+    is_array_like,
+    shares_batch,
+)
 from detent.observe.selection import stream_holds_out
 
 
@@ -52,7 +61,7 @@ class StreamSource:
 
     @property
     def length(self) -> int | None:
-        """Number of samples of a pass, those held out included, if the stream says how long it is."""
+        """The most items that a pass takes, those held out included, if the stream says how long it is."""
         most = None if self._limit is None else self._limit + self._reserve
         return self._total if most is None or self._total is None else min(most, self._total)
 
@@ -64,7 +73,7 @@ class StreamSource:
             count = f"up to {self._limit} samples"
         else:
             held = f", every 8th held out up to {self._reserve}" if self._reserve else ""
-            count = "all samples" if self._total is None else f"{self._total} samples"
+            count = "all items" if self._total is None else f"{self._total} items"
         return f"{count} from the {self._noun}{held}"
 
     def __iter__(self) -> Iterator[PendingSample]:
@@ -77,10 +86,9 @@ class StreamSource:
         return self._pass()
 
     def _pass(self) -> Iterator[PendingSample]:
-        most = None if self._limit is None else self._limit + self._reserve
         items: Iterator[Any] | None = None
-        index = 0
-        while most is None or index < most:
+        index = taken = held = 0
+        while self._limit is None or taken < self._limit or held < self._reserve:
             origin = f"item {index} of the {self._noun}"
             try:
                 if items is None:
@@ -92,8 +100,16 @@ class StreamSource:
                 raise
             except Exception as error:  # the user's own code runs here and may raise anything
                 raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
-            held_out = stream_holds_out(index, limit=self._limit, reserve=self._reserve)
-            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self._inputs, origin))
+            size = _rows(arrays, self._inputs)
+            held_out = stream_holds_out(index, taken, held, limit=self._limit, reserve=self._reserve)
+            if held_out:
+                held += size
+            else:
+                if self._limit is not None and taken + size > self._limit and self._inputs[0].shape[0] is None:
+                    size = self._limit - taken
+                    arrays = {name: array[:size] for name, array in arrays.items()}
+                taken += size
+            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self._inputs, origin), size)
             index += 1
         if index == 0:
             raise self._empty()
@@ -114,6 +130,13 @@ def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array
         wanted = "an array, or a dict {input name: array}" if len(inputs) == 1 else "a dict {input name: array}"
         raise DataError(f"{origin}: expected {wanted}, found {type(item).__name__}.")
     return {inputs[0].name: _copy(item, origin)}
+
+
+def _rows(arrays: Mapping[str, Array], inputs: Sequence[InputSpec]) -> int:
+    """How many samples an item stacks along the batch axis that all inputs share; 1 where they share none."""
+    first = arrays[inputs[0].name]
+    stacked = shares_batch(inputs) and all(arrays[spec.name].ndim == len(spec.shape) for spec in inputs)
+    return first.shape[0] if stacked else 1
 
 
 def _copy(value: Any, where: str) -> Array:

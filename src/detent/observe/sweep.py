@@ -23,6 +23,7 @@ from detent.progress import Progress, silent
 
 STAGE = "calibrate"
 IN_SAMPLE_KEPT = 16
+MOST_WORKERS = 8  # each has histograms of its own, a quarter of a megabyte for each site
 
 
 @dataclass
@@ -56,7 +57,7 @@ def sweep(
     model: ir.Model, sites: Sequence[str], source: Source, *, threads: int = 0, progress: Progress = silent
 ) -> Observation:
     """Run all samples of `source` through `model` and count the values of `sites`. `threads`: 0 for all cores."""
-    workers = threads or usable_cores()
+    workers = threads or min(usable_cores(), MOST_WORKERS)
     if source.length is not None:
         workers = max(1, min(workers, source.length))
     inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
@@ -101,7 +102,7 @@ class _Stream:
                 if pending is None:
                     return None
                 if not pending.held_out:
-                    self.counted += 1
+                    self.counted += pending.size
                     if len(self.first) < IN_SAMPLE_KEPT:
                         self.first.append(pending)
                     return pending

@@ -99,6 +99,13 @@ def data_inputs(node: ir.Node) -> list[ir.Value]:
     return [value for value in values if value is not None and _is_float(value)]
 
 
+def site_inputs(node: ir.Node) -> set[int]:
+    """The indices of a quantizable node's inputs that may be sites: its data and its bias."""
+    operator = OPERATORS[node.op_type]
+    data = range(len(node.inputs)) if operator.data is None else operator.data
+    return {*data, *(() if operator.bias is None else (operator.bias,))}
+
+
 def bias_input(node: ir.Node) -> ir.Value | None:
     """The bias of a Conv, ConvTranspose or Gemm."""
     index = OPERATORS[node.op_type].bias

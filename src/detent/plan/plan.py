@@ -42,12 +42,14 @@ class Plan:
     """The position of every site, and how it came about.
 
     `finest`, for each bias, is the largest position at which it does not saturate: a rule should not move it further.
+    `free` are the tensors that are zero throughout: every position is right for them, so none of theirs should decide.
     """
 
     layout: Layout
     grids: Mapping[Role, IntegerGrid]
     positions: dict[str, int]
     finest: Mapping[str, int] = field(default_factory=dict)
+    free: frozenset[str] = frozenset()
     moves: list[Move] = field(default_factory=list)
 
     def position(self, value: str) -> int:
@@ -91,7 +93,15 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, Histogra
             positions[site.value] = _activation_position(statistics[site.value], grid, recipe.method)
         else:
             positions[site.value] = _constant_position(model, site, grid, recipe.method)
-    return Plan(layout, grids, positions, finest)
+    free = frozenset(name for name in positions if _is_zero(model, layout.sites[name], statistics))
+    return Plan(layout, grids, positions, finest, free)
+
+
+def _is_zero(model: ir.Model, site: Site, statistics: Mapping[str, Histogram]) -> bool:
+    if site.role is Role.ACTIVATION:
+        return statistics[site.value].largest == 0.0
+    array = constant(model.graph.initializers[site.value])
+    return array is None or not array.any()
 
 
 def _settled_position(largest: float, grid: IntegerGrid, method: Method) -> int:

@@ -62,7 +62,7 @@ class Selection:
         if not inside:
             raise UsageError(
                 f"No node lies between --from {', '.join(self.start)} and --to {', '.join(self.end)}. "
-                "Check their order: `detent inspect MODEL` lists the nodes."
+                "Check their order: `detent inspect MODEL --nodes` lists them."
             )
         return inside
 
@@ -85,6 +85,9 @@ def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> dic
         literal_brackets = pattern.replace("[", "[[]")
         hits = [name for name in names if name == pattern or fnmatchcase(name, literal_brackets)]
         if not hits:
-            raise UsageError(f"{option} '{pattern}' matches no node.{nearest(pattern, names)}")
+            raise UsageError(
+                f"{option} '{pattern}' matches no node.{nearest(pattern, names)} "
+                "`detent inspect MODEL --nodes` lists them."
+            )
         matched.update(dict.fromkeys(hits, pattern))
     return matched

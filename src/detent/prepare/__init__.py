@@ -52,8 +52,10 @@ __all__ = [
 ]
 
 
-def default_passes(fix_shapes: Mapping[str, Sequence[int]] | None = None) -> list[Pass]:
-    """All passes, in order.
+def default_passes(
+    fix_shapes: Mapping[str, Sequence[int]] | None = None, for_target: Iterable[Pass] | None = None
+) -> list[Pass]:
+    """All passes, in order. `for_target` are the rewrites that a device asks for; by default all that there are.
 
     Functions and half types go first, since they hide nodes and constants from the rest. Shapes come before constants,
     because the shape of a static value is one. FoldAffine stands on both sides of FoldBatchNorm, for chains that mix
@@ -73,9 +75,7 @@ def default_passes(fix_shapes: Mapping[str, Sequence[int]] | None = None) -> lis
         BatchNormToConv(),
         NormalizeGemm(),
         SeparateInitializers(),
-        SplitToSlice(),
-        ReduceMeanToPool(),
-        SplitGlobalPool(),
+        *((SplitToSlice(), ReduceMeanToPool(), SplitGlobalPool()) if for_target is None else for_target),
         WriteAttributes(),
     ]
 

@@ -9,18 +9,11 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from detent.graph.session import RUNTIME_ERRORS, first_line
 from detent.graph.values import tensor_of
 
 _INLINE_LIMIT = 1024
-_ERRORS = (
-    ort_errors.Fail,
-    ort_errors.InvalidArgument,
-    ort_errors.InvalidGraph,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-)
 
 
 def run(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value]) -> list[Any] | str:
@@ -57,6 +50,6 @@ def run(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value]) -> list[A
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         results: list[Any] = session.run([str(value.name) for value in wanted], feeds)
-    except _ERRORS as error:
-        return str(error).strip().splitlines()[0]
+    except RUNTIME_ERRORS as error:
+        return first_line(str(error))
     return results

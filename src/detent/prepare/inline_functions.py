@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass, NameFixPass, RemoveUnusedFunctionsPass
+from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 
 from detent.errors import ModelError
+from detent.graph.names import repair_names
 from detent.prepare.base import Pass
 
 
@@ -46,7 +47,7 @@ class InlineFunctions(Pass):
         for key, name in before.items():
             if key not in refused:
                 self.changed(f"{key[0]}::{name}", f"inlined ({calls.get(key, 0)} calls)")
-        NameFixPass()(model)
+        repair_names(model)
 
     @staticmethod
     def _why_not(model: ir.Model, function: ir.Function, has_graphs: bool) -> str | None:

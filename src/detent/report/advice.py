@@ -8,8 +8,7 @@ from itertools import pairwise
 
 from detent.measure.fidelity import Fidelity
 from detent.plan.layout import Decision
-from detent.prepare.base import Change
-from detent.report.report import Calibration, TensorReport
+from detent.report.report import Calibration, Notes, TensorReport
 
 LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal
 LARGE_LOSS_OF_SCORES_DB = 10.0  # class scores may be off by more before the largest one changes
@@ -21,19 +20,31 @@ MOST_CULPRITS = 3
 def warnings_for(
     calibration: Calibration,
     nodes: Sequence[Decision],
-    changes: Sequence[Change],
+    notes: Notes,
+    tensors: Sequence[TensorReport],
+    fidelity: Fidelity,
     in_sample: bool,
-    unsettled: Sequence[str],
 ) -> list[str]:
     """What makes the result untrustworthy, or is likely to surprise."""
-    found = list(unsettled)
+    found = [note.what for note in notes.declined if note.what.startswith("shape inference failed")]
+    still = [tensor.name for tensor in tensors if tensor.role == "activation" and tensor.minimum == tensor.maximum]
+    if still:
+        found.append(f"'{still[0]}' had the same value in all samples ({len(still)} such in all). Is the data right?")
+    if fidelity.resized:
+        found.append(f"The shape of '{fidelity.resized[0]}' depends on the data and changed: it could not be compared.")
+    measured = {**fidelity.tensors, **fidelity.outputs}
+    broken = [name for name, closeness in measured.items() if closeness.sqnr_db == -math.inf]
+    if broken:
+        found.append(f"'{broken[0]}' is NaN or infinite in the quantized model, or not zero where float is.")
+    if any(change.by == "HalfToFloat" for change in notes.changes):
+        found.append("The model was float16: it was converted, and its inputs and outputs are float32 now.")
     if calibration.random:
         found.append(
             "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
         )
     if in_sample:
         found.append("No samples were held out: the figures are measured on calibration data, and flatter the result.")
-    hardened = [change.node for change in changes if change.by == "SigmoidToHardSigmoid"]
+    hardened = [change.node for change in notes.changes if change.by == "SigmoidToHardSigmoid"]
     if hardened:
         found.append(
             f"{len(hardened)} Sigmoid became HardSigmoid, the only one that the device has ('{hardened[0]}'). They "
@@ -58,15 +69,17 @@ def suggestions_for(
             "The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first."
         )
     if calibration.samples < FEW_SAMPLES:
-        found.append(f"Only {calibration.samples} calibration samples: 100 to 500 give steadier ranges.")
+        found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
     culprits = _where_it_falls(tensors, nodes)
     if culprits:
         listed = " ".join(f"--exclude '{node}'" for node in culprits)
         found.append(f"The error grows most at these nodes; try leaving them float: {listed}")
-    clipped = [tensor.name for tensor in tensors if tensor.clipped > 0.01]
+    clipped = [tensor.name for tensor in tensors if tensor.role == "activation" and tensor.clipped > 0.01]
     if clipped:
         found.append(
-            f"{len(clipped)} tensors clip more than 1 % of their values ('{clipped[0]}'): try --method NonOverflow."
+            f"More than 1 % of the values clip in '{clipped[0]}'"
+            + (f" and {len(clipped) - 1} other activations" if len(clipped) > 1 else "")
+            + ": try --method NonOverflow."
         )
     return found
 

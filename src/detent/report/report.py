@@ -40,6 +40,14 @@ class TensorReport:
     closeness: Closeness | None = None
 
 
+@dataclass
+class Notes:
+    """What passes did to the model, and what they looked at and left, with the reason."""
+
+    changes: list[Change]
+    declined: list[Change]
+
+
 @dataclass(frozen=True)
 class Calibration:
     """The data that the ranges come from."""
@@ -65,6 +73,7 @@ class Report:
     nodes: Sequence[Decision]
     tensors: Sequence[TensorReport]
     changes: Sequence[Change]
+    declined: Sequence[Change]
     moves: Sequence[Move]
     calibration: Calibration | None
     fidelity: Fidelity | None
@@ -75,6 +84,12 @@ class Report:
     warnings: Sequence[str] = ()
     suggestions: Sequence[str] = ()
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """What the command line prints."""
+        from detent.report.terminal import report_text
+
+        return report_text(self)
 
     def worst_tensors(self, count: int = 10) -> list[TensorReport]:
         """The tensors furthest from their float originals, the worst first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,11 +17,20 @@ from detent.prepare.base import Change
 from detent.report.report import Report, TensorReport
 
 
+def report_text(report: Report, width: int = 120) -> str:
+    """The report as plain text."""
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_report(report, console)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
 def print_report(report: Report, console: Console) -> None:
     """Everything about one quantization."""
     console.print(_headline(report))
     if report.calibration is not None:
-        console.print(Text(f"Calibrated on {report.calibration.source}, method {type(report.recipe.method).__name__}."))
+        verb = "Would calibrate" if report.fidelity is None else "Calibrated"
+        console.print(Text(f"{verb} on {report.calibration.source}, method {type(report.recipe.method).__name__}."))
         if report.calibration.note:
             console.print(Text(report.calibration.note))
     console.print(_operator_table(report))

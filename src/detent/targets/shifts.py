@@ -23,7 +23,7 @@ The rules are applied in this order, round after round, until none moves anythin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -33,6 +33,7 @@ from detent.plan.layout import bias_input, data_inputs
 from detent.plan.plan import Plan
 
 MAX_ROUNDS = 20
+_NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Add", "Sub")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 
 
@@ -70,6 +71,7 @@ def constrain(model: ir.Model, plan: Plan) -> list[str]:
     """
     nodes = [node for node in model.graph if plan.layout.quantizes(node)]
     wiring = Wiring(plan)
+    _place_zeros(nodes, wiring)
     chosen, moves = dict(plan.positions), len(plan.moves)
     for _ in range(MAX_ROUNDS):
         # A sum, not any(): every rule runs in every round, in order.
@@ -82,13 +84,27 @@ def constrain(model: ir.Model, plan: Plan) -> list[str]:
     return violations(model, plan)
 
 
+def _place_zeros(nodes: Sequence[ir.Node], wiring: Wiring) -> None:
+    """Give tensors that are zero throughout the position of their neighbours, so that they drag none of these along."""
+    plan, free = wiring.plan, set(wiring.plan.free)
+    aligned = [node for node in nodes if node.op_type in _NEIGHBOURLY]
+    for node in (*aligned, *reversed(aligned)):
+        output = wiring.output(node)
+        sites = wiring.inputs(node) + ([output] if output else [])
+        fixed = [site for site in sites if plan.layout.leader(site) not in free]
+        for site in sites if fixed else ():
+            if plan.layout.leader(site) in free:
+                plan.move(site, min(plan.position(other) for other in fixed), "zero throughout", str(node.name))
+                free.discard(plan.layout.leader(site))
+
+
 def violations(model: ir.Model, plan: Plan) -> list[str]:
     """The rules that do not hold, as sentences. The plan is left as it is."""
     found = []
     for rule, op_types in RULES:
         for node in model.graph:
             if node.op_type in op_types and plan.layout.quantizes(node):
-                trial = Plan(plan.layout, plan.grids, dict(plan.positions), plan.finest)
+                trial = Plan(plan.layout, plan.grids, dict(plan.positions), plan.finest, plan.free)
                 if rule(node, Wiring(trial)):
                     move = trial.moves[0]
                     found.append(

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
 from detent.plan.plan import Plan
-from detent.prepare.base import Pass
+from detent.prepare import Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.targets import dpu
 from detent.targets.shifts import constrain
 
@@ -24,12 +24,14 @@ def _no_constraints(model: ir.Model, plan: Plan) -> list[str]:  # noqa: ARG001 -
 class Target:
     """What a device asks of a quantized model.
 
-    `substitutions` are rewrites before the rules on positions, `constrain` applies those rules to the plan and returns
-    what it could not satisfy, `corrections` are rewrites after them.
+    `preparations` are rewrites of the float model into operators that the device has, `substitutions` those that come
+    before the rules on positions. `constrain` applies these rules to the plan and returns what it could not satisfy;
+    `corrections` are rewrites after them.
     """
 
     name: str
     description: str
+    preparations: Sequence[Callable[[], Pass]] = ()
     substitutions: Sequence[PassMaker] = ()
     corrections: Sequence[PassMaker] = ()
     constrain: Callable[[ir.Model, Plan], list[str]] = _no_constraints
@@ -41,6 +43,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "npu-cnn",
             "Ryzen AI NPU, CNN flow: shift and alignment rules, operators as the device computes them",
+            preparations=(SplitToSlice, ReduceMeanToPool, SplitGlobalPool),
             substitutions=(dpu.RoundLeakySlope, dpu.SigmoidToHardSigmoid),
             corrections=(dpu.ScaleHardSigmoid, dpu.ScalePools, dpu.ScaleReduceMean),
             constrain=constrain,
