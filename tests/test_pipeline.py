@@ -127,6 +127,7 @@ def test_the_cpu_target_rewrites_nothing(samples):
     assert not any("HardSigmoid" in warning for warning in on_cpu.warnings)
 
 
+@pytest.mark.filterwarnings("ignore:Calibrated with random data")
 def test_random_data_is_allowed_and_loudly_said():
     report = detent.quantize(tiny_model(batch=1))
     assert report.calibration.random

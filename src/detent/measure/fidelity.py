@@ -127,7 +127,8 @@ def measure_fidelity(
         pairs = list(zip(names, expected, found, strict=True))
         sums = {name: _Sums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}
         resized.update(name for name, x, y in pairs if x.shape != y.shape)
-        same = expected[0].argmax(-1) == found[0].argmax(-1) if scores else np.zeros(pending.size, bool)
+        comparable = scores and expected[0].shape == found[0].shape
+        same = expected[0].argmax(-1) == found[0].argmax(-1) if comparable else np.zeros(pending.size, bool)
         return sums, same.reshape(-1).tolist()
 
     resized: set[str] = set()

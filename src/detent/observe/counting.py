@@ -1,6 +1,6 @@
-"""The two compiled loops of calibration. They release the GIL and allocate nothing.
+"""The compiled loops of calibration. They release the GIL and allocate nothing.
 
-Both read a float32 tensor once. They are correct for every finite value, denormals and both zeros included, with no
+Each reads a float32 tensor once. They are correct for every finite value, denormals and both zeros included, with no
 fast-math: what they return must not depend on how the compiler felt.
 """
 
@@ -50,3 +50,21 @@ def count_bins(values: npt.NDArray[np.float32], inverse_width: np.float32, table
     if even != values.size:
         last = np.int32(values[even] * inverse_width) - np.int32(values[even] < 0) + HALF
         tables[0, last & (BINS - 1)] += np.uint32(1)
+
+
+@compiled
+def count_if_fits(
+    values: npt.NDArray[np.float32], inverse_width: np.float32, limit: int, tables: npt.NDArray[np.uint32]
+) -> tuple[Any, Any, bool]:
+    """The extreme keys of `values`; and where all magnitudes are below `limit` (as bits), they are counted as well.
+
+    One call for both: a tensor that was just read is still in the cache, and a call costs more than a small tensor.
+    """
+    low, high = extreme_keys(values.view(np.int32))
+    largest = high
+    if low < 0:
+        largest = max(high, (low ^ np.int32(0x7FFFFFFF)) & np.int32(0x7FFFFFFF))
+    fits = largest < limit
+    if fits:
+        count_bins(values, inverse_width, tables)
+    return low, high, fits

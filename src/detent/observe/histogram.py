@@ -20,11 +20,12 @@ import numpy.typing as npt
 
 from detent.numerics.integer import IntegerGrid
 from detent.numerics.power_of_two import scale_of
-from detent.observe.counting import BINS, HALF, count_bins, extreme_keys
+from detent.observe.counting import BINS, HALF, count_if_fits
 
 LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width is no float32; such values are all but zero
 _TABLE_LIMIT = 2**31  # values after which the 32-bit tables are emptied into the 64-bit counts
 _INFINITY_KEY = 0x7F800000
+_NO_KEYS = (2**31 - 1, -(2**31))  # the order-preserving keys of an empty set's extremes
 
 
 class NonFiniteError(ValueError):
@@ -35,13 +36,22 @@ class Histogram:
     """Counts, and the exact minimum and maximum, of all the values added so far."""
 
     def __init__(self) -> None:
-        self.exponent = LOWEST_EXPONENT
-        self.minimum = math.inf
-        self.maximum = -math.inf
         self.total = 0
+        self._keys = _NO_KEYS
+        self._set_exponent(LOWEST_EXPONENT)
         self._counts: npt.NDArray[np.int64] = np.zeros(BINS, np.int64)
         self._tables: npt.NDArray[np.uint32] = np.zeros((2, BINS), np.uint32)
         self._in_tables = 0
+
+    @property
+    def minimum(self) -> float:
+        """The least value seen, exactly; infinity where nothing was."""
+        return _float_of(self._keys[0]) if self.total else math.inf
+
+    @property
+    def maximum(self) -> float:
+        """The greatest value seen, exactly; minus infinity where nothing was."""
+        return _float_of(self._keys[1]) if self.total else -math.inf
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -64,14 +74,15 @@ class Histogram:
         flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
         if flat.size == 0:
             return
-        low, high = (_float_of(int(key)) for key in extreme_keys(flat.view(np.int32)))
-        self._grow_to(_exponent_of(max(-low, high)))
         if self._in_tables + flat.size > _TABLE_LIMIT:
             self._empty_tables()
-        count_bins(flat, np.float32(1.0 / self.width), self._tables)
+        low, high, counted = count_if_fits(flat, self._inverse_width, self._limit, self._tables)
+        if not counted:
+            self._grow_to(_exponent_of(max(-_float_of(low), _float_of(high))))
+            count_if_fits(flat, self._inverse_width, self._limit, self._tables)
         self._in_tables += flat.size
         self.total += flat.size
-        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+        self._keys = min(self._keys[0], low), max(self._keys[1], high)
 
     def merge(self, other: Histogram) -> None:
         """Add everything that `other` counted."""
@@ -79,7 +90,7 @@ class Histogram:
         self._counts += merged_bins(other.counts, self.exponent - other.exponent)
         self._empty_tables()
         self.total += other.total
-        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        self._keys = min(self._keys[0], other._keys[0]), max(self._keys[1], other._keys[1])
 
     def squared_error(self, position: int, grid: IntegerGrid) -> float:
         """The sum of squared errors of quantizing every value at `position`, each value taken as its bin's centre."""
@@ -105,7 +116,12 @@ class Histogram:
         if exponent > self.exponent:
             self._empty_tables()
             self._counts = merged_bins(self._counts, exponent - self.exponent)
-            self.exponent = exponent
+            self._set_exponent(exponent)
+
+    def _set_exponent(self, exponent: int) -> None:
+        self.exponent = exponent
+        self._inverse_width = np.float32(1.0 / self.width)
+        self._limit = (exponent + 127) << 23  # the bits of 2^exponent as float32; of infinity for the largest of all
 
     def _empty_tables(self) -> None:
         if self._in_tables:
@@ -132,7 +148,7 @@ def _exponent_of(magnitude: float) -> int:
 
 def _float_of(key: int) -> float:
     """The float32 behind an order-preserving key; 0.0 for either zero, so that no extreme depends on who came first."""
-    bits = key if key >= 0 else key ^ 0x7FFFFFFF
+    bits = int(key) if key >= 0 else int(key) ^ 0x7FFFFFFF
     if abs(bits & 0x7FFFFFFF) >= _INFINITY_KEY:
         raise NonFiniteError
     return float(np.int32(bits).view(np.float32)) + 0.0
