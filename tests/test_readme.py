@@ -66,6 +66,10 @@ def test_block_runs(language, code, folder):
         subprocess.run(runnable, shell=True, cwd=folder, check=True, timeout=120, capture_output=True)
 
 
+def test_nothing_is_left_to_fill_in():
+    assert "@@" not in README.read_text(encoding="utf-8")
+
+
 def test_the_readme_opens_with_the_two_commands():
     assert BLOCKS[0][1].split()[:2] == ["make", "demo"]
     assert "make test" in BLOCKS[0][1]

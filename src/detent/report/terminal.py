@@ -73,7 +73,7 @@ def _operator_table(report: Report) -> Table:
 
 
 def _change_summary(changes: Iterable[Change]) -> Text:
-    counts = Counter(change.by for change in changes)
+    counts = Counter(change.by for change in changes if change.by != "InferShapes")  # annotates, rewrites nothing
     return Text("Rewritten: " + ", ".join(f"{name} {count}" for name, count in counts.items()) + ".")
 
 
