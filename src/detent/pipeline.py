@@ -95,9 +95,10 @@ def run(job: Job) -> Report:
         if job.output is not None:
             check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
     with watch.stage("prepare"):
+        names = [str(node.name) for node in model.graph]
         passes = default_passes(job.fix_shapes, [make() for make in target.preparations])
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
-        layout = lay_out(model, job.selection)
+        layout = lay_out(model, job.selection, folded=names)
     source = None if job.dry_run and job.calibration is None else _open(job, model)
     if job.dry_run or source is None:
         return _preview(job, layout, notes, source, watch.seconds)

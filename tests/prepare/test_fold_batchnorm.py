@@ -11,7 +11,7 @@ def bn(x="a", y="y", **attributes):
     return node("BatchNormalization", f"{x} s b m v", y, name="bn", **attributes)
 
 
-@pytest.mark.parametrize("opset", [9, 13, 15, 21])
+@pytest.mark.parametrize("opset", [17, 18, 21])
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("bias", [False, True])
 def test_conv_before(opset, group, bias):

@@ -9,7 +9,7 @@ NODES = [node("MatMul", "x w", "a", name="mm"), node("Add", "a c", "y", name="ad
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (1,), ()])
-@pytest.mark.parametrize("opset", [7, 13, 21])
+@pytest.mark.parametrize("opset", [17, 18, 21])
 def test_merges(shape, opset):
     done = check(MatMulToGemm(), make(NODES, {"x": ["N", 4]}, {"y": None}, {"w": f32(4, 5), "c": f32(*shape)}, opset))
     assert done.ops == ["Gemm"]

@@ -50,7 +50,7 @@ def network(opset):
     return make(nodes, {"x": ["N", 3, 24, 40]}, {"y": ["N", 7]}, constants, opset)
 
 
-@pytest.mark.parametrize("opset", [13, 17, 18, 21])
+@pytest.mark.parametrize("opset", [17, 18, 21])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_all_together(opset, fixed):
     proto = network(opset)
@@ -62,7 +62,7 @@ def test_all_together(opset, fixed):
     assert not {"BatchNormalization", "Dropout", "Mul", "Split"} & set(ops)
     assert ops.count("AveragePool") == ops.count("GlobalAveragePool") == 1
     assert ("Shape" in ops) == (not fixed)
-    assert "Gemm" in ops or (opset == 13 and not fixed), "opset 13 does not propagate the free batch to the Reshape"
+    assert "Gemm" in ops
     weights = [item.input[1] for item in after.graph.node if item.op_type == "Conv"]
     assert len(set(weights)) == len(weights) == 4
     assert {change.by for change in changes} >= {"FoldBatchNorm", "FoldAffine", "BatchNormToConv", "SplitToSlice"}

@@ -11,22 +11,18 @@ ABC = {"a": None, "b": None, "c": None}
 
 @pytest.mark.parametrize(
     ("opset", "axis"),
-    # Negative axes came with opset 11.
-    [(o, a) for o in (7, 9, 11, 13, 17, 18, 21) for a in (None, 0, 1, -1) if o >= 11 or a != -1],
+    [(opset, axis) for opset in (17, 18, 21) for axis in (None, 0, 1, -1)],
 )
 def test_given_sizes(opset, axis):
     attributes = {} if axis is None else {"axis": axis}
     constants = {"s": np.array([1, 3, 2])}
-    if opset < 13:
-        split, constants = node("Split", "x", "a b c", name="sp", split=[1, 3, 2], **attributes), {}
-    else:
-        split = node("Split", "x s", "a b c", name="sp", **attributes)
+    split = node("Split", "x s", "a b c", name="sp", **attributes)
     done = check(SplitToSlice(), make([split], {"x": [6, 6]}, ABC, constants, opset), exact=True)
     assert done.ops == ["Slice"] * 3
     assert done.proto.graph.node[0].name == "sp/slice0"
 
 
-@pytest.mark.parametrize("opset", [11, 13, 18])
+@pytest.mark.parametrize("opset", [17, 18, 21])
 def test_equal_parts(opset):
     attributes = {"num_outputs": 3} if opset >= 18 else {}
     done = check(

@@ -8,7 +8,7 @@ sides of a Reshape or a MaxPool) share one position: they have one *leader*, who
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -75,9 +75,12 @@ class Layout:
         return decision is not None and decision.quantized
 
 
-def lay_out(model: ir.Model, selection: Selection) -> Layout:
-    """Decide for every node whether it is quantized, and which values become sites."""
-    left = selection.reasons_to_leave(model.graph)
+def lay_out(model: ir.Model, selection: Selection, folded: Collection[str] = ()) -> Layout:
+    """Decide for every node whether it is quantized, and which values become sites.
+
+    `folded` are names of nodes that preparation took away, for a better message where the user names one.
+    """
+    left = selection.reasons_to_leave(model.graph, folded)
     layout = Layout()
     for node in model.graph:
         name = str(node.name)

@@ -6,7 +6,7 @@ a misspelt exclusion that is ignored is the kind of thing that costs a day.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -25,10 +25,14 @@ class Selection:
     start: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
 
-    def reasons_to_leave(self, graph: ir.Graph) -> Mapping[str, str]:
-        """For each node (by name) that is not to be quantized, the reason. Raises UsageError on an empty match."""
+    def reasons_to_leave(self, graph: ir.Graph, folded: Collection[str] = ()) -> Mapping[str, str]:
+        """For each node (by name) that is not to be quantized, the reason. Raises UsageError on an empty match.
+
+        `folded` are names that the model had before it was prepared: a pattern that fits only these gets told so.
+        """
         nodes = list(graph)
         names = [str(node.name) for node in nodes]
+        self._refuse_folded(names, folded)
         reasons: dict[str, str] = {}
         if self.start or self.end:
             inside = self._between(nodes)
@@ -44,6 +48,15 @@ class Selection:
             {name: f"excluded by '{by}'" for name, by in _matching(self.exclude, names, "--exclude").items()}
         )
         return reasons
+
+    def _refuse_folded(self, names: Sequence[str], folded: Collection[str]) -> None:
+        for pattern in (*self.include, *self.exclude, *self.start, *self.end):
+            gone = _hits(pattern, folded)
+            if gone and not _hits(pattern, names):
+                raise UsageError(
+                    f"'{pattern}': the node '{gone[0]}' was folded into a neighbour, as constants, BatchNormalization "
+                    "and the like are. Name the layer that it belongs to; --dry-run --json lists what is left."
+                )
 
     def _check_types(self, nodes: Sequence[ir.Node]) -> None:
         present = {node.op_type for node in nodes}
@@ -78,12 +91,17 @@ def _reach(
     return reached
 
 
+def _hits(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern matches; brackets in it are just brackets."""
+    literal_brackets = pattern.replace("[", "[[]")
+    return [name for name in names if name == pattern or fnmatchcase(name, literal_brackets)]
+
+
 def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> dict[str, str]:
     """Each matched name with the pattern that matched it."""
     matched: dict[str, str] = {}
     for pattern in patterns:
-        literal_brackets = pattern.replace("[", "[[]")
-        hits = [name for name in names if name == pattern or fnmatchcase(name, literal_brackets)]
+        hits = _hits(pattern, names)
         if not hits:
             raise UsageError(
                 f"{option} '{pattern}' matches no node.{nearest(pattern, names)} "

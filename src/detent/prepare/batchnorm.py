@@ -17,14 +17,10 @@ from detent.prepare.base import as_float64, int_attribute
 _PARAMETERS = ("scale", "bias", "mean", "variance")
 
 
-def read_batchnorm(node: ir.Node, opset: int) -> Affine | str:
+def read_batchnorm(node: ir.Node) -> Affine | str:
     """The map that a BatchNormalization is, or the reason why it is not a fixed one."""
-    if opset < 7:
-        return f"BatchNormalization of opset {opset} does not say whether it is trained"
     if int_attribute(node, "training_mode", 0):
         return "it is in training mode"
-    if int_attribute(node, "spatial", 1) == 0:
-        return "it has parameters for every place, not for every channel"
     if any(not is_unused(value) for value in node.outputs[1:]):
         return "its running statistics are used"
     arrays = []

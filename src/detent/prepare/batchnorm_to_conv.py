@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant, cut_inputs, is_standard, rank, set_input
 from detent.prepare.affine import Affine
-from detent.prepare.base import Pass, main_opset
+from detent.prepare.base import Pass
 from detent.prepare.batchnorm import read_batchnorm
 
 
@@ -33,7 +33,7 @@ class BatchNormToConv(Pass):
                     self.decline(node, reason)
 
     def _convert(self, model: ir.Model, node: ir.Node) -> str | None:
-        affine = read_batchnorm(node, main_opset(model))
+        affine = read_batchnorm(node)
         if isinstance(affine, str):
             return affine
         dims = rank(node.inputs[0])

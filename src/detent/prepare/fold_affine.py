@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant, is_standard, rank, remove_node, sole_use, take_over, why_not_sole
 from detent.prepare.affine import Affine, Array, fold_after
-from detent.prepare.base import Pass, as_float64, main_opset
+from detent.prepare.base import Pass, as_float64
 
 _OPERATORS = ("Mul", "Add", "Sub", "Div")
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
@@ -32,9 +32,7 @@ class FoldAffine(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Look at every such operator of the main graph. Before opset 7 they broadcast by other rules: left alone."""
-        if main_opset(model) < 7:
-            return
+        """Look at every such operator of the main graph."""
         for node in model.graph:
             if is_standard(node, *_OPERATORS):
                 self._visit(model, node)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from detent.graph.values import is_standard, rank, remove_node, sole_use, take_over, why_not_sole
 from detent.prepare.affine import Affine, fold_after, fold_before
-from detent.prepare.base import Pass, main_opset
+from detent.prepare.base import Pass
 from detent.prepare.batchnorm import read_batchnorm
 
 
@@ -32,7 +32,7 @@ class FoldBatchNorm(Pass):
         for node in model.graph:
             if not is_standard(node, "BatchNormalization"):
                 continue
-            affine = read_batchnorm(node, main_opset(model))
+            affine = read_batchnorm(node)
             if isinstance(affine, str):
                 self.decline(node, affine)
                 continue

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveInitializersFromInputsPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from detent.graph.values import add_initializer, bypass, is_standard, remove_node, tensor_of
 from detent.prepare import evaluate
@@ -59,7 +59,6 @@ class FoldConstants(Pass):
 
     def run(self, model: ir.Model) -> None:
         """Lift, evaluate, then clean up."""
-        self._free_inputs(model)
         for _ in range(MAX_ROUNDS):
             before = len(self.changes)
             self.declined = []
@@ -80,15 +79,6 @@ class FoldConstants(Pass):
         RemoveUnusedNodesPass()(model)
         if len(model.graph) < before:
             self.changed("model", f"{before - len(model.graph)} nodes without a use removed")
-
-    def _free_inputs(self, model: ir.Model) -> None:
-        """Make initializers that are listed as inputs plain initializers, which IR version 4 introduced."""
-        both = [value for value in model.graph.inputs if value.is_initializer()]
-        if not both:
-            return
-        RemoveInitializersFromInputsPass()(model)
-        model.ir_version = max(model.ir_version, 4)
-        self.changed("model", f"{len(both)} initializers are no longer listed as graph inputs")
 
     def _lift(self, graph: ir.Graph, node: ir.Node) -> None:
         """Replace a Constant node by an initializer of the same name."""

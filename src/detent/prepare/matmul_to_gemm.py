@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import constant, is_standard, rank, remove_node, set_input, sole_use, take_over, why_not_sole
-from detent.prepare.base import Pass, main_opset
+from detent.prepare.base import Pass
 from detent.prepare.fold_affine import per_channel
 
 
@@ -24,9 +24,7 @@ class MatMulToGemm(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Look at every Add of the main graph. Before opset 7 it broadcasts by other rules: left alone."""
-        if main_opset(model) < 7:
-            return
+        """Look at every Add of the main graph."""
         for node in model.graph:
             if not is_standard(node, "Add"):
                 continue

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import constant, cut_inputs, input_at, is_standard, set_input
-from detent.prepare.base import Pass, as_float64, main_opset
+from detent.prepare.base import Pass, as_float64
 
 
 class NormalizeGemm(Pass):
@@ -18,7 +18,7 @@ class NormalizeGemm(Pass):
 
     Cases:
     - alpha goes into a constant B, beta into a constant C;
-    - beta without C is dropped, and C with a beta of 0 is dropped (from opset 11 on, where C is optional);
+    - beta without C is dropped, and C with a beta of 0 is dropped;
     - declined, each on its own: a factor whose matrix is not constant.
     """
 
@@ -35,7 +35,7 @@ class NormalizeGemm(Pass):
         if number == 1.0:
             return
         array = constant(value)
-        if value is not None and number == 0.0 and factor == "beta" and main_opset(model) >= 11:
+        if value is not None and number == 0.0 and factor == "beta":
             cut_inputs(node, 2)
         elif value is not None:
             if array is None or array.dtype not in (np.float32, np.float64):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from detent.graph.values import bypass, constant, input_at, is_standard, is_unused, rank
-from detent.prepare.base import Pass, int_attribute, main_opset
+from detent.prepare.base import Pass
 
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
 
@@ -22,8 +22,7 @@ class RemoveIdentity(Pass):
     - the result is a graph output: the input's producer takes over the output's name;
     - the input is a graph input, an initializer or itself a graph output, and the result is a graph output: both names
       are fixed, so the node stays;
-    - Dropout stays when its mask is used, or when `training_mode` is true or not constant (before opset 7: when
-      `is_test` is 0);
+    - Dropout stays when its mask is used, or when `training_mode` is true or not constant;
     - arithmetic goes when the constant is one neutral number, on the right, and does not raise the rank.
     """
 
@@ -32,7 +31,7 @@ class RemoveIdentity(Pass):
         for node in model.graph:
             if not is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
                 continue
-            reason = _why_trains(node, main_opset(model)) if node.op_type == "Dropout" else None
+            reason = _why_trains(node) if node.op_type == "Dropout" else None
             if reason is None:
                 reason = bypass(model.graph, node)
             if reason is None:
@@ -51,12 +50,10 @@ def _is_neutral(node: ir.Node) -> bool:
     return bool(array.reshape(-1)[0] == _NEUTRAL[node.op_type])
 
 
-def _why_trains(node: ir.Node, opset: int) -> str | None:
+def _why_trains(node: ir.Node) -> str | None:
     """Why a Dropout does more than pass its input on, or None."""
     if any(not is_unused(value) for value in node.outputs[1:]):
         return "the mask of Dropout is used"
-    if opset < 7 and int_attribute(node, "is_test", 0) == 0:
-        return "Dropout is in training mode"
     training = input_at(node, 2)
     if training is None:
         return None

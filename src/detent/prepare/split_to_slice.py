@@ -12,18 +12,17 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import constant_ints, input_at, is_standard, is_unused, remove_node, static_shape, take_over
-from detent.prepare.base import Pass, int_attribute, ints_attribute, main_opset
+from detent.prepare.base import Pass, int_attribute, main_opset
 
 
 class SplitToSlice(Pass):
     """Replace Split.
 
     Cases:
-    - sizes from the attribute (before opset 13), from a constant input, or equal parts of a known dimension;
+    - sizes from a constant input, or equal parts of a known dimension;
     - `num_outputs` of opset 18, where the last part may be smaller;
     - axis absent (0) or negative;
     - outputs that nothing reads get no Slice; the others keep their names;
-    - before opset 10 Slice has attributes, from then on initializers;
     - declined: sizes that are computed, and equal parts of a dimension that is not known or not divisible.
     """
 
@@ -57,13 +56,10 @@ class SplitToSlice(Pass):
     def _slice(self, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str) -> ir.Node:
         start, end, axis = where
         name = self.fresh(model, node, role)
-        fields = {"starts": start, "ends": end, "axes": axis}
-        if main_opset(model) < 10:
-            attributes = [ir.AttrInt64s(key, [number]) for key, number in fields.items()]
-            return ir.Node("", "Slice", [node.inputs[0]], attributes, name=name)
+        fields = {"starts": start, "ends": end, "axes": axis, "steps": 1}
         inputs = [
             self.initializer(model, node, f"{role}_{key}", np.array([number], np.int64))
-            for key, number in {**fields, "steps": 1}.items()
+            for key, number in fields.items()
         ]
         return ir.Node("", "Slice", [node.inputs[0], *inputs], name=name)
 
@@ -71,13 +67,11 @@ class SplitToSlice(Pass):
 def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     """The sizes of the parts, or the reason why they are not known."""
     count = len(node.outputs)
-    given = ints_attribute(node, "split") if opset < 13 else None
     value = input_at(node, 1)
-    if given is None and value is not None:
+    if value is not None:
         given = constant_ints(value)
         if given is None:
             return f"its sizes '{value.name}' are not constant"
-    if given is not None:
         return given if len(given) == count else f"it has {count} outputs and {len(given)} sizes"
     axis, shape = int_attribute(node, "axis", 0), static_shape(node.inputs[0])
     dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
