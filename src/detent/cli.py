@@ -95,7 +95,9 @@ def quantize(
     end: Annotated[
         list[str], typer.Option("--to", help="Only what leads to NODE.", metavar="NODE", rich_help_panel=NODES)
     ] = [],  # noqa: B006
-    fix_shape: Annotated[list[str], typer.Option(help="INPUT=1,3,224,224: make a dynamic shape fixed.")] = [],  # noqa: B006
+    fix_shape: Annotated[
+        list[str], typer.Option(help="Make a dynamic shape fixed: input=1,3,224,224.", metavar="INPUT=DIMS")
+    ] = [],  # noqa: B006
     limit: cli_options.Limit = None,
     seed: cli_options.Seed = None,
     batch: cli_options.Batch = None,

@@ -30,16 +30,23 @@ PreprocessFile = Annotated[
         "--preprocess", help="JSON with size, mean, std, order, ... instead of the flags.", rich_help_panel=DATA
     ),
 ]
-Size = Annotated[str | None, typer.Option("--size", help="Image size: 224 or H,W.", rich_help_panel=DATA)]
+Size = Annotated[
+    str | None, typer.Option("--size", help="Image size: 224 or H,W.", metavar="SIZE", rich_help_panel=DATA)
+]
 Resize = Annotated[
     int | None, typer.Option("--resize", help="Short side before the centre crop.", rich_help_panel=DATA)
 ]
-Mean = Annotated[str | None, typer.Option("--mean", help="One number or R,G,B, on 0..255.", rich_help_panel=DATA)]
-Std = Annotated[str | None, typer.Option("--std", help="One number or R,G,B, on 0..255.", rich_help_panel=DATA)]
-Order = Annotated[str | None, typer.Option("--order", help="RGB, BGR or GRAY.", rich_help_panel=DATA)]
-Layout = Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC.", rich_help_panel=DATA)]
+Mean = Annotated[
+    str | None, typer.Option("--mean", help="One number or R,G,B, on 0..255.", metavar="NUMBERS", rich_help_panel=DATA)
+]
+Std = Annotated[
+    str | None, typer.Option("--std", help="One number or R,G,B, on 0..255.", metavar="NUMBERS", rich_help_panel=DATA)
+]
+Order = Annotated[str | None, typer.Option("--order", help="RGB, BGR or GRAY.", metavar="ORDER", rich_help_panel=DATA)]
+Layout = Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC.", metavar="LAYOUT", rich_help_panel=DATA)]
 Resample = Annotated[
-    str | None, typer.Option("--resample", help="bilinear, bicubic, nearest, ...", rich_help_panel=DATA)
+    str | None,
+    typer.Option("--resample", help="bilinear, bicubic, nearest, ...", metavar="FILTER", rich_help_panel=DATA),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
