@@ -309,3 +309,27 @@ def test_clipped_fractions_are_of_the_values_themselves(samples):
     entry = next(tensor for tensor in report.tensors if tensor.name == "x")
     levels = np.rint(wide / entry.scale)
     assert entry.clipped == pytest.approx(float(((levels < -128) | (levels > 127)).mean()), abs=1e-6)
+
+
+def test_measuring_does_not_use_integer_kernels(monkeypatch, samples):
+    """They saturate on some processors: the same file would then score differently there."""
+    from detent.measure import fidelity
+
+    asked = []
+
+    class Spy(fidelity.Runner):
+        def __init__(self, model, outputs=None, *, exact=False):
+            asked.append(exact)
+            super().__init__(model, outputs, exact=exact)
+
+    monkeypatch.setattr(fidelity, "Runner", Spy)
+    detent.quantize(tiny_model(), calibration=samples)
+    assert asked == [True]
+
+
+def test_graphs_inside_if_compute_what_they_did(samples):
+    data = [{"x": sample[np.newaxis], "flag_in": np.array(True)} for sample in samples]
+    report = detent.quantize(with_if(tiny_model()), calibration=data)
+    session = onnxruntime.InferenceSession(report.model.SerializeToString())
+    both = [session.run(None, {"x": samples[:1], "flag_in": np.array(flag)})[0] for flag in (True, False)]
+    np.testing.assert_array_equal(both[0], np.maximum(-both[1], 0))

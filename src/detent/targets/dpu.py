@@ -14,6 +14,7 @@ a constant close to 1, within the rounding of the same value, so the factor has 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -59,9 +60,9 @@ class _NodePass(Pass):
             if node.op_type in self.op_types and self._quantizes(node):
                 self.rewrite(model, node)
 
+    @abstractmethod
     def rewrite(self, model: ir.Model, node: ir.Node) -> None:
         """Rewrite one node."""
-        raise NotImplementedError
 
 
 class RoundLeakySlope(_NodePass):
@@ -114,9 +115,9 @@ class _FactorPass(_NodePass):
         model.graph.insert_after(node, product)
         self.changed(node, f"result multiplied by {factor:.7g}, as the device computes it")
 
+    @abstractmethod
     def factor(self, node: ir.Node) -> float | None:
         """The factor, or None where it is not known."""
-        raise NotImplementedError
 
 
 class ScaleHardSigmoid(_FactorPass):
