@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +18,9 @@ from detent.errors import DetentError, OutputError, UsageError, nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from detent.progress import Progress
     from detent.recipe import Recipe
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="detent",
@@ -31,20 +31,15 @@ app = typer.Typer(
 )
 
 
-class InterruptedByUserError(DetentError):
-    """Ctrl-C."""
-
-    exit_code = 130
-
-
 def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
     signal.signal(signal.SIGINT, _interrupt_once)
     try:
         app()
-    except InterruptedByUserError as error:
-        _stderr().print(str(error))
-        sys.exit(error.exit_code)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # how the command-line library answers Ctrl-C, without a word
+            _stderr().print("Interrupted. Nothing was written.")
+        raise
     except DetentError as error:
         _stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
@@ -124,11 +119,12 @@ def quantize(
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
     from detent.graph.save import check_output
+    from detent.progress_bar import progress_bar
 
     if report is not None:
         check_output(report, model, output)
     options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
-    with _working() as progress, warnings.catch_warnings():
+    with progress_bar(_stderr()) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report says it
         result = detent.quantize(
             model,
@@ -184,8 +180,9 @@ def demo(
 ) -> None:
     """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
     from detent.demo.run import run_demo
+    from detent.progress_bar import progress_bar
 
-    with _working() as progress:
+    with progress_bar(_stderr()) as progress:
         result = run_demo(output, progress)
     result.show(_stdout())
 
@@ -209,18 +206,6 @@ def _choice(name: str, known: dict[str, Any], option: str) -> Any:
     if name.lower() not in by_lower:
         raise UsageError(f"{option} '{name}' is not known.{nearest(name, known)} Choose from {', '.join(known)}.")
     return by_lower[name.lower()]
-
-
-@contextmanager
-def _working() -> Iterator[Progress]:
-    """A stage bar on a terminal, and a plain word at Ctrl-C (the command-line library would swallow it)."""
-    from detent.progress_bar import progress_bar
-
-    try:
-        with progress_bar(_stderr()) as progress:
-            yield progress
-    except KeyboardInterrupt:
-        raise InterruptedByUserError("Interrupted. Nothing was written.") from None
 
 
 def _stdout() -> Console:
