@@ -282,6 +282,16 @@ def test_patterns_and_preprocessing_in_the_forms_that_people_write(tmp_path):
     assert by_file.calibration.preprocess == report.calibration.preprocess
 
 
+@pytest.mark.parametrize(("target", "kept"), [("npu-cnn", False), ("cpu", True)])
+def test_only_the_npu_asks_for_other_operators(samples, target, kept):
+    model = tiny_model()
+    model.graph.node[2].output[0] = "z"
+    model.graph.node.append(helper.make_node("Split", ["z"], ["y", "rest"], name="split", axis=1))
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+    report = detent.quantize(model, calibration=samples, target=target)
+    assert ("Split" in {node.op_type for node in report.model.graph.node}) == kept
+
+
 def test_random_data_warns_in_python():
     with pytest.warns(UserWarning, match="random data"):
         detent.quantize(tiny_model(batch=1))

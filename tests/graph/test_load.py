@@ -180,3 +180,11 @@ def test_external_data_of_a_constant_node_is_checked_too(tmp_path):
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="outside the model's folder"):
         load(path)
+
+
+def test_a_hardmax_that_means_what_it_does_today_is_kept():
+    for opset, axis in ((13, 1), (11, 3), (11, -1)):
+        model = tiny_model(opset=opset)
+        model.graph.node[1].CopyFrom(helper.make_node("Hardmax", ["c1"], ["r1"], name="hard", axis=axis))
+        model.graph.value_info.append(helper.make_tensor_value_info("c1", TensorProto.FLOAT, ["N", 4, 8, 8]))
+        assert load(model).opset_imports[""] == 17

@@ -9,6 +9,7 @@ from onnx_ir.passes import common as common_passes
 from detent.errors import ModelError
 from detent.graph.light import light_proto
 from detent.graph.names import repair_names
+from detent.graph.values import rank
 
 _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 
@@ -24,7 +25,8 @@ def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
 
 def _convert(model: ir.Model, version: int, minimum: int, where: str) -> ir.Model:
     common_passes.InlinePass()(model)  # the converter would drop functions
-    _refuse_changed_meaning(model, where)
+    if version < 13:
+        _refuse_old_hardmax(model, where)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
     try:
         proto = onnx.version_converter.convert_version(light_proto(model), minimum)
@@ -69,11 +71,13 @@ def _is_first_resize(node: ir.Node, model: ir.Model) -> bool:
     return node.op_type == "Resize" and model.graph.opset_imports[""] < 11
 
 
-def _refuse_changed_meaning(model: ir.Model, where: str) -> None:
+def _refuse_old_hardmax(model: ir.Model, where: str) -> None:
     """Hardmax flattened its input before opset 13; the converter keeps the axis and loses that."""
     for node in model.graph.all_nodes():
-        rank = len(node.inputs[0].shape) if node.op_type == "Hardmax" and node.inputs[0] and node.inputs[0].shape else 0
-        if node.op_type == "Hardmax" and node.attributes.get_int("axis", 1) not in (-1, rank - 1):
+        if node.op_type != "Hardmax":
+            continue
+        dims = rank(node.inputs[0])
+        if node.attributes.get_int("axis", 1) not in (-1, None if dims is None else dims - 1):
             raise ModelError(
                 f"Node '{node.name}' of {where} is a Hardmax that opset 13 gave another meaning. "
                 "Export the model again with opset 17."

@@ -6,7 +6,7 @@ With x the float value and e the difference:
     PSNR   = 10 log10(max |x|^2 / mean e^2)          the same against the peak
     cosine = sum x*y / sqrt(sum x^2 * sum y^2)       1 for the same direction
 
-All sums run over all samples, so a result does not depend on how the samples were batched.
+The sums of an output run over all samples, those of the values on the way over the first few.
 """
 
 from __future__ import annotations

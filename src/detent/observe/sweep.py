@@ -1,8 +1,8 @@
 """The sweep: every calibration sample runs through the float model once, and every site is counted.
 
 The worker threads share one session and, under a lock, the stream of samples; each has histograms of its own, and these
-merge at the end. Merging is exact, so the result does not depend on who counted
-what. Inference and counting release the GIL: while one thread infers, another counts.
+merge at the end. Merging is exact, so the result does not depend on who counted what. Inference and counting release
+the GIL: while one thread infers, another counts.
 """
 
 from __future__ import annotations

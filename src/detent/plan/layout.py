@@ -8,7 +8,7 @@ sides of a Reshape or a MaxPool) share one position: they have one *leader*, who
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -96,17 +96,19 @@ def lay_out(model: ir.Model, selection: Selection, folded: Collection[str] = ())
 
 def data_inputs(node: ir.Node) -> list[ir.Value]:
     """The float inputs of a quantizable node that carry data (no shapes, bounds or bias)."""
-    operator = OPERATORS[node.op_type]
-    chosen = range(len(node.inputs)) if operator.data is None else operator.data
-    values = (node.inputs[index] for index in chosen if index < len(node.inputs))
+    values = (node.inputs[index] for index in _data_indices(node) if index < len(node.inputs))
     return [value for value in values if value is not None and _is_float(value)]
+
+
+def _data_indices(node: ir.Node) -> Sequence[int]:
+    chosen = OPERATORS[node.op_type].data
+    return range(len(node.inputs)) if chosen is None else chosen
 
 
 def site_inputs(node: ir.Node) -> set[int]:
     """The indices of a quantizable node's inputs that may be sites: its data and its bias."""
-    operator = OPERATORS[node.op_type]
-    data = range(len(node.inputs)) if operator.data is None else operator.data
-    return {*data, *(() if operator.bias is None else (operator.bias,))}
+    bias = OPERATORS[node.op_type].bias
+    return {*_data_indices(node), *(() if bias is None else (bias,))}
 
 
 def bias_input(node: ir.Node) -> ir.Value | None:
