@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from detent.graph.load import load
 from detent.numerics.integer import IntegerGrid
-from detent.observe.histogram import Histogram
+from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, lay_out
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import Selection
@@ -201,10 +201,10 @@ def values_of(proto: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, 
     return {name: feeds[name] if name in feeds else results[name] for name in names}
 
 
-def statistics(layout: Layout, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, Histogram]:
+def statistics(layout: Layout, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, TensorStatistics]:
     """A histogram for each activation that leads, from one sample."""
     names = [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
-    histograms = {name: Histogram() for name in names}
+    histograms = {name: TensorStatistics() for name in names}
     for name, array in values_of(proto, names, feeds).items():
         histograms[name].add(array)
     return histograms

@@ -14,9 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.methods import METHODS
 from detent.observe.preprocess import PreprocessOptions
 from detent.presets import find_recipe
-from detent.recipe import ACTIVATION_GRIDS, METHODS
+from detent.recipe import ACTIVATION_GRIDS
 from tests.conftest import tiny_model
 
 DEMO = {"calibration": CALIBRATION, "preprocess": PreprocessOptions(file=PREPROCESS)}

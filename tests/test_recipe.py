@@ -5,9 +5,10 @@ import json
 import pytest
 
 from detent.errors import UsageError, nearest
+from detent.methods import MinMSE, NonOverflow
 from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.presets import PRESETS, find_recipe
-from detent.recipe import MinMSE, NonOverflow, Recipe
+from detent.recipe import Recipe
 
 
 def test_xint8_is_what_the_device_wants():

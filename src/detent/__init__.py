@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from detent.methods import MinMSE, NonOverflow
     from detent.observe.preprocess import PreprocessOptions
     from detent.presets import find_recipe
     from detent.progress import Progress
-    from detent.recipe import MinMSE, NonOverflow, Recipe
+    from detent.recipe import Recipe
     from detent.report.report import Report
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "MinMSE": "detent.recipe",
-    "NonOverflow": "detent.recipe",
+    "MinMSE": "detent.methods",
+    "NonOverflow": "detent.methods",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
     "Report": "detent.report.report",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,8 +189,9 @@ def demo(
 
 def _recipe(name: str, target: str | None, method: str | None, activations: str | None) -> Recipe:
     """The named recipe with the fields that the flags change."""
+    from detent.methods import METHODS
     from detent.presets import find_recipe
-    from detent.recipe import ACTIVATION_GRIDS, METHODS
+    from detent.recipe import ACTIVATION_GRIDS
 
     recipe = find_recipe(name)
     changes: dict[str, Any] = {} if target is None else {"target": target}
@@ -201,7 +202,7 @@ def _recipe(name: str, target: str | None, method: str | None, activations: str 
     return recipe.replace(**changes)
 
 
-def _choice(name: str, known: dict[str, Any], option: str) -> Any:
+def _choice(name: str, known: Mapping[str, Any], option: str) -> Any:
     by_lower: dict[str, Any] = {key.lower(): value for key, value in known.items()}
     if name.lower() not in by_lower:
         raise UsageError(f"{option} '{name}' is not known.{nearest(name, known)} Choose from {', '.join(known)}.")

@@ -107,7 +107,7 @@ def run(job: Job) -> Report:
         _check_preparation(job, observation)
     with watch.stage("plan"):
         _rewrite(model, target.substitutions, layout, notes)
-        plan = make_plan(model, layout, observation.histograms, job.recipe)
+        plan = make_plan(model, layout, observation.statistics, job.recipe)
         unsettled = target.constrain(model, plan)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
@@ -118,7 +118,7 @@ def run(job: Job) -> Report:
         fidelity = measure_fidelity(
             observation.runner, model, sites, observation.measured_on, threads=job.threads, progress=job.progress
         )
-        tensors += describe_activations(plan, observation.histograms, fidelity.tensors)
+        tensors += describe_activations(plan, observation.statistics, fidelity.tensors)
     with watch.stage("save"):
         proto, written = _write(model, job.output)
     calibration = _calibration(source, observation.samples)

@@ -7,22 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from detent.errors import UsageError, nearest
+from detent.methods import Method, MinMSE
 from detent.numerics.integer import INT8, UINT8_ZERO_128, IntegerGrid
 
-
-@dataclass(frozen=True)
-class MinMSE:
-    """The position with the least sum of squared errors, of five around the one that the range suggests."""
-
-
-@dataclass(frozen=True)
-class NonOverflow:
-    """The finest position at which no observed value saturates."""
-
-
-Method = MinMSE | NonOverflow
-
-METHODS: dict[str, Method] = {"MinMSE": MinMSE(), "NonOverflow": NonOverflow()}
 ACTIVATION_GRIDS: dict[str, IntegerGrid] = {"uint8": UINT8_ZERO_128, "int8": INT8}
 
 
@@ -35,7 +22,7 @@ class Recipe:
     activations: IntegerGrid = UINT8_ZERO_128
     weights: IntegerGrid = INT8
     biases: IntegerGrid = INT8
-    method: Method = MinMSE()
+    method: Method = MinMSE()  # noqa: RUF009  (frozen: one instance serves all)
     target: str = "npu-cnn"
 
     def replace(self, **changes: Any) -> Recipe:

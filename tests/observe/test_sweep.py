@@ -24,7 +24,7 @@ def source_of(model, data, **options):
 def contents(observation):
     return {
         name: (h.exponent, h.total, h.minimum, h.maximum, h.counts.tolist())
-        for name, h in observation.histograms.items()
+        for name, h in ((name, each.histogram) for name, each in observation.statistics.items())
     }
 
 
@@ -48,15 +48,15 @@ def test_the_result_is_that_of_counting_one_by_one(threads, images):
     seen = sweep(model, SITES, source_of(model, images), threads=threads)
     expected = counted_by_hand(proto, SITES, images)
     assert seen.samples == 20
-    assert list(seen.histograms) and set(seen.histograms) == set(SITES)
+    assert list(seen.statistics) and set(seen.statistics) == set(SITES)
     for name, histogram in expected.items():
-        got = seen.histograms[name]
+        got = seen.statistics[name].histogram
         assert got.total == histogram.total
         # Fused and plain kernels may differ in the last bit of a float, which moves a value by at most one bin.
         assert got.minimum == pytest.approx(histogram.minimum, rel=1e-5)
         assert got.maximum == pytest.approx(histogram.maximum, rel=1e-5)
         assert np.abs(np.cumsum(got.counts - histogram.counts)).max() <= histogram.total // 200
-    assert seen.histograms["x"].counts.tolist() == expected["x"].counts.tolist()
+    assert seen.statistics["x"].histogram.counts.tolist() == expected["x"].counts.tolist()
 
 
 def test_threads_and_order_do_not_matter(images):
@@ -76,10 +76,10 @@ def test_the_graph_is_left_as_it_was(images):
 def test_only_a_graph_input_is_observed(images):
     model = as_ir(conv_relu_conv())
     seen = sweep(model, ["x"], source_of(model, images))
-    assert list(seen.histograms) == ["x"]
-    assert seen.histograms["x"].total == images.size
-    assert seen.histograms["x"].maximum == images.max()
-    assert seen.histograms["x"].minimum == images.min()
+    assert list(seen.statistics) == ["x"]
+    assert seen.statistics["x"].histogram.total == images.size
+    assert seen.statistics["x"].histogram.maximum == images.max()
+    assert seen.statistics["x"].histogram.minimum == images.min()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -90,8 +90,8 @@ def test_held_out_samples_are_not_counted(threads):
     model = as_ir(conv_relu_conv())
     seen = sweep(model, ["x"], source_of(model, images, reserve=2), threads=threads)
     assert seen.samples == 18
-    assert seen.histograms["x"].maximum == np.float32(0.19)
-    assert seen.histograms["x"].total == 18 * 192
+    assert seen.statistics["x"].histogram.maximum == np.float32(0.19)
+    assert seen.statistics["x"].histogram.total == 18 * 192
     assert not seen.in_sample
     assert [pending.index for pending in seen.measured_on] == [7, 15]
     assert all(pending.load().feeds["x"].max() == 1000 for pending in seen.measured_on)

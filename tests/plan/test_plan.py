@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detent.methods import NonOverflow
 from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.numerics.power_of_two import min_mse_position_of, non_overflow_position
-from detent.observe.histogram import Histogram
+from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import Move, make_plan
-from detent.recipe import NonOverflow
 from tests.models import (
     IMAGE,
     SMALL_MODELS,
@@ -57,7 +57,8 @@ def test_non_overflow_clips_nothing(maker):
     model, layout = laid_out(proto)
     found = statistics(layout, proto, FEEDS)
     plan = make_plan(model, layout, found, NON_OVERFLOW)
-    for name, histogram in found.items():
+    for name, seen in found.items():
+        histogram = seen.histogram
         expected = non_overflow_position(min(0, histogram.minimum), max(0, histogram.maximum), UINT8_ZERO_128)
         assert plan.position(name) == expected
         assert histogram.clipped_fraction(expected, UINT8_ZERO_128) == 0
@@ -90,9 +91,9 @@ def test_zeros_and_values_never_seen(recipe):
         {"w": np.zeros((2, 3, 1, 1), np.float32), "b": np.zeros(2, np.float32)},
     )
     model, layout = laid_out(proto)
-    zeros = Histogram()
+    zeros = TensorStatistics()
     zeros.add(np.zeros(10, np.float32))
-    plan = make_plan(model, layout, {"x": Histogram(), "y": zeros}, recipe)
+    plan = make_plan(model, layout, {"x": TensorStatistics(), "y": zeros}, recipe)
     expected = -1 if recipe is XINT8 else 0
     assert plan.positions == dict.fromkeys(("x", "w", "b", "y"), expected)
 
@@ -130,7 +131,7 @@ def test_moves_are_recorded():
 def test_a_softmax_uses_its_whole_range_whatever_was_seen():
     # No observed probability came near 1, but one will: 1/128 spreads the settled range over the codes.
     model, layout = laid_out(build([node("Softmax", "x", "y")], "y"))
-    small = Histogram()
+    small = TensorStatistics()
     small.add(np.full(10, 0.01, np.float32))
     plan = make_plan(model, layout, {"x": small, "y": small}, XINT8)
     assert plan.position("y") == 7

@@ -69,20 +69,25 @@ class Histogram:
         """The largest magnitude seen; 0 where nothing was."""
         return max(0.0, -self.minimum, self.maximum) if self.total else 0.0
 
-    def add(self, values: npt.NDArray[Any]) -> None:
-        """Count all `values`. Raises NonFiniteError, and counts nothing, where one is NaN or infinite."""
+    def add(self, values: npt.NDArray[Any]) -> tuple[float, float] | None:
+        """Count all `values` and return their extremes; None where there are no values.
+
+        Raises NonFiniteError, and counts nothing, where one is NaN or infinite.
+        """
         flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
         if flat.size == 0:
-            return
+            return None
         if self._in_tables + flat.size > _TABLE_LIMIT:
             self._empty_tables()
         low, high, counted = count_if_fits(flat, self._inverse_width, self._limit, self._tables)
+        extremes = _float_of(low), _float_of(high)
         if not counted:
-            self._grow_to(_exponent_of(max(-_float_of(low), _float_of(high))))
+            self._grow_to(_exponent_of(max(-extremes[0], extremes[1])))
             count_if_fits(flat, self._inverse_width, self._limit, self._tables)
         self._in_tables += flat.size
         self.total += flat.size
         self._keys = min(self._keys[0], low), max(self._keys[1], high)
+        return extremes
 
     def merge(self, other: Histogram) -> None:
         """Add everything that `other` counted."""

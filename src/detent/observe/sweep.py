@@ -1,6 +1,6 @@
 """The sweep: every calibration sample runs through the float model once, and every site is counted.
 
-The worker threads share one session and, under a lock, the stream of samples; each has histograms of its own, and these
+The worker threads share one session and, under a lock, the stream of samples; each has statistics of its own, and these
 merge at the end. Merging is exact, so the result does not depend on who counted what. Inference and counting release
 the GIL: while one thread infers, another counts.
 """
@@ -16,19 +16,20 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.graph.session import Runner, usable_cores
-from detent.observe.histogram import Histogram, NonFiniteError
-from detent.observe.samples import PendingSample, Sample
+from detent.observe.counter import SiteCounter
+from detent.observe.samples import PendingSample
 from detent.observe.sources import Source
+from detent.observe.statistics import Statistics, Vote, merge
 from detent.progress import Progress, silent
 
 STAGE = "calibrate"
 IN_SAMPLE_KEPT = 16
-MOST_WORKERS = 8  # each has histograms of its own, a quarter of a megabyte for each site
+MOST_WORKERS = 8  # each has statistics of its own, a quarter of a megabyte for each site
 
 
 @dataclass
 class Observation:
-    """What the sweep saw: a histogram for each site, how many samples, and what to measure the result with.
+    """What the sweep saw: the statistics of each site, how many samples, and what to measure the result with.
 
     `runner` is the float model, ready to give its outputs and then every site that is neither output nor input.
 
@@ -36,7 +37,7 @@ class Observation:
     `in_sample` says so.
     """
 
-    histograms: dict[str, Histogram]
+    statistics: Statistics
     runner: Runner
     samples: int = 0
     held_out: list[PendingSample] = field(default_factory=list)
@@ -54,9 +55,18 @@ class Observation:
 
 
 def sweep(
-    model: ir.Model, sites: Sequence[str], source: Source, *, threads: int = 0, progress: Progress = silent
+    model: ir.Model,
+    sites: Sequence[str],
+    source: Source,
+    *,
+    vote: Vote | None = None,
+    threads: int = 0,
+    progress: Progress = silent,
 ) -> Observation:
-    """Run all samples of `source` through `model` and count the values of `sites`. `threads`: 0 for all cores."""
+    """Run all samples of `source` through `model` and count the values of `sites`.
+
+    `vote` is asked about every sample alone, for the method that wants it. `threads`: 0 for all cores.
+    """
     workers = threads or min(usable_cores(), MOST_WORKERS)
     if source.length is not None:
         workers = max(1, min(workers, source.length))
@@ -64,7 +74,7 @@ def sweep(
     runner = Runner(model, outputs + [name for name in sites if name not in inputs and name not in outputs])
     shared = _Stream(source, progress)
     with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(_Worker(runner, sites, shared).run) for _ in range(workers)]
+        jobs = [pool.submit(_count_all, shared, SiteCounter(runner, sites, vote)) for _ in range(workers)]
         try:
             wait(jobs, return_when=FIRST_EXCEPTION)
         finally:
@@ -72,8 +82,7 @@ def sweep(
         partial = [job.result() for job in jobs]
     merged = partial[0]
     for other in partial[1:]:
-        for name, histogram in other.items():
-            merged[name].merge(histogram)
+        merge(merged, other)
     if shared.counted == 0:
         raise DataError(f"There is nothing to calibrate with in {source.describe}: every sample was held out.")
     return Observation(merged, runner, shared.counted, shared.held_out, shared.first)
@@ -124,33 +133,13 @@ class _Stream:
         self._progress(STAGE, self._done, self._total)
 
 
-class _Worker:
-    def __init__(self, runner: Runner, sites: Sequence[str], stream: _Stream) -> None:
-        self._runner = runner
-        self._fetched = [name for name in sites if name in runner.outputs]
-        self._stream = stream
-        self._histograms = {name: Histogram() for name in sites}
-
-    def run(self) -> dict[str, Histogram]:
-        """Count samples until there are no more."""
-        try:
-            while (pending := self._stream.next()) is not None:
-                self._count(pending.load())
-                self._stream.finished_one()
-        except BaseException:
-            self._stream.stop()
-            raise
-        return self._histograms
-
-    def _count(self, sample: Sample) -> None:
-        results = self._runner(sample.feeds, sample.origin, self._fetched) if self._fetched else []
-        arrays = {**sample.feeds, **dict(zip(self._fetched, results, strict=True))}
-        for name, histogram in self._histograms.items():
-            try:
-                histogram.add(arrays[name])
-            except NonFiniteError:
-                raise DataError(
-                    f"On {sample.origin} the float model itself computes NaN or infinity in tensor '{name}'. "
-                    "Check the sample and its preprocessing, or leave the nodes that compute and read it float "
-                    "with --exclude."
-                ) from None
+def _count_all(stream: _Stream, counter: SiteCounter) -> Statistics:
+    """Count samples until there are no more."""
+    try:
+        while (pending := stream.next()) is not None:
+            counter.count(pending.load())
+            stream.finished_one()
+    except BaseException:
+        stream.stop()
+        raise
+    return counter.statistics

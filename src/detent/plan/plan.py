@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import constant
+from detent.methods import Method, NonOverflow
 from detent.numerics.integer import IntegerGrid
 from detent.numerics.power_of_two import (
     base_position,
@@ -22,8 +23,9 @@ from detent.numerics.power_of_two import (
     scale_of,
 )
 from detent.observe.histogram import Histogram
+from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, Site
-from detent.recipe import Method, NonOverflow, Recipe
+from detent.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Plan:
         return True
 
 
-def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, Histogram], recipe: Recipe) -> Plan:
+def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorStatistics], recipe: Recipe) -> Plan:
     """Choose a position for every site: activations from their histograms, weights and biases from their elements."""
     grids = {Role.ACTIVATION: recipe.activations, Role.WEIGHT: recipe.weights, Role.BIAS: recipe.biases}
     positions: dict[str, int] = {}
@@ -90,16 +92,16 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, Histogra
         if site.largest is not None:
             positions[site.value] = _settled_position(site.largest, grid, recipe.method)
         elif site.role is Role.ACTIVATION:
-            positions[site.value] = _activation_position(statistics[site.value], grid, recipe.method)
+            positions[site.value] = _activation_position(statistics[site.value].histogram, grid, recipe.method)
         else:
             positions[site.value] = _constant_position(model, site, grid, recipe.method)
     free = frozenset(name for name in positions if _is_zero(model, layout.sites[name], statistics))
     return Plan(layout, grids, positions, finest, free)
 
 
-def _is_zero(model: ir.Model, site: Site, statistics: Mapping[str, Histogram]) -> bool:
+def _is_zero(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> bool:
     if site.role is Role.ACTIVATION:
-        return statistics[site.value].largest == 0.0
+        return statistics[site.value].histogram.largest == 0.0
     array = constant(model.graph.initializers[site.value])
     return array is None or not array.any()
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant
 from detent.measure.fidelity import Closeness
-from detent.observe.histogram import Histogram
+from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role, Site
 from detent.plan.plan import Plan
 from detent.report.report import TensorReport
@@ -31,13 +31,13 @@ def describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
 
 
 def describe_activations(
-    plan: Plan, histograms: Mapping[str, Histogram], measured: Mapping[str, Closeness]
+    plan: Plan, statistics: Mapping[str, TensorStatistics], measured: Mapping[str, Closeness]
 ) -> list[TensorReport]:
     """Activations: the observed range, that of the leader where a position is shared, and the closeness to float."""
     described = []
     for site in plan.layout.of_role(Role.ACTIVATION):
         leader = plan.layout.leader(site.value)
-        seen = histograms[leader]
+        seen = statistics[leader].histogram
         clipped = seen.clipped_fraction(plan.position(leader), plan.grid(leader))
         shares = leader if leader != site.value else None
         closeness = measured.get(site.value)

@@ -56,7 +56,8 @@ def _headline(report: Report) -> Text:
         ratio = report.bytes_before / max(report.bytes_after, 1)
         sizes += f" -> {_size(report.bytes_after)} ({ratio:.1f} times smaller)"
     destination = report.output or ("nothing written (dry run)" if report.fidelity is None else "in memory")
-    return Text(f"{report.source} -> {destination}   {report.recipe.name} for {report.recipe.target}   {sizes}", "bold")
+    # Two lines: paths may be long, and what follows them should not wrap in the middle.
+    return Text(f"{report.source} -> {destination}\n{report.recipe.name} for {report.recipe.target}, {sizes}", "bold")
 
 
 def _operator_table(report: Report) -> Table:
