@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,10 +72,8 @@ class IntegerFormat:
         """The parameters that spread the codes over low..high; scale 1 where the range is empty."""
         low, high = min(low, 0.0), max(high, 0.0)
         steps = self.high - self.low
-        if self.symmetric:
-            scale = 2.0 * (max(-low, high) / steps)
-        else:
-            scale = high / steps - low / steps  # not (high - low): both may be near the largest float32
+        # Not (high - low) / steps: both may be near the largest float.
+        scale = 2.0 * (max(-low, high) / steps) if self.symmetric else high / steps - low / steps
         if scale == 0.0:
             return QuantParams.of(self, 1.0, self.middle if self.symmetric else min(max(0, self.low), self.high))
         scale = float(np.float32(max(scale, LEAST_SCALE)))
@@ -114,13 +111,15 @@ class QuantParams:
         """The codes nearest to `values`."""
         array = np.asarray(values, np.float64)
         scale, zero_point = self._broadcast(array.ndim)
-        return np.clip(np.rint(array / scale) + zero_point, self.format.low, self.format.high).astype(np.int64)
+        levels: npt.NDArray[np.float64] = np.rint(array / scale) + zero_point
+        return levels.clip(self.format.low, self.format.high).astype(np.int64)
 
     def decode(self, codes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The real numbers that `codes` stand for."""
         array = np.asarray(codes, np.float64)
         scale, zero_point = self._broadcast(array.ndim)
-        return (array - zero_point) * scale
+        decoded: npt.NDArray[np.float64] = (array - zero_point) * scale
+        return decoded
 
     def snap(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Encode and decode: `values` moved to the numbers that the format can hold."""
@@ -130,10 +129,10 @@ class QuantParams:
         """Which of `values` saturate."""
         array = np.asarray(values, np.float64)
         scale, zero_point = self._broadcast(array.ndim)
-        codes = np.rint(array / scale) + zero_point
+        codes: npt.NDArray[np.float64] = np.rint(array / scale) + zero_point
         return (codes < self.format.low) | (codes > self.format.high)
 
-    def _broadcast(self, ndim: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _broadcast(self, ndim: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         if self.axis is None:
             return self.scale, self.zero_point
         shape = [1] * ndim
