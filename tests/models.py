@@ -12,7 +12,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.graph.load import load
-from detent.numerics.integer import IntegerGrid
+from detent.numerics.formats import QuantParams
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, lay_out
 from detent.plan.plan import Plan, make_plan
@@ -166,12 +166,13 @@ def plan_at(
     leaders = {layout.leader(name) for name in layout.sites}
     given = {layout.leader(name): position for name, position in (positions or {}).items()}
     assert set(given) <= leaders
-    grids: dict[Role, IntegerGrid] = {
-        Role.ACTIVATION: XINT8.activations,
-        Role.WEIGHT: XINT8.weights,
-        Role.BIAS: XINT8.biases,
+    formats = {Role.ACTIVATION: XINT8.activations, Role.WEIGHT: XINT8.weights, Role.BIAS: XINT8.biases}
+    params = {
+        name: QuantParams.at(formats[layout.sites[name].role], given.get(name, default))
+        for name in layout.sites
+        if name in leaders
     }
-    return model, Plan(layout, grids, {name: given.get(name, default) for name in layout.sites if name in leaders})
+    return model, Plan(layout, params)
 
 
 def session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:

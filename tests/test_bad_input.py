@@ -291,7 +291,7 @@ def test_a_real_full_disk(tmp_path):
 
 
 def test_interrupted(tmp_path):
-    """Ctrl-C in the middle of calibration: exit code 130, one line, no file."""
+    """Ctrl-C in the middle of calibration: exit code 130, one line, no output, and what was counted is kept."""
     data = tmp_path / "data"
     data.mkdir()
     # A file of holes, so long that no machine is through with it before the interrupt.
@@ -306,8 +306,9 @@ def test_interrupted(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert error.strip() == "Interrupted. Nothing was written."
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+    kept = tmp_path / "out.onnx.checkpoint"
+    assert error.strip() == f"Interrupted. What was counted is kept in {kept}: the same command continues."
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", kept.name]
 
 
 # -- options ----------------------------------------------------------------------------------------------------------

@@ -6,14 +6,17 @@ import pytest
 
 from detent.errors import UsageError, nearest
 from detent.methods import MinMSE, NonOverflow
-from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.presets import PRESETS, find_recipe
-from detent.recipe import Recipe
+from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8, Recipe
 
 
 def test_xint8_is_what_the_device_wants():
     recipe = find_recipe("XINT8")
-    assert (recipe.activations, recipe.weights, recipe.biases) == (UINT8_ZERO_128, INT8, INT8)
+    assert (recipe.activations, recipe.weights, recipe.biases) == (
+        POWER_OF_TWO_UINT8,
+        POWER_OF_TWO_INT8,
+        POWER_OF_TWO_INT8,
+    )
     assert recipe.method == MinMSE()
     assert recipe.target == "npu-cnn"
 
@@ -42,7 +45,7 @@ def test_unknown_recipe():
 
 
 def test_plain_values():
-    assert json.loads(json.dumps(find_recipe("XINT8").to_dict()))["method"] == "MinMSE"
+    assert json.loads(json.dumps(find_recipe("XINT8").to_dict()))["method"]["name"] == "MinMSE"
 
 
 def test_nearest():

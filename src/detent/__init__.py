@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from detent.errors import DataError, DetentError, ModelError, OutputError, UsageError
+from detent.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from detent.progress import Progress
     from detent.recipe import Recipe
     from detent.report.report import Report
-
-__version__ = "0.1.0"
 
 _LAZY = {
     "MinMSE": "detent.methods",
@@ -80,6 +79,11 @@ def quantize(
     seed: int | None = None,
     batch: int | None = None,
     threads: int = 0,
+    executor: Any = None,
+    providers: str | Sequence[str] = (),
+    stats: str | PathLike[str] | None = None,
+    save_stats: str | PathLike[str] | None = None,
+    resume: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -104,6 +108,13 @@ def quantize(
         seed: choose them at random with this seed, instead of evenly spaced.
         batch: samples per inference.
         threads: worker threads; 0: one per core.
+        executor: a concurrent.futures.Executor or a dask Client to calibrate on. The data must be files, random, or an
+            object with shard(index, count).
+        providers: onnxruntime's execution providers to calibrate on; default: the CPU.
+        stats: statistics that an earlier run saved, instead of calibrating. With `calibration` beside it, the result
+            is measured; without, it is not.
+        save_stats: keep the statistics in this file.
+        resume: keep what an interrupted calibration counted beside the output, and continue from it.
         dry_run: only decide; run and write nothing.
         progress: called as progress(stage, done, total).
 
@@ -112,6 +123,8 @@ def quantize(
     """
     import onnx
 
+    from detent.calibrate import Collecting, checkpoint_beside
+    from detent.graph.session import DEFAULT_PROVIDERS
     from detent.observe.preprocess import preprocess_options
     from detent.pipeline import Job, run
     from detent.plan.select import Selection
@@ -120,10 +133,19 @@ def quantize(
 
     chosen = find_recipe(recipe)
     patterns = ((one,) if isinstance(one, str) else tuple(one) for one in (include, exclude, op_types, start, end))
+    target_file = None if output is None else Path(output)
+    collecting = Collecting(
+        reuse=None if stats is None else Path(stats),
+        save=None if save_stats is None else Path(save_stats),
+        checkpoint=checkpoint_beside(target_file) if target_file and resume else None,
+        executor=executor,
+        threads=threads,
+        providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+    )
     report = run(
         Job(
             model=model if isinstance(model, onnx.ModelProto) else Path(model),
-            output=None if output is None else Path(output),
+            output=target_file,
             recipe=chosen if target is None else chosen.replace(target=target),
             calibration=calibration,
             preprocess=preprocess_options(preprocess),
@@ -132,7 +154,7 @@ def quantize(
             limit=limit,
             seed=seed,
             batch=batch,
-            threads=threads,
+            collecting=collecting,
             dry_run=dry_run,
             progress=progress or silent,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -40,6 +41,9 @@ def main() -> None:
         if stop.code == INTERRUPTED:  # how the command-line library answers Ctrl-C, without a word
             _stderr().print("Interrupted. Nothing was written.")
         raise
+    except _InterruptedError as told:
+        _stderr().print(str(told), markup=False, soft_wrap=True)
+        sys.exit(INTERRUPTED)
     except DetentError as error:
         _stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
@@ -47,6 +51,10 @@ def main() -> None:
         # Files are the concern of the commands, which name them; what is left is the terminal or pipe itself.
         _stderr().print(f"[bold red]Error:[/] Cannot print the result: {_escape(str(error))}", soft_wrap=True)
         sys.exit(OutputError.exit_code)
+
+
+class _InterruptedError(Exception):
+    """Ctrl-C, with something to say about what is left."""
 
 
 def _interrupt_once(*_: object) -> None:
@@ -71,9 +79,9 @@ def quantize(
     ] = None,
     recipe: Annotated[str, typer.Option("--recipe", help="What to quantize to.")] = "XINT8",
     target: Annotated[str | None, typer.Option("--target", help="npu-cnn or cpu, if not the recipe's.")] = None,
-    method: Annotated[str | None, typer.Option("--method", help="MinMSE or NonOverflow, if not the recipe's.")] = None,
+    method: Annotated[str | None, typer.Option("--method", help="MinMSE, Percentile:percentile=99.99, ...")] = None,
     activations: Annotated[
-        str | None, typer.Option("--activations", help="uint8 (zero point 128) or int8 (zero point 0).")
+        str | None, typer.Option("--activations", help="uint8, int8, uint16 or int16, if not the recipe's.")
     ] = None,
     include: Annotated[
         list[str], typer.Option(help="Only nodes that match.", metavar="PATTERN", rich_help_panel=NODES)
@@ -105,6 +113,12 @@ def quantize(
     layout: cli_options.Layout = None,
     resample: cli_options.Resample = None,
     threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
+    workers: cli_options.Workers = None,
+    dask: cli_options.Dask = None,
+    providers: cli_options.Providers = [],  # noqa: B006
+    stats: cli_options.Stats = None,
+    save_stats: cli_options.SaveStats = None,
+    resume: cli_options.ContinueCounting = True,
     report: Annotated[Path | None, typer.Option("--report", help="Also save the report as JSON.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; run nothing, write no model.")
@@ -118,33 +132,48 @@ def quantize(
     if output is None and not dry_run:
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
+    from detent.calibrate import checkpoint_beside
     from detent.graph.save import check_output
+    from detent.observe.executors import open_executor
     from detent.progress_bar import progress_bar
 
     if report is not None:
         check_output(report, model, output)
     options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
-    with progress_bar(_stderr()) as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the report says it
-        result = detent.quantize(
-            model,
-            output,
-            calib,
-            _recipe(recipe, target, method, activations),
-            include=include,
-            exclude=exclude,
-            op_types=op_types,
-            start=start,
-            end=end,
-            preprocess=options,
-            fix_shapes=cli_options.shapes(fix_shape),
-            limit=limit,
-            seed=seed,
-            batch=batch,
-            threads=threads,
-            dry_run=dry_run,
-            progress=progress,
-        )
+    try:
+        with open_executor(workers, dask) as executor, progress_bar(_stderr()) as progress, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the report says it
+            result = detent.quantize(
+                model,
+                output,
+                calib,
+                _recipe(recipe, target, method, activations),
+                include=include,
+                exclude=exclude,
+                op_types=op_types,
+                start=start,
+                end=end,
+                preprocess=options,
+                fix_shapes=cli_options.shapes(fix_shape),
+                limit=limit,
+                seed=seed,
+                batch=batch,
+                threads=threads,
+                executor=executor,
+                providers=providers,
+                stats=stats,
+                save_stats=save_stats,
+                resume=resume,
+                dry_run=dry_run,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        if output is None or not checkpoint_beside(output).exists():
+            raise
+        kept = checkpoint_beside(output)
+        raise _InterruptedError(
+            f"Interrupted. What was counted is kept in {kept}: the same command continues."
+        ) from None
     if report is not None:
         result.save(report)
     if json:
@@ -175,6 +204,36 @@ def inspect(
 
 
 @app.command()
+def stats(
+    file: Annotated[Path, typer.Argument(help="Statistics written by --save-stats.", metavar="FILE")],
+    tensor: Annotated[list[str], typer.Option("--tensor", help="Only tensors that match.", metavar="PATTERN")] = [],  # noqa: B006
+    sort: Annotated[
+        Literal["graph", "outliers"], typer.Option("--sort", help="Graph order, or most outliers first.")
+    ] = "graph",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw each tensor into this folder, as SVG.", metavar="DIR")
+    ] = None,
+    json: cli_options.Json = False,
+) -> None:
+    """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
+    from detent.observe.statistics_file import load_statistics
+    from detent.report.plots import plot_statistics
+    from detent.report.statistics_view import choices_of, print_statistics, view_statistics
+
+    loaded = load_statistics(file)
+    view = view_statistics(loaded, choices_of, patterns=tensor, order=sort)
+    if plot is not None:
+        drawn = plot_statistics(loaded.statistics, plot, {each.name: each.choices for each in view.tensors})
+        _stderr().print(f"{len(drawn)} plots in {plot}", markup=False)
+    if json:
+        import json as encoder
+
+        typer.echo(encoder.dumps(view.to_dict(), indent=2))
+        return
+    print_statistics(view, _stdout())
+
+
+@app.command()
 def demo(
     output: Annotated[Path, typer.Argument(help="Where to write the result.")] = Path("detent-demo/digits_xint8.onnx"),
 ) -> None:
@@ -189,16 +248,17 @@ def demo(
 
 def _recipe(name: str, target: str | None, method: str | None, activations: str | None) -> Recipe:
     """The named recipe with the fields that the flags change."""
-    from detent.methods import METHODS
+    from detent.methods import parse_method
     from detent.presets import find_recipe
-    from detent.recipe import ACTIVATION_GRIDS
+    from detent.recipe import ACTIVATION_TYPES
 
     recipe = find_recipe(name)
     changes: dict[str, Any] = {} if target is None else {"target": target}
     if method is not None:
-        changes["method"] = _choice(method, METHODS, "--method")
+        changes["method"] = parse_method(method)
     if activations is not None:
-        changes["activations"] = _choice(activations, ACTIVATION_GRIDS, "--activations")
+        dtype = _choice(activations, {name: name for name in ACTIVATION_TYPES}, "--activations")
+        changes["activations"] = dataclasses.replace(recipe.activations, dtype=dtype)
     return recipe.replace(**changes)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DATA = "Data"
 NODES = "Which nodes"
+CALIBRATION = "Calibration"
 
 Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="Use at most N samples.", metavar="N", rich_help_panel=DATA)
@@ -47,6 +48,29 @@ Layout = Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC.", me
 Resample = Annotated[
     str | None,
     typer.Option("--resample", help="bilinear, bicubic, nearest, ...", metavar="FILTER", rich_help_panel=DATA),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Count in N processes.", metavar="N", rich_help_panel=CALIBRATION),
+]
+Dask = Annotated[
+    str | None,
+    typer.Option("--dask", help="Count on a Dask cluster.", metavar="ADDRESS", rich_help_panel=CALIBRATION),
+]
+Providers = Annotated[
+    list[str],
+    typer.Option("--providers", help="onnxruntime's.", metavar="PROVIDER", rich_help_panel=CALIBRATION),
+]
+Stats = Annotated[
+    Path | None,
+    typer.Option("--stats", help="Use these statistics instead of counting.", rich_help_panel=CALIBRATION),
+]
+SaveStats = Annotated[
+    Path | None, typer.Option("--save-stats", help="Keep the statistics in this file.", rich_help_panel=CALIBRATION)
+]
+ContinueCounting = Annotated[
+    bool,
+    typer.Option("--resume/--no-resume", help="Continue an interrupted calibration.", rich_help_panel=CALIBRATION),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

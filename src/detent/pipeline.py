@@ -19,19 +19,20 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
-from detent import __version__
-from detent.emit.qdq import emit_qdq
+from detent.calibrate import Collecting, collect
+from detent.emit.qdq import check_formats, emit_qdq
 from detent.errors import ModelError, OutputError
 from detent.graph.load import ModelLike, files_of, load, name_of, read, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, tensor_bytes
 from detent.graph.session import Runner, check_operators
-from detent.measure.fidelity import measure_fidelity
+from detent.measure.fidelity import Fidelity, measure_fidelity
+from detent.observe.fingerprint import fingerprint_of
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import Source, open_source
-from detent.observe.sweep import Observation, sweep
+from detent.observe.sweep import Observation
 from detent.plan.layout import Layout, Role, lay_out
-from detent.plan.plan import Plan, make_plan
+from detent.plan.plan import Plan, check_methods, make_plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.progress import Progress, silent
@@ -39,7 +40,8 @@ from detent.recipe import Recipe
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
-from detent.targets.target import PassMaker, find_target
+from detent.targets.target import PassMaker, Target, find_target
+from detent.version import __version__
 
 HELD_OUT = 16
 """Samples kept back to measure the result with, where the data has any to spare."""
@@ -64,7 +66,7 @@ class Job:
     limit: int | None = None
     seed: int | None = None
     batch: int | None = None
-    threads: int = 0
+    collecting: Collecting = field(default_factory=Collecting)
     dry_run: bool = False
     progress: Progress = silent
 
@@ -86,7 +88,7 @@ class _Stopwatch:
 
 def run(job: Job) -> Report:
     """Quantize. Raises a DetentError, and leaves no output, where anything is wrong."""
-    target = find_target(job.recipe.target)
+    target = _check_recipe(job.recipe)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
         model = load(job.model)
@@ -94,16 +96,20 @@ def run(job: Job) -> Report:
         check_operators(model)
         if job.output is not None:
             check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
+        if job.collecting.save is not None:
+            check_output(job.collecting.save, job.output)
+        identity = fingerprint_of(model) if job.collecting.needs_identity else None
     with watch.stage("prepare"):
         names = [str(node.name) for node in model.graph]
         passes = default_passes(job.fix_shapes, [make() for make in target.preparations])
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         layout = lay_out(model, job.selection, folded=names)
-    source = None if job.dry_run and job.calibration is None else _open(job, model)
-    if job.dry_run or source is None:
+    source = _open(job, model)
+    if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
     with watch.stage("calibrate"):
-        observation = sweep(model, _observed(layout), source, threads=job.threads, progress=job.progress)
+        sites = _observed(layout)
+        observation = collect(job.collecting, model, identity, sites, source, job.recipe, job.progress)
         _check_preparation(job, observation)
     with watch.stage("plan"):
         _rewrite(model, target.substitutions, layout, notes)
@@ -114,14 +120,11 @@ def run(job: Job) -> Report:
         _rewrite(model, target.corrections, layout, notes)
         dequantized = _emit(model, plan)
     with watch.stage("measure"):
-        sites = {name: dequantized[name] for name in _observed(layout)}
-        fidelity = measure_fidelity(
-            observation.runner, model, sites, observation.measured_on, threads=job.threads, progress=job.progress
-        )
-        tensors += describe_activations(plan, observation.statistics, fidelity.tensors)
+        fidelity = _measure(job, model, observation, {name: dequantized[name] for name in sites})
+        tensors += describe_activations(plan, observation.statistics, fidelity.tensors if fidelity else {})
     with watch.stage("save"):
         proto, written = _write(model, job.output)
-    calibration = _calibration(source, observation.samples)
+    calibration = _calibration(job, source, observation)
     nodes = list(layout.decisions.values())
     return Report(
         source=name_of(job.model),
@@ -135,13 +138,25 @@ def run(job: Job) -> Report:
         calibration=calibration,
         fidelity=fidelity,
         in_sample=observation.in_sample,
+        dry_run=False,
         bytes_before=stored_bytes(job.model),
         bytes_after=written,
         seconds=watch.seconds,
-        warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample) + unsettled,
-        suggestions=suggestions_for(fidelity, calibration, tensors, nodes),
+        warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
+        + unsettled
+        + observation.notes,
+        suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes),
         model=proto,
     )
+
+
+def _check_recipe(recipe: Recipe) -> Target:
+    """The target; UsageError where parts of the recipe contradict each other."""
+    target = find_target(recipe.target)
+    check_formats(recipe)
+    check_methods(recipe)
+    target.check(recipe)
+    return target
 
 
 def _refuse_quantized(model: ir.Model, name: str) -> None:
@@ -153,7 +168,10 @@ def _refuse_quantized(model: ir.Model, name: str) -> None:
             )
 
 
-def _open(job: Job, model: ir.Model) -> Source:
+def _open(job: Job, model: ir.Model) -> Source | None:
+    """The data; None where none is needed, because nothing runs or because its statistics are known already."""
+    if job.calibration is None and (job.dry_run or job.collecting.reuse is not None):
+        return None
     return open_source(
         job.calibration,
         input_specs(model),
@@ -172,6 +190,8 @@ def _observed(layout: Layout) -> list[str]:
 
 def _check_preparation(job: Job, observation: Observation) -> None:
     """Run the model as it was given on one sample: loading and preparing it must not have changed its function."""
+    if observation.runner is None:  # no data: it was run when the statistics were counted
+        return
     original = read(job.model)
     sample = observation.measured_on[0].load()
     types = {str(value.name): value.dtype.numpy() for value in original.graph.inputs if value.dtype is not None}
@@ -188,6 +208,14 @@ def _check_preparation(job: Job, observation: Observation) -> None:
                 f"on {sample.origin}. This is a fault of Detent or of the opset conversion; export the model with "
                 "opset 17 or newer, and please report it."
             )
+
+
+def _measure(job: Job, model: ir.Model, observation: Observation, sites: Mapping[str, str]) -> Fidelity | None:
+    """How close the quantized model is to float; None where there is no data to measure with."""
+    if observation.runner is None:
+        return None
+    samples, threads = observation.measured_on, job.collecting.threads
+    return measure_fidelity(observation.runner, model, sites, samples, threads=threads, progress=job.progress)
 
 
 def _rewrite(model: ir.Model, makers: Sequence[PassMaker], layout: Layout, notes: Notes) -> None:
@@ -218,13 +246,18 @@ def _write(model: ir.Model, output: Path | None) -> tuple[onnx.ModelProto | None
     return proto, int(proto.ByteSize())
 
 
-def _calibration(source: Source, samples: int) -> Calibration:
-    preprocess = source.preprocess.to_dict() if source.preprocess else None
-    return Calibration(source.describe, samples, source.random, preprocess, source.note)
+def _calibration(job: Job, source: Source | None, observation: Observation) -> Calibration:
+    described = observation.described
+    if job.collecting.reuse is not None:
+        described = f"the statistics in {job.collecting.reuse} ({described})"
+    preprocess = source.preprocess.to_dict() if source is not None and source.preprocess else None
+    note = "" if source is None else source.note
+    return Calibration(described, observation.samples, source is not None and source.random, preprocess, note)
 
 
 def _preview(job: Job, layout: Layout, notes: Notes, source: Source | None, seconds: Mapping[str, float]) -> Report:
     """The report of a dry run: every decision that needs no data."""
+    unseen = None if source is None else Observation({}, None, source.length or 0, source.describe)
     return Report(
         source=name_of(job.model),
         output=None,
@@ -234,9 +267,10 @@ def _preview(job: Job, layout: Layout, notes: Notes, source: Source | None, seco
         changes=notes.changes,
         declined=notes.declined,
         moves=(),
-        calibration=None if source is None else _calibration(source, source.length or 0),
+        calibration=None if unseen is None else _calibration(job, source, unseen),
         fidelity=None,
         in_sample=False,
+        dry_run=True,
         bytes_before=stored_bytes(job.model),
         bytes_after=None,
         seconds=seconds,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from detent.errors import UsageError, nearest
+from detent.methods import MinMax
+from detent.numerics.formats import IntegerFormat
 from detent.recipe import Recipe
 
 PRESETS: dict[str, Recipe] = {
@@ -11,6 +13,24 @@ PRESETS: dict[str, Recipe] = {
         Recipe(
             name="XINT8",
             description="8-bit activations, weights and biases, symmetric, power-of-two scales, MinMSE; for NPU CNNs",
+        ),
+        Recipe(
+            name="A8W8",
+            description="8-bit activations and weights, symmetric, float scales, MinMax; for NPUs with float scales",
+            activations=IntegerFormat("int8"),
+            weights=IntegerFormat("int8"),
+            biases=IntegerFormat("int32"),
+            method=MinMax(),
+            target="npu-float-scale",
+        ),
+        Recipe(
+            name="A16W8",
+            description="16-bit activations and 8-bit weights, symmetric, float scales, MinMax; near float accuracy",
+            activations=IntegerFormat("int16"),
+            weights=IntegerFormat("int8"),
+            biases=IntegerFormat("int32"),
+            method=MinMax(),
+            target="npu-float-scale",
         ),
     )
 }

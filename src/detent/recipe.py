@@ -7,23 +7,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from detent.errors import UsageError, nearest
-from detent.methods import Method, MinMSE
-from detent.numerics.integer import INT8, UINT8_ZERO_128, IntegerGrid
+from detent.methods import Method, MinMax, MinMSE
+from detent.numerics.formats import IntegerFormat
 
-ACTIVATION_GRIDS: dict[str, IntegerGrid] = {"uint8": UINT8_ZERO_128, "int8": INT8}
+POWER_OF_TWO_INT8 = IntegerFormat("int8", power_of_two=True)
+POWER_OF_TWO_UINT8 = IntegerFormat("uint8", power_of_two=True)
+
+ACTIVATION_TYPES = ("uint8", "int8", "uint16", "int16")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is quantized: the grid of each role, the calibration method and the device it is for."""
+    """How a model is quantized: the format of each role, the calibration method and the device it is for.
+
+    `method` is that of the activations. Weights take it too where scales are powers of two, else the whole range
+    (their elements are all known), unless there is a `weight_method`. Biases of 32 bits take the product of their
+    layer's input and weight scales; narrower ones have a scale of their own.
+    """
 
     name: str
     description: str
-    activations: IntegerGrid = UINT8_ZERO_128
-    weights: IntegerGrid = INT8
-    biases: IntegerGrid = INT8
+    activations: IntegerFormat = POWER_OF_TWO_UINT8
+    weights: IntegerFormat = POWER_OF_TWO_INT8
+    biases: IntegerFormat = POWER_OF_TWO_INT8
     method: Method = MinMSE()  # noqa: RUF009  (frozen: one instance serves all)
+    weight_method: Method | None = None
     target: str = "npu-cnn"
+
+    @property
+    def method_of_weights(self) -> Method:
+        """The method that weights, and biases with a scale of their own, are quantized with."""
+        if self.weight_method is not None:
+            return self.weight_method
+        return self.method if self.weights.power_of_two else MinMax()
 
     def replace(self, **changes: Any) -> Recipe:
         """The same recipe with some fields changed. An unknown field is an error that names the nearest known one."""
@@ -36,5 +52,6 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         plain = dataclasses.asdict(self)
-        plain["method"] = type(self.method).__name__
+        for key, method in (("method", self.method), ("weight_method", self.method_of_weights)):
+            plain[key] = {"name": type(method).__name__, **dataclasses.asdict(method)}
         return plain

@@ -9,9 +9,11 @@ from onnx.reference import ReferenceEvaluator
 
 from detent.emit.qdq import emit_qdq
 from detent.graph.save import serialize
+from detent.numerics.formats import QuantParams
 from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
+from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
 from detent.targets.shifts import constrain
 from tests.models import (
     IMAGE,
@@ -84,7 +86,7 @@ def simulate(proto, plan, feeds):
     def snap(name, array):
         if name not in plan.layout.sites:
             return array
-        return plan.grid(name).snap(array, plan.scale(name)).astype(np.float32)
+        return plan.of(name).snap(array).astype(np.float32)
 
     values = {name: snap(name, array) for name, array in {**feeds, **constants_of(proto)}.items()}
     for one in proto.graph.node:
@@ -109,8 +111,8 @@ def test_the_emitted_model_is_the_float_model_on_the_grids(maker, constrained):
         if maker.__name__ in ("conv_relu_conv", "residual", "concat"):
             assert difference.max() == 0, site
         else:
-            assert difference.max() <= plan.scale(site) + 1e-6 and (difference > 1e-6).mean() < 0.02, site
-        levels = got[name] / plan.scale(site)
+            assert difference.max() <= float(plan.of(site).scale) + 1e-6 and (difference > 1e-6).mean() < 0.02, site
+        levels = got[name] / float(plan.of(site).scale)
         assert (levels == np.rint(levels)).all() and levels.min() >= -128 and levels.max() <= 127
 
 
@@ -126,11 +128,12 @@ def test_the_shape_of_what_is_emitted(maker):
             there = producer_of(result, back.input[0])
             assert (there.op_type, back.op_type) == ("QuantizeLinear", "DequantizeLinear")
             assert list(there.input[1:]) == list(back.input[1:])
-            assert held[there.input[1]] == np.float32(plan.scale(site.value)) and held[there.input[1]].shape == ()
+            assert held[there.input[1]] == np.float32(plan.of(site.value).scale)
+            assert held[there.input[1]].shape == ()
             assert held[there.input[2]] == 128 and held[there.input[2]].dtype == np.uint8
         else:
             codes, scale = weight_codes(result, site.value)
-            assert scale == plan.scale(site.value)
+            assert scale == float(plan.of(site.value).scale)
             np.testing.assert_array_equal(codes, INT8.encode(constants_of(proto)[site.value], scale))
             assert site.value not in held
     kinds = [one.op_type for one in result.graph.node]
@@ -161,7 +164,7 @@ def test_codes_follow_a_position_that_moves_after_the_plan_was_made():
     feeds = {"x": np.full((1, 1024, 1, 1), 1.0, np.float32)}
     original = run(proto, feeds)["y"]
     model, plan = plan_at(proto, {"x": 6, "w": 14, "y": 1})
-    stale = INT8.encode(data, plan.scale("w"))
+    stale = INT8.encode(data, float(plan.of("w").scale))
     assert constrain(model, plan) == []
     assert plan.position("w") == 11
     result, _ = emitted(model, plan)
@@ -172,24 +175,32 @@ def test_codes_follow_a_position_that_moves_after_the_plan_was_made():
     np.testing.assert_allclose(run(result, feeds)["y"], original, rtol=0.05)
 
 
+def with_activations(plan, fmt):
+    """The same positions, with activations in another format."""
+    params = {
+        name: QuantParams.at(fmt if plan.layout.sites[name].role is Role.ACTIVATION else each.format, each.position)
+        for name, each in plan.params.items()
+    }
+    return Plan(plan.layout, params)
+
+
 @pytest.mark.parametrize("maker", SMALL_MODELS.values(), ids=SMALL_MODELS)
 def test_int8_and_uint8_files_compute_the_same(maker):
     results = {}
-    for grid in (UINT8_ZERO_128, INT8):
+    for fmt in (POWER_OF_TWO_UINT8, POWER_OF_TWO_INT8):
         model, plan = planned(maker(), FEEDS)
-        grids = {**plan.grids, Role.ACTIVATION: grid}
-        result, _ = emitted(model, Plan(plan.layout, grids, dict(plan.positions)))
-        results[grid.dtype] = run(result, FEEDS)["y"]
+        result, _ = emitted(model, with_activations(plan, fmt))
+        results[fmt.dtype] = run(result, FEEDS)["y"]
         zero_points = {array.dtype: int(array) for array in constants_of(result).values() if array.shape == ()}
-        assert zero_points[np.dtype(grid.dtype)] == grid.zero_point
+        assert zero_points[np.dtype(fmt.dtype)] == fmt.middle
     np.testing.assert_array_equal(results["int8"], results["uint8"])
 
 
 def test_the_int8_file_reaches_minus_128_though_the_grid_does_not():
     # QuantizeLinear saturates at the end of its type: one code below what the plan counts with.
-    for grid, lowest in ((UINT8_ZERO_128, -128), (INT8, -128)):
+    for fmt, lowest in ((POWER_OF_TWO_UINT8, -128), (POWER_OF_TWO_INT8, -128)):
         model, plan = plan_at(build([node("Relu", "x", "r"), node("Neg", "x", "y")], "r y"), default=0)
-        result, dequantized = emitted(model, Plan(plan.layout, {**plan.grids, Role.ACTIVATION: grid}, plan.positions))
+        result, dequantized = emitted(model, with_activations(plan, fmt))
         got = values_of(result, [dequantized["x"]], {"x": np.full(IMAGE, -1000, np.float32)})
         assert got[dequantized["x"]].min() == lowest
     assert INT8.snap([-1000.0], 1.0)[0] == -127
@@ -212,7 +223,7 @@ def test_it_runs_with_all_optimizations_too():
     import onnxruntime
 
     fast = onnxruntime.InferenceSession(result.SerializeToString(), providers=["CPUExecutionProvider"])
-    scale = plan.scale("y")
+    scale = float(plan.of("y").scale)
     difference = np.abs(fast.run(None, FEEDS)[0] - run(result, FEEDS)["y"]) / scale
     assert difference.max() <= 1
 

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from detent.errors import DataError, ModelError
+from detent.errors import DataError, ModelError, UsageError
 from detent.graph import session
 from detent.graph.load import load
 from detent.graph.session import Runner, check_operators, first_line, usable_cores
@@ -52,3 +52,34 @@ def test_first_line():
 
 def test_usable_cores():
     assert usable_cores() >= 1
+
+
+def test_providers_are_checked_by_name(samples):
+    available = onnxruntime.get_available_providers()
+    chosen = Runner(load(tiny_model()), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(chosen({"x": samples})[0], Runner(load(tiny_model()))({"x": samples})[0])
+    with pytest.raises(UsageError, match=f"no provider 'TPU'. It has: {', '.join(available)}"):
+        Runner(load(tiny_model()), providers=["TPU"])
+    with pytest.raises(UsageError, match="No execution provider is given"):
+        Runner(load(tiny_model()), providers=[])
+
+
+def test_a_provider_that_does_not_start_is_an_error(monkeypatch):
+    class Session:
+        def __init__(self, *_, **__):
+            pass
+
+        def get_providers(self):
+            return ["CPUExecutionProvider"]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["GPU", "CPUExecutionProvider"])
+    with pytest.raises(UsageError, match="could not start the provider GPU"):
+        Runner(load(tiny_model()), providers=["GPU", "CPUExecutionProvider"])
+
+
+def test_the_optimized_model_is_written(samples, tmp_path):
+    path = tmp_path / "optimized.onnx"
+    runner = Runner(load(tiny_model()), optimized=path)
+    again = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(again.run(None, {"x": samples})[0], runner({"x": samples})[0])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,8 +10,7 @@ from hypothesis import strategies as st
 
 from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.numerics.power_of_two import min_mse_position, min_mse_position_of
-from detent.observe import histogram as module
-from detent.observe.counting import BINS, HALF
+from detent.observe.counting import BINS, BLOCK, HALF
 from detent.observe.histogram import LOWEST_EXPONENT, Histogram, NonFiniteError, merged_bins
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -186,18 +186,33 @@ def test_the_input_is_not_written_to():
     of(values)
 
 
-def test_full_tables_are_emptied(monkeypatch):
-    rng = np.random.default_rng(2)
-    chunks = [rng.standard_normal(int(size)).astype(np.float32) for size in rng.integers(1, 40, 30)]
-    expected = state(of(*chunks))
-    monkeypatch.setattr(module, "_TABLE_LIMIT", 50)
-    histogram = Histogram()
-    fullest = 0
-    for chunk in chunks:
-        histogram.add(chunk)
-        fullest = max(fullest, int(histogram._tables.sum()))
-    assert fullest <= 50
-    assert state(histogram) == expected
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_non_finite_values_far_into_a_tensor_count_nothing(bad):
+    histogram = of([1.0, -3.0])
+    before = state(histogram)
+    values = np.full(5 * BLOCK, 2.0, np.float32)
+    values[BLOCK] = 1e30  # makes the histogram grow, if nobody looks further first
+    values[4 * BLOCK + 3] = bad
+    with pytest.raises(NonFiniteError):
+        histogram.add(values)
+    assert state(histogram) == before
+    histogram.add(np.array([5.0], np.float32))
+    assert state(histogram) == state(of([1.0, -3.0, 5.0]))
+
+
+def test_a_tensor_of_many_blocks_that_makes_the_histogram_grow_in_the_middle():
+    values = np.random.default_rng(3).standard_normal(4 * BLOCK + 9).astype(np.float32)
+    values[2 * BLOCK + 1] = -777.0
+    assert state(of([0.25], values)) == state(of(np.append(values, np.float32(0.25))))
+    assert state(of(values)) == state(of(*np.array_split(values, 50)))
+
+
+def test_threads_do_not_disturb_each_other():
+    chunks = [normal * np.float32(2.0**k) for k, normal in enumerate(np.random.default_rng(4).random((16, 30_000)))]
+    expected = [state(of(chunk)) for chunk in chunks]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert list(pool.map(lambda chunk: state(of(chunk)), chunks)) == expected
 
 
 def test_reading_counts_in_the_middle_changes_nothing():

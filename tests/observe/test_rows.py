@@ -68,7 +68,7 @@ def test_count_rows_complains(found, model, message):
 
 def test_parts_follow_each_other():
     def part(origin, count):
-        return Part(origin, count, lambda row: {"x": (origin, row)})
+        return Part(origin, count, lambda row: {"x": (origin, row)}, lambda digest: digest.add(origin))
 
     rows = PartRows([part("a", 2), part("b", None), part("c", 1), part("d", 3)], "from here")
     assert len(rows) == 7

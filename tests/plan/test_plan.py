@@ -9,6 +9,7 @@ from detent.numerics.power_of_two import min_mse_position_of, non_overflow_posit
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import Move, make_plan
+from detent.recipe import POWER_OF_TWO_INT8
 from tests.models import (
     IMAGE,
     SMALL_MODELS,
@@ -41,12 +42,12 @@ def test_every_position_is_the_best_of_its_data(maker):
     for name in names:
         if plan.layout.leader(name) == name:
             assert plan.position(name) == min_mse_position_of(values[name], UINT8_ZERO_128)
-            assert plan.grid(name) is UINT8_ZERO_128
+            assert plan.of(name).format == XINT8.activations
     constants = constants_of(model)
     for role in (Role.WEIGHT, Role.BIAS):
         for site in plan.layout.of_role(role):
             assert plan.position(site.value) == min_mse_position_of(constants[site.value], INT8)
-            assert plan.grid(site.value) is INT8
+            assert plan.of(site.value).format == XINT8.weights
     assert plan.moves == []
     assert set(plan.positions) == {plan.layout.leader(name) for name in plan.layout.sites}
 
@@ -61,7 +62,7 @@ def test_non_overflow_clips_nothing(maker):
         histogram = seen.histogram
         expected = non_overflow_position(min(0, histogram.minimum), max(0, histogram.maximum), UINT8_ZERO_128)
         assert plan.position(name) == expected
-        assert histogram.clipped_fraction(expected, UINT8_ZERO_128) == 0
+        assert not plan.of(name).clipped([histogram.minimum, histogram.maximum]).any()
     for name, array in constants_of(model).items():
         if name in layout.sites:
             levels = np.rint(array * 2.0 ** plan.position(name))
@@ -79,8 +80,8 @@ def test_known_positions():
     # 1.0 is exact at 6 and clipped at 7, and half of it is one finer. 100 and the result, 101.5, have base 0: the first
     # candidate is -1, where 100 is exact; 101.5 is half a step of 1 off at -1 and at 0, so the first wins.
     assert plan.positions == {"x": 6, "w": 7, "b": -1, "c": -1}
-    assert plan.scale("w") == 2.0**-7
-    assert plan.scale("c") == 2.0
+    assert plan.of("w").scale == 2.0**-7
+    assert plan.of("c").scale == 2.0
 
 
 @pytest.mark.parametrize("recipe", [XINT8, NON_OVERFLOW], ids=["MinMSE", "NonOverflow"])
@@ -107,7 +108,7 @@ def test_values_that_share_have_one_position():
     assert plan.position("m") == plan.position("t") == plan.position("x") == plan.positions["x"]
     assert plan.move("m", 1, "a rule", "a node")
     assert [plan.position(name) for name in ("x", "t", "m")] == [1, 1, 1]
-    assert plan.scale("t") == 0.5
+    assert plan.of("t").scale == 0.5
 
 
 @pytest.mark.parametrize("recipe", [XINT8, NON_OVERFLOW], ids=["MinMSE", "NonOverflow"])
@@ -140,6 +141,6 @@ def test_a_softmax_uses_its_whole_range_whatever_was_seen():
 def test_int8_activations():
     model, layout = laid_out(conv_relu_conv())
     found = statistics(layout, conv_relu_conv(), FEEDS)
-    plan = make_plan(model, layout, found, XINT8.replace(activations=INT8))
-    assert plan.grid("x") is INT8
+    plan = make_plan(model, layout, found, XINT8.replace(activations=POWER_OF_TWO_INT8))
+    assert plan.of("x").format == POWER_OF_TWO_INT8
     assert plan.position("x") == min_mse_position_of(FEEDS["x"], INT8)

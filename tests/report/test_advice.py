@@ -13,7 +13,9 @@ NODES = [Decision(name, "Conv", True, "quantized") for name in ("a", "b", "c")]
 
 
 def tensor(name, sqnr, clipped=0.0):
-    return TensorReport(name, "activation", name, 0, 1.0, -1.0, 1.0, clipped, None, Closeness(sqnr, 0.0, 0.0))
+    return TensorReport(
+        name, "activation", name, "uint8", 0, 1.0, 128, None, -1.0, 1.0, clipped, None, Closeness(sqnr, 0.0, 0.0)
+    )
 
 
 def fidelity(sqnr, same=None, samples=16):
@@ -44,7 +46,7 @@ def test_classes_that_change_are_a_large_loss():
 def test_warnings():
     decisions = [*NODES, Decision("choice", "If", False, "control flow: the graphs inside stay float")]
     random = Calibration("random", 8, True, None, "")
-    constant = TensorReport("still", "activation", "a", 0, 1.0, 0.0, 0.0, 0.0)
+    constant = TensorReport("still", "activation", "a", "uint8", 0, 1.0, 128, None, 0.0, 0.0, 0.0)
     notes = Notes(
         [Change("m", "converted", "HalfToFloat"), Change("s", "hard", "SigmoidToHardSigmoid")],
         [Change("model", "shape inference failed: because", "InferShapes")],

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from detent.numerics.formats import QuantParams
 from detent.plan.plan import Move
 from detent.targets.shifts import MAX_ROUNDS, constrain, violations
 from tests.models import build, hard_swish, info, leaky, node, normal, plan_at
@@ -410,8 +411,8 @@ def test_random_graphs_settle_or_say_so(drawn):
     proto, seed = drawn
     model, plan = plan_at(proto)
     rng = np.random.default_rng(seed)
-    for name in plan.positions:
-        plan.positions[name] = int(rng.integers(-8, 20))
+    for name, params in plan.params.items():
+        plan.params[name] = QuantParams.at(params.format, int(rng.integers(-8, 20)))
     first = dict(plan.positions)
     left = constrain(model, plan)
     assert left == violations(model, plan)

@@ -12,11 +12,39 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from detent.errors import UsageError
 from detent.graph.names import Names
 from detent.graph.values import add_initializer, constant
-from detent.numerics.integer import IntegerGrid
+from detent.numerics.formats import QuantParams
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
+from detent.recipe import Recipe
+
+SIXTEEN_BITS = 16
+CODE_TYPES = ("int8", "uint8", "int16", "uint16")
+BIAS_TYPES = (*CODE_TYPES, "int32")
+
+
+def check_formats(recipe: Recipe) -> None:
+    """Raise UsageError where a recipe asks for numbers that cannot be written."""
+    roles = (
+        ("activations", recipe.activations, CODE_TYPES),
+        ("weights", recipe.weights, CODE_TYPES),
+        ("biases", recipe.biases, BIAS_TYPES),
+    )
+    for role, fmt, types in roles:
+        where = f"The {role} of recipe {recipe.name}"
+        if fmt.dtype not in types:
+            raise UsageError(
+                f"{where} are {fmt.dtype}, which cannot be written as codes. Choose from {', '.join(types)}."
+            )
+        if fmt.per_channel and role != "weights":
+            raise UsageError(f"{where} are per_channel: only weights have a scale for each output channel.")
+        if fmt.power_of_two and not fmt.symmetric:
+            raise UsageError(
+                f"{where} have power_of_two scales and symmetric=False: with those the zero point is always the middle "
+                "code. Choose one of the two."
+            )
 
 
 def emit_qdq(model: ir.Model, plan: Plan) -> Mapping[str, str]:
@@ -29,6 +57,8 @@ def emit_qdq(model: ir.Model, plan: Plan) -> Mapping[str, str]:
             dequantized[site.value] = emitter.activation(values[site.value])
         else:
             emitter.constant(values[site.value])
+    if any(node.domain == "com.microsoft" for node in model.graph):
+        model.graph.opset_imports["com.microsoft"] = 1
     model.graph.sort()
     return dequantized
 
@@ -54,13 +84,17 @@ class _Emitter:
     def activation(self, value: ir.Value) -> str:
         """Insert the pair behind an activation; the name of what its readers now read."""
         name = str(value.name)
-        scale, zero_point = self._parameters(name)
+        params = self._plan.of(name)
+        scale, zero_point = self._parameters(name, params)
         quantize = ir.node(
-            "QuantizeLinear", [value, scale, zero_point], name=self._names.fresh(f"{name}_QuantizeLinear")
+            "QuantizeLinear",
+            [value, scale, zero_point],
+            domain=_domain(params),
+            name=self._names.fresh(f"{name}_QuantizeLinear"),
         )
         codes = quantize.outputs[0]
         codes.type, codes.shape = ir.TensorType(zero_point.dtype or ir.DataType.UINT8), value.shape
-        dequantize, result = self._dequantize(name, codes, scale, zero_point, value)
+        dequantize, result = self._dequantize(name, codes, scale, zero_point, value, params)
         if value.is_graph_output() and not value.is_graph_input():
             value.replace_all_uses_with(result, replace_graph_outputs=True)
             value.name, result.name = self._names.fresh(f"{name}_QuantizeLinear_Input"), name
@@ -79,12 +113,11 @@ class _Emitter:
         """Replace a float constant by its codes behind a DequantizeLinear."""
         name, array = str(value.name), constant(value)
         assert array is not None, f"site '{name}' is no constant"
-        grid = self._plan.grid(name)
-        codes = add_initializer(
-            self._graph, self._names.fresh(f"{name}_quantized"), grid.encode(array, self._plan.scale(name))
-        )
-        scale, zero_point = self._parameters(name)
-        dequantize, result = self._dequantize(name, codes, scale, zero_point, value)
+        params = self._plan.of(name)
+        encoded = params.encode(array).astype(params.format.dtype)
+        codes = add_initializer(self._graph, self._names.fresh(f"{name}_quantized"), encoded)
+        scale, zero_point = self._parameters(name, params)
+        dequantize, result = self._dequantize(name, codes, scale, zero_point, value, params)
         readers = [(node, index) for node, index in value.uses() if self._reads_codes(node, index)]
         self._graph.insert_before(min((node for node, _ in readers), key=self._order.__getitem__), [dequantize])
         for node, index in readers:
@@ -98,22 +131,35 @@ class _Emitter:
         return in_main_graph and self._plan.layout.quantizes(node) and index in site_inputs(node)
 
     def _dequantize(
-        self, name: str, codes: ir.Value, scale: ir.Value, zero_point: ir.Value, like: ir.Value
+        self,
+        name: str,
+        codes: ir.Value,
+        scale: ir.Value,
+        zero_point: ir.Value,
+        like: ir.Value,
+        params: QuantParams,
     ) -> tuple[ir.Node, ir.Value]:
         node = ir.node(
-            "DequantizeLinear", [codes, scale, zero_point], name=self._names.fresh(f"{name}_DequantizeLinear")
+            "DequantizeLinear",
+            [codes, scale, zero_point],
+            {} if params.axis is None else {"axis": params.axis % len(like.shape or (0,))},
+            domain=_domain(params),
+            name=self._names.fresh(f"{name}_DequantizeLinear"),
         )
         result = node.outputs[0]
         result.type, result.shape = like.type, like.shape
         result.name = self._names.fresh(f"{name}_DequantizeLinear_Output")
         return node, result
 
-    def _parameters(self, name: str) -> tuple[ir.Value, ir.Value]:
-        """The scale and zero point of a site as scalar initializers."""
-        grid: IntegerGrid = self._plan.grid(name)
-        scale = np.array(self._plan.scale(name), np.float32)
-        zero_point = np.array(grid.zero_point, grid.dtype)
+    def _parameters(self, name: str, params: QuantParams) -> tuple[ir.Value, ir.Value]:
+        """The scale and zero point of a site as initializers: scalars, or one number per channel."""
+        scale, zero_point = params.scale.astype(np.float32), params.zero_point.astype(params.format.dtype)
         return (
             add_initializer(self._graph, self._names.fresh(f"{name}_scale"), scale),
             add_initializer(self._graph, self._names.fresh(f"{name}_zero_point"), zero_point),
         )
+
+
+def _domain(params: QuantParams) -> str:
+    """The standard operators hold 16-bit codes from opset 21 on; before it, onnxruntime's twins of them do."""
+    return "com.microsoft" if params.format.bits == SIXTEEN_BITS else ""

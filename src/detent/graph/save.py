@@ -78,10 +78,15 @@ def save(model: ir.Model, path: Path) -> int:
 
 def write_text(text: str, path: Path) -> None:
     """Write a text file, complete or not at all."""
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(data: bytes, path: Path) -> None:
+    """Write a file, complete or not at all. A link is followed, not replaced."""
     path = path.resolve()
     with _output_errors(path), _scratch_folder(path) as folder:
         temporary = folder / path.name
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
         _flush(temporary)
         temporary.replace(path)
 

@@ -15,23 +15,65 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
-from detent.errors import DataError, ModelError
+from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
 
 RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 """The domains, besides the standard one, whose operators onnxruntime brings along."""
 
+DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
+
 Feeds = Mapping[str, npt.NDArray[Any]]
 
-RUNTIME_ERRORS: tuple[type[Exception], ...] = tuple(
-    entry for entry in vars(_state).values() if isinstance(entry, type) and issubclass(entry, Exception)
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    *(entry for entry in vars(_state).values() if isinstance(entry, type) and issubclass(entry, Exception)),
 )
-"""What onnxruntime raises: a dozen exceptions of its own with no common base."""
+"""What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base."""
 
 
 def usable_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def session_options() -> onnxruntime.SessionOptions:
+    """Quiet, and one thread to a run."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what matters comes back as an exception
+    options.intra_op_num_threads = 1
+    return options
+
+
+def open_session(
+    source: bytes | str, options: onnxruntime.SessionOptions, providers: Sequence[str] = DEFAULT_PROVIDERS
+) -> onnxruntime.InferenceSession:
+    """A session on these execution providers. What they cannot compute, onnxruntime computes on the CPU."""
+    check_providers(providers)
+    try:
+        # Without the fallback: it would print to the terminal and go on with the CPU alone.
+        session = onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
+    except RUNTIME_ERRORS as error:
+        raise ModelError(f"onnxruntime cannot load the model: {first_line(str(error))}") from error
+    missing = [name for name in providers if name not in session.get_providers()]
+    if missing:
+        raise UsageError(
+            f"onnxruntime could not start the provider {missing[0]}: its driver or a library that it needs is not "
+            "installed. Install it, or calibrate on CPUExecutionProvider."
+        )
+    return session
+
+
+def check_providers(names: Sequence[str]) -> None:
+    """Raise UsageError, listing those that there are, for an execution provider that is not in this onnxruntime."""
+    available = onnxruntime.get_available_providers()
+    for name in names:
+        if name not in available:
+            raise UsageError(
+                f"This onnxruntime has no provider '{name}'.{nearest(name, available)} It has: {', '.join(available)}."
+            )
+    if not names:
+        raise UsageError(f"No execution provider is given. Give one or more of: {', '.join(available)}.")
 
 
 class Runner:
@@ -41,20 +83,29 @@ class Runner:
     better than threads inside one inference do, and what it computes does not depend on their number.
     """
 
-    def __init__(self, model: ir.Model, outputs: Sequence[str] | None = None, *, exact: bool = False) -> None:
-        """Load `model`. `exact`: no integer kernels (they saturate on some CPUs)."""
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what matters comes back as an exception
-        options.intra_op_num_threads = 1
+    def __init__(
+        self,
+        model: ir.Model,
+        outputs: Sequence[str] | None = None,
+        *,
+        exact: bool = False,
+        providers: Sequence[str] = DEFAULT_PROVIDERS,
+        optimized: Path | None = None,
+    ) -> None:
+        """Load `model`. `exact`: no integer kernels (they saturate on some CPUs).
+
+        `providers` are execution providers in the order of preference. `optimized` is where to write the model as
+        onnxruntime rewrote it for this CPU.
+        """
+        options = session_options()
         if exact:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
             options.add_session_config_entry("session.x64quantprecision", "1")
+        if optimized is not None:
+            options.optimized_model_filepath = str(optimized)
         self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)
         with _fetchable(model, self.outputs), _loadable(model) as source:
-            try:
-                self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-            except RUNTIME_ERRORS as error:
-                raise ModelError(f"onnxruntime cannot load the model: {first_line(str(error))}") from error
+            self._session = open_session(source, options, providers)
 
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None

@@ -9,6 +9,8 @@ Fitting a range l..h (widened to hold zero, which must have a code of its own):
 
     symmetric:    scale = 2 max(-l, h) / (high - low)         zero_point = the middle code
     asymmetric:   scale = (h - l) / (high - low)              zero_point = round(low - l / scale)
+
+A power-of-two scale is the next one above.
 """
 
 from __future__ import annotations
@@ -23,6 +25,13 @@ from detent.numerics.integer import IntegerGrid
 
 LEAST_SCALE = float(np.finfo(np.float32).tiny)
 """Scales are stored as float32, and a denormal one may be flushed to zero by the runtime."""
+
+
+def power_of_two_above(scale: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The least powers of two that are no smaller than the (positive) scales."""
+    mantissa, exponent = np.frexp(np.asarray(scale, np.float64))
+    above: npt.NDArray[np.float64] = np.ldexp(1.0, exponent - (mantissa == 0.5))
+    return above
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class IntegerFormat:
         if scale == 0.0:
             return QuantParams.of(self, 1.0, self.middle if self.symmetric else min(max(0, self.low), self.high))
         scale = float(np.float32(max(scale, LEAST_SCALE)))
+        if self.power_of_two:
+            return QuantParams.of(self, float(power_of_two_above(scale)), self.middle)
         zero_point = self.middle if self.symmetric else round(self.low - low / scale)
         return QuantParams.of(self, scale, min(max(zero_point, self.low), self.high))
 
@@ -106,6 +117,20 @@ class QuantParams:
         scales = np.array([channel.scale for channel in channels], np.float64)
         zero_points = np.array([channel.zero_point for channel in channels], np.int64)
         return cls(channels[0].format, scales, zero_points, axis)
+
+    @property
+    def position(self) -> int:
+        """The p of a power-of-two scale 2^-p."""
+        mantissa, exponent = math.frexp(float(self.scale))
+        assert mantissa == 0.5, f"the scale {float(self.scale)} is not a power of two"
+        return 1 - exponent
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The least and the greatest real number that has a code, over all channels."""
+        low = (self.format.low - self.zero_point) * self.scale
+        high = (self.format.high - self.zero_point) * self.scale
+        return float(low.min()), float(high.max())
 
     def encode(self, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The codes nearest to `values`."""

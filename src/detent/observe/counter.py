@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from detent.errors import DataError
-from detent.graph.session import Runner
+from detent.graph.session import DEFAULT_PROVIDERS, Runner
+from detent.graph.taps import Taps, open_taps
 from detent.observe.histogram import NonFiniteError
 from detent.observe.samples import Sample
 from detent.observe.statistics import Statistics, TensorStatistics, Vote
 
 
+def taps_of(model: ir.Model, sites: Sequence[str], providers: Sequence[str] = DEFAULT_PROVIDERS) -> Taps:
+    """The model, ready to give its outputs and then every site that is neither output nor input.
+
+    Count with the unordered runner of the two, and compare tensors with the ordered one.
+    """
+    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
+    inner = [name for name in sites if name not in inputs and name not in outputs]
+    return open_taps(model, outputs + inner, providers)
+
+
 class SiteCounter:
-    """Counts the values of `sites`, sample after sample. For one thread; several may share the `runner`."""
+    """Counts the values of `sites`, sample after sample. For one thread; several may share the `runner`.
+
+    The values of the runner may be in any order: see `taps_of`.
+    """
 
     def __init__(self, runner: Runner, sites: Sequence[str], vote: Vote | None = None) -> None:
         self.statistics: Statistics = {name: TensorStatistics() for name in sites}

@@ -1,7 +1,12 @@
-"""The compiled loops of calibration. They release the GIL and allocate nothing.
+"""The compiled loops of calibration. They release the GIL and read each tensor once.
 
-Each reads a float32 tensor once. They are correct for every finite value, denormals and both zeros included, with no
-fast-math: what they return must not depend on how the compiler felt.
+A tensor is counted in blocks that stay in the innermost cache: one vectorised loop turns a block into bin indices, a
+second one adds them up. Both work in scratch memory of the caller, and what they found goes into the histogram at the
+end, in one piece or not at all.
+
+They are correct for every finite value, denormals and both zeros included, with no fast-math: what they return must not
+depend on how the compiler felt. Numba widens each integer operation to 64 bits; the casts to int32 after every step
+undo that, and so let a vector hold eight values.
 """
 
 from __future__ import annotations
@@ -12,9 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.compiled import compiled
+from detent.observe.prefetch import prefetch
 
 BINS = 1 << 14
 HALF = BINS // 2
+
+BLOCK = 1 << 12
+"""Values per block: a multiple of TABLES."""
+
+TABLES = 4
+"""Neighbours are counted in tables of their own: equal ones, zeros above all, would wait for each other in one."""
+
+ROW = BINS + 16
+"""The length of a table: a cache line more than it holds, or equal bins of all tables would compete for the cache."""
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_SIGN_SHIFT = np.int32(31)
+_MIDDLE = np.int32(HALF)
+_NO_LOW, _NO_HIGH = np.int32(2**31 - 1), np.int32(-(2**31))
 
 
 @compiled
@@ -24,47 +44,113 @@ def extreme_keys(bits: npt.NDArray[np.int32]) -> tuple[Any, Any]:
     Flipping the magnitude bits of negative numbers makes integer order equal to float order, with NaNs beyond the
     infinities at both ends. Integer minima need no fast-math to be vectorised, and no NaN can hide from them.
     """
-    low = np.int32(2147483647)
-    high = np.int32(-2147483648)
+    low, high = _NO_LOW, _NO_HIGH
     for i in range(bits.size):
-        bit = bits[i]
-        key = bit ^ ((bit >> 31) & np.int32(0x7FFFFFFF))
+        key = np.int32(bits[i] ^ np.int32(np.int32(bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
         low = min(low, key)
         high = max(high, key)
     return low, high
 
 
 @compiled
-def count_bins(values: npt.NDArray[np.float32], inverse_width: np.float32, tables: npt.NDArray[np.uint32]) -> None:
-    """Add each value's bin to one of two tables in turn (equal neighbours, zeros above all, would wait for each other).
+def find_bins(
+    values: npt.NDArray[np.float32], inverse_width: np.float32, indices: npt.NDArray[np.uint16]
+) -> tuple[Any, Any]:
+    """Write the bin of each value to `indices`, and return the extreme keys of `values`.
 
     `inverse_width` is a power of two, so the product is exact or underflows to zero; a negative value that underflows
-    still belongs to the first bin below zero, so the sign is taken from the value and not from the product.
+    still belongs to the first bin below zero, so the sign is taken from the value and not from the product. What is
+    written for a value that does not fit the bins means nothing: look at the keys first.
     """
-    even = values.size & ~1
-    for i in range(0, even, 2):
-        first = np.int32(values[i] * inverse_width) - np.int32(values[i] < 0) + HALF
-        second = np.int32(values[i + 1] * inverse_width) - np.int32(values[i + 1] < 0) + HALF
-        tables[0, first & (BINS - 1)] += np.uint32(1)
-        tables[1, second & (BINS - 1)] += np.uint32(1)
-    if even != values.size:
-        last = np.int32(values[even] * inverse_width) - np.int32(values[even] < 0) + HALF
-        tables[0, last & (BINS - 1)] += np.uint32(1)
+    bits = values.view(np.int32)
+    low, high = _NO_LOW, _NO_HIGH
+    for i in range(values.size):
+        key = np.int32(bits[i] ^ np.int32(np.int32(bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
+        low = min(low, key)
+        high = max(high, key)
+        below = np.int32(np.int32(values[i] * inverse_width) - np.int32(values[i] < 0))
+        indices[i] = np.uint16(np.int32(below + _MIDDLE))
+    return low, high
+
+
+@compiled
+def tally(
+    indices: npt.NDArray[np.uint16], count: int, tables: npt.NDArray[np.uint32], ahead: npt.NDArray[np.float32]
+) -> None:
+    """Add the first `count` indices to the tables in turn. Four of them are read as one word.
+
+    This keeps the processor busy but not the memory, so meanwhile the values that come next, `ahead`, are fetched.
+    """
+    words = indices.view(np.uint64)
+    mask = np.uint64(BINS - 1)
+    for i in range(count // 4):
+        prefetch(ahead, 4 * i)
+        word = words[i]
+        tables[0, word & mask] += np.uint32(1)
+        tables[1, (word >> np.uint64(16)) & mask] += np.uint32(1)
+        tables[2, (word >> np.uint64(32)) & mask] += np.uint32(1)
+        tables[3, (word >> np.uint64(48)) & mask] += np.uint32(1)
+    for i in range(count // 4 * 4, count):
+        tables[0, np.uint64(indices[i]) & mask] += np.uint32(1)
+
+
+@compiled
+def largest_magnitude(low: Any, high: Any) -> Any:
+    """The bits of the largest magnitude between two extreme keys."""
+    below = np.int32(np.int32(low ^ _MAGNITUDE) & _MAGNITUDE) if low < 0 else np.int32(0)
+    return max(high, below)
 
 
 @compiled
 def count_if_fits(
-    values: npt.NDArray[np.float32], inverse_width: np.float32, limit: int, tables: npt.NDArray[np.uint32]
+    values: npt.NDArray[np.float32],
+    inverse_width: np.float32,
+    limit: int,
+    counts: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.uint16],
+    tables: npt.NDArray[np.uint32],
 ) -> tuple[Any, Any, bool]:
-    """The extreme keys of `values`; and where all magnitudes are below `limit` (as bits), they are counted as well.
+    """Add the bins of `values` to `counts` where all magnitudes are below `limit` (as bits); else nothing.
 
-    One call for both: a tensor that was just read is still in the cache, and a call costs more than a small tensor.
+    Returns the extreme keys, of all values in either case, and whether they fitted. `indices` (BLOCK long) and `tables`
+    (TABLES x ROW, zero before and after) are scratch memory. A table holds 2^32, so a tensor up to 2^34 values.
     """
-    low, high = extreme_keys(values.view(np.int32))
-    largest = high
-    if low < 0:
-        largest = max(high, (low ^ np.int32(0x7FFFFFFF)) & np.int32(0x7FFFFFFF))
-    fits = largest < limit
-    if fits:
-        count_bins(values, inverse_width, tables)
-    return low, high, fits
+    low, high = _NO_LOW, _NO_HIGH
+    start = 0
+    while start < values.size:
+        block = values[start : start + BLOCK]
+        lower, higher = find_bins(block, inverse_width, indices)
+        low, high = min(low, lower), max(high, higher)
+        if largest_magnitude(lower, higher) >= limit:
+            tables[:] = 0
+            lower, higher = extreme_keys(values[start:].view(np.int32))
+            return min(low, lower), max(high, higher), False
+        start += block.size
+        tally(indices, block.size, tables, values[start:])
+    if start:
+        _empty(tables, low, high, inverse_width, counts)
+    return low, high, True
+
+
+@compiled
+def _empty(
+    tables: npt.NDArray[np.uint32], low: Any, high: Any, inverse_width: np.float32, counts: npt.NDArray[np.int64]
+) -> None:
+    """Move the tables into `counts`. Only the bins between those of the extreme keys can hold anything."""
+    ends = np.empty(2, np.int32)
+    ends[0] = low ^ ((low >> _SIGN_SHIFT) & _MAGNITUDE)
+    ends[1] = high ^ ((high >> _SIGN_SHIFT) & _MAGNITUDE)
+    bins = np.empty(2, np.uint16)
+    find_bins(ends.view(np.float32), inverse_width, bins)
+    begin, end = bins[0], bins[1] + 1
+    first, second, third, fourth = (
+        tables[0, begin:end],
+        tables[1, begin:end],
+        tables[2, begin:end],
+        tables[3, begin:end],
+    )
+    occupied = counts[begin:end]
+    for i in range(occupied.size):
+        occupied[i] += np.int64(first[i]) + np.int64(second[i]) + np.int64(third[i]) + np.int64(fourth[i])
+    for table in (first, second, third, fourth):
+        table[:] = 0

@@ -19,6 +19,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from detent.errors import DataError, nearest
+from detent.observe.digest import Digest
 from detent.observe.preprocess import InputSpec
 from detent.observe.rows import Part, PartRows, count_rows, single_input, take_row
 from detent.observe.samples import Array, check_names
@@ -32,7 +33,10 @@ _ALL_ENDINGS = ", ".join((*IMAGE_ENDINGS, ".npy", ".npz"))
 
 @dataclass(frozen=True)
 class Found:
-    """Data files of one kind: their paths relative to `folder`, sorted, and how to speak of where they are."""
+    """Data files of one kind: their paths relative to `folder`, sorted, and how to speak of where they are.
+
+    `folder` is absolute: another process may read the files, from another working directory.
+    """
 
     kind: Kind
     folder: Path
@@ -56,7 +60,7 @@ def find_files(path: Path) -> Found:
         kind = kind_of(path.name)
         if kind is None:
             raise DataError(f"{path}: this is not a data file. Expected one that ends in {_ALL_ENDINGS}.")
-        return Found(kind, path.parent, (path.name,), f"from {path}")
+        return Found(kind, path.parent.absolute(), (path.name,), f"from {path}")
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder.")
     first: dict[Kind, str] = {}
@@ -70,7 +74,7 @@ def find_files(path: Path) -> Found:
     if len(first) > 1:
         both = " and ".join(f"{_KIND_NAMES[kind]} ({name})" for kind, name in first.items())
         raise DataError(f"{path}: expected one kind of data in this folder, found {both}. Keep them in folders apart.")
-    return Found(next(iter(first)), path, tuple(names), f"from {str(path).rstrip(os.sep)}/")
+    return Found(next(iter(first)), path.absolute(), tuple(names), f"from {str(path).rstrip(os.sep)}/")
 
 
 def _walk(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
@@ -127,7 +131,13 @@ def _sets_by_input(found: Found, inputs: Sequence[InputSpec]) -> dict[str, dict[
 
 def _npy_part(origin: str, paths: Mapping[str, Path], inputs: Sequence[InputSpec]) -> Part:
     shapes = {name: open_npy(path).shape for name, path in paths.items()}
-    return Part(origin, count_rows(shapes, inputs, origin), partial(_fetch_npy, paths))
+    return Part(origin, count_rows(shapes, inputs, origin), partial(_fetch_npy, paths), partial(_add_files, paths))
+
+
+def _add_files(paths: Mapping[str, Path], digest: Digest) -> None:
+    for name, path in sorted(paths.items()):
+        digest.add(name)
+        digest.add_file(path)
 
 
 def _fetch_npy(paths: Mapping[str, Path], row: int | None) -> dict[str, Array]:
@@ -148,17 +158,33 @@ def open_npy(path: Path) -> Array:
         raise DataError(f"{path}: this .npy file cannot be read ({_why(error)}).") from error
 
 
+class _LastArchives:
+    """Loads .npz files and keeps the last two. What it keeps stays behind when it is pickled.
+
+    Rows of one file are mostly read one after the other: without this, each would decompress it again. Two, because
+    threads that work in parallel may be in neighbouring files.
+    """
+
+    def __init__(self) -> None:
+        self._load = lru_cache(maxsize=2)(load_npz)
+
+    def __call__(self, path: Path) -> Mapping[str, Array]:
+        return self._load(path)
+
+    def __reduce__(self) -> tuple[type[_LastArchives], tuple[()]]:
+        return _LastArchives, ()
+
+
 def npz_rows(found: Found, inputs: Sequence[InputSpec]) -> PartRows:
     """Rows of .npz files whose keys are the names of the inputs."""
-    # Rows of one file are mostly read one after the other: without this, each would decompress it again. Two, because
-    # threads that work in parallel may be in neighbouring files.
-    load = lru_cache(maxsize=2)(load_npz)
+    load = _LastArchives()
     parts = []
     for name in found.names:
         path = found.folder / name
         shapes = npz_shapes(path)
         check_names(shapes, inputs, name)
-        parts.append(Part(name, count_rows(shapes, inputs, name), partial(_fetch_npz, load, path)))
+        count = count_rows(shapes, inputs, name)
+        parts.append(Part(name, count, partial(_fetch_npz, load, path), partial(_add_files, {"": path})))
     return PartRows(parts, found.place)
 
 

@@ -13,6 +13,8 @@ other way, to the even code; it is half a step off in either case.)
 from __future__ import annotations
 
 import math
+import struct
+import threading
 from typing import Any
 
 import numpy as np
@@ -20,16 +22,26 @@ import numpy.typing as npt
 
 from detent.numerics.integer import IntegerGrid
 from detent.numerics.power_of_two import scale_of
-from detent.observe.counting import BINS, HALF, count_if_fits
+from detent.observe.counting import BINS, BLOCK, HALF, ROW, TABLES, count_if_fits
 
 LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width is no float32; such values are all but zero
-_TABLE_LIMIT = 2**31  # values after which the 32-bit tables are emptied into the 64-bit counts
 _INFINITY_KEY = 0x7F800000
 _NO_KEYS = (2**31 - 1, -(2**31))  # the order-preserving keys of an empty set's extremes
 
 
 class NonFiniteError(ValueError):
     """A tensor held NaN or infinity. The caller knows which tensor of which sample, and says so."""
+
+
+class _Scratch(threading.local):
+    """What counting works in: one for each thread, so that it is in the cache whichever tensor comes next."""
+
+    def __init__(self) -> None:
+        self.indices: npt.NDArray[np.uint16] = np.zeros(BLOCK, np.uint16)
+        self.tables: npt.NDArray[np.uint32] = np.zeros((TABLES, ROW), np.uint32)
+
+
+_scratch = _Scratch()
 
 
 class Histogram:
@@ -39,9 +51,18 @@ class Histogram:
         self.total = 0
         self._keys = _NO_KEYS
         self._set_exponent(LOWEST_EXPONENT)
-        self._counts: npt.NDArray[np.int64] = np.zeros(BINS, np.int64)
-        self._tables: npt.NDArray[np.uint32] = np.zeros((2, BINS), np.uint32)
-        self._in_tables = 0
+        self.counts: npt.NDArray[np.int64] = np.zeros(BINS, np.int64)
+        """Values per bin, from the most negative bin to the most positive."""
+
+    @classmethod
+    def restore(cls, exponent: int, counts: npt.NDArray[np.int64], minimum: float, maximum: float) -> Histogram:
+        """The histogram that once had these contents. `counts` belongs to it from now on."""
+        histogram = cls()
+        histogram._set_exponent(exponent)
+        histogram.counts = counts
+        histogram.total = int(counts.sum())
+        histogram._keys = (_key_of(minimum), _key_of(maximum)) if histogram.total else _NO_KEYS
+        return histogram
 
     @property
     def minimum(self) -> float:
@@ -52,12 +73,6 @@ class Histogram:
     def maximum(self) -> float:
         """The greatest value seen, exactly; minus infinity where nothing was."""
         return _float_of(self._keys[1]) if self.total else -math.inf
-
-    @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """Values per bin, from the most negative bin to the most positive."""
-        self._empty_tables()
-        return self._counts
 
     @property
     def width(self) -> float:
@@ -77,14 +92,11 @@ class Histogram:
         flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
         if flat.size == 0:
             return None
-        if self._in_tables + flat.size > _TABLE_LIMIT:
-            self._empty_tables()
-        low, high, counted = count_if_fits(flat, self._inverse_width, self._limit, self._tables)
+        low, high, counted = self._count(flat)
         extremes = _float_of(low), _float_of(high)
         if not counted:
             self._grow_to(_exponent_of(max(-extremes[0], extremes[1])))
-            count_if_fits(flat, self._inverse_width, self._limit, self._tables)
-        self._in_tables += flat.size
+            self._count(flat)
         self.total += flat.size
         self._keys = min(self._keys[0], low), max(self._keys[1], high)
         return extremes
@@ -92,8 +104,7 @@ class Histogram:
     def merge(self, other: Histogram) -> None:
         """Add everything that `other` counted."""
         self._grow_to(other.exponent)
-        self._counts += merged_bins(other.counts, self.exponent - other.exponent)
-        self._empty_tables()
+        self.counts += merged_bins(other.counts, self.exponent - other.exponent)
         self.total += other.total
         self._keys = min(self._keys[0], other._keys[0]), max(self._keys[1], other._keys[1])
 
@@ -115,12 +126,11 @@ class Histogram:
     def _occupied(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Counts and centres of the bins that hold anything."""
         bins = np.flatnonzero(self.counts)
-        return self._counts[bins].astype(np.float64), (bins.astype(np.float64) - HALF + 0.5) * self.width
+        return self.counts[bins].astype(np.float64), (bins.astype(np.float64) - HALF + 0.5) * self.width
 
     def _grow_to(self, exponent: int) -> None:
         if exponent > self.exponent:
-            self._empty_tables()
-            self._counts = merged_bins(self._counts, exponent - self.exponent)
+            self.counts = merged_bins(self.counts, exponent - self.exponent)
             self._set_exponent(exponent)
 
     def _set_exponent(self, exponent: int) -> None:
@@ -128,11 +138,9 @@ class Histogram:
         self._inverse_width = np.float32(1.0 / self.width)
         self._limit = (exponent + 127) << 23  # the bits of 2^exponent as float32; of infinity for the largest of all
 
-    def _empty_tables(self) -> None:
-        if self._in_tables:
-            self._counts += self._tables.sum(axis=0, dtype=np.int64)
-            self._tables[:] = 0
-            self._in_tables = 0
+    def _count(self, flat: npt.NDArray[np.float32]) -> tuple[int, int, bool]:
+        """Count all values, or none where one does not fit; their extreme keys, and which it was."""
+        return count_if_fits(flat, self._inverse_width, self._limit, self.counts, _scratch.indices, _scratch.tables)
 
 
 def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
@@ -151,9 +159,15 @@ def _exponent_of(magnitude: float) -> int:
     return max(math.frexp(magnitude)[1], LOWEST_EXPONENT) if magnitude else LOWEST_EXPONENT
 
 
+def _key_of(value: float) -> int:
+    """The order-preserving key of a float32."""
+    bits = int(np.float32(value).view(np.int32))
+    return bits if bits >= 0 else bits ^ 0x7FFFFFFF
+
+
 def _float_of(key: int) -> float:
     """The float32 behind an order-preserving key; 0.0 for either zero, so that no extreme depends on who came first."""
     bits = int(key) if key >= 0 else int(key) ^ 0x7FFFFFFF
     if abs(bits & 0x7FFFFFFF) >= _INFINITY_KEY:
         raise NonFiniteError
-    return float(np.int32(bits).view(np.float32)) + 0.0
+    return float(struct.unpack("=f", struct.pack("=i", bits))[0]) + 0.0

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from detent.errors import DataError, UsageError
+from detent.observe.digest import Digest
 from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
 
@@ -42,17 +43,21 @@ class Rows(Protocol):
     def read(self, row: int) -> Mapping[str, Array]:
         """The arrays of one sample by input name, not checked yet."""
 
+    def identify(self, rows: Sequence[int], digest: Digest) -> None:
+        """Add to `digest` what tells these samples from others: names and contents, not where they are."""
+
 
 @dataclass(frozen=True)
 class Part:
     """One file, or one set of arrays. `count` is the number of rows along the first axis; None: it is one sample.
 
-    `fetch` reads one row; it is given None to read the whole.
+    `fetch` reads one row; it is given None to read the whole. `identify` adds the contents to a digest.
     """
 
     origin: str
     count: int | None
     fetch: Callable[[int | None], Mapping[str, Array]]
+    identify: Callable[[Digest], None]
 
 
 class PartRows:
@@ -76,6 +81,12 @@ class PartRows:
         """The arrays of one row."""
         part, inner = self._locate(row)
         return part.fetch(None if part.count is None else inner)
+
+    def identify(self, rows: Sequence[int], digest: Digest) -> None:
+        """The parts that these rows are in, each as a whole."""
+        for part in dict.fromkeys(self._locate(row)[0] for row in rows):
+            digest.add(part.origin, part.count)
+            part.identify(digest)
 
     def _locate(self, row: int) -> tuple[Part, int]:
         at = bisect_right(self._ends, row)
@@ -103,6 +114,13 @@ class ImageRows:
     def read(self, row: int) -> Mapping[str, Array]:
         """Decode one image."""
         return {self.input_name: self.recipe.load(self.folder / self.names[row])}
+
+    def identify(self, rows: Sequence[int], digest: Digest) -> None:
+        """How images are read, and the files of these rows."""
+        digest.add_plain(self.recipe.to_dict())
+        for row in rows:
+            digest.add(self.names[row])
+            digest.add_file(self.folder / self.names[row])
 
 
 @dataclass(frozen=True)
@@ -141,6 +159,10 @@ class RandomRows:
             feeds[spec.name] = _random(generator, spec.dtype, shape)
         return feeds
 
+    def identify(self, rows: Sequence[int], digest: Digest) -> None:  # noqa: ARG002  (all rows follow from the seed)
+        """The seed: with the inputs it decides every number."""
+        digest.add("random", self.seed)
+
 
 def _random(generator: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if dtype.kind in "iub":
@@ -175,7 +197,13 @@ def array_rows(data: object, inputs: Sequence[InputSpec]) -> PartRows:
     for spec in inputs:
         check_dtype(arrays[spec.name].dtype, spec, f"the {origin}: input '{spec.name}'")
     count = count_rows({name: array.shape for name, array in arrays.items()}, inputs, f"the {origin}")
-    return PartRows([Part(origin, count, partial(take_row, arrays))], place)
+    return PartRows([Part(origin, count, partial(take_row, arrays), partial(_add_arrays, arrays))], place)
+
+
+def _add_arrays(arrays: Mapping[str, Array], digest: Digest) -> None:
+    for name, array in sorted(arrays.items()):
+        digest.add(name)
+        digest.add_array(array)
 
 
 def take_row(arrays: Mapping[str, Array], row: int | None) -> Mapping[str, Array]:

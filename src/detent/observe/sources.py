@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from detent.errors import DataError, UsageError
+from detent.observe.digest import Digest
 from detent.observe.files import Found, find_files, npy_rows, npz_rows
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions, guess_preprocess
 from detent.observe.rows import ImageRows, Rows, array_rows, random_rows, single_input
@@ -32,6 +33,7 @@ from detent.observe.samples import (
     without_batch,
 )
 from detent.observe.selection import Selection, batch_count, batches, select
+from detent.observe.shard_reader import ShardedSource, is_shard_reader
 from detent.observe.streams import StreamSource, reader_passes
 
 
@@ -64,6 +66,13 @@ class Source(Protocol):
     @property
     def note(self) -> str:
         """What was guessed about the preprocessing, to show to the user; else empty."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Differs when the samples, their order or what is held out differ; None where nobody can know before reading.
+
+        Reads all that it covers: files up to 64 MB whole, of larger ones a page in sixteen.
+        """
 
     def __iter__(self) -> Iterator[PendingSample]: ...
 
@@ -103,10 +112,25 @@ class RowSource:
             text += f" ({self.selection.dropped} left over and not used)"
         return text
 
+    @property
+    def fingerprint(self) -> str:
+        """The inputs, the rows used (their contents too), those held out, and how they are batched."""
+        digest = Digest()
+        digest.add_plain([[spec.name, spec.dtype.name, spec.shape] for spec in self.inputs])
+        digest.add_plain([list(self.selection.rows), sorted(self.selection.held_out), self.batch, self.whole])
+        self.rows.identify(self.selection.rows, digest)
+        return digest.text
+
     def __iter__(self) -> Iterator[PendingSample]:
-        groups = batches(self.selection, self.batch, whole=self.whole)
-        for index, (group, held_out) in enumerate(groups):
-            yield PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group))
+        return (self.sample(index, group, held_out) for index, (group, held_out) in enumerate(self.groups()))
+
+    def groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
+        """The rows of each sample of a pass, and whether it is held out."""
+        return batches(self.selection, self.batch, whole=self.whole)
+
+    def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> PendingSample:
+        """Sample number `index` of a pass, made of the rows in `group`."""
+        return PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group))
 
     def _origin(self, group: tuple[int, ...]) -> str:
         first = self.rows.origin(group[0])
@@ -143,9 +167,10 @@ def open_source(
     """Samples for a model with these `inputs`.
 
     `data` is a path (an image, .npy or .npz file or a folder of one kind of these), an array, a dict {input: array}, an
-    iterable of arrays or of such dicts, a data loader, a calibration data reader (it has get_next()), or None for
-    random numbers. `limit` is the most samples to calibrate with, `reserve` how many more to hold out, `seed` chooses
-    at random instead of evenly, and `batch` stacks that many samples of files and arrays into one.
+    iterable of arrays or of such dicts, a data loader, a calibration data reader (it has get_next()), a shard reader
+    (it has shard(index, count)), or None for random numbers. `limit` is the most samples to calibrate with, `reserve`
+    how many more to hold out, `seed` chooses at random instead of evenly, and `batch` stacks that many samples of files
+    and arrays into one.
 
     Raises `UsageError` for options that contradict the model and `DataError` for data that does not fit it.
     """
@@ -192,12 +217,14 @@ def _open_arrays(found: Found, inputs: Sequence[InputSpec]) -> Rows:
 
 def _open_stream(
     data: Any, inputs: Sequence[InputSpec], *, limit: int | None, reserve: int, batch: int | None
-) -> StreamSource:
+) -> StreamSource | ShardedSource:
     _batch_size(inputs, batch)
     if batch not in (None, 1) and inputs[0].shape[0] is None:
         raise UsageError(
             f"--batch {batch} stacks samples of files and arrays; items of a stream are used as they come."
         )
+    if is_shard_reader(data):
+        return ShardedSource(data, inputs, limit=limit, reserve=reserve)
     make = partial(StreamSource, inputs=inputs, limit=limit, reserve=reserve)
     if callable(getattr(data, "get_next", None)):
         rewinds = callable(getattr(data, "rewind", None))

@@ -36,6 +36,7 @@ class StreamSource:
     random = False
     preprocess: Preprocess | None = None
     note = ""
+    fingerprint: str | None = None  # what comes is not known before it is read, nor whether it will come again
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class StreamSource:
         total: int | None,
         limit: int | None,
         reserve: int,
+        may_be_empty: bool = False,
     ) -> None:
         self.repeatable = repeatable
         self._start = start
@@ -55,6 +57,7 @@ class StreamSource:
         self._total = total
         self._limit = limit
         self._reserve = reserve
+        self._may_be_empty = may_be_empty
         self._started = False
         if total == 0:
             raise self._empty()
@@ -111,7 +114,7 @@ class StreamSource:
                 taken += size
             yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self._inputs, origin), size)
             index += 1
-        if index == 0:
+        if index == 0 and not self._may_be_empty:
             raise self._empty()
 
     def _empty(self) -> DataError:

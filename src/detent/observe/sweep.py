@@ -3,45 +3,56 @@
 The worker threads share one session and, under a lock, the stream of samples; each has statistics of its own, and these
 merge at the end. Merging is exact, so the result does not depend on who counted what. Inference and counting release
 the GIL: while one thread infers, another counts.
+
+With a checkpoint, the workers are asked now and then to hand over what they have. They do so between two samples, so a
+sample is in the checkpoint with all its sites or not at all; a worker that fails within a sample loses what it counted
+since it last handed over, and the next sweep counts that again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 import onnx_ir as ir
 
-from detent.errors import DataError
-from detent.graph.session import Runner, usable_cores
-from detent.observe.counter import SiteCounter
+from detent.errors import DataError, DetentError
+from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
+from detent.observe.checkpoint import Checkpoint, Counted, Keeper
+from detent.observe.counter import SiteCounter, taps_of
 from detent.observe.samples import PendingSample
 from detent.observe.sources import Source
 from detent.observe.statistics import Statistics, Vote, merge
+from detent.observe.statistics_file import StatisticsFile
 from detent.progress import Progress, silent
 
 STAGE = "calibrate"
 IN_SAMPLE_KEPT = 16
 MOST_WORKERS = 8  # each has statistics of its own, a quarter of a megabyte for each site
+SETTLE_SECONDS = 0.5  # from the request to hand over until the checkpoint is written: most samples end within it
 
 
 @dataclass
 class Observation:
     """What the sweep saw: the statistics of each site, how many samples, and what to measure the result with.
 
-    `runner` is the float model, ready to give its outputs and then every site that is neither output nor input.
+    `runner` is the float model, ready to give its outputs and then every site that is neither output nor input; None
+    where there are no samples at hand, because the statistics are from a file. `described` is a line about the data.
 
     `measured_on` are the held-out samples; where the source held none out they are the first calibration samples, and
-    `in_sample` says so.
+    `in_sample` says so. `notes` is what a user should know about the checkpoint: continued, ignored, not written.
     """
 
     statistics: Statistics
-    runner: Runner
+    runner: Runner | None
     samples: int = 0
+    described: str = ""
     held_out: list[PendingSample] = field(default_factory=list)
     first: list[PendingSample] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def in_sample(self) -> bool:
@@ -62,36 +73,125 @@ def sweep(
     vote: Vote | None = None,
     threads: int = 0,
     progress: Progress = silent,
+    checkpoint: Checkpoint | None = None,
+    providers: Sequence[str] = DEFAULT_PROVIDERS,
 ) -> Observation:
     """Run all samples of `source` through `model` and count the values of `sites`.
 
-    `vote` is asked about every sample alone, for the method that wants it. `threads`: 0 for all cores.
+    `vote` is asked about every sample alone, for the method that wants it. `threads`: 0 for all cores. With a
+    `checkpoint`, an interrupted sweep leaves what it counted there, and the next one with the same model, data and
+    sites continues from it; it is removed at the end. `providers` are the execution providers to compute on.
     """
     workers = threads or min(usable_cores(), MOST_WORKERS)
     if source.length is not None:
         workers = max(1, min(workers, source.length))
-    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
-    runner = Runner(model, outputs + [name for name in sites if name not in inputs and name not in outputs])
-    shared = _Stream(source, progress)
-    with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(_count_all, shared, SiteCounter(runner, sites, vote)) for _ in range(workers)]
-        try:
-            wait(jobs, return_when=FIRST_EXCEPTION)
-        finally:
-            shared.stop()  # also on Ctrl-C: the other workers end after the sample that they are at
-        partial = [job.result() for job in jobs]
-    merged = partial[0]
-    for other in partial[1:]:
-        merge(merged, other)
+    if checkpoint is not None and (vote is None) != (checkpoint.votes_for == ""):
+        raise ValueError("votes are checkpointed under the name of what they are for, and only votes are")
+    keeper = None if checkpoint is None else Keeper(checkpoint, model, source, sites, providers)
+    before = None if keeper is None else keeper.resume()
+    taps = taps_of(model, sites, providers)
+    shared = _Stream(source, progress, frozenset() if before is None else before.done)
+    tally = _Tally(before)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            new_counter = partial(SiteCounter, taps.unordered, sites, vote)
+            jobs = [pool.submit(_count_all, shared, tally, new_counter) for _ in range(workers)]
+            try:
+                _supervise(jobs, tally, keeper)
+            finally:
+                shared.stop()  # also on Ctrl-C: the other workers end after the sample that they are at
+        for job in jobs:
+            job.result()
+    except DetentError:
+        # To run again needs other data or another model, so there is nothing to continue. A checkpoint that was written
+        # already stays: the error may have been a disk that went away.
+        raise
+    except BaseException:
+        if keeper is not None:
+            tally.write(keeper)
+        raise
     if shared.counted == 0:
         raise DataError(f"There is nothing to calibrate with in {source.describe}: every sample was held out.")
-    return Observation(merged, runner, shared.counted, shared.held_out, shared.first)
+    if keeper is not None:
+        keeper.remove()
+    notes = [] if keeper is None else keeper.notes
+    return Observation(
+        tally.statistics, taps.ordered, shared.counted, source.describe, shared.held_out, shared.first, notes
+    )
+
+
+def recall(
+    model: ir.Model,
+    sites: Sequence[str],
+    source: Source | None,
+    file: StatisticsFile,
+    *,
+    providers: Sequence[str] = DEFAULT_PROVIDERS,
+) -> Observation:
+    """The observation that `file` remembers, without a sweep. `source`, if any, gives the samples to measure with.
+
+    The file must fit: see `check_fits`.
+    """
+    statistics = {name: file.statistics[name] for name in sites}
+    if source is None:
+        return Observation(statistics, None, file.samples, file.description)
+    samples = _Stream(source, silent, frozenset())
+    while samples.next() is not None:
+        pass
+    runner = taps_of(model, sites, providers).ordered
+    return Observation(statistics, runner, file.samples, file.description, samples.held_out, samples.first)
+
+
+def _supervise(jobs: Sequence[Future[None]], tally: _Tally, keeper: Keeper | None) -> None:
+    """Wait until all jobs are done or one has failed; meanwhile write checkpoints."""
+    if keeper is None:
+        wait(jobs, return_when=FIRST_EXCEPTION)
+        return
+    every = keeper.checkpoint.every
+    while not _ended(jobs, every):
+        tally.collect()
+        if _ended(jobs, min(every, SETTLE_SECONDS)):
+            return
+        tally.write(keeper)
+
+
+def _ended(jobs: Sequence[Future[None]], seconds: float) -> bool:
+    ended, others = wait(jobs, seconds, FIRST_EXCEPTION)
+    return not others or any(job.exception() is not None for job in ended)
+
+
+class _Tally:
+    """What the workers have handed over: whole samples only."""
+
+    def __init__(self, before: Counted | None) -> None:
+        self.round = 0
+        self.statistics: Statistics = {} if before is None else before.statistics
+        self._done: set[int] = set() if before is None else set(before.done)
+        self._lock = threading.Lock()
+
+    def collect(self) -> None:
+        """Ask every worker to hand over after the sample that it is at."""
+        self.round += 1
+
+    def take(self, statistics: Statistics, done: Sequence[int]) -> None:
+        """Add the share of a worker, which counts with other statistics from now on."""
+        with self._lock:
+            if self.statistics:
+                merge(self.statistics, statistics)
+            else:
+                self.statistics = statistics
+            self._done.update(done)
+
+    def write(self, keeper: Keeper) -> None:
+        """Write a checkpoint of what was handed over so far."""
+        with self._lock:
+            keeper.write(Counted(self.statistics, frozenset(self._done)))
 
 
 class _Stream:
-    """The samples of a source, shared by the workers."""
+    """The samples of a source, shared by the workers. Those in `done` were counted by an earlier sweep."""
 
-    def __init__(self, source: Source, progress: Progress) -> None:
+    def __init__(self, source: Source, progress: Progress, done: frozenset[int]) -> None:
         self.held_out: list[PendingSample] = []
         self.first: list[PendingSample] = []
         self.counted = 0
@@ -99,6 +199,7 @@ class _Stream:
         self._lock = threading.Lock()
         self._stopped = False
         self._total = source.length
+        self._counted_before = done
         self._done = 0
         self._progress = progress
         progress(STAGE, 0, self._total)
@@ -110,12 +211,14 @@ class _Stream:
                 pending = next(self._iterator, None)
                 if pending is None:
                     return None
-                if not pending.held_out:
+                if pending.held_out:
+                    self.held_out.append(pending)
+                else:
                     self.counted += pending.size
                     if len(self.first) < IN_SAMPLE_KEPT:
                         self.first.append(pending)
-                    return pending
-                self.held_out.append(pending)
+                    if pending.index not in self._counted_before:
+                        return pending
                 self._advance()
             return None
 
@@ -133,13 +236,26 @@ class _Stream:
         self._progress(STAGE, self._done, self._total)
 
 
-def _count_all(stream: _Stream, counter: SiteCounter) -> Statistics:
-    """Count samples until there are no more."""
+def _count_all(stream: _Stream, tally: _Tally, new_counter: Callable[[], SiteCounter]) -> None:
+    """Count samples until there are no more, and hand over at the end and when asked; never part of a sample."""
+    counter, handed_over = new_counter(), tally.round
+    done: list[int] = []
+    within_sample = False
     try:
         while (pending := stream.next()) is not None:
-            counter.count(pending.load())
+            sample = pending.load()
+            within_sample = True
+            counter.count(sample)
+            within_sample = False
+            done.append(pending.index)
             stream.finished_one()
+            if tally.round > handed_over:
+                handed_over = tally.round
+                tally.take(counter.statistics, done)
+                counter, done = new_counter(), []
     except BaseException:
         stream.stop()
         raise
-    return counter.statistics
+    finally:
+        if not within_sample:
+            tally.take(counter.statistics, done)

@@ -32,13 +32,15 @@ class Role(Enum):
 class Site:
     """A value that will be quantized, and the node on whose account.
 
-    `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1).
+    `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1). `axis` is, for
+    the weight of a layer, the axis of its output channels.
     """
 
     value: str
     role: Role
     node: str
     largest: float | None = None
+    axis: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,25 @@ class Layout:
     def of_role(self, role: Role) -> Iterator[Site]:
         """The sites of one role, in graph order."""
         return (site for site in self.sites.values() if site.role is role)
+
+    def input_sites(self, node: ir.Node) -> list[str]:
+        """The sites that feed the node's data inputs, across the fused edges that have none."""
+        return [site for value in data_inputs(node) if (site := self._site_before(value)) is not None]
+
+    def output_site(self, node: ir.Node) -> str | None:
+        """The site of the node's result: its output, or that of the activation fused behind it."""
+        value = node.outputs[0]
+        if value.name in self.sites:
+            return value.name
+        consumers = value.consumers()
+        after = consumers[0].outputs[0].name if len(consumers) == 1 else None
+        return after if after in self.sites else None
+
+    def _site_before(self, value: ir.Value) -> str | None:
+        producer = value.producer()
+        if value.name not in self.sites and producer is not None and producer.op_type == "Pad":
+            value = producer.inputs[0] or value
+        return value.name if value.name in self.sites else None
 
     def quantizes(self, node: ir.Node) -> bool:
         """Whether `node` is quantized."""
@@ -173,7 +194,27 @@ def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Non
             )
     producer = value.producer()
     settled = OPERATORS[producer.op_type].largest if producer is not None and layout.quantizes(producer) else None
-    layout.sites[name] = Site(name, role, str(_layer_of(node, layout).name), settled)
+    axis = _channel_axis(node, value) if role is Role.WEIGHT else None
+    layout.sites[name] = Site(name, role, str(_layer_of(node, layout).name), settled, axis)
+
+
+def _channel_axis(node: ir.Node, weight: ir.Value) -> int | None:
+    """The axis of the output channels of a layer's weight; None where there is no such axis."""
+    if len(node.inputs) < 2 or weight is not node.inputs[1]:
+        return None
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        # With groups the axis holds the channels of one group, and no scale per output channel can be written there.
+        return 1 if node.attributes.get_int("group", 1) == 1 else None
+    if node.op_type == "Gemm":
+        axis = 0 if node.attributes.get_int("transB", 0) else 1
+        # One number that is added to all channels cannot be counted in a unit of each.
+        bias = constant(bias_input(node))
+        channels = None if weight.shape is None else weight.shape[axis]
+        return axis if bias is None or bias.shape[-1:] == (channels,) else None
+    rank = 0 if weight.shape is None else len(weight.shape)
+    return rank - 1 if node.op_type == "MatMul" and rank > 1 else None
 
 
 def _layer_of(node: ir.Node, layout: Layout) -> ir.Node:

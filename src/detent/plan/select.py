@@ -51,8 +51,8 @@ class Selection:
 
     def _refuse_folded(self, names: Sequence[str], folded: Collection[str]) -> None:
         for pattern in (*self.include, *self.exclude, *self.start, *self.end):
-            gone = _hits(pattern, folded)
-            if gone and not _hits(pattern, names):
+            gone = names_matching(pattern, folded)
+            if gone and not names_matching(pattern, names):
                 raise UsageError(
                     f"'{pattern}': the node '{gone[0]}' was folded into a neighbour, as constants, BatchNormalization "
                     "and the like are. Name the layer that it belongs to; --dry-run --json lists what is left."
@@ -91,7 +91,7 @@ def _reach(
     return reached
 
 
-def _hits(pattern: str, names: Iterable[str]) -> list[str]:
+def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern matches; brackets in it are just brackets."""
     literal_brackets = pattern.replace("[", "[[]")
     return [name for name in names if name == pattern or fnmatchcase(name, literal_brackets)]
@@ -101,7 +101,7 @@ def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> dic
     """Each matched name with the pattern that matched it."""
     matched: dict[str, str] = {}
     for pattern in patterns:
-        hits = _hits(pattern, names)
+        hits = names_matching(pattern, names)
         if not hits:
             raise UsageError(
                 f"{option} '{pattern}' matches no node.{nearest(pattern, names)} "

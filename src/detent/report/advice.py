@@ -22,7 +22,7 @@ def warnings_for(
     nodes: Sequence[Decision],
     notes: Notes,
     tensors: Sequence[TensorReport],
-    fidelity: Fidelity,
+    fidelity: Fidelity | None,
     in_sample: bool,
 ) -> list[str]:
     """What makes the result untrustworthy, or is likely to surprise."""
@@ -30,20 +30,13 @@ def warnings_for(
     still = [tensor.name for tensor in tensors if tensor.role == "activation" and tensor.minimum == tensor.maximum]
     if still:
         found.append(f"'{still[0]}' had the same value in all samples ({len(still)} such in all). Is the data right?")
-    if fidelity.resized:
-        found.append(f"The shape of '{fidelity.resized[0]}' depends on the data and changed: it could not be compared.")
-    measured = {**fidelity.tensors, **fidelity.outputs}
-    broken = [name for name, closeness in measured.items() if closeness.sqnr_db == -math.inf]
-    if broken:
-        found.append(f"'{broken[0]}' is NaN or infinite in the quantized model, or not zero where float is.")
+    found += _measured_warnings(fidelity, in_sample)
     if any(change.by == "HalfToFloat" for change in notes.changes):
         found.append("The model was float16: it was converted, and its inputs and outputs are float32 now.")
     if calibration.random:
         found.append(
             "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
         )
-    if in_sample:
-        found.append("No samples were held out: the figures are measured on calibration data, and flatter the result.")
     hardened = [change.node for change in notes.changes if change.by == "SigmoidToHardSigmoid"]
     if hardened:
         found.append(
@@ -53,6 +46,21 @@ def warnings_for(
     inside = [node.node for node in nodes if node.reason.startswith("control flow")]
     if inside:
         found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")
+    return found
+
+
+def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
+    if fidelity is None:
+        return ["Not measured: there was no data. Give --calib beside --stats to see how close the result is to float."]
+    found = []
+    if fidelity.resized:
+        found.append(f"The shape of '{fidelity.resized[0]}' depends on the data and changed: it could not be compared.")
+    measured = {**fidelity.tensors, **fidelity.outputs}
+    broken = [name for name, closeness in measured.items() if closeness.sqnr_db == -math.inf]
+    if broken:
+        found.append(f"'{broken[0]}' is NaN or infinite in the quantized model, or not zero where float is.")
+    if in_sample:
+        found.append("No samples were held out: the figures are measured on calibration data, and flatter the result.")
     return found
 
 

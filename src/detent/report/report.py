@@ -24,6 +24,7 @@ from detent.recipe import Recipe
 class TensorReport:
     """One quantized tensor.
 
+    `position` is that of a power-of-two scale. Where each of `channels` has its own scale, `scale` is the largest.
     `minimum` and `maximum` were observed (of a weight: are its own), `clipped` is the fraction of values beyond the
     ends of the grid, `shares` names the tensor whose position this one has, `closeness` compares it with float.
     """
@@ -31,8 +32,11 @@ class TensorReport:
     name: str
     role: str
     node: str
-    position: int
+    dtype: str
+    position: int | None
     scale: float
+    zero_point: int
+    channels: int | None
     minimum: float
     maximum: float
     clipped: float
@@ -63,8 +67,8 @@ class Calibration:
 class Report:
     """What was done to every node and tensor, why, and what it cost.
 
-    After a dry run `tensors` is empty, `fidelity` is None and nothing was written. `model` is the
-    quantized model where no output file was asked for.
+    After a dry run `tensors` is empty and nothing was written. `fidelity` is None where there was no data to measure
+    with. `model` is the quantized model where no output file was asked for.
     """
 
     source: str
@@ -78,6 +82,7 @@ class Report:
     calibration: Calibration | None
     fidelity: Fidelity | None
     in_sample: bool
+    dry_run: bool
     bytes_before: int
     bytes_after: int | None
     seconds: Mapping[str, float]

@@ -9,6 +9,8 @@ import onnx_ir as ir
 
 from detent.graph.values import constant
 from detent.measure.fidelity import Closeness
+from detent.numerics.formats import QuantParams
+from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role, Site
 from detent.plan.plan import Plan
@@ -22,11 +24,9 @@ def describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
         if site.role is Role.ACTIVATION:
             continue
         array = constant(model.graph.initializers[site.value])
-        values = np.zeros(1) if array is None or array.size == 0 else array
-        levels = np.rint(values / plan.scale(site.value))
-        grid = plan.grid(site.value)
-        clipped = float(((levels < grid.low_level) | (levels > grid.high_level)).mean())
-        described.append(_entry(site, plan, float(values.min()), float(values.max()), clipped))
+        values = np.zeros(0) if array is None else array
+        clipped = float(plan.of(site.value).clipped(values).mean()) if values.size else 0.0
+        described.append(_entry(site, plan, float(values.min(initial=0.0)), float(values.max(initial=0.0)), clipped))
     return described
 
 
@@ -38,11 +38,16 @@ def describe_activations(
     for site in plan.layout.of_role(Role.ACTIVATION):
         leader = plan.layout.leader(site.value)
         seen = statistics[leader].histogram
-        clipped = seen.clipped_fraction(plan.position(leader), plan.grid(leader))
+        clipped = _clipped_fraction(Points.of_histogram(seen), plan.of(leader))
         shares = leader if leader != site.value else None
         closeness = measured.get(site.value)
         described.append(_entry(site, plan, seen.minimum, seen.maximum, clipped, shares, closeness))
     return described
+
+
+def _clipped_fraction(points: Points, params: QuantParams) -> float:
+    total = points.counts.sum()
+    return float(points.counts[params.clipped(points.centres)].sum() / total) if total else 0.0
 
 
 def _entry(
@@ -54,12 +59,16 @@ def _entry(
     shares: str | None = None,
     closeness: Closeness | None = None,
 ) -> TensorReport:
+    params = plan.of(site.value)
     return TensorReport(
         name=site.value,
         role=site.role.value,
         node=site.node,
-        position=plan.position(site.value),
-        scale=plan.scale(site.value),
+        dtype=params.format.dtype,
+        position=params.position if params.format.power_of_two else None,
+        scale=float(params.scale.max()),
+        zero_point=int(params.zero_point.flat[0]),
+        channels=None if params.axis is None else params.scale.size,
         minimum=minimum,
         maximum=maximum,
         clipped=clipped,

@@ -29,7 +29,7 @@ def print_report(report: Report, console: Console) -> None:
     """Everything about one quantization."""
     console.print(_headline(report))
     if report.calibration is not None:
-        verb = "Would calibrate" if report.fidelity is None else "Calibrated"
+        verb = "Would calibrate" if report.dry_run else "Calibrated"
         console.print(Text(f"{verb} on {report.calibration.source}, method {type(report.recipe.method).__name__}."))
         if report.calibration.note:
             console.print(Text(report.calibration.note))
@@ -55,7 +55,7 @@ def _headline(report: Report) -> Text:
     if report.bytes_after is not None:
         ratio = report.bytes_before / max(report.bytes_after, 1)
         sizes += f" -> {_size(report.bytes_after)} ({ratio:.1f} times smaller)"
-    destination = report.output or ("nothing written (dry run)" if report.fidelity is None else "in memory")
+    destination = report.output or ("nothing written (dry run)" if report.dry_run else "in memory")
     # Two lines: paths may be long, and what follows them should not wrap in the middle.
     return Text(f"{report.source} -> {destination}\n{report.recipe.name} for {report.recipe.target}, {sizes}", "bold")
 
@@ -93,13 +93,13 @@ def _fidelity(report: Report) -> RenderableType:
 
 
 def _worst_table(tensors: Sequence[TensorReport]) -> Table:
-    table = _table("worst tensors", "SQNR dB", "range", "position", "clipped")
+    table = _table("worst tensors", "SQNR dB", "range", "step", "clipped")
     for tensor in tensors:
         table.add_row(
             escape(tensor.name),
             _decibels(tensor.closeness.sqnr_db if tensor.closeness else math.inf),
             f"{tensor.minimum:.4g} .. {tensor.maximum:.4g}",
-            str(tensor.position),
+            f"{tensor.scale:.4g}" if tensor.position is None else f"2^{-tensor.position}",
             f"{100 * tensor.clipped:.3g} %",
         )
     return table

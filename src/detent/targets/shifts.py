@@ -23,44 +23,18 @@ The rules are applied in this order, round after round, until none moves anythin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
-from detent.plan.layout import bias_input, data_inputs
+from detent.plan.layout import bias_input
 from detent.plan.plan import Plan
 
 MAX_ROUNDS = 20
 _NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Add", "Sub")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
-
-
-@dataclass(frozen=True)
-class Wiring:
-    """Positions as a node sees them: of its inputs and its output, across the fused edges that have none."""
-
-    plan: Plan
-
-    def inputs(self, node: ir.Node) -> list[str]:
-        """The sites that feed the node's data inputs."""
-        return [site for value in data_inputs(node) if (site := self._site_before(value)) is not None]
-
-    def output(self, node: ir.Node) -> str | None:
-        """The site of the node's result: its output, or that of the activation fused behind it."""
-        value = node.outputs[0]
-        if value.name in self.plan.layout.sites:
-            return value.name
-        consumers = value.consumers()
-        after = consumers[0].outputs[0].name if len(consumers) == 1 else None
-        return after if after in self.plan.layout.sites else None
-
-    def _site_before(self, value: ir.Value) -> str | None:
-        producer = value.producer()
-        if value.name not in self.plan.layout.sites and producer is not None and producer.op_type == "Pad":
-            value = producer.inputs[0] or value
-        return value.name if value.name in self.plan.layout.sites else None
 
 
 def constrain(model: ir.Model, plan: Plan) -> list[str]:
@@ -70,27 +44,26 @@ def constrain(model: ir.Model, plan: Plan) -> list[str]:
     position 0). Once one has left the range of positions, all are put back to what the data asked for.
     """
     nodes = [node for node in model.graph if plan.layout.quantizes(node)]
-    wiring = Wiring(plan)
-    _place_zeros(nodes, wiring)
-    chosen, moves = dict(plan.positions), len(plan.moves)
+    _place_zeros(nodes, plan)
+    chosen, moves = dict(plan.params), len(plan.moves)
     for _ in range(MAX_ROUNDS):
         # A sum, not any(): every rule runs in every round, in order.
-        if not sum(rule(node, wiring) for rule, op_types in RULES for node in nodes if node.op_type in op_types):
+        if not sum(rule(node, plan) for rule, op_types in RULES for node in nodes if node.op_type in op_types):
             return []
         if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
-            plan.positions.update(chosen)
+            plan.params.update(chosen)
             del plan.moves[moves:]
             break
     return violations(model, plan)
 
 
-def _place_zeros(nodes: Sequence[ir.Node], wiring: Wiring) -> None:
+def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
     """Give tensors that are zero throughout the position of their neighbours, so that they drag none of these along."""
-    plan, free = wiring.plan, set(wiring.plan.free)
+    free = set(plan.free)
     aligned = [node for node in nodes if node.op_type in _NEIGHBOURLY]
     for node in (*aligned, *reversed(aligned)):
-        output = wiring.output(node)
-        sites = wiring.inputs(node) + ([output] if output else [])
+        output = plan.layout.output_site(node)
+        sites = plan.layout.input_sites(node) + ([output] if output else [])
         fixed = [site for site in sites if plan.layout.leader(site) not in free]
         for site in sites if fixed else ():
             if plan.layout.leader(site) in free:
@@ -104,8 +77,8 @@ def violations(model: ir.Model, plan: Plan) -> list[str]:
     for rule, op_types in RULES:
         for node in model.graph:
             if node.op_type in op_types and plan.layout.quantizes(node):
-                trial = Plan(plan.layout, plan.grids, dict(plan.positions), plan.finest, plan.free)
-                if rule(node, Wiring(trial)):
+                trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
+                if rule(node, trial):
                     move = trial.moves[0]
                     found.append(
                         f"{node.op_type} '{node.name}' breaks the device's rule '{move.rule}': position "
@@ -118,17 +91,17 @@ def _clamp(value: int, low: int, high: int) -> int:
     return min(max(value, low), high)
 
 
-def _align(node: ir.Node, wiring: Wiring) -> bool:
-    output = wiring.output(node)
-    sites = wiring.inputs(node) + ([output] if output else [])
+def _align(node: ir.Node, plan: Plan) -> bool:
+    output = plan.layout.output_site(node)
+    sites = plan.layout.input_sites(node) + ([output] if output else [])
     if output is None or len(sites) < 2:
         return False
-    lowest = min(wiring.plan.position(site) for site in sites)
-    return sum(wiring.plan.move(site, lowest, "align", str(node.name)) for site in sites) > 0
+    lowest = min(plan.position(site) for site in sites)
+    return sum(plan.move(site, lowest, "align", str(node.name)) for site in sites) > 0
 
 
-def _shift_read(node: ir.Node, wiring: Wiring) -> bool:
-    plan, sites = wiring.plan, wiring.inputs(node)
+def _shift_read(node: ir.Node, plan: Plan) -> bool:
+    sites = plan.layout.input_sites(node)
     if len(sites) != 2:
         return False
     lowest = min(plan.position(site) for site in sites)
@@ -136,29 +109,29 @@ def _shift_read(node: ir.Node, wiring: Wiring) -> bool:
     return plan.position(highest) > lowest + 7 and plan.move(highest, lowest + 7, "shift read", str(node.name))
 
 
-def _shift_write_add(node: ir.Node, wiring: Wiring) -> bool:
-    positions = [wiring.plan.position(site) for site in wiring.inputs(node)]
-    return len(positions) == 2 and _write(node, wiring, min(positions) - 25, min(positions) + 7, "shift write")
+def _shift_write_add(node: ir.Node, plan: Plan) -> bool:
+    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
+    return len(positions) == 2 and _write(node, plan, min(positions) - 25, min(positions) + 7, "shift write")
 
 
-def _shift_write_mul(node: ir.Node, wiring: Wiring) -> bool:
-    positions = [wiring.plan.position(site) for site in wiring.inputs(node)]
-    return len(positions) == 2 and _write(node, wiring, sum(positions) - 32, sum(positions), "shift write")
+def _shift_write_mul(node: ir.Node, plan: Plan) -> bool:
+    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
+    return len(positions) == 2 and _write(node, plan, sum(positions) - 32, sum(positions), "shift write")
 
 
-def _shift_swish(node: ir.Node, wiring: Wiring) -> bool:
-    positions = [wiring.plan.position(site) for site in wiring.inputs(node)]
+def _shift_swish(node: ir.Node, plan: Plan) -> bool:
+    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
     if len(positions) != 2 or not _is_swish(node):
         return False
-    return _write(node, wiring, sum(positions) - 15, sum(positions), "shift swish")
+    return _write(node, plan, sum(positions) - 15, sum(positions), "shift swish")
 
 
-def _write(node: ir.Node, wiring: Wiring, low: int, high: int, rule: str) -> bool:
+def _write(node: ir.Node, plan: Plan, low: int, high: int, rule: str) -> bool:
     """Move the output into low..high."""
-    output = wiring.output(node)
+    output = plan.layout.output_site(node)
     if output is None:
         return False
-    return wiring.plan.move(output, _clamp(wiring.plan.position(output), low, high), rule, str(node.name))
+    return plan.move(output, _clamp(plan.position(output), low, high), rule, str(node.name))
 
 
 def _is_swish(node: ir.Node) -> bool:
@@ -171,8 +144,8 @@ def _is_swish(node: ir.Node) -> bool:
     )
 
 
-def _shift_cut(node: ir.Node, wiring: Wiring) -> bool:
-    plan, output, sites = wiring.plan, wiring.output(node), wiring.inputs(node)
+def _shift_cut(node: ir.Node, plan: Plan) -> bool:
+    output, sites = plan.layout.output_site(node), plan.layout.input_sites(node)
     if output is None or len(sites) != 2:
         return False
     source, weight = sites
@@ -180,8 +153,8 @@ def _shift_cut(node: ir.Node, wiring: Wiring) -> bool:
     return plan.move(weight, plan.position(weight) + _clamp(cut, 0, 16) - cut, "shift cut", str(node.name))
 
 
-def _shift_bias(node: ir.Node, wiring: Wiring) -> bool:
-    plan, output, sites, bias = wiring.plan, wiring.output(node), wiring.inputs(node), bias_input(node)
+def _shift_bias(node: ir.Node, plan: Plan) -> bool:
+    output, sites, bias = plan.layout.output_site(node), plan.layout.input_sites(node), bias_input(node)
     if output is None or len(sites) != 2 or bias is None or bias.name not in plan.layout.sites:
         return False
     name, (source, weight) = str(node.name), sites
@@ -197,8 +170,8 @@ def _shift_bias(node: ir.Node, wiring: Wiring) -> bool:
     return plan.move(weight, plan.position(weight) - (wanted - reached), "shift bias", name) or moved
 
 
-def _hard_sigmoid(node: ir.Node, wiring: Wiring) -> bool:
-    plan, output, sites = wiring.plan, wiring.output(node), wiring.inputs(node)
+def _hard_sigmoid(node: ir.Node, plan: Plan) -> bool:
+    output, sites = plan.layout.output_site(node), plan.layout.input_sites(node)
     if output is None or not sites:
         return False
     source, name = sites[0], str(node.name)
@@ -207,7 +180,7 @@ def _hard_sigmoid(node: ir.Node, wiring: Wiring) -> bool:
     return plan.move(output, position, "hard sigmoid", name) or moved
 
 
-Rule = Callable[[ir.Node, Wiring], bool]
+Rule = Callable[[ir.Node, Plan], bool]
 
 RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
     (_align, ("Concat",)),

@@ -1,0 +1,104 @@
+"""Where the statistics come from: a sweep here, one on other workers, or a file that an earlier sweep saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from detent.errors import UsageError
+from detent.graph.session import DEFAULT_PROVIDERS
+from detent.methods import MinMSE
+from detent.observe.checkpoint import Checkpoint
+from detent.observe.executors import sweep_on
+from detent.observe.methods.positions import vote_of
+from detent.observe.sources import Source
+from detent.observe.statistics import Vote
+from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
+from detent.observe.sweep import Observation, recall, sweep
+from detent.progress import Progress, silent
+from detent.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """How statistics are collected.
+
+    `reuse` is a file of an earlier sweep and `save` one to write; `checkpoint` keeps what an interrupted sweep counted.
+    `executor` counts on other workers than the threads of this process.
+    """
+
+    reuse: Path | None = None
+    save: Path | None = None
+    checkpoint: Path | None = None
+    executor: Any = None
+    threads: int = 0
+    providers: Sequence[str] = DEFAULT_PROVIDERS
+
+    def __post_init__(self) -> None:
+        if self.reuse is not None and (self.executor is not None or self.save is not None):
+            raise UsageError("With --stats nothing is counted: leave --save-stats, --workers and --dask out.")
+        if self.executor is not None and tuple(self.providers) != DEFAULT_PROVIDERS:
+            raise UsageError("--providers are those of this process; workers compute on their CPUs.")
+
+    @property
+    def needs_identity(self) -> bool:
+        """Whether a file of statistics, which goes by the model's fingerprint, is read or written."""
+        return self.reuse is not None or self.save is not None
+
+
+def checkpoint_beside(output: Path) -> Path:
+    """Where an interrupted calibration keeps what it has counted."""
+    return output.with_name(f"{output.name}.checkpoint")
+
+
+def collect(
+    how: Collecting,
+    model: ir.Model,
+    identity: str | None,
+    sites: Sequence[str],
+    source: Source | None,
+    recipe: Recipe,
+    progress: Progress = silent,
+) -> Observation:
+    """The statistics of `sites`, and the samples to measure the result with (none where there is no `source`).
+
+    `identity` is the fingerprint of the model as it was given, which files of statistics go by.
+    """
+    vote, votes_for = _vote(recipe)
+    if how.reuse is not None:
+        assert identity is not None
+        file = load_statistics(how.reuse)
+        check_fits(file, identity, sites, None if source is None else source.fingerprint, votes_for)
+        return recall(model, sites, source, file, providers=how.providers)
+    assert source is not None
+    if how.executor is not None:
+        observation = sweep_on(how.executor, model, sites, source, vote=vote, progress=progress)
+    else:
+        checkpoint = None if how.checkpoint is None else Checkpoint(how.checkpoint, votes_for=votes_for)
+        observation = sweep(
+            model,
+            sites,
+            source,
+            vote=vote,
+            threads=how.threads,
+            progress=progress,
+            checkpoint=checkpoint,
+            providers=how.providers,
+        )
+    if how.save is not None:
+        assert identity is not None
+        statistics = observation.statistics
+        file = StatisticsFile(identity, source.fingerprint, source.describe, observation.samples, statistics, votes_for)
+        save_statistics(how.save, file)
+    return observation
+
+
+def _vote(recipe: Recipe) -> tuple[Vote | None, str]:
+    """What each sample is asked, and its name; nothing for most methods."""
+    method, fmt = recipe.method, recipe.activations
+    vote = vote_of(fmt, method) if isinstance(method, MinMSE) and fmt.power_of_two else None
+    return vote, "" if vote is None else f"{method} on {fmt.dtype}"

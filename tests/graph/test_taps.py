@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import tempfile
+
+import numpy as np
+import onnx
+import pytest
+
+from detent.errors import ModelError, UsageError
+from detent.graph import taps
+from detent.graph.load import load
+from detent.graph.session import Runner
+from detent.graph.taps import UnorderedRunner, open_taps, take_out_reorders
+from tests.models import build, info, node, normal
+
+PLAIN = info("x", ("n", 3, 12, 12))
+
+
+def convolution(name, source, result, inputs, outputs, kernel=3, group=1):
+    """A Conv that keeps height and width, and its weights."""
+    pads = [kernel // 2] * 4
+    constants = {
+        f"w_{name}": normal(outputs, inputs // group, kernel, kernel, seed=inputs + outputs) / 4,
+        f"b_{name}": normal(outputs, seed=outputs),
+    }
+    return node("Conv", f"{source} w_{name} b_{name}", result, pads=pads, group=group), constants
+
+
+def everything(channels):
+    """Convolutions with and without activations, a residual, a depthwise layer, pools, a concat, and a padded tail."""
+    stem, constants = convolution("a", "x", "a", 3, channels)
+    inner, more = convolution("b", "ra", "b", channels, channels, kernel=1)
+    depthwise, deep = convolution("d", "rs", "d", channels, channels, group=channels)
+    tail, last = convolution("t", "cat", "t", 2 * channels, 20, kernel=1)
+    nodes = [
+        stem,
+        node("Relu", "a", "ra"),
+        inner,
+        node("Add", "b ra", "s"),
+        node("Relu", "s", "rs"),
+        depthwise,
+        node("Sigmoid", "d", "gate"),
+        node("MaxPool", "rs", "m", kernel_shape=[2, 2], strides=[2, 2]),
+        node("AveragePool", "gate", "p", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Concat", "m p", "cat", axis=1),
+        tail,
+        node("Clip", "t six nine", "ct"),
+        node("Transpose", "ct", "tr", perm=[0, 2, 3, 1]),
+        node("GlobalAveragePool", "ct", "y"),
+    ]
+    limits = {"six": np.float32(0.25), "nine": np.float32(6)}  # padding is zero, and would come out as a quarter
+    return build(nodes, "y", constants | more | deep | last | limits, inputs=[PLAIN])
+
+
+EVERY_VALUE = ["a", "ra", "b", "s", "rs", "d", "gate", "m", "p", "cat", "t", "ct", "tr", "y"]
+FUSED = ["ra", "b", "s", "rs", "gate", "m", "p", "cat", "ct", "y"]
+
+
+@pytest.mark.parametrize("names", [EVERY_VALUE, FUSED, ["y"], ["ct"]], ids=["all", "fused", "output", "one"])
+@pytest.mark.parametrize("channels", [1, 3, 4, 7, 8, 12, 16, 20, 24, 32, 40])
+def test_the_values_are_the_same_in_another_order(channels, names):
+    model = load(everything(channels))
+    ordered, unordered = open_taps(model, names)
+    for batch in (1, 3):
+        x = normal(batch, 3, 12, 12, seed=batch)
+        expected, plain, found = ordered({"x": x}), Runner(model, names)({"x": x}), unordered({"x": x})
+        for name, one, other, third in zip(names, expected, plain, found, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=name)
+            assert one.size == third.size, name
+            np.testing.assert_array_equal(np.sort(one, axis=None), np.sort(third, axis=None), err_msg=name)
+    assert [str(value.name) for value in model.graph.outputs] == ["y"]
+
+
+def test_padded_parts_of_a_whole_number_of_blocks():
+    first, constants = convolution("a", "x", "a", 3, 12)
+    second, more = convolution("b", "x", "b", 3, 20)
+    nodes = [first, second, node("Concat", "a b", "cat", axis=1), node("Sigmoid", "cat", "y")]
+    model = load(build(nodes, "y", constants | more, inputs=[PLAIN]))
+    ordered, unordered = open_taps(model, ["a", "b", "cat", "y"])
+    x = {"x": normal(2, 3, 12, 12)}
+    for one, other in zip(ordered(x), unordered(x), strict=True):
+        np.testing.assert_array_equal(np.sort(one, axis=None), np.sort(other, axis=None))
+
+
+def test_only_some_values_are_asked_for():
+    ordered, unordered = open_taps(load(everything(32)), EVERY_VALUE)
+    x = {"x": normal(2, 3, 12, 12)}
+    for names in (["rs", "ra"], ["y"], EVERY_VALUE[::-1]):
+        for one, other in zip(ordered(x, "it", names), unordered(x, "it", names), strict=True):
+            np.testing.assert_array_equal(np.sort(one, axis=None), np.sort(other, axis=None))
+
+
+def test_reorders_are_really_taken_out():
+    unordered = open_taps(load(everything(32)), FUSED).unordered
+    if not isinstance(unordered, UnorderedRunner):
+        pytest.skip("onnxruntime has no blocked layout on this CPU")
+    assert {"ra", "b", "s", "rs"} <= set(unordered._blocked)
+    assert "ct" not in unordered._blocked  # 20 channels do not fill their blocks
+
+
+def optimized(channels, padded_to):
+    """What onnxruntime might write: a blocked Conv and a blocked Relu behind it, both put in order again."""
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Conv", ["x", "w"], ["c"], domain=taps.BLOCKED),
+            onnx.helper.make_node("Relu", ["c"], ["r"]),
+            onnx.helper.make_node("ReorderOutput", ["c"], ["c_out"], domain=taps.BLOCKED, channels=channels),
+            onnx.helper.make_node("ReorderOutput", ["r"], ["r_out"], domain=taps.BLOCKED, channels=channels),
+            onnx.helper.make_node("Flatten", ["r_out"], ["y"]),
+        ],
+        "optimized",
+        [PLAIN],
+        [info(name, None) for name in ("c_out", "r_out", "y")],
+        [onnx.numpy_helper.from_array(normal(padded_to, 3, 3, 3), "w")],
+    )
+    return onnx.helper.make_model(graph)
+
+
+@pytest.mark.parametrize(
+    ("channels", "padded_to", "taken"), [(32, 32, True), (24, 24, True), (24, 32, False), (20, 24, False)]
+)
+def test_a_value_with_padding_keeps_its_reorder(channels, padded_to, taken):
+    model = optimized(channels, padded_to)
+    assert take_out_reorders(model, ["c_out", "r_out"]) == ({"c_out": ("c", channels)} if taken else {})
+    assert [value.name for value in model.graph.output] == ["c" if taken else "c_out", "r_out", "y"]
+    assert len(model.graph.node) == 5 - taken
+
+
+def test_behind_other_operators_only_whole_blocks_of_any_size_are_sure():
+    for channels, taken in ((24, False), (32, True)):
+        model = optimized(channels, channels)
+        del model.graph.node[-1], model.graph.output[-1]
+        assert ("r_out" in take_out_reorders(model, ["c_out", "r_out"])) == taken
+
+
+def test_two_reorders_of_one_value_do_not_become_two_outputs_of_one_name():
+    model = optimized(32, 32)
+    model.graph.node[3].input[0] = "c"
+    del model.graph.node[-1], model.graph.output[-1]
+    assert take_out_reorders(model, ["c_out", "r_out"]) == {"c_out": ("c", 32)}
+    assert [value.name for value in model.graph.output] == ["c", "r_out"]
+
+
+def test_a_layout_that_is_not_the_expected_one_is_an_error():
+    model = build([node("Relu", "x", "y")], "y", inputs=[PLAIN])
+    runner = UnorderedRunner(model, ["value"], {"value": ("y", 5)})
+    with pytest.raises(ModelError, match="tensor 'value' with 3 channels instead of 5"):
+        runner({"x": normal(1, 3, 12, 12)})
+
+
+@pytest.mark.parametrize("why", ["no convolution", "too large", "no folder", "not written", "not loaded"])
+def test_where_it_cannot_be_done_the_ordered_runner_does_both(why, monkeypatch):
+    model = load(everything(32))
+    if why == "no convolution":
+        model = load(build([node("Relu", "x", "y")], "y", inputs=[PLAIN]))
+    elif why == "too large":
+        monkeypatch.setattr(taps, "MOST_BYTES", 100)
+    elif why == "no folder":
+        monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
+    elif why == "not written":
+        monkeypatch.setattr(onnx, "load", lambda path: onnx.ModelProto.FromString(path.read_bytes()[:50]))
+    else:
+
+        def refuse(*_):
+            raise ModelError("no")
+
+        monkeypatch.setattr(taps, "UnorderedRunner", refuse)
+    ordered, unordered = open_taps(model, ["y"])
+    assert ordered is unordered
+    x = {"x": normal(1, 3, 12, 12)}
+    np.testing.assert_array_equal(ordered(x)[0], Runner(model, ["y"])(x)[0])
+
+
+def test_a_model_that_does_not_load_says_so():
+    proto = everything(8)
+    next(attribute for attribute in proto.graph.node[0].attribute if attribute.name == "pads").ints.append(1)
+    with pytest.raises(ModelError, match="onnxruntime cannot load the model"):
+        open_taps(taps.ir.from_proto(proto), ["y"])
+
+
+def test_an_unknown_provider_is_named():
+    with pytest.raises(UsageError, match=r"no provider 'CPUExecutionprovider'. Did you mean 'CPUExecutionProvider'"):
+        open_taps(load(everything(8)), ["y"], providers=["CPUExecutionprovider"])
