@@ -1,4 +1,4 @@
-"""Every code block of the README runs as it stands, in a folder that has the files it speaks of."""
+"""Every code block of the README and of the documents runs as it stands, in a folder that has what it speaks of."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(language, code, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, (language, code) in enumerate(
+        re.findall(r"```(sh|python)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1
+    )
+]
 SET_UP = ("make demo", "make test", "pip install .")
 
 
@@ -67,21 +74,27 @@ def test_block_runs(language, code, folder):
 
 
 def test_nothing_is_left_to_fill_in():
-    assert "@@" not in README.read_text(encoding="utf-8")
+    assert not any("@@" in page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_the_readme_opens_with_the_two_commands():
-    assert BLOCKS[0][1].split()[:2] == ["make", "demo"]
-    assert "make test" in BLOCKS[0][1]
+    first = BLOCKS[0].values[1]
+    assert first.split()[:2] == ["make", "demo"]
+    assert "make test" in first
 
 
-def test_every_option_named_in_the_readme_exists():
-    help_text = subprocess.run(
-        [sys.executable, "-m", "detent.cli", "quantize", "--help"],
+def test_every_option_that_is_named_exists():
+    known = "".join(_help(command) for command in ("quantize", "stats", "inspect"))
+    for page in PAGES:
+        for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
+            assert option in known, f"{option} in {page.name}"
+
+
+def _help(command):
+    return subprocess.run(
+        [sys.executable, "-m", "detent.cli", command, "--help"],
         capture_output=True,
         text=True,
         check=True,
         env={"COLUMNS": "200", "PATH": "", "HOME": str(Path.home())},
     ).stdout
-    for option in set(re.findall(r"--[a-z][a-z-]+", README.read_text(encoding="utf-8"))):
-        assert option in help_text, option

@@ -1,0 +1,139 @@
+"""Statistics from a file, from workers and after an interruption: always the same result."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+
+import detent as package
+from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.errors import DataError, UsageError
+from detent.methods import METHODS
+from tests.conftest import tiny_model
+
+
+@pytest.fixture
+def saved(detent, demo_arguments, tmp_path):
+    """The demo's statistics, and the model that was quantized while they were counted."""
+    outcome = detent(*demo_arguments, "--save-stats", tmp_path / "demo.stats")
+    assert outcome.code == 0, outcome.err
+    return tmp_path / "demo.stats", (tmp_path / "out.onnx").read_bytes()
+
+
+def test_statistics_from_a_file_give_the_same_model(detent, saved, tmp_path):
+    stats, expected = saved
+    outcome = detent("quantize", MODEL, tmp_path / "again.onnx", "--stats", stats)
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "again.onnx").read_bytes() == expected
+    assert "Not measured: there was no data" in outcome.out
+    assert f"Calibrated on the statistics in {stats} (56 images" in outcome.out
+
+
+def test_with_data_beside_them_the_result_is_measured(detent, saved, demo_arguments):
+    stats, expected = saved
+    measured = json.loads(detent(*demo_arguments, "--stats", stats, "--json").out)
+    assert demo_arguments[2].read_bytes() == expected
+    assert measured["fidelity"]["samples"] == 8
+    assert measured["calibration"]["samples"] == 56
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("NonOverflow", "Distribution")])
+def test_one_sweep_serves_every_method_of_another_recipe(method, saved, tmp_path):
+    stats, _ = saved
+    recipe = package.find_recipe("A8W8").replace(method=METHODS[method])
+    reused = package.quantize(MODEL, stats=stats, recipe=recipe)
+    counted = package.quantize(MODEL, calibration=CALIBRATION, preprocess=PREPROCESS, recipe=recipe)
+    assert reused.model == counted.model
+    assert reused.fidelity is None
+
+
+def test_another_selection_uses_the_same_statistics(saved):
+    stats, _ = saved
+    report = package.quantize(MODEL, stats=stats, exclude="head/*")
+    assert report.left_float()
+
+
+def test_most_common_needs_its_own_statistics(detent, saved, demo_arguments, tmp_path):
+    stats, _ = saved
+    method = ["--method", "MinMSE:mode=MostCommon"]
+    outcome = detent("quantize", MODEL, tmp_path / "x.onnx", "--stats", stats, *method)
+    assert outcome.code == 2
+    assert "needs the votes of each sample" in outcome.err
+    assert detent(*demo_arguments, "--save-stats", tmp_path / "votes.stats", *method).code == 0
+    first = demo_arguments[2].read_bytes()
+    assert detent("quantize", MODEL, tmp_path / "x.onnx", "--stats", tmp_path / "votes.stats", *method).code == 0
+    assert (tmp_path / "x.onnx").read_bytes() == first
+
+
+def test_an_executor_gives_the_same_model(saved, tmp_path):
+    stats, expected = saved
+    with ThreadPoolExecutor(2) as pool:
+        package.quantize(
+            MODEL,
+            tmp_path / "pool.onnx",
+            CALIBRATION,
+            preprocess=PREPROCESS,
+            executor=pool,
+            save_stats=tmp_path / "pool.stats",
+        )
+    assert (tmp_path / "pool.onnx").read_bytes() == expected
+    assert (tmp_path / "pool.stats").read_bytes() == stats.read_bytes()
+
+
+def test_refusals_come_before_any_work(detent, saved, demo_arguments, tmp_path):
+    stats, _ = saved
+    refused = {
+        ("--stats", stats, "--save-stats", tmp_path / "x"): "leave --save-stats, --workers and --dask out",
+        ("--stats", stats, "--workers", "2"): "leave --save-stats, --workers and --dask out",
+        ("--providers", "Abacus"): "has no provider 'Abacus'",
+        ("--workers", "2", "--dask", "nowhere:1"): "--workers",
+        ("--stats", stats, "--limit", "20"): "counted on other data",
+        ("--stats", tmp_path / "missing.stats"): "missing.stats",
+        ("--method", "MinMES"): "Did you mean 'MinMSE'",
+        ("--recipe", "A8W8", "--method", "NonOverflow"): "NonOverflow",
+    }
+    for options, words in refused.items():
+        outcome = detent(*demo_arguments, *options)
+        assert outcome.code in (2, 4), options
+        assert words in outcome.err, options
+
+
+def test_statistics_of_another_model_are_refused(saved, tmp_path):
+    stats, _ = saved
+    with pytest.raises(UsageError, match="of another model"):
+        package.quantize(tiny_model(), stats=stats)
+    damaged = tmp_path / "damaged.stats"
+    damaged.write_bytes(stats.read_bytes()[:-10])
+    with pytest.raises(DataError, match="is cut short"):
+        package.quantize(MODEL, stats=damaged)
+
+
+def test_stats_shows_every_tensor(detent, saved, tmp_path):
+    stats, _ = saved
+    outcome = detent("stats", stats, "--plot", tmp_path / "plots", "--sort", "outliers")
+    assert outcome.code == 0, outcome.err
+    shown = json.loads(detent("stats", stats, "--json").out)
+    assert len(list((tmp_path / "plots").glob("*.svg"))) == len(shown["tensors"])
+    assert all(tensor["choices"]["MinMax"][1] >= tensor["maximum"] * 0.99 for tensor in shown["tensors"])
+    assert "Entropy" in outcome.out
+    assert detent("stats", stats, "--tensor", "nothing*").code == 2
+
+
+def test_a_nearly_blank_sample_before_normal_ones():
+    rng = np.random.default_rng(3)
+    images = [np.full((1, 3, 8, 8), 1e-9, np.float32), *rng.standard_normal((20, 1, 3, 8, 8)).astype(np.float32)]
+    with_blank = package.quantize(tiny_model(), calibration=np.concatenate(images))
+    assert with_blank.fidelity.outputs["y"].sqnr_db > 25
+
+
+@pytest.mark.parametrize("size", [3e38, 1e-40])
+def test_values_at_the_ends_of_float32(size):
+    images = np.full((9, 3, 8, 8), size, np.float32)
+    images[:, 0] = 0
+    weights = {"w1": np.full((4, 3, 3, 3), 1e-3, np.float32), "b1": np.zeros(4, np.float32)}
+    report = package.quantize(tiny_model(**weights), calibration=images)
+    onnx.checker.check_model(report.model, full_check=True)
