@@ -78,7 +78,7 @@ def quantize(
         Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Without: random data.")
     ] = None,
     recipe: Annotated[str, typer.Option("--recipe", help="What to quantize to.")] = "XINT8",
-    target: Annotated[str | None, typer.Option("--target", help="npu-cnn or cpu, if not the recipe's.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="npu-cnn, npu-float-scale or cpu.")] = None,
     method: Annotated[str | None, typer.Option("--method", help="MinMSE, Percentile:percentile=99.99, ...")] = None,
     activations: Annotated[
         str | None, typer.Option("--activations", help="uint8, int8, uint16 or int16, if not the recipe's.")

@@ -39,7 +39,7 @@ def print_report(report: Report, console: Console) -> None:
     if report.moves:
         rules = Counter(move.rule for move in report.moves)
         listed = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
-        console.print(Text(f"Positions moved by the rules of {report.recipe.target}: {listed}."))
+        console.print(Text(f"Scales moved by the rules of {report.recipe.target}: {listed}."))
     if report.fidelity is not None:
         console.print(_fidelity(report))
         console.print(_worst_table(report.worst_tensors()))
