@@ -20,26 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime
 from onnxruntime.quantization.calibrate import CalibrationDataReader, CalibrationMethod, create_calibrator
 
 import detent
-from benchmarks.common import CALIBRATION, CASES, arguments, calibration_array, print_table
+from benchmarks.common import CALIBRATION, CASES, arguments, calibration_array, prepared, print_table
 from benchmarks.quark_parity import run_quark
 from detent.errors import UsageError
-from detent.graph.load import load
 from detent.methods import METHODS, Method
 from detent.observe.inputs import input_specs
 from detent.observe.methods.choose import check_method, choose_params
 from detent.observe.sources import open_source
 from detent.observe.sweep import sweep
-from detent.plan.layout import Role, lay_out
-from detent.plan.select import Selection
-from detent.prepare import default_passes, prepare
 from detent.presets import PRESETS, find_recipe
-from detent.recipe import Recipe
-from detent.targets.target import find_target
 
 CASE = CASES[0]
 XINT8 = find_recipe("XINT8")
@@ -142,18 +135,9 @@ def plain_session() -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(CASE.path, providers=["CPUExecutionProvider"])
 
 
-def prepared(recipe: Recipe = XINT8) -> tuple[ir.Model, list[str]]:
-    """The model as it is calibrated, and its sites."""
-    model = load(CASE.path)
-    names = [str(node.name) for node in model.graph]
-    prepare(model, default_passes(None, [make() for make in find_target(recipe.target).preparations]))
-    layout = lay_out(model, Selection(), folded=names)
-    return model, [one.value for one in layout.of_role(Role.ACTIVATION) if layout.leader(one.value) == one.value]
-
-
 def ours(images: np.ndarray[Any, Any]) -> dict[str, Callable[[], int]]:
     """The sweep over all XINT8 sites, its sessions' loading included; and all of quantize()."""
-    model, sites = prepared()
+    model, sites = prepared(CASE)
     specs = input_specs(model)
     count = len(images)
 
@@ -264,7 +248,7 @@ def peak_memory(folder: Path, samples: int, method: str, recipe: str) -> float:
 
 def print_methods(images: np.ndarray[Any, Any]) -> None:
     """Seconds that each method takes to choose the parameters of a hundred tensors from their statistics."""
-    model, sites = prepared()
+    model, sites = prepared(CASE)
     seen = sweep(model, sites, open_source(images, input_specs(model), limit=len(images))).statistics
     rows = []
     for name, method in METHODS.items():

@@ -18,18 +18,14 @@ from functools import partial
 import onnx_ir as ir
 from distributed import Client, LocalCluster
 
-from benchmarks.common import CALIBRATION, CASES, arguments, print_table
-from detent.graph.load import load
+from benchmarks.common import CALIBRATION, CASES, arguments, prepared, print_table
+from detent.observe.counter import taps_of
 from detent.observe.executors import sweep_on
 from detent.observe.inputs import input_specs
 from detent.observe.shards import ShardResult, compress, divide
 from detent.observe.sources import Source, open_source
 from detent.observe.statistics import TensorStatistics, merge
 from detent.observe.sweep import sweep
-from detent.observe.worker import observing_runner
-from detent.plan.layout import Role, lay_out
-from detent.plan.select import Selection
-from detent.prepare import default_passes, prepare
 
 CASE = CASES[0]
 WORKERS = (1, 2)
@@ -39,7 +35,7 @@ def main() -> None:
     parser = arguments("Calibration of mobilenetv2 on one and on two Dask workers.", samples=128)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    model, sites = prepared()
+    model, sites = prepared(CASE)
     source = images(model, options.samples)
     runs: dict[int, list[Run]] = {count: [] for count in WORKERS}
     alone: list[float] = []
@@ -88,16 +84,6 @@ def measured(client: Client, action: Callable[[], object]) -> Run:
     return Run(seconds, max(after[address] - before[address] for address in after), parent)
 
 
-def prepared() -> tuple[ir.Model, list[str]]:
-    """The model as calibration sees it, and its sites."""
-    model = load(CASE.path)
-    names = [str(node.name) for node in model.graph]
-    prepare(model, default_passes(None, []))
-    layout = lay_out(model, Selection(), folded=names)
-    activations = [site.value for site in layout.of_role(Role.ACTIVATION)]
-    return model, [name for name in activations if layout.leader(name) == name]
-
-
 def images(model: ir.Model, samples: int) -> Source:
     return open_source(CALIBRATION, input_specs(model), preprocess=CASE.options, limit=samples)
 
@@ -119,7 +105,7 @@ def costs(model: ir.Model, sites: list[str], source: Source) -> list[tuple[str, 
         ("bytes of its result", f"{len(result.compressed):,} ({len(pickle.dumps(counted)):,} unpacked)"),
         ("packing it, ms", f"{1000 * timed(lambda: compress(counted)):.1f}"),
         ("merging it, ms", f"{1000 * timed(lambda: merge(total, result.statistics)):.1f}"),
-        ("building the session, ms (once per worker)", f"{1000 * timed(lambda: observing_runner(model, sites)):.0f}"),
+        ("building the session, ms (once per worker)", f"{1000 * timed(lambda: taps_of(model, sites)):.0f}"),
     ]
 
 

@@ -17,6 +17,10 @@ from detent.measure.accuracy import LabelledImage, read_labels
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions, guess_preprocess
 from detent.observe.sources import open_source
+from detent.plan.layout import Role, lay_out
+from detent.plan.select import Selection
+from detent.prepare import default_passes, prepare
+from detent.targets.target import find_target
 
 DATA = Path(os.environ.get("DETENT_BENCH_DATA", Path(__file__).parents[2] / "shared" / "data"))
 """A folder with models/, imagenet-calib-350/ and imagenet-eval-1000/."""
@@ -71,6 +75,15 @@ def calibration_array(case: Case, samples: int) -> np.ndarray[Any, Any]:
     specs = input_specs(load(case.path))
     source = open_source(CALIBRATION, specs, preprocess=case.options, limit=samples)
     return np.concatenate([pending.load().feeds[specs[0].name] for pending in source])
+
+
+def prepared(case: Case, target: str = "npu-cnn") -> tuple[ir.Model, list[str]]:
+    """The model as it is calibrated, and its sites."""
+    model = load(case.path)
+    names = [str(node.name) for node in model.graph]
+    prepare(model, default_passes(None, [make() for make in find_target(target).preparations]))
+    layout = lay_out(model, Selection(), folded=names)
+    return model, [one.value for one in layout.of_role(Role.ACTIVATION) if layout.leader(one.value) == one.value]
 
 
 def evaluation_images(case: Case) -> tuple[list[LabelledImage], Any]:

@@ -19,9 +19,13 @@ def taps_of(model: ir.Model, sites: Sequence[str], providers: Sequence[str] = DE
 
     Count with the unordered runner of the two, and compare tensors with the ordered one.
     """
+    return open_taps(model, fetched(model, sites), providers)
+
+
+def fetched(model: ir.Model, sites: Sequence[str]) -> list[str]:
+    """The model's outputs, and then every site that is neither output nor input."""
     inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
-    inner = [name for name in sites if name not in inputs and name not in outputs]
-    return open_taps(model, outputs + inner, providers)
+    return outputs + [name for name in sites if name not in inputs and name not in outputs]
 
 
 class SiteCounter:

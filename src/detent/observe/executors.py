@@ -15,14 +15,15 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from detent.errors import DataError, UsageError
-from detent.graph.session import usable_cores
+from detent.graph.session import Runner, usable_cores
+from detent.observe.counter import fetched
 from detent.observe.processes import LocalProcesses
 from detent.observe.shard_reader import ShardedSource
 from detent.observe.shards import Shard, ShardResult, Work, divide, divisible, dump_work, first_samples
 from detent.observe.sources import Source
 from detent.observe.statistics import Statistics, TensorStatistics, Vote, merge
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, Observation
-from detent.observe.worker import Ticket, count_from_folder, last_work, observing_runner, shared_folder
+from detent.observe.worker import Ticket, count_from_folder, last_work, shared_folder
 from detent.progress import Progress, silent
 
 
@@ -68,7 +69,7 @@ def sweep_on(
                 done += result.feeds
                 progress(STAGE, done, source.length)
                 if runner is None:  # not before the model is on its way: so this takes none of the workers' time
-                    runner = observing_runner(model, sites)
+                    runner = Runner(model, fetched(model, sites))
     finally:
         last_work.forget()  # an executor of threads has loaded the model in this process
     if samples == 0 or runner is None:

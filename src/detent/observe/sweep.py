@@ -31,7 +31,7 @@ from detent.progress import Progress, silent
 
 STAGE = "calibrate"
 IN_SAMPLE_KEPT = 16
-MOST_WORKERS = 8  # each has statistics of its own, a quarter of a megabyte for each site
+MOST_WORKERS = 8  # each has statistics of its own, an eighth of a megabyte for each site
 SETTLE_SECONDS = 0.5  # from the request to hand over until the checkpoint is written: most samples end within it
 
 

@@ -6,7 +6,7 @@ import pickle
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,7 @@ import onnxruntime
 
 from detent.errors import ModelError, UsageError
 from detent.graph.save import save
-from detent.graph.session import Runner
-from detent.observe.counter import SiteCounter
+from detent.observe.counter import SiteCounter, taps_of
 from detent.observe.shards import Shard, ShardResult, Work, compress, samples_of
 from detent.version import __version__
 
@@ -54,7 +53,7 @@ class LoadedWork:
 
     def __init__(self, work: bytes, model: ir.Model) -> None:
         self.work: Work = pickle.loads(work)
-        self.runner = observing_runner(model, self.work.sites)
+        self.runner = taps_of(model, self.work.sites).unordered
 
     def count(self, shard: Shard) -> ShardResult:
         """Run all samples of a shard."""
@@ -116,12 +115,6 @@ def shared_folder(work: bytes, model: ir.Model) -> Iterator[tuple[str, Ticket]]:
         save(model, Path(folder) / MODEL_FILE)
         (Path(folder) / WORK_FILE).write_bytes(work)
         yield folder, Ticket()
-
-
-def observing_runner(model: ir.Model, sites: Sequence[str]) -> Runner:
-    """The model, ready to give its outputs and then every site that is neither output nor input."""
-    inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
-    return Runner(model, outputs + [name for name in sites if name not in inputs and name not in outputs])
 
 
 def _load_folder(folder: Path) -> LoadedWork:
