@@ -13,8 +13,8 @@ import pytest
 
 from detent.errors import DataError, OutputError
 from detent.observe import checkpoint as module
+from detent.observe.bank import HistogramBank
 from detent.observe.checkpoint import CHECKPOINT, Checkpoint
-from detent.observe.histogram import Histogram
 from detent.observe.inputs import input_specs
 from detent.observe.sealed import read_sealed, seal
 from detent.observe.sources import open_source
@@ -141,17 +141,17 @@ def test_ctrl_c(threads, whole, checkpoint):
     check_same(run(watched(), checkpoint), whole)
 
 
-def test_a_sample_that_fails_at_its_last_site_is_not_half_counted(whole, checkpoint, monkeypatch):
-    add = Histogram.add
+def test_a_sample_that_fails_after_some_of_it_was_counted_is_not_half_counted(whole, checkpoint, monkeypatch):
+    note = HistogramBank._note_extremes
     calls = []
 
-    def fail_once(self, values):
+    def fail_once(self, sizes):
         calls.append(self)
-        if len(calls) == 3 * 25:  # the third site of the 25th sample
+        if len(calls) == 25:
             raise MemoryError
-        return add(self, values)
+        return note(self, sizes)
 
-    monkeypatch.setattr(Histogram, "add", fail_once)
+    monkeypatch.setattr(HistogramBank, "_note_extremes", fail_once)
     with pytest.raises(MemoryError):
         run(watched(seconds=0.005), checkpoint, threads=1)
     monkeypatch.undo()

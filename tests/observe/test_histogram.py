@@ -12,6 +12,7 @@ from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.numerics.power_of_two import min_mse_position, min_mse_position_of
 from detent.observe.counting import BINS, BLOCK, HALF
 from detent.observe.histogram import LOWEST_EXPONENT, Histogram, NonFiniteError, merged_bins
+from tests.observe.methods.data import error_of_bins
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 SPECIAL = st.sampled_from(
@@ -153,8 +154,6 @@ def test_a_float64_beyond_float32_is_infinite():
 def test_nothing_at_all():
     histogram = of([], [])
     assert (histogram.total, histogram.largest, histogram.counts.sum()) == (0, 0.0, 0)
-    assert histogram.clipped_fraction(3, INT8) == 0.0
-    assert histogram.squared_error(3, INT8) == 0.0
     histogram.add(np.zeros((2, 0, 3), np.float32))
     assert state(histogram) == state(Histogram())
 
@@ -256,7 +255,7 @@ def test_the_search_over_counts_agrees_with_the_search_over_the_data(name, grid)
     for factor in (1.0, 0.037, 1.37, 11.1, 2.0**-40, 1e20):
         values = (DISTRIBUTIONS[name] * factor).astype(np.float32)
         histogram = of(values)
-        found = min_mse_position(histogram.largest, grid, lambda p, h=histogram: h.squared_error(p, grid))
+        found = min_mse_position(histogram.largest, grid, lambda p, h=histogram: error_of_bins(h, p, grid))
         exact = min_mse_position_of(values, grid)
         if found != exact:
             errors = [raw_error(values, position, grid) for position in (found, exact)]
@@ -277,43 +276,4 @@ def test_the_error_itself_is_that_of_the_data(name):
         base = min_mse_position_of(values, grid)
         for position in range(base - 2, base + 2):
             exact = raw_error(values, position, grid)
-            assert histogram.squared_error(position, grid) == pytest.approx(exact, rel=0.02)
-
-
-def test_the_error_of_bin_centres_by_hand():
-    # 1.0 and 1.5 make the range ±2 and the bins 2^-12 wide; the centres are 2^-13 above both values.
-    histogram = of([1.0, 1.5, 1.5])
-    half_bin = 2.0**-13
-    assert histogram.squared_error(1, INT8) == 3 * half_bin**2
-    assert histogram.squared_error(0, INT8) == half_bin**2 + 2 * (0.5 - half_bin) ** 2
-    assert histogram.squared_error(7, INT8) == pytest.approx(
-        (1 + half_bin - 127 / 128) ** 2 + 2 * (1.5 + half_bin - 127 / 128) ** 2
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    values=st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=50),
-    position=st.integers(-3, 5),
-    shift=st.integers(-60, 60),
-)
-def test_clipped_fraction_is_that_of_the_data(values, position, shift):
-    data = np.ldexp(np.array(values, np.float32), shift)
-    step = 2.0 ** (shift - position)
-    histogram = of(data)
-    if step < 2 * histogram.width:  # finer than the bins: only a bound is known
-        return
-    for grid in (INT8, UINT8_ZERO_128):
-        levels = data.astype(np.float64) / step
-        # Half a step past the last level, and beyond, is clipped. Exactly half a step below level -128 would round
-        # back to it: that tie shares a bin with values that do not.
-        clipped = (levels >= grid.high_level + 0.5) | (levels <= grid.low_level - 0.5)
-        assert histogram.clipped_fraction(position - shift, grid) == clipped.sum() / clipped.size
-
-
-def test_clipped_fraction_by_hand():
-    histogram = of([0.0, 126.0, 127.0, 128.0, -127.0, -128.0, -129.0, 500.0])
-    assert histogram.clipped_fraction(0, INT8) == 4 / 8
-    assert histogram.clipped_fraction(0, UINT8_ZERO_128) == 3 / 8
-    assert histogram.clipped_fraction(-1, INT8) == 1 / 8
-    assert histogram.clipped_fraction(-3, INT8) == 0.0
+            assert error_of_bins(histogram, position, grid) == pytest.approx(exact, rel=0.02)

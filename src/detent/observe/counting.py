@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.compiled import compiled
-from detent.observe.prefetch import prefetch
+from detent.observe.memory import floats_at, prefetch
 
 BINS = 1 << 14
 HALF = BINS // 2
@@ -130,6 +130,30 @@ def count_if_fits(
     if start:
         _empty(tables, low, high, inverse_width, counts)
     return low, high, True
+
+
+@compiled
+def count_tensors(
+    addresses: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    inverse_widths: npt.NDArray[np.float32],
+    limits: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    found: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.bool_]],
+    indices: npt.NDArray[np.uint16],
+    tables: npt.NDArray[np.uint32],
+) -> None:
+    """`count_if_fits` for many tensors, given by address and size, each into its row of `counts`.
+
+    `found` takes what it returns for each: the least key, the greatest, and whether the tensor fitted.
+    """
+    lows, highs, fitted = found
+    for i in range(addresses.size):
+        values = floats_at(addresses[i], sizes[i])
+        low, high, fits = count_if_fits(values, inverse_widths[i], limits[i], counts[i], indices, tables)
+        lows[i] = low
+        highs[i] = high
+        fitted[i] = fits
 
 
 @compiled

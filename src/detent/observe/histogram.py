@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.integer import IntegerGrid
-from detent.numerics.power_of_two import scale_of
 from detent.observe.counting import BINS, BLOCK, HALF, ROW, TABLES, count_if_fits
 
 LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width is no float32; such values are all but zero
@@ -92,14 +90,26 @@ class Histogram:
         flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
         if flat.size == 0:
             return None
-        low, high, counted = self._count(flat)
+        low, high, counted = self.count(flat)
         extremes = _float_of(low), _float_of(high)
         if not counted:
-            self._grow_to(_exponent_of(max(-extremes[0], extremes[1])))
-            self._count(flat)
-        self.total += flat.size
-        self._keys = min(self._keys[0], low), max(self._keys[1], high)
+            self.grow_for(low, high)
+            self.count(flat)
+        self.note(low, high, flat.size)
         return extremes
+
+    def count(self, flat: npt.NDArray[np.float32]) -> tuple[int, int, bool]:
+        """Put all values into their bins, or none where one does not fit; their extreme keys, and which it was."""
+        return count_if_fits(flat, self.inverse_width, self.limit, self.counts, _scratch.indices, _scratch.tables)
+
+    def grow_for(self, low: int, high: int) -> None:
+        """Make room for values between two keys. Raises NonFiniteError where one stands for NaN or infinity."""
+        self._grow_to(_exponent_of(max(-_float_of(low), _float_of(high))))
+
+    def note(self, low: int, high: int, size: int) -> None:
+        """Take `size` values between two keys, which are in their bins already, into the total and the extremes."""
+        self.total += size
+        self._keys = min(self._keys[0], low), max(self._keys[1], high)
 
     def merge(self, other: Histogram) -> None:
         """Add everything that `other` counted."""
@@ -108,26 +118,6 @@ class Histogram:
         self.total += other.total
         self._keys = min(self._keys[0], other._keys[0]), max(self._keys[1], other._keys[1])
 
-    def squared_error(self, position: int, grid: IntegerGrid) -> float:
-        """The sum of squared errors of quantizing every value at `position`, each value taken as its bin's centre."""
-        counts, centres = self._occupied()
-        difference = centres - grid.snap(centres, scale_of(position))
-        return float(np.vdot(counts, difference * difference))
-
-    def clipped_fraction(self, position: int, grid: IntegerGrid) -> float:
-        """The fraction of values that saturate at `position`."""
-        if not self.total:
-            return 0.0
-        counts, centres = self._occupied()
-        levels = np.rint(centres / scale_of(position))
-        outside = (levels < grid.low_level) | (levels > grid.high_level)
-        return float(counts[outside].sum() / self.total)
-
-    def _occupied(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Counts and centres of the bins that hold anything."""
-        bins = np.flatnonzero(self.counts)
-        return self.counts[bins].astype(np.float64), (bins.astype(np.float64) - HALF + 0.5) * self.width
-
     def _grow_to(self, exponent: int) -> None:
         if exponent > self.exponent:
             self.counts = merged_bins(self.counts, exponent - self.exponent)
@@ -135,12 +125,8 @@ class Histogram:
 
     def _set_exponent(self, exponent: int) -> None:
         self.exponent = exponent
-        self._inverse_width = np.float32(1.0 / self.width)
-        self._limit = (exponent + 127) << 23  # the bits of 2^exponent as float32; of infinity for the largest of all
-
-    def _count(self, flat: npt.NDArray[np.float32]) -> tuple[int, int, bool]:
-        """Count all values, or none where one does not fit; their extreme keys, and which it was."""
-        return count_if_fits(flat, self._inverse_width, self._limit, self.counts, _scratch.indices, _scratch.tables)
+        self.inverse_width = np.float32(1.0 / self.width)
+        self.limit = (exponent + 127) << 23  # the bits of 2^exponent as float32; of infinity for the largest of all
 
 
 def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:

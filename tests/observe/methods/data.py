@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from detent.numerics.formats import IntegerFormat
+from detent.observe.counting import HALF
 from detent.observe.histogram import Histogram
 from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
@@ -60,3 +61,11 @@ def squared_error(values, params):
 
 def identifier(fmt):
     return f"{fmt.dtype}-{'symmetric' if fmt.symmetric else 'asymmetric'}"
+
+
+def error_of_bins(histogram, position, grid):
+    """The sum of squared errors at a position, each value taken as its bin's centre."""
+    bins = np.flatnonzero(histogram.counts)
+    centres = (bins - HALF + 0.5) * histogram.width
+    difference = centres - grid.snap(centres, 2.0**-position)
+    return float(np.vdot(histogram.counts[bins], difference * difference))

@@ -24,7 +24,7 @@ from detent.observe.methods.choose import (
 )
 from detent.observe.methods.positions import vote_of
 from detent.observe.statistics import TensorStatistics
-from tests.observe.methods.data import DISTRIBUTIONS, FORMATS, identifier, observed, squared_error
+from tests.observe.methods.data import DISTRIBUTIONS, FORMATS, error_of_bins, identifier, observed, squared_error
 
 POWERS = {"int8": INT8, "uint8": UINT8_ZERO_128}
 FLOAT_METHODS = [
@@ -57,7 +57,7 @@ def test_power_of_two_positions(dtype, name):
     statistics = observed(values)
     histogram = statistics.histogram
     low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
-    searched = min_mse_position(histogram.largest, grid, lambda position: histogram.squared_error(position, grid))
+    searched = min_mse_position(histogram.largest, grid, lambda position: error_of_bins(histogram, position, grid))
     wanted = {
         MinMSE(): searched,
         NonOverflow(): non_overflow_position(low, high, grid),
@@ -81,7 +81,7 @@ def test_power_of_two_positions(dtype, name):
 def test_min_mse_is_the_search_over_the_histogram_ties_included(values, shift, dtype):
     grid, statistics = POWERS[dtype], observed(np.array(values) * 2.0**shift)
     histogram = statistics.histogram
-    wanted = min_mse_position(histogram.largest, grid, lambda position: histogram.squared_error(position, grid))
+    wanted = min_mse_position(histogram.largest, grid, lambda position: error_of_bins(histogram, position, grid))
     assert choose_params(statistics, power_of_two(dtype), MinMSE(), "x").position == wanted
 
 
