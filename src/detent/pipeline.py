@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,8 +110,10 @@ def run(job: Job) -> Report:
         return _preview(job, layout, notes, source, watch.seconds)
     with watch.stage("calibrate"):
         sites = _observed(layout)
-        observation = collect(job.collecting, model, identity, sites, source, job.recipe, job.progress)
-        _check_preparation(job, observation)
+        with ThreadPoolExecutor(1) as meanwhile:
+            original = meanwhile.submit(_open_original, job)
+            observation = collect(job.collecting, model, identity, sites, source, job.recipe, job.progress)
+            _check_preparation(job, *original.result(), observation)
     with watch.stage("plan"):
         _rewrite(model, target.substitutions, layout, notes)
         plan = make_plan(model, layout, observation.statistics, job.recipe)
@@ -188,15 +191,19 @@ def _observed(layout: Layout) -> list[str]:
     return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
 
 
-def _check_preparation(job: Job, observation: Observation) -> None:
+def _open_original(job: Job) -> tuple[Runner, Mapping[str, np.dtype[Any]]]:
+    """The model as it was given, ready to run, and the types of its inputs."""
+    original = read(job.model)
+    types = {str(value.name): value.dtype.numpy() for value in original.graph.inputs if value.dtype is not None}
+    return Runner(original), types
+
+
+def _check_preparation(job: Job, runner: Runner, types: Mapping[str, np.dtype[Any]], observation: Observation) -> None:
     """Run the model as it was given on one sample: loading and preparing it must not have changed its function."""
     if observation.runner is None:  # no data: it was run when the statistics were counted
         return
-    original = read(job.model)
     sample = observation.measured_on[0].load()
-    types = {str(value.name): value.dtype.numpy() for value in original.graph.inputs if value.dtype is not None}
     feeds = {name: array.astype(types.get(name, array.dtype)) for name, array in sample.feeds.items()}
-    runner = Runner(original)
     expected, found = runner(feeds, sample.origin), observation.runner(sample.feeds, sample.origin, runner.outputs)
     for name, before, after in zip(runner.outputs, expected, found, strict=True):
         if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:
