@@ -16,17 +16,21 @@ from detent.methods import METHODS
 from tests.conftest import tiny_model
 
 
+XINT8 = package.find_recipe("XINT8").replace(refinement=None)
+UNREFINED = ("--refine", "none")  # refinement looks at samples, which statistics do not have
+
+
 @pytest.fixture
 def saved(detent, demo_arguments, tmp_path):
     """The demo's statistics, and the model that was quantized while they were counted."""
-    outcome = detent(*demo_arguments, "--save-stats", tmp_path / "demo.stats")
+    outcome = detent(*demo_arguments, "--save-stats", tmp_path / "demo.stats", *UNREFINED)
     assert outcome.code == 0, outcome.err
     return tmp_path / "demo.stats", (tmp_path / "out.onnx").read_bytes()
 
 
 def test_statistics_from_a_file_give_the_same_model(detent, saved, tmp_path):
     stats, expected = saved
-    outcome = detent("quantize", MODEL, tmp_path / "again.onnx", "--stats", stats)
+    outcome = detent("quantize", MODEL, tmp_path / "again.onnx", "--stats", stats, *UNREFINED)
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "again.onnx").read_bytes() == expected
     assert "Not measured: there was no data" in outcome.out
@@ -35,7 +39,7 @@ def test_statistics_from_a_file_give_the_same_model(detent, saved, tmp_path):
 
 def test_with_data_beside_them_the_result_is_measured(detent, saved, demo_arguments):
     stats, expected = saved
-    measured = json.loads(detent(*demo_arguments, "--stats", stats, "--json").out)
+    measured = json.loads(detent(*demo_arguments, "--stats", stats, "--json", *UNREFINED).out)
     assert demo_arguments[2].read_bytes() == expected
     assert measured["fidelity"]["samples"] == 8
     assert measured["calibration"]["samples"] == 56
@@ -44,7 +48,7 @@ def test_with_data_beside_them_the_result_is_measured(detent, saved, demo_argume
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("NonOverflow", "Distribution")])
 def test_one_sweep_serves_every_method_of_another_recipe(method, saved, tmp_path):
     stats, _ = saved
-    recipe = package.find_recipe("A8W8").replace(method=METHODS[method])
+    recipe = package.find_recipe("A8W8").replace(method=METHODS[method], refinement=None)
     reused = package.quantize(MODEL, stats=stats, recipe=recipe)
     counted = package.quantize(MODEL, calibration=CALIBRATION, preprocess=PREPROCESS, recipe=recipe)
     assert reused.model == counted.model
@@ -53,13 +57,13 @@ def test_one_sweep_serves_every_method_of_another_recipe(method, saved, tmp_path
 
 def test_another_selection_uses_the_same_statistics(saved):
     stats, _ = saved
-    report = package.quantize(MODEL, stats=stats, exclude="head/*")
+    report = package.quantize(MODEL, recipe=XINT8, stats=stats, exclude="head/*")
     assert report.left_float()
 
 
 def test_most_common_needs_its_own_statistics(detent, saved, demo_arguments, tmp_path):
     stats, _ = saved
-    method = ["--method", "MinMSE:mode=MostCommon"]
+    method = ["--method", "MinMSE:mode=MostCommon", *UNREFINED]
     outcome = detent("quantize", MODEL, tmp_path / "x.onnx", "--stats", stats, *method)
     assert outcome.code == 2
     assert "needs the votes of each sample" in outcome.err
@@ -76,6 +80,7 @@ def test_an_executor_gives_the_same_model(saved, tmp_path):
             MODEL,
             tmp_path / "pool.onnx",
             CALIBRATION,
+            XINT8,
             preprocess=PREPROCESS,
             executor=pool,
             save_stats=tmp_path / "pool.stats",
@@ -95,6 +100,8 @@ def test_refusals_come_before_any_work(detent, saved, demo_arguments, tmp_path):
         ("--stats", tmp_path / "missing.stats"): "missing.stats",
         ("--method", "MinMES"): "Did you mean 'MinMSE'",
         ("--recipe", "A8W8", "--method", "NonOverflow"): "NonOverflow",
+        ("--stats", stats, "--no-equalize", *UNREFINED): "counted after equalization",
+        ("--refine", "BiasCorection"): "Did you mean 'BiasCorrection'",
     }
     for options, words in refused.items():
         outcome = detent(*demo_arguments, *options)
@@ -102,14 +109,20 @@ def test_refusals_come_before_any_work(detent, saved, demo_arguments, tmp_path):
         assert words in outcome.err, options
 
 
+def test_refinement_needs_samples_beside_statistics(detent, saved, tmp_path):
+    outcome = detent("quantize", MODEL, tmp_path / "x.onnx", "--stats", saved[0])
+    assert outcome.code == 2
+    assert "BiasCorrection looks at samples" in outcome.err
+
+
 def test_statistics_of_another_model_are_refused(saved, tmp_path):
     stats, _ = saved
     with pytest.raises(UsageError, match="of another model"):
-        package.quantize(tiny_model(), stats=stats)
+        package.quantize(tiny_model(), recipe=XINT8, stats=stats)
     damaged = tmp_path / "damaged.stats"
     damaged.write_bytes(stats.read_bytes()[:-10])
     with pytest.raises(DataError, match="is cut short"):
-        package.quantize(MODEL, stats=damaged)
+        package.quantize(MODEL, recipe=XINT8, stats=damaged)
 
 
 def test_stats_shows_every_tensor(detent, saved, tmp_path):

@@ -18,7 +18,7 @@ from detent.observe.methods.positions import vote_of
 from detent.observe.sources import Source
 from detent.observe.statistics import Vote
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
-from detent.observe.sweep import Observation, recall, sweep
+from detent.observe.sweep import Observation, sweep
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
 
@@ -55,46 +55,69 @@ def checkpoint_beside(output: Path) -> Path:
     return output.with_name(f"{output.name}.checkpoint")
 
 
-def collect(
-    how: Collecting,
-    model: ir.Model,
-    identity: str | None,
-    sites: Sequence[str],
-    source: Source | None,
-    recipe: Recipe,
-    progress: Progress = silent,
-) -> Observation:
-    """The statistics of `sites`, and the samples to measure the result with (none where there is no `source`).
+def saved_statistics(
+    how: Collecting, identity: str | None, sites: Sequence[str], source: Source | None, recipe: Recipe
+) -> StatisticsFile | None:
+    """The file of an earlier sweep, if there is one to use. Raises where it does not fit.
 
     `identity` is the fingerprint of the model as it was given, which files of statistics go by.
     """
+    if how.reuse is None:
+        return None
+    assert identity is not None
+    file = load_statistics(how.reuse)
+    check_fits(file, identity, sites, None if source is None else source.fingerprint, _vote(recipe)[1])
+    if (file.factors is not None) != recipe.equalize:
+        counted, other = ("after", "--equalize") if file.factors is not None else ("without", "--no-equalize")
+        raise UsageError(f"The statistics were counted {counted} equalization: give {other}, or calibrate again.")
+    return file
+
+
+def collect(
+    how: Collecting,
+    model: ir.Model,
+    sites: Sequence[str],
+    source: Source,
+    recipe: Recipe,
+    progress: Progress = silent,
+) -> Observation:
+    """The statistics of `sites`, counted now, and the samples to measure the result with."""
     vote, votes_for = _vote(recipe)
-    if how.reuse is not None:
-        assert identity is not None
-        file = load_statistics(how.reuse)
-        check_fits(file, identity, sites, None if source is None else source.fingerprint, votes_for)
-        return recall(model, sites, source, file, providers=how.providers)
-    assert source is not None
     if how.executor is not None:
-        observation = sweep_on(how.executor, model, sites, source, vote=vote, progress=progress)
-    else:
-        checkpoint = None if how.checkpoint is None else Checkpoint(how.checkpoint, votes_for=votes_for)
-        observation = sweep(
-            model,
-            sites,
-            source,
-            vote=vote,
-            threads=how.threads,
-            progress=progress,
-            checkpoint=checkpoint,
-            providers=how.providers,
-        )
+        return sweep_on(how.executor, model, sites, source, vote=vote, progress=progress)
+    return sweep(
+        model,
+        sites,
+        source,
+        vote=vote,
+        threads=how.threads,
+        progress=progress,
+        checkpoint=None if how.checkpoint is None else Checkpoint(how.checkpoint, votes_for=votes_for),
+        providers=how.providers,
+    )
+
+
+def keep(
+    how: Collecting,
+    identity: str | None,
+    source: Source,
+    observation: Observation,
+    recipe: Recipe,
+    factors: tuple[float, ...] | None,
+) -> None:
+    """Save the statistics, where that was asked for."""
     if how.save is not None:
         assert identity is not None
-        statistics = observation.statistics
-        file = StatisticsFile(identity, source.fingerprint, source.describe, observation.samples, statistics, votes_for)
+        file = StatisticsFile(
+            model=identity,
+            data=source.fingerprint,
+            description=source.describe,
+            samples=observation.samples,
+            statistics=observation.statistics,
+            votes_for=_vote(recipe)[1],
+            factors=factors,
+        )
         save_statistics(how.save, file)
-    return observation
 
 
 def _vote(recipe: Recipe) -> tuple[Vote | None, str]:

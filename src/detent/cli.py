@@ -83,6 +83,8 @@ def quantize(
     activations: Annotated[
         str | None, typer.Option("--activations", help="uint8, int8, uint16 or int16, if not the recipe's.")
     ] = None,
+    equalize: cli_options.Equalize = None,
+    refine: cli_options.Refine = None,
     include: Annotated[
         list[str], typer.Option(help="Only nodes that match.", metavar="PATTERN", rich_help_panel=NODES)
     ] = [],  # noqa: B006
@@ -147,7 +149,7 @@ def quantize(
                 model,
                 output,
                 calib,
-                _recipe(recipe, target, method, activations),
+                _recipe(recipe, target, method, activations, equalize, refine),
                 include=include,
                 exclude=exclude,
                 op_types=op_types,
@@ -246,11 +248,19 @@ def demo(
     result.show(_stdout())
 
 
-def _recipe(name: str, target: str | None, method: str | None, activations: str | None) -> Recipe:
+def _recipe(
+    name: str,
+    target: str | None,
+    method: str | None,
+    activations: str | None,
+    equalize: bool | None,
+    refine: str | None,
+) -> Recipe:
     """The named recipe with the fields that the flags change."""
     from detent.methods import parse_method
     from detent.presets import find_recipe
     from detent.recipe import ACTIVATION_TYPES
+    from detent.refinements import parse_refinement
 
     recipe = find_recipe(name)
     changes: dict[str, Any] = {} if target is None else {"target": target}
@@ -259,6 +269,10 @@ def _recipe(name: str, target: str | None, method: str | None, activations: str 
     if activations is not None:
         dtype = _choice(activations, {name: name for name in ACTIVATION_TYPES}, "--activations")
         changes["activations"] = dataclasses.replace(recipe.activations, dtype=dtype)
+    if equalize is not None:
+        changes["equalize"] = equalize
+    if refine is not None:
+        changes["refinement"] = parse_refinement(refine)
     return recipe.replace(**changes)
 
 

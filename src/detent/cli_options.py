@@ -16,7 +16,21 @@ if TYPE_CHECKING:
 DATA = "Data"
 NODES = "Which nodes"
 CALIBRATION = "Calibration"
+ACCURACY = "Accuracy"
 
+Equalize = Annotated[
+    bool | None,
+    typer.Option("--equalize/--no-equalize", help="Rescale channels first.", rich_help_panel=ACCURACY),
+]
+Refine = Annotated[
+    str | None,
+    typer.Option(
+        "--refine",
+        help="BiasCorrection, Rounding, AdaRound, AdaQuant (with settings: Rounding:rows=128), or none.",
+        metavar="NAME",
+        rich_help_panel=ACCURACY,
+    ),
+]
 Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="Use at most N samples.", metavar="N", rich_help_panel=DATA)
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from detent.errors import UsageError, nearest
+from detent.errors import UsageError
+from detent.settings import parse_choice
 
 Metric = Literal["mae", "mse"]
 MinMSEMode = Literal["All", "MostCommon", "Percentile"]
@@ -141,36 +142,5 @@ METHODS: Mapping[str, Method] = {
 
 
 def parse_method(text: str) -> Method:
-    """A method by name, in any case, with settings after a colon: `Percentile:percentile=99.99`.
-
-    A setting of several numbers has slashes between them: `LayerwisePercentile:candidates=99.9/99.99,metric=mse`.
-    """
-    name, _, settings = text.partition(":")
-    by_lower = {known.lower(): method for known, method in METHODS.items()}
-    if name.lower() not in by_lower:
-        raise UsageError(f"There is no method '{name}'.{nearest(name, METHODS)} Choose from {', '.join(METHODS)}.")
-    method = by_lower[name.lower()]
-    changes: dict[str, object] = {}
-    for setting in filter(None, settings.split(",")):
-        key, _, value = setting.partition("=")
-        known = [field.name for field in fields(method) if field.name != "by_tensor"]
-        if key not in known:
-            listed = ", ".join(known) or "none"
-            raise UsageError(f"{type(method).__name__} has no setting '{key}'.{nearest(key, known)} It has: {listed}.")
-        changes[key] = _parse_setting(setting, value, getattr(method, key))
-    return replace(method, **changes)  # type: ignore[arg-type]  # each has the type of the default that it replaces
-
-
-def _parse_setting(setting: str, value: str, default: object) -> object:
-    """The value of a setting, in the type of its default."""
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "false": False}[value.lower()]
-        if isinstance(default, tuple):
-            return tuple(float(part) for part in value.split("/"))
-        return type(default)(value)  # type: ignore[call-arg]  # str, int or float
-    except (ValueError, KeyError):
-        kind = (
-            "true or false" if isinstance(default, bool) else "a number" if not isinstance(default, str) else "a word"
-        )
-        raise UsageError(f"'{setting}': expected {kind} after the equals sign.") from None
+    """A method by name, in any case, with settings after a colon: `Percentile:percentile=99.99`."""
+    return parse_choice(text, METHODS, "method", unsettable=("by_tensor",))

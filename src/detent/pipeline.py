@@ -1,6 +1,7 @@
 """The whole way from a float model to a quantized one, top to bottom.
 
-    load -> prepare -> lay out -> observe -> plan -> constrain -> emit -> verify -> measure -> save
+    load -> prepare -> lay out -> equalize -> observe -> plan -> constrain -> refine
+         -> emit -> verify -> measure -> save
 
 Decisions are made on the plan, weights are encoded once at emission, and nothing is written before everything held.
 """
@@ -16,28 +17,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
-from detent.calibrate import Collecting, collect
+from detent.calibrate import Collecting, collect, keep, saved_statistics
 from detent.emit.qdq import check_formats, emit_qdq
-from detent.errors import ModelError, OutputError
+from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.errors import ModelError, OutputError, UsageError
 from detent.graph.load import ModelLike, files_of, load, name_of, read, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, tensor_bytes
 from detent.graph.session import Runner, check_operators
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.inputs import input_specs
+from detent.observe.peek import peek
 from detent.observe.preprocess import PreprocessOptions
+from detent.observe.samples import PendingSample, Sample
 from detent.observe.sources import Source, open_source
-from detent.observe.sweep import Observation
+from detent.observe.statistics_file import StatisticsFile
+from detent.observe.sweep import Observation, recall
 from detent.plan.layout import Layout, Role, lay_out
 from detent.plan.plan import Plan, check_methods, make_plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.progress import Progress, silent
-from detent.recipe import Recipe
+from detent.recipe import EQUALIZING_SAMPLES, Recipe
+from detent.refine.layers import LayerReport
+from detent.refine.refine import refine
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
@@ -108,22 +116,30 @@ def run(job: Job) -> Report:
     source = _open(job, model)
     if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
-    with watch.stage("calibrate"):
-        sites = _observed(layout)
-        with ThreadPoolExecutor(1) as meanwhile:
-            original = meanwhile.submit(_open_original, job)
-            observation = collect(job.collecting, model, identity, sites, source, job.recipe, job.progress)
-            _check_preparation(job, *original.result(), observation)
+    sites = _observed(layout)
+    with ThreadPoolExecutor(1) as meanwhile:
+        original = meanwhile.submit(_Original, job)
+        with watch.stage("equalize"):
+            saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
+            samples, source = _first_samples(job, source, saved)
+            equalization = _equalize(job, model, layout, samples, saved)
+        with watch.stage("calibrate"):
+            observation = _observe(job, model, identity, sites, source, saved, equalization)
+            _check_preparation(job, original.result(), samples, observation)
     with watch.stage("plan"):
+        reference = model.clone() if job.recipe.refinement is not None else model
         _rewrite(model, target.substitutions, layout, notes)
         plan = make_plan(model, layout, observation.statistics, job.recipe)
         unsettled = target.constrain(model, plan)
         tensors = describe_constants(model, plan)
-    with watch.stage("emit"):
         _rewrite(model, target.corrections, layout, notes)
+    with watch.stage("refine"):
+        refined = _refine(job, model, reference, plan, samples)
+    with watch.stage("emit"):
         dequantized = _emit(model, plan)
     with watch.stage("measure"):
-        fidelity = _measure(job, model, observation, {name: dequantized[name] for name in sites})
+        before = None if equalization is None else original.result()
+        fidelity = _measure(job, model, before, observation, {name: dequantized[name] for name in sites})
         tensors += describe_activations(plan, observation.statistics, fidelity.tensors if fidelity else {})
     with watch.stage("save"):
         proto, written = _write(model, job.output)
@@ -138,6 +154,8 @@ def run(job: Job) -> Report:
         changes=notes.changes,
         declined=notes.declined,
         moves=plan.moves,
+        equalization=equalization,
+        refined=refined,
         calibration=calibration,
         fidelity=fidelity,
         in_sample=observation.in_sample,
@@ -191,21 +209,78 @@ def _observed(layout: Layout) -> list[str]:
     return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
 
 
-def _open_original(job: Job) -> tuple[Runner, Mapping[str, np.dtype[Any]]]:
-    """The model as it was given, ready to run, and the types of its inputs."""
-    original = read(job.model)
-    types = {str(value.name): value.dtype.numpy() for value in original.graph.inputs if value.dtype is not None}
-    return Runner(original), types
+class _Original:
+    """The model as it was given, ready to run on samples of the prepared one."""
+
+    def __init__(self, job: Job) -> None:
+        original = read(job.model)
+        self._types = {str(each.name): each.dtype.numpy() for each in original.graph.inputs if each.dtype is not None}
+        self._runner = Runner(original)
+
+    def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        """All outputs by name."""
+        feeds = {name: array.astype(self._types.get(name, array.dtype)) for name, array in sample.feeds.items()}
+        return dict(zip(self._runner.outputs, self._runner(feeds, sample.origin), strict=True))
 
 
-def _check_preparation(job: Job, runner: Runner, types: Mapping[str, np.dtype[Any]], observation: Observation) -> None:
-    """Run the model as it was given on one sample: loading and preparing it must not have changed its function."""
+def _first_samples(
+    job: Job, source: Source | None, saved: StatisticsFile | None
+) -> tuple[list[PendingSample], Source | None]:
+    """The samples that equalization and refinement look at, and the source to go on with."""
+    recipe = job.recipe
+    needed = recipe.refinement.samples if recipe.refinement is not None else 0
+    if recipe.equalize and saved is None:
+        needed = max(needed, EQUALIZING_SAMPLES)
+    if not needed:
+        return [], source
+    if source is None:
+        raise UsageError(
+            f"{type(recipe.refinement).__name__} looks at samples, and statistics have none: give --calib beside "
+            "--stats, or --refine none."
+        )
+    return peek(source, needed)
+
+
+def _equalize(
+    job: Job, model: ir.Model, layout: Layout, samples: Sequence[PendingSample], saved: StatisticsFile | None
+) -> Equalization | None:
+    if not job.recipe.equalize:
+        return None
+    if saved is not None and saved.factors is not None:
+        return equalize_again(model, saved.factors)
+    return equalize(model, layout.sites, samples[:EQUALIZING_SAMPLES], job.collecting.threads)
+
+
+def _observe(
+    job: Job,
+    model: ir.Model,
+    identity: str | None,
+    sites: Sequence[str],
+    source: Source | None,
+    saved: StatisticsFile | None,
+    equalization: Equalization | None,
+) -> Observation:
+    """The statistics, from a file or counted now; those are kept where that was asked for."""
+    how = job.collecting
+    if saved is not None:
+        return recall(model, sites, source, saved, providers=how.providers)
+    assert source is not None, "without statistics there is data"
+    observation = collect(how, model, sites, source, job.recipe, job.progress)
+    keep(how, identity, source, observation, job.recipe, None if equalization is None else equalization.factors)
+    return observation
+
+
+def _check_preparation(
+    job: Job, original: _Original, samples: Sequence[PendingSample], observation: Observation
+) -> None:
+    """Run the model as it was given on one sample: preparing and equalizing it must not have changed its function."""
     if observation.runner is None:  # no data: it was run when the statistics were counted
         return
-    sample = observation.measured_on[0].load()
-    feeds = {name: array.astype(types.get(name, array.dtype)) for name, array in sample.feeds.items()}
-    expected, found = runner(feeds, sample.origin), observation.runner(sample.feeds, sample.origin, runner.outputs)
-    for name, before, after in zip(runner.outputs, expected, found, strict=True):
+    # Of the samples that equalization saw, because a Clip may cut others where it did not before.
+    sample = (samples or observation.measured_on)[0].load()
+    expected = original(sample)
+    found = observation.runner(sample.feeds, sample.origin, list(expected))
+    for (name, before), after in zip(expected.items(), found, strict=True):
         if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:
             continue
         difference = float(np.abs(before.astype(np.float64) - after).max())
@@ -217,12 +292,32 @@ def _check_preparation(job: Job, runner: Runner, types: Mapping[str, np.dtype[An
             )
 
 
-def _measure(job: Job, model: ir.Model, observation: Observation, sites: Mapping[str, str]) -> Fidelity | None:
+def _refine(
+    job: Job, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample]
+) -> Sequence[LayerReport]:
+    """Choose weights and biases anew, so that `model` answers as `reference`, which has no rewrites of a device."""
+    refinement = job.recipe.refinement
+    if refinement is None:
+        return ()
+    chosen = samples[: refinement.samples]
+    return refine(model, reference, plan, refinement, chosen, threads=job.collecting.threads, progress=job.progress)
+
+
+def _measure(
+    job: Job, model: ir.Model, original: _Original | None, observation: Observation, sites: Mapping[str, str]
+) -> Fidelity | None:
     """How close the quantized model is to float; None where there is no data to measure with."""
     if observation.runner is None:
         return None
-    samples, threads = observation.measured_on, job.collecting.threads
-    return measure_fidelity(observation.runner, model, sites, samples, threads=threads, progress=job.progress)
+    return measure_fidelity(
+        observation.runner,
+        model,
+        sites,
+        observation.measured_on,
+        original=original,
+        threads=job.collecting.threads,
+        progress=job.progress,
+    )
 
 
 def _rewrite(model: ir.Model, makers: Sequence[PassMaker], layout: Layout, notes: Notes) -> None:
@@ -274,6 +369,8 @@ def _preview(job: Job, layout: Layout, notes: Notes, source: Source | None, seco
         changes=notes.changes,
         declined=notes.declined,
         moves=(),
+        equalization=None,
+        refined=(),
         calibration=None if unseen is None else _calibration(job, source, unseen),
         fidelity=None,
         in_sample=False,

@@ -9,9 +9,13 @@ from typing import Any
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE
 from detent.numerics.formats import IntegerFormat
+from detent.refinements import BiasCorrection, Refinement
 
 POWER_OF_TWO_INT8 = IntegerFormat("int8", power_of_two=True)
 POWER_OF_TWO_UINT8 = IntegerFormat("uint8", power_of_two=True)
+
+EQUALIZING_SAMPLES = 64
+"""Enough to see what each channel holds."""
 
 ACTIVATION_TYPES = ("uint8", "int8", "uint16", "int16")
 
@@ -22,7 +26,8 @@ class Recipe:
 
     `method` is that of the activations. Weights take it too where scales are powers of two, else the whole range
     (their elements are all known), unless there is a `weight_method`. Biases of 32 bits take the product of their
-    layer's input and weight scales; narrower ones have a scale of their own.
+    layer's input and weight scales; narrower ones have a scale of their own. `equalize` rescales channels before
+    anything is quantized, and the `refinement` chooses weights and biases anew afterwards.
     """
 
     name: str
@@ -33,6 +38,8 @@ class Recipe:
     method: Method = MinMSE()  # noqa: RUF009  (frozen: one instance serves all)
     weight_method: Method | None = None
     target: str = "npu-cnn"
+    equalize: bool = True
+    refinement: Refinement | None = BiasCorrection()  # noqa: RUF009
 
     @property
     def method_of_weights(self) -> Method:
@@ -54,4 +61,6 @@ class Recipe:
         plain = dataclasses.asdict(self)
         for key, method in (("method", self.method), ("weight_method", self.method_of_weights)):
             plain[key] = {"name": type(method).__name__, **dataclasses.asdict(method)}
+        if self.refinement is not None:
+            plain["refinement"] = {"name": type(self.refinement).__name__, **dataclasses.asdict(self.refinement)}
         return plain

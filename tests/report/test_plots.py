@@ -89,7 +89,7 @@ def test_everything_stays_within_the_frame(values, choice):
     for line in root.iter(f"{SVG}line"):
         assert all(LEFT - 0.01 <= float(line.get(key)) <= WIDTH - RIGHT + 0.01 for key in ("x1", "x2"))
     ticks = [float(text.text) for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle"]
-    assert 2 <= len(ticks) <= 12
+    assert 4 <= len(ticks) <= 14
     assert ticks == sorted(set(ticks))
 
 

@@ -114,7 +114,7 @@ class _Emitter:
         name, array = str(value.name), constant(value)
         assert array is not None, f"site '{name}' is no constant"
         params = self._plan.of(name)
-        encoded = params.encode(array).astype(params.format.dtype)
+        encoded = params.encode(self._plan.refined.get(name, array)).astype(params.format.dtype)
         codes = add_initializer(self._graph, self._names.fresh(f"{name}_quantized"), encoded)
         scale, zero_point = self._parameters(name, params)
         dequantize, result = self._dequantize(name, codes, scale, zero_point, value, params)

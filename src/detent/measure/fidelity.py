@@ -12,7 +12,7 @@ The sums of an output run over all samples, those of the values on the way over 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from detent.graph.session import Runner, usable_cores
 from detent.measure.sums import error_sums
-from detent.observe.samples import PendingSample
+from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
 
 STAGE = "measure"
@@ -107,13 +107,15 @@ def measure_fidelity(
     sites: Mapping[str, str],
     samples: Sequence[PendingSample],
     *,
+    original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
     """Run both models on `samples`: the outputs on all of them, every site on the first few.
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
-    the float model to its name in the quantized one.
+    the float model to its name in the quantized one. `original`, where it is given, computes the outputs to compare
+    with: those of the model before its channels were rescaled.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
@@ -123,6 +125,9 @@ def measure_fidelity(
     def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, _Sums], list[bool]]:
         sample = pending.load()
         expected = reference(sample.feeds, sample.origin, names)
+        if original is not None:
+            outputs_before = original(sample)
+            expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = list(zip(names, expected, found, strict=True))
         sums = {name: _Sums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}

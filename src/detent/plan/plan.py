@@ -48,7 +48,7 @@ class Plan:
     the unit of its layer's products, the input and the weight whose scales make up its own.
     `finest`, for each bias with a scale of its own, is the largest position at which it does not saturate: a rule
     should not move it further. `free` are the tensors that are zero throughout: every scale is right for them, so none
-    of theirs should decide.
+    of theirs should decide. `refined` holds the numbers to encode in the place of a weight's or bias's own.
     """
 
     layout: Layout
@@ -57,6 +57,7 @@ class Plan:
     finest: Mapping[str, int] = field(default_factory=dict)
     free: frozenset[str] = frozenset()
     moves: list[Move] = field(default_factory=list)
+    refined: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def of(self, value: str) -> QuantParams:
         """The parameters of a site."""

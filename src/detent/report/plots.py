@@ -168,7 +168,7 @@ def _horizontal_axis(axis: _Axis, bottom: float) -> Iterator[str]:
 
 
 def _ticks(low: float, high: float) -> Sequence[float]:
-    """Five to ten round numbers within the range."""
+    """Five to thirteen round numbers within the range."""
     step = 10.0 ** math.floor(math.log10((high - low) / 5))
     step *= next(factor for factor in (5, 2, 1) if (high - low) / (step * factor) >= 5 or factor == 1)
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]

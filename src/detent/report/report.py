@@ -12,12 +12,14 @@ from typing import Any
 
 import onnx
 
+from detent.equalize.equalize import Equalization
 from detent.graph.save import write_text
 from detent.measure.fidelity import Closeness, Fidelity
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.prepare.base import Change
 from detent.recipe import Recipe
+from detent.refine.layers import LayerReport
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Report:
     changes: Sequence[Change]
     declined: Sequence[Change]
     moves: Sequence[Move]
+    equalization: Equalization | None
+    refined: Sequence[LayerReport]
     calibration: Calibration | None
     fidelity: Fidelity | None
     in_sample: bool
@@ -108,6 +112,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; decibels of equal tensors (infinite) are null."""
         shallow = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "model"}
+        if self.equalization is not None:  # without thousands of factors
+            shallow["equalization"] = dataclasses.replace(self.equalization, factors=())
         plain = _plain({**shallow, "recipe": self.recipe.to_dict()})
         assert isinstance(plain, dict)
         return plain

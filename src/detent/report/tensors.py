@@ -24,7 +24,7 @@ def describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
         if site.role is Role.ACTIVATION:
             continue
         array = constant(model.graph.initializers[site.value])
-        values = np.zeros(0) if array is None else array
+        values = plan.refined.get(site.value, np.zeros(0) if array is None else array)
         clipped = float(plan.of(site.value).clipped(values).mean()) if values.size else 0.0
         described.append(_entry(site, plan, float(values.min(initial=0.0)), float(values.max(initial=0.0)), clipped))
     return described

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from detent.equalize.equalize import Equalization
 from detent.measure.inspection import Inspection
 from detent.prepare.base import Change
 from detent.report.report import Report, TensorReport
@@ -36,10 +37,14 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_operator_table(report))
     if report.changes:
         console.print(_change_summary(report.changes))
+    if report.equalization is not None:
+        console.print(_equalization(report.equalization))
     if report.moves:
         rules = Counter(move.rule for move in report.moves)
         listed = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
         console.print(Text(f"Scales moved by the rules of {report.recipe.target}: {listed}."))
+    if report.refined:
+        console.print(_refinement(report))
     if report.fidelity is not None:
         console.print(_fidelity(report))
         console.print(_worst_table(report.worst_tensors()))
@@ -76,6 +81,20 @@ def _operator_table(report: Report) -> Table:
 def _change_summary(changes: Iterable[Change]) -> Text:
     counts = Counter(change.by for change in changes if change.by != "InferShapes")  # annotates, rewrites nothing
     return Text("Rewritten: " + ", ".join(f"{name} {count}" for name, count in counts.items()) + ".")
+
+
+def _equalization(done: Equalization) -> Text:
+    said = f"Equalized {done.channels} channels of {done.layers} layers, by factors up to {done.largest_factor:.3g}"
+    if not done.noise_before or not done.noise_after:
+        return Text(f"{said}.")
+    gain = 10 * math.log10(done.noise_before / done.noise_after)
+    return Text(f"{said}: {gain:.1f} dB less rounding noise expected.")
+
+
+def _refinement(report: Report) -> Text:
+    methods = Counter(layer.method for layer in report.refined)
+    listed = ", ".join(f"{method} {count}" for method, count in methods.most_common())
+    return Text(f"Refined layer by layer: {listed}.")
 
 
 def _fidelity(report: Report) -> RenderableType:

@@ -1,0 +1,1 @@
+"""Channels rescaled, so that all of them are rounded equally well."""

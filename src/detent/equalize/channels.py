@@ -1,0 +1,272 @@
+"""Which channels of a network can be rescaled, and what has to follow when one is.
+
+Multiplying channel c of a value by a > 0 changes nothing in float if the layer that computes it multiplies row c of its
+weight (and its bias) by a, and every layer that reads it divides column c by a. Between the two may stand anything that
+a positive factor passes through: Relu, pooling, padding with zeros, and so on. An Add ties the channels of both sides
+together, a Concat lines them up, and whatever else reads a value fixes its channels at 1.
+
+Every channel of every value is given a *variable*: the logarithm of its factor. Channels that must have the same factor
+have the same variable, and FIXED is that of channels that must keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.graph.values import constant, constant_scalar
+
+FIXED = -1
+Variables = npt.NDArray[np.int64]
+
+PASSING = frozenset(
+    ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Dropout")
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledLayer:
+    """A layer whose weight can follow its channels.
+
+    `inputs` has the variables of the input channels, groups x channels of a group, and `outputs` those of the output.
+    """
+
+    node: ir.Node
+    inputs: Variables
+    outputs: Variables
+
+    def grouped(self, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """A weight as groups x outputs x inputs x taps of the kernel."""
+        if self.node.op_type == "Conv":
+            groups, outputs, inputs = len(self.inputs), self.outputs.shape[1], self.inputs.shape[1]
+            return weight.reshape(groups, outputs, inputs, -1)
+        return (weight if _transposed(self.node) else weight.T)[None, :, :, None]
+
+    def ungrouped(self, weight: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The inverse of `grouped`."""
+        if self.node.op_type == "Conv":
+            shape = constant(self.node.inputs[1]).shape  # type: ignore[union-attr]  # a scaled layer's weight is one
+            return weight.reshape(shape)
+        return weight[0, :, :, 0] if _transposed(self.node) else weight[0, :, :, 0].T
+
+
+@dataclass(frozen=True, eq=False)
+class Ceiling:
+    """A Clip at 0 and `bound`: its output's channels may grow only until they would meet the bound."""
+
+    node: ir.Node
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelMap:
+    """The variables of every value that has any, the layers that follow them, and the Clips that limit them."""
+
+    count: int
+    of_value: Mapping[str, Variables]
+    layers: Sequence[ScaledLayer]
+    ceilings: Sequence[Ceiling]
+
+
+def map_channels(model: ir.Model) -> ChannelMap:
+    """Find every channel that can be rescaled."""
+    return _Mapper().run(model)
+
+
+def _transposed(node: ir.Node) -> bool:
+    return node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
+
+
+class _Mapper:
+    """Walks the graph once. Variables are united as it goes, and numbered anew at the end."""
+
+    def __init__(self) -> None:
+        self._parents: list[int] = []
+        self._fixed: set[int] = set()
+        self._values: dict[str, Variables] = {}
+        self._layers: list[ScaledLayer] = []
+        self._ceilings: list[Ceiling] = []
+
+    def run(self, model: ir.Model) -> ChannelMap:
+        for value in model.graph.inputs:
+            self._values[str(value.name)] = _all_fixed(_channels(value))
+        for node in model.graph:
+            rule = _RULES.get(node.op_type, _Mapper._fix_everything) if node.domain in ("", "ai.onnx") else None
+            if rule is None or not rule(self, node):
+                self._fix_everything(node)
+        for value in (*model.graph.outputs, *_captured(model)):
+            self._fix(self._values.get(str(value.name)))
+        return self._numbered()
+
+    def _numbered(self) -> ChannelMap:
+        roots = np.array([self._root(number) for number in range(len(self._parents))], np.int64)
+        fixed = {self._root(number) for number in self._fixed}
+        free = sorted(set(roots.tolist()) - fixed)
+        number_of = {root: number for number, root in enumerate(free)}
+        final = np.array([number_of.get(root, FIXED) for root in roots.tolist()] + [FIXED], np.int64)
+
+        def settle(variables: Variables) -> Variables:
+            return final[variables]  # FIXED is the last one: -1
+
+        return ChannelMap(
+            len(free),
+            {name: settle(variables) for name, variables in self._values.items()},
+            [ScaledLayer(each.node, settle(each.inputs), settle(each.outputs)) for each in self._layers],
+            self._ceilings,
+        )
+
+    def _root(self, number: int) -> int:
+        while self._parents[number] != number:
+            self._parents[number] = self._parents[self._parents[number]]
+            number = self._parents[number]
+        return number
+
+    def _new(self, count: int) -> Variables:
+        first = len(self._parents)
+        self._parents += range(first, first + count)
+        return np.arange(first, first + count)
+
+    def _fix(self, variables: Variables | None) -> None:
+        if variables is not None:
+            self._fixed.update(number for number in variables.tolist() if number != FIXED)
+
+    def _tie(self, one: Variables, other: Variables) -> None:
+        for left, right in zip(one.tolist(), other.tolist(), strict=True):
+            if FIXED in (left, right):
+                self._fix(np.array([left, right]))
+            else:
+                self._parents[self._root(left)] = self._root(right)
+
+    def _of(self, value: ir.Value | None) -> Variables | None:
+        return None if value is None else self._values.get(str(value.name))
+
+    def _fix_everything(self, node: ir.Node) -> bool:
+        for value in node.inputs:
+            self._fix(self._of(value))
+        for value in node.outputs:
+            self._values[str(value.name)] = _all_fixed(_channels(value))
+        return True
+
+    def _layer(self, node: ir.Node) -> bool:
+        source, weight = self._of(node.inputs[0]), constant(node.inputs[1])
+        if source is None or weight is None or not _alone(node.inputs[1]) or not _bias_follows(node):
+            return False
+        groups = node.attributes.get_int("group", 1) if node.op_type == "Conv" else 1
+        outputs = weight.shape[0] if node.op_type == "Conv" or _transposed(node) else weight.shape[1]
+        inputs = weight.size // outputs // max(int(np.prod(weight.shape[2:])), 1)
+        if weight.ndim < 2 or source.size != groups * inputs:
+            return False
+        result = self._new(outputs)
+        self._values[str(node.outputs[0].name)] = result
+        self._layers.append(ScaledLayer(node, source.reshape(groups, -1), result.reshape(groups, -1)))
+        return True
+
+    def _pass(self, node: ir.Node) -> bool:
+        source = self._of(node.inputs[0])
+        if source is None:
+            return False
+        self._values[str(node.outputs[0].name)] = source
+        for other in node.outputs[1:]:  # the indices of a MaxPool, the mask of a Dropout
+            self._values[str(other.name)] = _all_fixed(None)
+        return True
+
+    def _pad(self, node: ir.Node) -> bool:
+        mode = node.attributes.get_string("mode", "constant")
+        filled = len(node.inputs) > 2 and node.inputs[2] is not None and constant_scalar(node, 2) != 0.0
+        return not (mode == "constant" and filled) and _keeps_channels(node) and self._pass(node)
+
+    def _prelu(self, node: ir.Node) -> bool:
+        return constant(node.inputs[1]) is not None and self._pass(node)
+
+    def _clip(self, node: ir.Node) -> bool:
+        low = constant_scalar(node, 1)
+        high = constant_scalar(node, 2) if len(node.inputs) > 2 and node.inputs[2] is not None else np.inf
+        if low != 0.0 or high is None or high <= 0.0 or not self._pass(node):
+            return False
+        if np.isfinite(high):
+            self._ceilings.append(Ceiling(node, high))
+        return True
+
+    def _mean(self, node: ir.Node) -> bool:
+        return _keeps_channels(node) and self._pass(node)
+
+    def _reshape(self, node: ir.Node) -> bool:
+        """One number per channel becomes a row of channels; or each channel becomes a run of neighbours."""
+        source, result = self._of(node.inputs[0]), _channels(node.outputs[0])
+        shape = node.outputs[0].shape
+        if source is None or result is None or shape is None or len(shape) != 2 or result % source.size:
+            return False
+        self._values[str(node.outputs[0].name)] = np.repeat(source, result // source.size)
+        return True
+
+    def _add(self, node: ir.Node) -> bool:
+        one, other = self._of(node.inputs[0]), self._of(node.inputs[1])
+        if one is None or other is None or one.size != other.size or one.size != _channels(node.outputs[0]):
+            return False
+        self._tie(one, other)
+        self._values[str(node.outputs[0].name)] = one
+        return True
+
+    def _concat(self, node: ir.Node) -> bool:
+        parts = [self._of(value) for value in node.inputs]
+        if node.attributes.get_int("axis", 0) != 1 or any(part is None for part in parts):
+            return False
+        self._values[str(node.outputs[0].name)] = np.concatenate([part for part in parts if part is not None])
+        return True
+
+
+_RULES: Mapping[str, Callable[[_Mapper, ir.Node], bool]] = {
+    **dict.fromkeys(PASSING, _Mapper._pass),
+    "Conv": _Mapper._layer,
+    "Gemm": _Mapper._layer,
+    "PRelu": _Mapper._prelu,
+    "Clip": _Mapper._clip,
+    "Pad": _Mapper._pad,
+    "ReduceMean": _Mapper._mean,
+    "Flatten": _Mapper._reshape,
+    "Reshape": _Mapper._reshape,
+    "Squeeze": _Mapper._reshape,
+    "Add": _Mapper._add,
+    "Concat": _Mapper._concat,
+}
+
+
+def _channels(value: ir.Value) -> int | None:
+    """The size of axis 1, where channels are."""
+    shape = value.shape
+    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
+
+
+def _all_fixed(count: int | None) -> Variables:
+    return np.full(count or 0, FIXED, np.int64)
+
+
+def _alone(value: ir.Value | None) -> bool:
+    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _bias_follows(node: ir.Node) -> bool:
+    """Whether the bias, if there is one, is a constant of one number per output channel."""
+    if node.attributes.get_int("transA", 0) != 0 or node.attributes.get_float("alpha", 1.0) != 1.0:  # of a Gemm
+        return False
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return True
+    bias = constant(node.inputs[2])
+    outputs = _channels(node.outputs[0])
+    return bias is not None and _alone(node.inputs[2]) and bias.size == outputs and bias.shape[-1:] == (outputs,)
+
+
+def _keeps_channels(node: ir.Node) -> bool:
+    """Whether axis 1 of the output is axis 1 of the input."""
+    before, after = node.inputs[0], node.outputs[0]
+    return before is not None and _channels(before) is not None and _channels(before) == _channels(after)
+
+
+def _captured(model: ir.Model) -> list[ir.Value]:
+    """Values of the main graph that are read inside the bodies of an If, Loop or Scan."""
+    values = (value for node in model.graph for value in node.outputs)
+    return [value for value in values if any(user.graph is not model.graph for user in value.consumers())]

@@ -1,0 +1,120 @@
+"""From a layer and the walk to its problem: the rows that the quantized model feeds it, and the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from detent.graph.values import constant
+from detent.plan.layout import bias_input
+from detent.refine.layers import Layer, activation_of
+from detent.refine.problem import Floats, LayerProblem
+from detent.refine.rows import gather, input_indices, why_no_rows
+from detent.refine.targets import LayerTarget
+from detent.refine.walk import Walk
+
+HOLD_OUT_EVERY = 5
+LEAST_ROWS = 16
+
+
+def why_not(layer: Layer, walk: Walk, target: LayerTarget, memory: int) -> str | None:
+    """Why a layer's weights cannot be chosen from its rows, or None."""
+    weights = walk.plan.of(str(layer.weight.name))
+    bias = bias_input(layer.node)
+    if layer.bias is None and bias is not None and constant(bias) is None:
+        return layer.note
+    if np.unique(weights.zero_point).size > 1:
+        return "its weights have a zero point for each channel"
+    groups, channels, inputs = layer.matrix().shape
+    needed = 8 * groups * inputs * (2 * inputs + 6 * channels)
+    if needed > memory:
+        return f"its second moments need {needed / 2**20:.0f} MB of memory"
+    rows = sum(len(output.positions) for output in target.outputs)
+    if rows < LEAST_ROWS:
+        return f"{rows} rows are too few to choose weights with"
+    return why_no_rows(layer)
+
+
+def build_problem(layer: Layer, walk: Walk, target: LayerTarget, most_rows: int) -> tuple[LayerProblem, LayerProblem]:
+    """The problem to solve, and the same layer on samples that are held out to judge the solutions on."""
+    order, held = _split(len(target.outputs))
+    groups, channels, inputs = layer.matrix().shape
+    outputs = [target.outputs[sample] for sample in order]
+    share = min(1.0, most_rows / max(sum(len(output.positions) for output in outputs), 1))
+    counts = [max(1, int(share * len(output.positions))) for output in outputs]
+    ends = np.cumsum(counts)
+    rows = np.empty((groups, int(ends[-1]), inputs), np.float32)
+
+    def fill(number: int) -> None:
+        output, count = outputs[number], counts[number]
+        codes, scale, zero_point = walk.frontier.stored(layer.input, order[number])
+        image, indices = input_indices(layer, codes.shape, output.shape, output.positions[:count])
+        part = rows[:, ends[number] - count : ends[number]]
+        gather(layer.maps(codes), np.float32(scale), np.float32(zero_point), image, indices, part)
+
+    walk.map(fill)
+    wanted = np.concatenate([output.rows[:count] for output, count in zip(outputs, counts, strict=True)])
+    given = [
+        output.inputs[:, :count] for output, count in zip(outputs, counts, strict=True) if output.inputs is not None
+    ]
+    whole = replace(
+        _without_rows(layer, walk),
+        rows=rows,
+        target=wanted.reshape(-1, groups, channels),
+        float_rows=np.concatenate(given, axis=1) if given else None,
+    )
+    first_held = int(ends[len(order) - held - 1]) if held else _rows_to_fit(int(ends[-1]))
+    return _cut(whole, slice(0, first_held)), _cut(whole, slice(first_held, None))
+
+
+def _cut(problem: LayerProblem, part: slice) -> LayerProblem:
+    """The problem on some of its rows."""
+    given = None if problem.float_rows is None else problem.float_rows[:, part]
+    return replace(problem, rows=problem.rows[:, part], target=problem.target[part], float_rows=given)
+
+
+def _without_rows(layer: Layer, walk: Walk) -> LayerProblem:
+    """What is known of a layer before any data."""
+    plan, weight = walk.plan, layer.matrix()
+    groups, channels, inputs = weight.shape
+    params, site = plan.of(str(layer.weight.name)), plan.layout.output_site(layer.node)
+    zero_point = int(params.zero_point.flat[0])
+    scale = params.scale.reshape(-1 if params.scale.size == 1 else (groups, channels))
+    return LayerProblem(
+        name=layer.name,
+        weight=weight,
+        bias=_bias(layer, walk, groups * channels).reshape(groups, channels),
+        rows=np.empty((groups, 0, inputs), np.float32),
+        target=np.empty((0, groups, channels), np.float32),
+        weight_scale=np.broadcast_to(scale.astype(np.float64), (groups, channels)).copy(),
+        low=params.format.low - zero_point,
+        high=params.format.high - zero_point,
+        bias_params=params if layer.bias is None else plan.of(str(layer.bias.name)),
+        activation=activation_of(layer, plan.layout),
+        output=None if site is None else plan.of(site),
+        free_bias=layer.bias is not None,
+    )
+
+
+def _split(samples: int) -> tuple[Sequence[int], int]:
+    """The samples with those that are held out last, and how many these are: every fifth, of a few the last."""
+    held = [index for index in range(samples) if index % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1]
+    if not held and samples > 1:
+        held = [samples - 1]
+    return [index for index in range(samples) if index not in set(held)] + held, len(held)
+
+
+def _rows_to_fit(rows: int) -> int:
+    """Of a single sample, the last rows are held out."""
+    return rows - max(1, rows // HOLD_OUT_EVERY)
+
+
+def _bias(layer: Layer, walk: Walk, channels: int) -> Floats:
+    """The float bias of every channel where it is free, else what the quantized model adds."""
+    value = bias_input(layer.node)
+    if value is None:
+        return np.zeros(channels)
+    array = constant(value) if layer.bias is not None else walk.constant(layer.node, 2)
+    return np.broadcast_to(np.asarray(array, np.float64).reshape(-1), channels).copy()

@@ -1,0 +1,52 @@
+"""What the quantized model holds between two nodes: for every value that is still read, all samples, as codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from detent.plan.layout import Role
+from detent.plan.plan import Plan
+from detent.refine.codes import Array, decode, encode
+
+
+class Frontier:
+    """Values by name, each with an entry for every sample. A site is kept as its codes, anything else as it is."""
+
+    def __init__(self, plan: Plan, samples: int) -> None:
+        self._params = {site.value: plan.of(site.value) for site in plan.layout.of_role(Role.ACTIVATION)}
+        self._held: dict[str, list[Any]] = {}
+        self.samples = samples
+
+    def put(self, name: str, sample: int, result: Any) -> None:
+        """Keep the value of one sample; it is encoded where it is a site."""
+        params = self._params.get(name)
+        entries = self._held.setdefault(name, [None] * self.samples)
+        entries[sample] = result if params is None else encode(result, params)
+
+    def get(self, name: str, sample: int) -> Any:
+        """What a node reads."""
+        entry, params = self._held[name][sample], self._params.get(name)
+        return entry if params is None else decode(entry, params)
+
+    def stored(self, name: str, sample: int) -> tuple[Array, float, float]:
+        """The codes, their scale and zero point; 1 and 0 for a value that has none."""
+        entry, params = self._held[name][sample], self._params.get(name)
+        return (entry, 1.0, 0.0) if params is None else (entry, float(params.scale), float(params.zero_point))
+
+    @property
+    def names(self) -> list[str]:
+        """The values that are held."""
+        return list(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all values that are arrays."""
+        return sum(
+            entry.nbytes for entries in self._held.values() for entry in entries if isinstance(entry, np.ndarray)
+        )
+
+    def drop(self, name: str) -> None:
+        """Forget a value that nobody reads any more."""
+        self._held.pop(name, None)

@@ -1,0 +1,78 @@
+"""Every layer is a matrix: rows of its input times its weights, group by group.
+
+Conv, depthwise Conv, ConvTranspose, Gemm and MatMul with a constant weight all become
+
+    output[row, g, c] = sum over k of rows[g, row, k] * weight[g, c, k]  +  bias[g, c]
+
+with the rows taken at sampled output positions. An ordinary Conv has one group, a depthwise one a group per channel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.numerics.formats import QuantParams
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """What follows the layer before its result is quantized: x below `low` becomes slope * x + (1 - slope) * low,
+    and above `high` it stays at high. Relu is (0, inf, 0), nothing is (-inf, inf, 0), LeakyRelu is (0, inf, slope).
+    """
+
+    low: float = -np.inf
+    high: float = np.inf
+    slope: float = 0.0
+
+    def __call__(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The activation of all values."""
+        if self.slope:
+            return np.where(values < self.low, self.slope * values, np.minimum(values, self.high)).astype(np.float32)
+        return np.clip(values, self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProblem:
+    """One layer, with what goes into it in the quantized model and what should come out.
+
+    `rows` is the input as the quantized prefix gives it, and `target` the output of the float model at the same
+    positions, before the activation. Weights are those of the float model; `weight_scale` has one number, or one for
+    each output channel (group after group), and their codes are low..high. `bias_params` tells how the bias is stored.
+    """
+
+    name: str
+    weight: Floats  # groups, channels, inputs
+    bias: Floats  # groups, channels
+    rows: npt.NDArray[np.float32]  # groups, samples, inputs
+    target: npt.NDArray[np.float32]  # samples, groups, channels
+    weight_scale: Floats  # groups, channels (broadcast where it is the same for all)
+    low: int
+    high: int
+    bias_params: QuantParams
+    activation: Activation
+    output: QuantParams | None
+    float_rows: npt.NDArray[np.float32] | None = None  # `rows` as the float model gives them, for who mixes both
+    free_bias: bool = True  # where not, `bias` is what the quantized layer adds
+
+    @property
+    def samples(self) -> int:
+        """The number of rows."""
+        return int(self.rows.shape[1])
+
+    def nearest(self) -> Floats:
+        """The codes of weights that are rounded to the nearest."""
+        return np.clip(np.rint(self.weight / self.weight_scale[..., None]), self.low, self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Codes of the weights and a float bias (it is encoded once, at emission), and who found them."""
+
+    codes: Floats  # groups, channels, inputs
+    bias: Floats  # groups, channels
+    method: str

@@ -1,0 +1,62 @@
+"""Refinement: one pass over the float model for the targets, then one walk through the quantized model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import onnx_ir as ir
+
+from detent.errors import DataError
+from detent.observe.samples import PendingSample
+from detent.plan.plan import Plan
+from detent.progress import Progress, silent
+from detent.refine.budget import make_budget
+from detent.refine.layers import LayerReport, find_layers
+from detent.refine.step import Step
+from detent.refine.targets import STAGE, float_targets
+from detent.refine.walk import Walk
+from detent.refinements import Refinement
+
+
+def refine(
+    model: ir.Model,
+    reference: ir.Model,
+    plan: Plan,
+    refinement: Refinement,
+    samples: Sequence[PendingSample],
+    *,
+    threads: int = 0,
+    memory: int = 2 << 30,
+    progress: Progress = silent,
+) -> list[LayerReport]:
+    """Refine the weights and biases of every layer: fills `plan.refined` and says what became of each layer.
+
+    `model` is the float graph as it will be quantized, positions final; `reference` computes the targets and has values
+    of the same names. About `memory` bytes are used at most: with less, fewer samples and rows are.
+    """
+    if not samples:
+        raise DataError("There are no samples to refine with. Give calibration data.")
+    layers, reports = find_layers(model, plan.layout)
+    if not layers:
+        return reports
+    budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
+    walk = Walk(model, plan, [sample.origin for sample in budget.samples], threads)
+    found = float_targets(
+        reference, list(layers.values()), budget.samples, budget.rows, walk, progress, with_inputs=budget.with_inputs
+    )
+    targets = dict(zip(layers, found, strict=True))
+    done, total = len(budget.samples), len(budget.samples) + len(layers)
+
+    def visit(node: ir.Node) -> None:
+        nonlocal done
+        layer = layers.get(node)
+        if layer is not None:
+            reports.append(step(layer, targets.pop(node)))
+            done += 1
+            progress(STAGE, done, total)
+
+    with ThreadPoolExecutor(walk.threads) as pool:
+        step = Step(walk, refinement, budget, pool)
+        walk.run(visit)
+    return reports

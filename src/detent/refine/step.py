@@ -1,0 +1,58 @@
+"""What is done at each layer of the walk."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from detent.refine.budget import Budget
+from detent.refine.build import build_problem, why_not
+from detent.refine.choose import choose
+from detent.refine.layers import Layer, LayerReport
+from detent.refine.means import correct_bias, set_bias
+from detent.refine.targets import LayerTarget
+from detent.refine.walk import Walk
+from detent.refinements import BiasCorrection, Refinement
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Refines one layer after another, in the order of the walk."""
+
+    walk: Walk
+    refinement: Refinement
+    budget: Budget
+    pool: Executor
+
+    def __call__(self, layer: Layer, target: LayerTarget) -> LayerReport:
+        """Choose the layer's weights, where the refinement does, then its bias; and tell."""
+        if isinstance(self.refinement, BiasCorrection):
+            return self._bias_only(layer, target, self.budget.note)
+        reason = why_not(layer, self.walk, target, self.budget.layer_bytes)
+        if reason is not None:
+            return self._bias_only(layer, target, reason)
+        inputs = layer.matrix()[:, 0].size
+        problem, held_out = build_problem(layer, self.walk, target, self.budget.layer_bytes // (4 * inputs))
+        choice = choose(problem, held_out, self.refinement, self.pool)
+        if choice.solution is None:
+            return self._bias_only(layer, target, "no rounding was better on the samples held out", choice.before)
+        self.walk.plan.refined[str(layer.weight.name)] = layer.tensor(
+            choice.solution.codes * problem.weight_scale[..., None]
+        )
+        if choice.matches_means:
+            note = correct_bias(layer, self.walk, target.sums).note
+        else:
+            note = set_bias(layer, self.walk.plan, choice.solution.bias)
+        return _report(layer, choice.solution.method, choice.before, choice.after, note, self.budget.note)
+
+    def _bias_only(self, layer: Layer, target: LayerTarget, note: str, error: float | None = None) -> LayerReport:
+        correction = correct_bias(layer, self.walk, target.sums)
+        method = "as it was" if layer.bias is None else "bias correction"
+        power = target.sums.power or 1.0
+        before, after = (correction.before / power, correction.after / power) if error is None else (error, error)
+        return _report(layer, method, before, after, note, correction.note)
+
+
+def _report(layer: Layer, method: str, before: float, after: float, *notes: str) -> LayerReport:
+    text = "; ".join(note for note in notes if note)
+    return LayerReport(layer.name, layer.node.op_type, method, before, after, text)

@@ -1,0 +1,111 @@
+"""One walk through the quantized model, all samples side by side, as the emitted file will compute it.
+
+Nothing is computed twice from the start: at each node the activations that the quantized nodes before it give are at
+hand, and those that nobody reads any more are gone. Before a segment runs, a visitor may refine the layer in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from detent.graph.session import usable_cores
+from detent.graph.values import constant, is_constant
+from detent.observe.samples import Sample
+from detent.plan.layout import Role, site_inputs
+from detent.plan.plan import Plan
+from detent.refine.codes import Array, decode_constant
+from detent.refine.frontier import Frontier
+from detent.refine.segments import Program, Segment, divide, reads
+
+Result = TypeVar("Result")
+Visitor = Callable[[ir.Node], None]
+Watcher = Callable[[str, Frontier], None]
+
+
+class Walk:
+    """The state of a walk: the plan that is simulated, and the frontier."""
+
+    def __init__(self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0) -> None:
+        self.model, self.plan = model, plan
+        self.threads = threads or usable_cores()
+        self.frontier = Frontier(plan, len(origins))
+        self._origins = origins
+        self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
+        self.segments = divide(model, self._sites)
+
+    def start(self, index: int, sample: Sample) -> None:
+        """Put in the inputs of one sample. An input with a default that the sample has no data for takes it."""
+        for value in self.model.graph.inputs:
+            name = str(value.name)
+            default = None if value.const_value is None else value.const_value.numpy()
+            self.frontier.put(name, index, sample.feeds.get(name, default))
+
+    def run(self, visit: Visitor, watch: Watcher | None = None) -> None:
+        """Walk. `visit` is called with each node before it is computed, `watch` with each value after it is.
+
+        Without a watcher, results that nobody reads are not computed.
+        """
+        readers = Counter(str(value.name) for segment in self.segments for value in segment.inputs)
+        for segment in self.segments:
+            for node in segment.nodes:
+                visit(node)
+            wanted = [value for value in segment.outputs if watch is not None or readers[str(value.name)]]
+            if wanted:
+                self._advance(segment, wanted)
+            if watch is not None:
+                for value in wanted:
+                    watch(str(value.name), self.frontier)
+            for value in segment.inputs:
+                readers[str(value.name)] -= 1
+                if not readers[str(value.name)]:
+                    self.frontier.drop(str(value.name))
+
+    def over_outputs(self, node: ir.Node, task: Callable[[int, Array], Result]) -> list[Result]:
+        """`task` of each sample and the node's first result, before any activation, with its constants as they are now.
+
+        The results themselves are not kept.
+        """
+        names = [str(value.name) for value in reads(node) if not is_constant(value)]
+        program = self._program([node], node.outputs[:1], names)
+
+        def step(sample: int) -> Result:
+            return task(sample, program(self._feeds(names, sample), self._origins[sample])[0])
+
+        return self.map(step)
+
+    def map(self, task: Callable[[int], Result]) -> list[Result]:
+        """A task for each sample, in all threads; results in the order of the samples."""
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(task, range(self.frontier.samples)))
+
+    def _advance(self, segment: Segment, wanted: Sequence[ir.Value]) -> None:
+        names = [str(value.name) for value in segment.inputs]
+        program = self._program(segment.nodes, wanted, names)
+
+        def step(sample: int) -> None:
+            results = program(self._feeds(names, sample), self._origins[sample])
+            for value, result in zip(wanted, results, strict=True):
+                self.frontier.put(str(value.name), sample, result)
+
+        self.map(step)
+
+    def _program(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], names: Sequence[str]) -> Program:
+        return Program(self.model, nodes, outputs, self._feeds(names, 0), self.constant)
+
+    def _feeds(self, names: Sequence[str], sample: int) -> Mapping[str, Any]:
+        return {name: self.frontier.get(name, sample) for name in names}
+
+    def constant(self, node: ir.Node, index: int) -> Any:
+        """What a node of the emitted model reads at a constant input: a site decoded from its codes, or as it is."""
+        value = node.inputs[index]
+        array, name = constant(value), "" if value is None else str(value.name)
+        site = self.plan.layout.sites.get(name)
+        if array is None or site is None or not self.plan.layout.quantizes(node) or index not in site_inputs(node):
+            return array
+        params = self.plan.of(name)
+        return decode_constant(params.encode(self.plan.refined.get(name, array)), params)

@@ -1,0 +1,48 @@
+"""Choices as text: a name, and settings of the dataclass that it stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from detent.errors import UsageError, nearest
+
+Choice = TypeVar("Choice")
+
+
+def parse_choice(text: str, known: Mapping[str, Choice], noun: str, unsettable: Collection[str] = ()) -> Choice:
+    """One of `known` by name, in any case, with settings after a colon: `Percentile:percentile=99.99`.
+
+    A setting of several numbers has slashes between them: `LayerwisePercentile:candidates=99.9/99.99,metric=mse`.
+    `unsettable` are fields that cannot be written so.
+    """
+    name, _, settings = text.partition(":")
+    by_lower = {key.lower(): choice for key, choice in known.items()}
+    if name.lower() not in by_lower:
+        raise UsageError(f"There is no {noun} '{name}'.{nearest(name, known)} Choose from {', '.join(known)}.")
+    choice: Any = by_lower[name.lower()]
+    changes: dict[str, object] = {}
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
+        fields = dataclasses.fields(choice) if dataclasses.is_dataclass(choice) else ()
+        names = [field.name for field in fields if field.name not in unsettable]
+        if key not in names:
+            listed = ", ".join(names) or "none"
+            raise UsageError(f"{type(choice).__name__} has no setting '{key}'.{nearest(key, names)} It has: {listed}.")
+        changes[key] = _parse(setting, value, getattr(choice, key))
+    result: Choice = dataclasses.replace(choice, **changes) if changes else choice
+    return result
+
+
+def _parse(setting: str, value: str, default: object) -> object:
+    """The value of a setting, in the type of its default."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[value.lower()]
+        if isinstance(default, tuple):
+            return tuple(float(part) for part in value.split("/"))
+        return type(default)(value)  # type: ignore[call-arg]  # str, int or float
+    except (ValueError, KeyError, TypeError):
+        kind = "true or false" if isinstance(default, bool) else "a number"
+        raise UsageError(f"'{setting}': expected {kind} after the equals sign.") from None
