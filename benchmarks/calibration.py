@@ -33,9 +33,11 @@ from detent.observe.methods.choose import check_method, choose_params
 from detent.observe.sources import open_source
 from detent.observe.sweep import sweep
 from detent.presets import PRESETS, find_recipe
+from detent.recipe import Recipe
 
 CASE = CASES[0]
 XINT8 = find_recipe("XINT8")
+PLAIN = XINT8.replace(equalize=False, refinement=None)
 SCRIPT = Path(sys.executable).with_name("detent")
 PARTS = ("speed", "others", "memory", "methods")
 OTHER_SAMPLES = 32  # onnxruntime's calibrators keep every activation of every image: 27 MB each
@@ -148,16 +150,17 @@ def ours(images: np.ndarray[Any, Any]) -> dict[str, Callable[[], int]]:
         source = open_source(CALIBRATION, specs, preprocess=CASE.options, limit=count)
         return sweep(model, sites, source).samples
 
-    def everything() -> int:
+    def everything(recipe: Recipe) -> int:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "out.onnx"
-            detent.quantize(CASE.path, output, CALIBRATION, limit=count, preprocess=CASE.options)
+            detent.quantize(CASE.path, output, CALIBRATION, recipe, limit=count, preprocess=CASE.options)
         return count
 
     return {
         f"sweep over {len(sites)} sites, arrays in memory": from_memory,
         f"sweep over {len(sites)} sites, JPEG files": from_files,
-        "detent.quantize(), JPEG files, everything": everything,
+        "detent.quantize(), JPEG files, plain": partial(everything, PLAIN),
+        "the same, equalized and bias-corrected": partial(everything, XINT8),
     }
 
 
@@ -239,7 +242,9 @@ def peak_memory(folder: Path, samples: int, method: str, recipe: str) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         output = str(Path(scratch) / "out.onnx")
         command = [str(SCRIPT), "quantize", str(CASE.path), output, "--calib", str(folder), "--limit", str(samples)]
-        process = subprocess.Popen([*command, *settings, "--json"], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*command, *settings, "--json", "--no-equalize", "--refine", "none"], stdout=subprocess.DEVNULL
+        )
         _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} failed")

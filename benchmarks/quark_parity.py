@@ -54,7 +54,10 @@ def compare(case: Case, samples: int, quark: Path, folder: Path) -> tuple[list[o
     ours, theirs, data = (folder / f"{case.name}_{kind}" for kind in ("detent.onnx", "quark.onnx", "samples.npy"))
     np.save(data, array)
     start = time.perf_counter()
-    report = detent.quantize(case.path, ours, calibration=array, limit=len(array))
+    plain = detent.find_recipe("XINT8").replace(
+        equalize=False, refinement=None
+    )  # as Quark is run: nothing but rounding
+    report = detent.quantize(case.path, ours, calibration=array, recipe=plain, limit=len(array))
     seconds = time.perf_counter() - start
     quark_seconds, failure, fell_back = run_quark(quark, case.path, theirs, data)
     if failure:

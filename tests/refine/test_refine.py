@@ -14,6 +14,7 @@ from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
 from detent.presets import find_recipe
+from detent.refine.choose import Choice
 from detent.refine.refine import refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
 from tests.models import (
@@ -185,12 +186,14 @@ def test_rounding_is_closer_to_float_on_new_data(name):
         [smooth(seed) for seed in range(40)],
         [smooth(90 + k) for k in range(20)],
     )
+    widest = {"x": 1.5 * max((one["x"] for one in seen), key=lambda x: float(np.abs(x).max()))}
     errors = {}
     for refinement in (None, BiasCorrection(), Rounding(rows=36)):
-        model, plan = planned(proto, {"x": np.concatenate([one["x"] for one in seen[:8]])[:1]})
+        model, plan = planned(proto, widest)
         if refinement is not None:
             reports = refine(model, model, plan, refinement, pending(*seen))
         errors[type(refinement).__name__] = error_on(proto, model, plan, unseen)
+    print(name, errors)
     assert errors["Rounding"] < errors["BiasCorrection"] < errors["NoneType"] * 1.01
     assert all(one.after <= one.before for one in reports)
     assert any(one.method.startswith("rounding") for one in reports)
@@ -211,6 +214,26 @@ def test_gradient_methods_take_the_same_way(refinement):
     assert all(one.after <= one.before for one in reports)
     for name, array in plan.refined.items():
         np.testing.assert_array_equal(plan.of(name).snap(array), array)
+
+
+def test_every_fifth_sample_is_held_out(monkeypatch):
+    seen = []
+
+    def judge(problem, held_out, *_):
+        seen.append((problem, held_out))
+        return Choice(None, True, 0.0, 0.0)
+
+    monkeypatch.setattr("detent.refine.step.choose", judge)
+    proto = build([node("Gemm", "x w b", "y")], "y", {"w": normal(2, 4), "b": normal(4)}, inputs=[info("x", [4, 2])])
+    feeds = [{"x": np.full((4, 2), index / 16, np.float32)} for index in range(12)]
+    model, plan = planned(proto, feeds[-1])
+    refine(model, model, plan, Rounding(), pending(*feeds))
+    ((problem, held_out),) = seen
+    assert sorted(set((held_out.rows[0, :, 0] * 16).tolist())) == [4, 9]
+    assert sorted(set((problem.rows[0, :, 0] * 16).tolist())) == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]
+    for one in seen[0]:
+        expected = one.rows[0].astype(np.float64) @ proto_constant(proto, "w") + proto_constant(proto, "b")
+        np.testing.assert_allclose(one.target[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_few_rows_keep_the_weights():

@@ -10,6 +10,7 @@ from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.emit.qdq import emit_qdq
 from detent.graph.load import load
 from detent.graph.session import Runner
+from detent.numerics.formats import QuantParams
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Sample
@@ -123,6 +124,17 @@ def test_control_flow_several_outputs_and_float_nodes():
         {"w": normal(4, 3, 3, 3), "b": normal(4, seed=1), "k": np.float32(0.5), "two": np.array([2])},
     )
     assert_simulates(*planned(proto), FEEDS)
+
+
+def test_a_constant_is_decoded_for_those_only_that_read_it_as_data():
+    """The Clip reads 0.3 as its bound, and the Add reads the number nearest to it."""
+    proto = build(
+        [node("Add", "x k", "a"), node("Clip", "a k", "c"), node("Add", "c k", "y")], "y", {"k": np.float32(0.3)}
+    )
+    model, plan = planned(proto)
+    plan.params["k"] = QuantParams.at(XINT8.weights, 2)
+    plan.params["c"] = QuantParams.at(XINT8.activations, 12)
+    assert_simulates(model, plan, FEEDS)
 
 
 def test_sequences_between_nodes():
