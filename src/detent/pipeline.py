@@ -131,10 +131,10 @@ def run(job: Job) -> Report:
         _rewrite(model, target.substitutions, layout, notes)
         plan = make_plan(model, layout, observation.statistics, job.recipe)
         unsettled = target.constrain(model, plan)
-        tensors = describe_constants(model, plan)
         _rewrite(model, target.corrections, layout, notes)
     with watch.stage("refine"):
         refined = _refine(job, model, reference, plan, samples)
+        tensors = describe_constants(model, plan)
     with watch.stage("emit"):
         dequantized = _emit(model, plan)
     with watch.stage("measure"):

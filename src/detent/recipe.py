@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from detent.errors import UsageError, nearest
-from detent.methods import Method, MinMax, MinMSE
+from detent.methods import Method, MinMax, MinMSE, NonOverflow
 from detent.numerics.formats import IntegerFormat
 from detent.refinements import BiasCorrection, Refinement
 
@@ -25,9 +25,10 @@ class Recipe:
     """How a model is quantized: the format of each role, the calibration method and the device it is for.
 
     `method` is that of the activations. Weights take it too where scales are powers of two, else the whole range
-    (their elements are all known), unless there is a `weight_method`. Biases of 32 bits take the product of their
-    layer's input and weight scales; narrower ones have a scale of their own. `equalize` rescales channels before
-    anything is quantized, and the `refinement` chooses weights and biases anew afterwards.
+    (their elements are all known), unless there is a `weight_method`. The model's outputs take the whole range too,
+    unless `clip_outputs`: the largest scores are those that decide, and must stay apart. Biases of 32 bits take the
+    product of their layer's input and weight scales; narrower ones have a scale of their own. `equalize` rescales
+    channels before anything is quantized, and the `refinement` chooses weights and biases anew afterwards.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Recipe:
     biases: IntegerFormat = POWER_OF_TWO_INT8
     method: Method = MinMSE()  # noqa: RUF009  (frozen: one instance serves all)
     weight_method: Method | None = None
+    clip_outputs: bool = False
     target: str = "npu-cnn"
     equalize: bool = True
     refinement: Refinement | None = BiasCorrection()  # noqa: RUF009
@@ -47,6 +49,13 @@ class Recipe:
         if self.weight_method is not None:
             return self.weight_method
         return self.method if self.weights.power_of_two else MinMax()
+
+    @property
+    def method_of_outputs(self) -> Method:
+        """The method that the model's outputs are quantized with."""
+        if self.clip_outputs:
+            return self.method
+        return NonOverflow() if self.activations.power_of_two else MinMax()
 
     def replace(self, **changes: Any) -> Recipe:
         """The same recipe with some fields changed. An unknown field is an error that names the nearest known one."""

@@ -144,3 +144,17 @@ def test_int8_activations():
     plan = make_plan(model, layout, found, XINT8.replace(activations=POWER_OF_TWO_INT8))
     assert plan.of("x").format == POWER_OF_TWO_INT8
     assert plan.position("x") == min_mse_position_of(FEEDS["x"], INT8)
+
+
+def test_the_scores_of_a_model_are_not_clipped():
+    # One value in a thousand is far out: MinMSE cuts it off inside the network, but not where it decides the class.
+    proto = build([node("Relu", "x", "r"), node("Relu", "r", "y")], "y")
+    model, layout = laid_out(proto)
+    seen = TensorStatistics()
+    seen.add(np.append(np.linspace(0, 1, 10000), 5.0).astype(np.float32))
+    found = dict.fromkeys(("x", "r", "y"), seen)
+    plan = make_plan(model, layout, found, XINT8.replace(clip_outputs=False))
+    assert plan.position("r") > plan.position("y")
+    assert not plan.of("y").clipped([5.0])
+    assert plan.of("r").clipped([5.0])
+    assert make_plan(model, layout, found, XINT8).position("y") == plan.position("r")

@@ -88,7 +88,7 @@ def test_up_where_alpha_is_not_negative():
     variables = RoundingVariables(problem, QUICK, EVERYTHING, problem.bias, np.ones((1, 1)))
     variables.alpha[:] = [-0.01, 0.0, 0.01]
     floors = np.floor(problem.weight / problem.weight_scale[..., None])
-    assert np.array_equal(variables.settled()[0], floors + [0.0, 1.0, 1.0])
+    assert np.array_equal(variables.settled()[0], floors + np.array([0.0, 1.0, 1.0]))
 
 
 def test_exponent_falls_along_half_a_cosine_after_the_warm_start():

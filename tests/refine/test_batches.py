@@ -100,7 +100,7 @@ def test_part_has_the_errors_of_its_channels():
 
 
 def test_rounded_output():
-    output = QuantParams.of(UINT4, 0.25, 3)
+    output = QuantParams.of(UINT4, 0.25, 6)
     problem = replace(layer(1, 6, 5, 50, NOTHING), output=output)
     weights, bias = arguments(problem, 0)
     sums = problem.rows[0].astype(np.float64) @ weights[0].T + bias[0]
@@ -110,8 +110,8 @@ def test_rounded_output():
     np.testing.assert_allclose(batches.errors(weights, bias)[0], wanted, rtol=1e-4)
     gradient, bias_gradient = np.empty_like(weights), np.empty_like(bias)
     BatchGradient(batches)(0, weights, bias, gradient, bias_gradient)
-    inside = (sums > -0.75) & (sums < 3.0)
+    inside = (sums > -1.5) & (sums < 2.25)
     derivatives = 2 * (output.snap(sums) - problem.target[:, 0]) * inside / problem.samples
     np.testing.assert_allclose(gradient[0], derivatives.T @ problem.rows[0], rtol=1e-3, atol=1e-5)
-    assert sums.min() < -0.75
-    assert sums.max() > 3.0
+    assert sums.min() < -1.5
+    assert sums.max() > 2.25

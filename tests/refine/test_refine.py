@@ -13,6 +13,7 @@ from detent.errors import DataError
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
+from detent.plan.layout import Role
 from detent.presets import find_recipe
 from detent.refine.choose import Choice
 from detent.refine.refine import refine
@@ -190,11 +191,12 @@ def test_rounding_is_closer_to_float_on_new_data(name):
     errors = {}
     for refinement in (None, BiasCorrection(), Rounding(rows=36)):
         model, plan = planned(proto, widest)
+        for site in plan.layout.of_role(Role.WEIGHT):  # coarse, so that the rounding of weights is what matters
+            plan.move(site.value, plan.position(site.value) - 4, "test", "")
         if refinement is not None:
             reports = refine(model, model, plan, refinement, pending(*seen))
         errors[type(refinement).__name__] = error_on(proto, model, plan, unseen)
-    print(name, errors)
-    assert errors["Rounding"] < errors["BiasCorrection"] < errors["NoneType"] * 1.01
+    assert errors["Rounding"] < 0.8 * errors["BiasCorrection"] and errors["BiasCorrection"] < errors["NoneType"]
     assert all(one.after <= one.before for one in reports)
     assert any(one.method.startswith("rounding") for one in reports)
 

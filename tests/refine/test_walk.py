@@ -133,7 +133,7 @@ def test_a_constant_is_decoded_for_those_only_that_read_it_as_data():
     )
     model, plan = planned(proto)
     plan.params["k"] = QuantParams.at(XINT8.weights, 2)
-    plan.params["c"] = QuantParams.at(XINT8.activations, 12)
+    plan.params["c"] = QuantParams.at(XINT8.activations, 6)
     assert_simulates(model, plan, FEEDS)
 
 

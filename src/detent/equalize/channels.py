@@ -11,6 +11,7 @@ have the same variable, and FIXED is that of channels that must keep theirs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import constant, constant_scalar
+from detent.graph.values import constant, constant_ints, constant_scalar, input_at, is_constant, rank, static_shape
 
 FIXED = -1
 Variables = npt.NDArray[np.int64]
@@ -112,11 +113,12 @@ class _Mapper:
         def settle(variables: Variables) -> Variables:
             return final[variables]  # FIXED is the last one: -1
 
+        values = {name: settle(variables) for name, variables in self._values.items()}
         return ChannelMap(
             len(free),
-            {name: settle(variables) for name, variables in self._values.items()},
+            values,
             [ScaledLayer(each.node, settle(each.inputs), settle(each.outputs)) for each in self._layers],
-            self._ceilings,
+            [each for each in self._ceilings if (values[str(each.node.outputs[0].name)] != FIXED).any()],
         )
 
     def _root(self, number: int) -> int:
@@ -153,7 +155,7 @@ class _Mapper:
 
     def _layer(self, node: ir.Node) -> bool:
         source, weight = self._of(node.inputs[0]), constant(node.inputs[1])
-        if source is None or weight is None or not _alone(node.inputs[1]) or not _bias_follows(node):
+        if source is None or weight is None or not _writable(node.inputs[1]) or not _bias_follows(node):
             return False
         groups = node.attributes.get_int("group", 1) if node.op_type == "Conv" else 1
         outputs = weight.shape[0] if node.op_type == "Conv" or _transposed(node) else weight.shape[1]
@@ -177,7 +179,7 @@ class _Mapper:
     def _pad(self, node: ir.Node) -> bool:
         mode = node.attributes.get_string("mode", "constant")
         filled = len(node.inputs) > 2 and node.inputs[2] is not None and constant_scalar(node, 2) != 0.0
-        return not (mode == "constant" and filled) and _keeps_channels(node) and self._pass(node)
+        return not (mode == "constant" and filled) and _pads_no_channels(node) and self._pass(node)
 
     def _prelu(self, node: ir.Node) -> bool:
         return constant(node.inputs[1]) is not None and self._pass(node)
@@ -196,16 +198,20 @@ class _Mapper:
 
     def _reshape(self, node: ir.Node) -> bool:
         """One number per channel becomes a row of channels; or each channel becomes a run of neighbours."""
-        source, result = self._of(node.inputs[0]), _channels(node.outputs[0])
-        shape = node.outputs[0].shape
-        if source is None or result is None or shape is None or len(shape) != 2 or result % source.size:
+        source, before, after = self._of(node.inputs[0]), static_shape(node.inputs[0]), static_shape(node.outputs[0])
+        if source is None or before is None or after is None or len(before) < 2 or len(after) != 2:
             return False
-        self._values[str(node.outputs[0].name)] = np.repeat(source, result // source.size)
+        places = _product(before[2:])
+        if places is None or before[1] != source.size or after[1] != source.size * places:
+            return False  # a row of the result is not one sample
+        self._values[str(node.outputs[0].name)] = np.repeat(source, places)
         return True
 
     def _add(self, node: ir.Node) -> bool:
         one, other = self._of(node.inputs[0]), self._of(node.inputs[1])
         if one is None or other is None or one.size != other.size or one.size != _channels(node.outputs[0]):
+            return False
+        if rank(node.inputs[0]) != rank(node.inputs[1]):  # axis 1 of the one is not added to axis 1 of the other
             return False
         self._tie(one, other)
         self._values[str(node.outputs[0].name)] = one
@@ -215,7 +221,10 @@ class _Mapper:
         parts = [self._of(value) for value in node.inputs]
         if node.attributes.get_int("axis", 0) != 1 or any(part is None for part in parts):
             return False
-        self._values[str(node.outputs[0].name)] = np.concatenate([part for part in parts if part is not None])
+        joined = np.concatenate([part for part in parts if part is not None])
+        if joined.size != _channels(node.outputs[0]):
+            return False
+        self._values[str(node.outputs[0].name)] = joined
         return True
 
 
@@ -245,8 +254,11 @@ def _all_fixed(count: int | None) -> Variables:
     return np.full(count or 0, FIXED, np.int64)
 
 
-def _alone(value: ir.Value | None) -> bool:
-    return value is not None and len(value.uses()) == 1 and not value.is_graph_output()
+def _writable(value: ir.Value | None) -> bool:
+    """Whether a constant may be changed for the one node that reads it."""
+    if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
+        return False  # of a Constant node, say, or of doubles
+    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _bias_follows(node: ir.Node) -> bool:
@@ -257,13 +269,35 @@ def _bias_follows(node: ir.Node) -> bool:
         return True
     bias = constant(node.inputs[2])
     outputs = _channels(node.outputs[0])
-    return bias is not None and _alone(node.inputs[2]) and bias.size == outputs and bias.shape[-1:] == (outputs,)
+    return bias is not None and _writable(node.inputs[2]) and bias.size == outputs and bias.shape[-1:] == (outputs,)
 
 
 def _keeps_channels(node: ir.Node) -> bool:
-    """Whether axis 1 of the output is axis 1 of the input."""
-    before, after = node.inputs[0], node.outputs[0]
-    return before is not None and _channels(before) is not None and _channels(before) == _channels(after)
+    """Whether axis 1 of a ReduceMean's output is axis 1 of its input."""
+    known = rank(node.inputs[0])
+    axes = node.attributes.get_ints("axes") if "axes" in node.attributes else constant_ints(input_at(node, 1))
+    if known is None or not axes:
+        return False
+    gone = {axis % known for axis in axes}
+    return 1 not in gone and (0 not in gone or bool(node.attributes.get_int("keepdims", 1)))
+
+
+def _pads_no_channels(node: ir.Node) -> bool:
+    """Whether a Pad leaves axis 1 as it is."""
+    known, pads = rank(node.inputs[0]), constant_ints(input_at(node, 1))
+    if known is None or pads is None:
+        return False
+    named = input_at(node, 3)
+    axes = list(range(known)) if named is None else constant_ints(named)
+    if axes is None:
+        return False
+    return all(pad == 0 for axis, pad in zip(axes + axes, pads, strict=True) if axis % known == 1)
+
+
+def _product(sizes: Sequence[int | None]) -> int | None:
+    """None where a size is unknown."""
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _captured(model: ir.Model) -> list[ir.Value]:

@@ -27,6 +27,7 @@ Floats = npt.NDArray[np.float64]
 STEPS, TOLERANCE = 100, 1e-3
 FARTHEST = 5.0  # the logarithm of the largest factor up or down: a channel that needs more is all but dead
 CEILING_ROOM = 1.25  # how much larger than all that was observed a value may be without meeting a Clip
+LEAST_MOVABLE = 0.5  # of the channels: where Clips hold most of them, what the others could gain is not worth it
 LEAST_SHARE = 1e-3  # of the largest channel: a channel below it counts as if it held that much
 
 
@@ -54,18 +55,22 @@ def equalize(
     `sites` are the values that will be quantized, weights and biases included.
     """
     channels = map_channels(model)
-    if not channels.count:
-        return Equalization(0, 0, 1.0)
+    unchanged = np.zeros(channels.count)
+    if not channels.count or not samples:
+        return _apply(channels, unchanged)
     wanted = {_name(ceiling.node, 0) for ceiling in channels.ceilings}
     for layer in channels.layers:
         wanted |= {_name(layer.node, 0), str(layer.node.outputs[0].name)}
     moments = observe_channels(model, sorted(wanted), samples, threads)
     if not all(np.isfinite(each.power).all() for each in moments.values()):
-        return Equalization(0, 0, 1.0)  # the sweep will name the sample and the tensor
+        return _apply(channels, unchanged)  # the sweep will name the sample and the tensor
+    low, high = _bounds(channels, moments)
+    if (low < high).mean() < LEAST_MOVABLE:
+        return _apply(channels, unchanged)
     noise = NoiseModel([_layer_noise(layer, moments, sites) for layer in channels.layers], channels.count)
-    variables = minimise(noise, *_bounds(channels, moments), STEPS, TOLERANCE)
+    variables = minimise(noise, low, high, STEPS, TOLERANCE)
     done = _apply(channels, variables)
-    return replace(done, noise_before=noise(np.zeros(channels.count))[0], noise_after=noise(variables)[0])
+    return replace(done, noise_before=noise(unchanged)[0], noise_after=noise(variables)[0])
 
 
 def equalize_again(model: ir.Model, factors: Sequence[float]) -> Equalization:

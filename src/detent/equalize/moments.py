@@ -15,6 +15,7 @@ from detent.numerics.compiled import compiled
 from detent.observe.samples import PendingSample
 
 Floats = npt.NDArray[np.float64]
+LEAST_VARIANCE = 1e-6  # of the power: less is what rounding leaves of a constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,9 @@ class Moments:
 
     @property
     def signal(self) -> float:
-        """The variance, summed over channels."""
-        return float(np.maximum(self.power - self.mean**2, 0.0).sum())
+        """The variance, summed over channels; of what does not vary, as a pooled value of one sample, the power."""
+        variance, power = float(np.maximum(self.power - self.mean**2, 0.0).sum()), float(self.power.sum())
+        return variance if variance > LEAST_VARIANCE * power else power
 
 
 def observe_channels(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Function = Callable[[Floats], tuple[float, Floats]]
 MEMORY = 10
+SMALLEST = 1e-200  # what has an inverse that can be multiplied with
 
 
 def minimise(function: Function, low: Floats, high: Floats, steps: int, tolerance: float) -> Floats:
@@ -34,7 +35,7 @@ def minimise(function: Function, low: Floats, high: Floats, steps: int, toleranc
         after, value_after, gradient_after = moved
         step, change = after - point, gradient_after - gradient
         curvature = float(step @ change)
-        if curvature > 1e-12 * float(step @ step):
+        if curvature > max(1e-12 * float(step @ step), SMALLEST):
             pairs.append((step, change, 1.0 / curvature))
         gained = value - value_after
         point, value, gradient = after, value_after, gradient_after
@@ -67,7 +68,7 @@ def _apply_inverse(pairs: deque[tuple[Floats, Floats, float]], gradient: Floats)
     """The gradient times the inverse of the second derivatives, as far as the remembered steps tell it."""
     if not pairs:
         largest = float(np.abs(gradient).max(initial=0.0))
-        return gradient * (0.1 / largest) if largest else gradient
+        return gradient * (0.1 / largest) if largest > SMALLEST else gradient
     direction = gradient.copy()
     factors = []
     for step, change, inverse in reversed(pairs):

@@ -18,12 +18,10 @@ def peek(source: Source, count: int) -> tuple[list[PendingSample], Source]:
     iterator = iter(source)
     read: list[PendingSample] = []
     chosen: list[PendingSample] = []
-    for pending in iterator:
+    while len(chosen) < count and (pending := next(iterator, None)) is not None:
         read.append(pending)
         if not pending.held_out:
             chosen.append(pending)
-        if len(chosen) == count:
-            break
     return chosen, source if source.repeatable else _Resumed(source, read, iterator)
 
 
@@ -32,10 +30,11 @@ class _Resumed:
 
     def __init__(self, source: Source, read: list[PendingSample], rest: Iterator[PendingSample]) -> None:
         self._source = source
-        self._samples = chain(read, rest)
+        self._samples: Iterator[PendingSample] | None = chain(read, rest)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
     def __iter__(self) -> Iterator[PendingSample]:
-        return self._samples
+        samples, self._samples = self._samples, None
+        return iter(self._source) if samples is None else samples  # the original knows what to say to a second pass

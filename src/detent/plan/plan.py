@@ -103,6 +103,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
     check_methods(recipe)
     check_tensors(recipe.method, layout.sites)
     params: dict[str, QuantParams] = {}
+    outputs = {layout.leader(str(value.name)) for value in model.graph.outputs}
     for site in layout.sites.values():
         if layout.leader(site.value) != site.value:
             continue
@@ -110,7 +111,8 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
         if site.largest is not None:
             params[site.value] = settled_params(site.largest, fmt, recipe.method)
         elif site.role is Role.ACTIVATION:
-            params[site.value] = choose_params(statistics[site.value], fmt, recipe.method, site.value)
+            method = recipe.method_of_outputs if site.value in outputs else recipe.method
+            params[site.value] = choose_params(statistics[site.value], fmt, method, site.value)
         elif site.role is Role.BIAS and fmt.bits == ACCUMULATOR_BITS:
             params[site.value] = QuantParams.of(fmt, 1.0, 0)
         else:

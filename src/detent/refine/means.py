@@ -36,8 +36,9 @@ class ChannelSums:
     def of(cls, maps: Array) -> ChannelSums:
         """The sums of (batch, channels, positions)."""
         flat = maps.reshape(-1)
-        sums = maps.sum(axis=2).sum(axis=0, dtype=np.float64)
-        return cls(sums, maps.shape[0] * maps.shape[2], float(np.dot(flat, flat)))
+        with np.errstate(over="ignore"):  # near the largest float32 sums are infinite, and the layer is left alone
+            sums = maps.sum(axis=2).sum(axis=0, dtype=np.float64)
+            return cls(sums, maps.shape[0] * maps.shape[2], float(np.dot(flat, flat)))
 
     @classmethod
     def total(cls, parts: Sequence[ChannelSums]) -> ChannelSums:
@@ -71,7 +72,8 @@ class Correction:
 def correct_bias(layer: Layer, walk: Walk, expected: ChannelSums) -> Correction:
     """Give a layer the bias with which its channels have the means of the float model."""
     found = ChannelSums.total(walk.over_outputs(layer.node, lambda _, output: ChannelSums.of(layer.maps(output))))
-    difference = expected.mean - found.mean
+    with np.errstate(invalid="ignore"):
+        difference = expected.mean - found.mean
     if not np.isfinite(difference).all():
         return Correction(0.0, 0.0, "its output is not finite")
     before = float(np.square(difference).mean())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import onnx_ir as ir
 
@@ -42,21 +41,17 @@ def refine(
         return reports
     budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
     walk = Walk(model, plan, [sample.origin for sample in budget.samples], threads)
-    found = float_targets(
-        reference, list(layers.values()), budget.samples, budget.rows, walk, progress, with_inputs=budget.with_inputs
-    )
-    targets = dict(zip(layers, found, strict=True))
+    targets = float_targets(reference, list(layers.values()), budget, walk, progress)
+    step = Step(walk, refinement, budget)
     done, total = len(budget.samples), len(budget.samples) + len(layers)
 
     def visit(node: ir.Node) -> None:
         nonlocal done
         layer = layers.get(node)
         if layer is not None:
-            reports.append(step(layer, targets.pop(node)))
+            reports.append(step(layer, targets.pop(layer.output)))  # and so its memory is free
             done += 1
             progress(STAGE, done, total)
 
-    with ThreadPoolExecutor(walk.threads) as pool:
-        step = Step(walk, refinement, budget, pool)
-        walk.run(visit)
+    walk.run(visit)
     return reports

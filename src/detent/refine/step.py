@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from detent.refine.budget import Budget
@@ -22,20 +21,20 @@ class Step:
     walk: Walk
     refinement: Refinement
     budget: Budget
-    pool: Executor
 
     def __call__(self, layer: Layer, target: LayerTarget) -> LayerReport:
         """Choose the layer's weights, where the refinement does, then its bias; and tell."""
         if isinstance(self.refinement, BiasCorrection):
-            return self._bias_only(layer, target, self.budget.note)
+            return self._bias_only(layer, target)
         reason = why_not(layer, self.walk, target, self.budget.layer_bytes)
         if reason is not None:
             return self._bias_only(layer, target, reason)
-        inputs = layer.matrix()[:, 0].size
-        problem, held_out = build_problem(layer, self.walk, target, self.budget.layer_bytes // (4 * inputs))
-        choice = choose(problem, held_out, self.refinement, self.pool)
+        row_bytes = 4 * layer.matrix()[:, 0].size
+        most_rows = self.budget.layer_bytes // 2 // row_bytes  # half of it, for they are copied when they are centred
+        problem, held_out = build_problem(layer, self.walk, target, most_rows)
+        choice = choose(problem, held_out, self.refinement, self.walk.pool)
         if choice.solution is None:
-            return self._bias_only(layer, target, "no rounding was better on the samples held out", choice.before)
+            return self._bias_only(layer, target, "no other weights were better on the samples held out", choice.before)
         self.walk.plan.refined[str(layer.weight.name)] = layer.tensor(
             choice.solution.codes * problem.weight_scale[..., None]
         )
@@ -45,12 +44,12 @@ class Step:
             note = set_bias(layer, self.walk.plan, choice.solution.bias)
         return _report(layer, choice.solution.method, choice.before, choice.after, note, self.budget.note)
 
-    def _bias_only(self, layer: Layer, target: LayerTarget, note: str, error: float | None = None) -> LayerReport:
+    def _bias_only(self, layer: Layer, target: LayerTarget, note: str = "", error: float | None = None) -> LayerReport:
         correction = correct_bias(layer, self.walk, target.sums)
         method = "as it was" if layer.bias is None else "bias correction"
         power = target.sums.power or 1.0
         before, after = (correction.before / power, correction.after / power) if error is None else (error, error)
-        return _report(layer, method, before, after, note, correction.note)
+        return _report(layer, method, before, after, note, correction.note, self.budget.note)
 
 
 def _report(layer: Layer, method: str, before: float, after: float, *notes: str) -> LayerReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.session import Runner
-from detent.observe.samples import PendingSample
 from detent.progress import Progress
+from detent.refine.budget import Budget
 from detent.refine.layers import Layer
 from detent.refine.means import ChannelSums
 from detent.refine.rows import Indices, float_rows, sample_positions, take_rows
@@ -46,17 +45,15 @@ class LayerTarget:
 def float_targets(
     reference: ir.Model,
     layers: Sequence[Layer],
-    samples: Sequence[PendingSample],
-    rows: int,
+    budget: Budget,
     walk: Walk,
     progress: Progress,
-    *,
-    with_inputs: bool = False,
-) -> list[LayerTarget]:
-    """One pass over the float model, with at most `rows` positions of each output kept, and of each input if asked for.
+) -> dict[str, LayerTarget]:
+    """One pass over the float model: the targets by the names of the layers' outputs.
 
     The samples' inputs go to the start of the walk, so that each is decoded once.
     """
+    samples, with_inputs = budget.samples, budget.with_inputs
     given = {str(value.name) for value in reference.graph.inputs}
     read = [layer.input for layer in layers if layer.input not in given] if with_inputs else []
     runner = Runner(reference, list(dict.fromkeys([*(layer.output for layer in layers), *read])))
@@ -71,19 +68,18 @@ def float_targets(
         for number, layer in enumerate(layers):
             output = values[layer.output]
             maps = layer.maps(output)
-            positions = sample_positions(maps.shape[0] * maps.shape[2], rows, [SEED, number, index])
+            positions = sample_positions(maps.shape[0] * maps.shape[2], budget.rows, [SEED, number, index])
             inputs = float_rows(layer, values[layer.input], output.shape, positions) if with_inputs else None
             kept = SampledOutput(output.shape, positions, take_rows(maps, positions), inputs)
             found.append((ChannelSums.of(maps), kept))
         return found
 
     collected = []
-    with ThreadPoolExecutor(walk.threads) as pool:
-        for done, found in enumerate(pool.map(run, range(len(samples))), 1):
-            collected.append(found)
-            progress(STAGE, done, total)
+    for done, found in enumerate(walk.pool.map(run, range(len(samples))), 1):
+        collected.append(found)
+        progress(STAGE, done, total)
     columns = zip(*collected, strict=True)
-    return [
-        LayerTarget(ChannelSums.total([sums for sums, _ in column]), [output for _, output in column])
-        for column in columns
-    ]
+    return {
+        layer.output: LayerTarget(ChannelSums.total([sums for sums, _ in column]), [output for _, output in column])
+        for layer, column in zip(layers, columns, strict=True)
+    }

@@ -32,7 +32,7 @@ class Walk:
 
     def __init__(self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0) -> None:
         self.model, self.plan = model, plan
-        self.threads = threads or usable_cores()
+        self.pool = ThreadPoolExecutor(threads or usable_cores())  # its threads end when nobody has the walk any more
         self.frontier = Frontier(plan, len(origins))
         self._origins = origins
         self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
@@ -80,8 +80,7 @@ class Walk:
 
     def map(self, task: Callable[[int], Result]) -> list[Result]:
         """A task for each sample, in all threads; results in the order of the samples."""
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(task, range(self.frontier.samples)))
+        return list(self.pool.map(task, range(self.frontier.samples)))
 
     def _advance(self, segment: Segment, wanted: Sequence[ir.Value]) -> None:
         names = [str(value.name) for value in segment.inputs]

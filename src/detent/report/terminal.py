@@ -84,6 +84,8 @@ def _change_summary(changes: Iterable[Change]) -> Text:
 
 
 def _equalization(done: Equalization) -> Text:
+    if not done.channels:
+        return Text("Not equalized: no channels could be rescaled, or Clips that cut something off hold most of them.")
     said = f"Equalized {done.channels} channels of {done.layers} layers, by factors up to {done.largest_factor:.3g}"
     if not done.noise_before or not done.noise_after:
         return Text(f"{said}.")
