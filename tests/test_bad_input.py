@@ -294,11 +294,11 @@ def test_interrupted(tmp_path):
     """Ctrl-C in the middle of calibration: exit code 130, one line, no output, and what was counted is kept."""
     data = tmp_path / "data"
     data.mkdir()
+    options = ["--no-equalize", "--refine", "none"]
     # A file of holes, so long that no machine is through with it before the interrupt.
     np.lib.format.open_memmap(data / "x.npy", "w+", np.float32, (1_000_000, 1, 32, 32))
     process = subprocess.Popen(
-        [sys.executable, "-m", "detent.cli", "quantize", str(MODEL), str(tmp_path / "out.onnx"), "--calib", str(data)]
-        + ["--no-equalize", "--refine", "none"],
+        [sys.executable, "-m", "detent.cli", "quantize", MODEL, tmp_path / "out.onnx", "--calib", data, *options],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},

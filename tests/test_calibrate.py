@@ -15,7 +15,6 @@ from detent.errors import DataError, UsageError
 from detent.methods import METHODS
 from tests.conftest import tiny_model
 
-
 XINT8 = package.find_recipe("XINT8").replace(refinement=None)
 UNREFINED = ("--refine", "none")  # refinement looks at samples, which statistics do not have
 
