@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,13 @@ def detent(monkeypatch, capsys):
 
         monkeypatch.setattr(sys, "argv", ["detent", *map(str, arguments)])
         code = 0
+        answer_to_interrupts = signal.getsignal(signal.SIGINT)
         try:
             main()
         except SystemExit as stop:
             code = stop.code or 0
+        finally:
+            signal.signal(signal.SIGINT, answer_to_interrupts)  # a command ends its process; tests go on in theirs
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 

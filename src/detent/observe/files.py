@@ -8,6 +8,7 @@ files need no open handles; a .npz file is decompressed whole, and the last ones
 from __future__ import annotations
 
 import os
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -150,10 +151,15 @@ def _maps(paths: Mapping[str, Path]) -> Iterator[tuple[str, Array]]:
         yield name, open_npy(path)
 
 
+_header_lock = threading.Lock()
+"""numpy parses the header of a .npy file as Python, and two threads of Python 3.11 that do so at once may fail."""
+
+
 def open_npy(path: Path) -> Array:
     """The array in a .npy file, memory-mapped for reading. Raises `DataError` naming the file."""
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        with _header_lock:
+            return np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError) as error:
         raise DataError(f"{path}: this .npy file cannot be read ({_why(error)}).") from error
 
@@ -237,7 +243,7 @@ def _read_shape(stream: IO[bytes]) -> tuple[int, ...]:
 def load_npz(path: Path) -> Mapping[str, Array]:
     """All arrays of a .npz file."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with _header_lock, np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except _NPZ_ERRORS as error:
         raise DataError(f"{path}: this .npz file cannot be read ({_why(error)}).") from error
