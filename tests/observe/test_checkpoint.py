@@ -317,7 +317,8 @@ def test_a_process_that_is_killed(whole, tmp_path):
     assert len(again.loaded) == COUNT - 2 - len(done)
 
 
-def test_data_that_must_be_mended_leaves_nothing_to_continue(checkpoint):
+def test_data_that_must_be_mended_leaves_nothing_to_continue(tmp_path):
+    rarely = Checkpoint(tmp_path / "out.checkpoint", every=1000.0)
     with pytest.raises(DataError, match="not an image"):
-        run(watched(before={30: fail(DataError("not an image"))}), checkpoint, threads=1)
-    assert not checkpoint.path.exists()
+        run(watched(before={30: fail(DataError("not an image"))}), rarely, threads=1)
+    assert not rarely.path.exists()
