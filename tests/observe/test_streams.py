@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -282,3 +283,14 @@ def test_a_limit_counts_samples_and_not_batches():
         for pending in open_source(iter(batches), inputs, limit=7, reserve=4)
     ]
     assert taken == [(3, False, 3), (3, False, 3), (1, False, 1), (3, True, 3), (3, True, 3)]
+
+
+def test_a_stream_that_seems_to_have_no_end_is_mentioned(monkeypatch):
+    monkeypatch.setattr("detent.observe.streams.SUSPICIOUS", 5)
+    items = [np.zeros((1, *X[0].shape[1:]), np.float32)] * 7
+    with pytest.warns(UserWarning, match="has given 5 items so far. If it repeats for ever"):
+        assert len(list(open_source(iter(items), X))) == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(open_source(iter(items), X, limit=7))) == 7
+        assert len(list(open_source(items, X))) == 7

@@ -7,6 +7,7 @@ Each is copied when it is taken: a reader may reuse its buffer for the next one 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,9 @@ from detent.observe.samples import (
     shares_batch,
 )
 from detent.observe.selection import stream_holds_out
+
+SUSPICIOUS = 10_000
+"""Items of a stream of unknown length after which it may well have no end."""
 
 
 class StreamSource:
@@ -104,6 +108,12 @@ class StreamSource:
             except Exception as error:  # the user's own code runs here and may raise anything
                 raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
             size = _rows(arrays, self._inputs)
+            if index == SUSPICIOUS and self._limit is None and self._total is None:
+                warnings.warn(
+                    f"The {self._noun} has given {SUSPICIOUS:,} items so far. If it repeats for ever, so does "
+                    "calibration: interrupt it and give a limit.",
+                    stacklevel=2,
+                )
             held_out = stream_holds_out(index, taken, held, limit=self._limit, reserve=self._reserve)
             if held_out:
                 held += size
