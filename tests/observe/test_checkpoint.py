@@ -132,6 +132,15 @@ def test_interrupted_again_and_again(whole, checkpoint):
     check_same(run(watched(), checkpoint), whole)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where the whole run was started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_ctrl_c(threads, whole, checkpoint):
     with pytest.raises(KeyboardInterrupt):
