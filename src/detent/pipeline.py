@@ -166,7 +166,7 @@ def run(job: Job) -> Report:
         warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
         + unsettled
         + observation.notes,
-        suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes),
+        suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         model=proto,
     )
 

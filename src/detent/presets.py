@@ -7,6 +7,16 @@ from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Recipe
 
+_A8W8 = Recipe(
+    name="A8W8",
+    description="8-bit activations and weights, symmetric, float scales, MinMax; for NPUs with float scales",
+    activations=IntegerFormat("int8"),
+    weights=IntegerFormat("int8"),
+    biases=IntegerFormat("int32"),
+    method=MinMax(),
+    target="npu-float-scale",
+)
+
 PRESETS: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -14,23 +24,11 @@ PRESETS: dict[str, Recipe] = {
             name="XINT8",
             description="8-bit activations, weights and biases, symmetric, power-of-two scales, MinMSE; for NPU CNNs",
         ),
-        Recipe(
-            name="A8W8",
-            description="8-bit activations and weights, symmetric, float scales, MinMax; for NPUs with float scales",
-            activations=IntegerFormat("int8"),
-            weights=IntegerFormat("int8"),
-            biases=IntegerFormat("int32"),
-            method=MinMax(),
-            target="npu-float-scale",
-        ),
-        Recipe(
+        _A8W8,
+        _A8W8.replace(
             name="A16W8",
-            description="16-bit activations and 8-bit weights, symmetric, float scales, MinMax; near float accuracy",
+            description="A8W8 with 16-bit activations",
             activations=IntegerFormat("int16"),
-            weights=IntegerFormat("int8"),
-            biases=IntegerFormat("int32"),
-            method=MinMax(),
-            target="npu-float-scale",
         ),
     )
 }

@@ -5,9 +5,11 @@ import math
 from detent.measure.fidelity import Closeness, Fidelity
 from detent.plan.layout import Decision
 from detent.prepare.base import Change
+from detent.presets import find_recipe
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, TensorReport
 
+XINT8 = find_recipe("XINT8")
 GOOD = Calibration("128 images", 128, False, None, "")
 NODES = [Decision(name, "Conv", True, "quantized") for name in ("a", "b", "c")]
 
@@ -23,14 +25,16 @@ def fidelity(sqnr, same=None, samples=16):
 
 
 def test_nothing_to_say_about_a_good_result():
-    assert suggestions_for(fidelity(30), GOOD, [], []) == []
-    assert suggestions_for(fidelity(15, same=16), GOOD, [], []) == []
+    assert suggestions_for(fidelity(30), GOOD, [], [], XINT8) == []
+    assert suggestions_for(fidelity(15, same=16), GOOD, [], [], XINT8) == []
     assert warnings_for(GOOD, NODES, Notes([], []), [], fidelity(30), False) == []
 
 
 def test_a_large_loss_names_its_cause():
     tensors = [tensor("a", 30.0), tensor("b", 12.0, clipped=0.02), tensor("c", 11.0)]
-    said = " ".join(suggestions_for(fidelity(9), Calibration("", 8, False, None, "Guessed: mean"), tensors, NODES))
+    said = " ".join(
+        suggestions_for(fidelity(9), Calibration("", 8, False, None, "Guessed: mean"), tensors, NODES, XINT8)
+    )
     assert "9.0 dB" in said
     assert "guessed" in said
     assert "Few calibration samples (8)" in said
@@ -40,7 +44,7 @@ def test_a_large_loss_names_its_cause():
 
 
 def test_classes_that_change_are_a_large_loss():
-    assert "4 of 16" in suggestions_for(fidelity(30, same=12), GOOD, [], [])[0]
+    assert "4 of 16" in suggestions_for(fidelity(30, same=12), GOOD, [], [], XINT8)[0]
 
 
 def test_warnings():

@@ -32,7 +32,8 @@ class Activation:
     def __call__(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The activation of all values."""
         if self.slope:
-            return np.where(values < self.low, self.slope * values, np.minimum(values, self.high)).astype(np.float32)
+            below = self.slope * values + (1 - self.slope) * self.low
+            return np.where(values < self.low, below, np.minimum(values, self.high)).astype(np.float32)
         return np.clip(values, self.low, self.high)
 
 

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from detent.measure.fidelity import Fidelity
 from detent.plan.layout import Decision
+from detent.recipe import Recipe
+from detent.refinements import BiasCorrection
 from detent.report.report import Calibration, Notes, TensorReport
 
 LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal
@@ -65,7 +67,11 @@ def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
 
 
 def suggestions_for(
-    fidelity: Fidelity, calibration: Calibration, tensors: Sequence[TensorReport], nodes: Sequence[Decision]
+    fidelity: Fidelity,
+    calibration: Calibration,
+    tensors: Sequence[TensorReport],
+    nodes: Sequence[Decision],
+    recipe: Recipe,
 ) -> list[str]:
     """What to try when the loss is large; nothing when it is not."""
     loss = _large_loss(fidelity)
@@ -78,6 +84,8 @@ def suggestions_for(
         )
     if calibration.samples < FEW_SAMPLES:
         found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
+    if recipe.refinement is None or isinstance(recipe.refinement, BiasCorrection):
+        found.append("Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs.")
     culprits = _where_it_falls(tensors, nodes)
     if culprits:
         listed = " ".join(f"--exclude '{node}'" for node in culprits)
