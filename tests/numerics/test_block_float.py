@@ -130,6 +130,7 @@ def test_infinities_and_nan():
 def test_subnormals():
     tiny = 2.0**-133  # the step of a block of them
     np.testing.assert_array_equal(BFP16.snap([3.25 * tiny, -0.75 * tiny, 0.25 * tiny], 0), [3 * tiny, -tiny, 0.0])
+    np.testing.assert_array_equal(BFP16.snap([np.inf, 3.25 * tiny], 0), [np.inf, 3 * tiny])
     np.testing.assert_array_equal(MX9.snap([3 * tiny, 2.0**-126, 2.0**-127], 0), [0.0, 2.0**-126, 0.0])
     for fmt in PRESETS:
         np.testing.assert_array_equal(fmt.snap(np.zeros((3, 5)), 1), np.zeros((3, 5)))
