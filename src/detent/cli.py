@@ -261,14 +261,14 @@ def recipes(
     Example: detent recipes A8W8 --toml > my.toml, then detent quantize MODEL OUTPUT --recipe my.toml
     """
     from detent.presets import PRESETS
-    from detent.recipe_file import to_toml
+    from detent.recipe_file import to_plain, to_toml
     from detent.report.recipes_view import print_recipe, print_recipes
 
     if name is None:
         if toml or settings:
             raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
         if json:
-            _echo_json({recipe.name: recipe.to_dict() for recipe in PRESETS.values()})
+            _echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
         else:
             print_recipes(list(PRESETS.values()), _stdout())
         return
@@ -276,7 +276,7 @@ def recipes(
     if toml:
         typer.echo(to_toml(recipe), nl=False)
     elif json:
-        _echo_json(recipe.to_dict())
+        _echo_json(to_plain(recipe))
     else:
         print_recipe(recipe, _stdout())
 

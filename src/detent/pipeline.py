@@ -52,8 +52,8 @@ from detent.refine.refine import check_refinement, refine
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
-from detent.targets.optional import OPTIONAL, check_steps
 from detent.targets.dpu import NodePass
+from detent.targets.optional import OPTIONAL, check_steps
 from detent.targets.target import Target, find_target
 from detent.version import __version__
 

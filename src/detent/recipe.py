@@ -89,8 +89,8 @@ class Recipe:
     `operators` are the types to quantize (none: all that Detent knows how to), `more_operators` are added to these, and
     `all_operators` adds every other one with float data. Products of two activations can be left out, and constants
     that are added to activations or multiplied with them can have the format of these, which is finer in some recipes.
-    `fuse` are the activation functions that a layer computes before it rounds. `without` names preparations, rewrites and rules of the target that are left out, and `also` those
-    that are done only on request.
+    `fuse` are the activation functions that a layer computes before it rounds. `without` names preparations, rewrites
+    and rules of the target that are left out, and `also` those that are done only on request.
     """
 
     name: str
@@ -156,12 +156,6 @@ class Recipe:
             if key not in known:
                 raise UsageError(f"A recipe has no field '{key}'.{nearest(key, known)} Fields: {', '.join(known)}.")
         return dataclasses.replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON and TOML, all defaults written out."""
-        from detent.recipe_file import to_plain
-
-        return to_plain(self)
 
 
 def has_power_of_two_scale(fmt: NumberFormat | None) -> bool:

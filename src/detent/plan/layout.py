@@ -23,7 +23,6 @@ from detent.plan.parts import left_float
 from detent.plan.select import Selection
 from detent.recipe import FUSED_ACTIVATIONS, Recipe
 
-
 DEFAULT_RECIPE = Recipe("XINT8", "")
 
 

@@ -19,6 +19,7 @@ from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.prepare.base import Change
 from detent.recipe import Recipe
+from detent.recipe_file import to_plain
 from detent.refine.layers import LayerReport
 
 
@@ -115,7 +116,7 @@ class Report:
         shallow = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "model"}
         if self.equalization is not None:  # without thousands of factors
             shallow["equalization"] = dataclasses.replace(self.equalization, factors=())
-        plain = _plain({**shallow, "recipe": self.recipe.to_dict()})
+        plain = _plain({**shallow, "recipe": to_plain(self.recipe)})
         assert isinstance(plain, dict)
         return plain
 
