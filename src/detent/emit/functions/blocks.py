@@ -1,0 +1,121 @@
+"""What the bodies of the block formats have in common, in standard operators and exact for every float32.
+
+Cutting a tensor of any rank along any axis, of n elements, into blocks of b:
+
+    Flatten to [outer, n * inner], Reshape to [outer, n, inner], Pad n to a multiple of b, Reshape to
+    [outer, blocks, b, inner]; and back again. Static shapes are folded when a model is loaded.
+
+The leading power of two of a number, 2^floor(log2|x|), without access to its bits: with p bits of precision, u = 2^-p,
+
+    t = (2^(p-1) + 1) x          t - (1 - u) t = the leading power of two of x, with its sign
+
+each operation rounded to nearest. (S. M. Rump's "unit in the first place".) A power of two times the first constant
+scales the result. It holds where neither t overflows nor its last bit underflows, so in float64 for every float32.
+
+Infinities and NaN, without Where, which costs as much as six additions: ThresholdedRelu(-|x|, alpha = -inf) is -|x|, or
+0 where x is not finite; and x - Clip(x, -largest, largest) is 0, or x itself where x is not finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from detent.emit.functions.body import Body, ref
+from detent.numerics.rounding import Rounding
+
+LARGEST = np.finfo(np.float32).max
+LEAST_NORMAL = np.finfo(np.float32).tiny
+EXPONENT_OF_ZERO = -127
+"""What stands in the place of the exponent of zero and of subnormal numbers."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A tensor in blocks: `values` is [outer, blocks, *sizes, inner], in which `axes` are those of the sizes."""
+
+    values: ir.Value
+    axes: tuple[int, ...]
+    _length: ir.Value
+    _padded: ir.Value
+
+    def joined(self, body: Body, values: ir.Value) -> ir.Value:
+        """Values in blocks, as a tensor of the shape that was cut."""
+        padded = body("Reshape", values, self._padded)
+        return body(
+            "Reshape", body("Slice", padded, np.array([0]), self._length, np.array([1])), body("Shape", body.inputs[0])
+        )
+
+
+def cut(body: Body, x: ir.Value, *sizes: int) -> Blocks:
+    """Cut `x` along the attribute `axis` into blocks of the product of `sizes`, themselves cut like that."""
+    length = body("Gather", body("Shape", x, start=ref("start", "axis")), np.array([0]))
+    shape = body("Concat", np.array([0]), length, np.array([-1]), axis=0)
+    rows = body("Reshape", body("Flatten", x, axis=ref("axis", "axis")), shape)
+    missing = body("Mod", body("Neg", length), np.array([prod(sizes)]))
+    padded = body("Pad", rows, body("Concat", np.array([0, 0, 0, 0]), missing, np.array([0]), axis=0))
+    shape = body("Concat", np.array([0, -1, *sizes]), body("Shape", padded, start=2), axis=0)
+    axes = tuple(range(2, 2 + len(sizes)))
+    return Blocks(body("Reshape", padded, shape), axes, length, body("Shape", padded))
+
+
+def largest_finite(body: Body, x: ir.Value, axis: int) -> ir.Value:
+    """The largest magnitude along an axis; what is not finite counts as 0."""
+    negative = body("ThresholdedRelu", body("Neg", body("Abs", x)), alpha=float("-inf"))
+    return body("Abs", body.reduce("ReduceMin", negative, axis))
+
+
+def with_infinities(body: Body, y: ir.Value, x: ir.Value) -> ir.Value:
+    """`y`, which is finite, or x where x is not finite."""
+    return body("Add", y, body("Sub", x, body("Clip", x, -LARGEST, LARGEST)))
+
+
+def not_finite(body: Body, x: ir.Value, axes: tuple[int, ...]) -> ir.Value:
+    """0 for a block, or NaN where something in it is not finite; in float64."""
+    zeros = body("Mul", x, np.float32(0.0))
+    for axis in reversed(axes):
+        zeros = body.reduce("ReduceSum", zeros, axis)
+    return body.cast(zeros, ir.DataType.DOUBLE)
+
+
+def shared_power(body: Body, magnitudes: ir.Value, exponent: int) -> ir.Value:
+    """The leading powers of two of float32 numbers that are not negative, times 2^exponent, in float64.
+
+    Those of zero and of subnormal numbers are 2^-127.
+    """
+    wide = body.cast(magnitudes, ir.DataType.DOUBLE)
+    return body("Max", _leading_power(body, wide, 53, exponent), np.float64(2.0 ** (EXPONENT_OF_ZERO + exponent)))
+
+
+def own_power(body: Body, x: ir.Value, exponent: int) -> ir.Value:
+    """The leading powers of two of float32 numbers below 2^100, times 2^exponent; 0 for 0."""
+    return body("Abs", _leading_power(body, x, 24, exponent))
+
+
+def _leading_power(body: Body, x: ir.Value, precision: int, exponent: int) -> ir.Value:
+    number = np.float32 if precision == 24 else np.float64
+    scaled = body("Mul", x, number((2.0 ** (precision - 1) + 1) * 2.0 ** (exponent - 1)))
+    # 2t - (2 - 2u)t, not t - (1 - u)t: onnxruntime takes a factor of 1 - u for a 1, and leaves the multiplication out.
+    return body("Sub", body("Add", scaled, scaled), body("Mul", scaled, number(2 - 2.0 ** (1 - precision))))
+
+
+def to_multiples(
+    body: Body, x: ir.Value, step: ir.Value, low: float, high: float, rounding: Rounding = "half_even"
+) -> ir.Value:
+    """The multiples of `step`, low to high times it, that are nearest to `x`."""
+    # Clipping first gives the same, since low and high are whole numbers, and leaves no infinity to calculate with.
+    ratio = body("Clip", body("Div", x, step), np.float32(low), np.float32(high))
+    return body("Mul", _rounded(body, ratio, rounding), step)
+
+
+def _rounded(body: Body, x: ir.Value, rounding: Rounding) -> ir.Value:
+    if rounding == "half_even":
+        return body("Round", x)
+    if rounding == "half_up":
+        nearest = body("Round", x)
+        down = body("Equal", body("Sub", x, nearest), np.float32(0.5))
+        return body("Add", nearest, body.cast(down, ir.DataType.FLOAT))
+    return body("Mul", _rounded(body, body("Abs", x), "half_up"), body("Sign", x))
