@@ -53,6 +53,8 @@ BLOCK_SIZE = 32
 
 
 class FloatElement(NamedTuple):
+    """A type of small floats, as in the table above."""
+
     largest: float
     greatest_exponent: int
     least_exponent: int

@@ -51,7 +51,7 @@ class BlockFloatNode:
 
     def _one_level(self, body: Body, x: ir.Value) -> ir.Value:
         cut = blocks.cut(body, x, self.format.block_size)
-        largest = blocks.largest_finite(body, cut.values, *cut.axes)
+        largest = blocks.largest_finite(body, cut.values)
         step = blocks.shared_power(body, largest, 1 - self.format.mantissa_bits)
         snapped = self._to_multiples(body, cut.values, step)
         return cut.joined(body, blocks.with_infinities(body, snapped, cut.values))
@@ -59,16 +59,14 @@ class BlockFloatNode:
     def _two_levels(self, body: Body, x: ir.Value) -> ir.Value:
         inner = self.format.sub_block_size or 1
         cut = blocks.cut(body, x, self.format.block_size // inner, inner)
-        outer_axis, inner_axis = cut.axes
         magnitude = body("Abs", cut.values)
-        power = blocks.shared_power(
-            body, body.reduce("ReduceMax", magnitude, inner_axis), 1 - self.format.mantissa_bits
-        )
+        largest = body.reduce("ReduceMax", magnitude, blocks.INNER_SIZE_AXIS)
+        power = blocks.shared_power(body, largest, 1 - self.format.mantissa_bits)
         most_shift = (1 << self.format.sub_block_shift_bits) - 1
-        least_step = body("Mul", body.reduce("ReduceMax", power, outer_axis), np.float64(2.0**-most_shift))
-        step = body("Add", body("Max", power, least_step), blocks.not_finite(body, cut.values, cut.axes))
-        normal = body.cast(body("GreaterOrEqual", magnitude, blocks.LEAST_NORMAL), ir.DataType.FLOAT)
-        snapped = self._to_multiples(body, body("Mul", cut.values, normal), step)
+        least = body("Mul", body.reduce("ReduceMax", power, blocks.SIZE_AXIS), np.float64(2.0**-most_shift))
+        step = body("Mul", body("Max", power, least), blocks.all_finite(body, magnitude))
+        normal = body("Mul", cut.values, blocks.compared(body, "GreaterOrEqual", magnitude, blocks.LEAST_NORMAL))
+        snapped = self._to_multiples(body, normal, step)
         return cut.joined(body, snapped)
 
     def _to_multiples(self, body: Body, x: ir.Value, step: ir.Value) -> ir.Value:
@@ -81,7 +79,7 @@ def read_block_float(node: ir.Node, opset: int) -> Definition:
     del opset
     if int_attribute(node, "use_compiler_version_cpu_kernel", 0):
         raise ModelError(
-            f"{described(node)} has use_compiler_version_cpu_kernel=1: that arithmetic has no definition here. Set it to 0."
+            f"{described(node)} has use_compiler_version_cpu_kernel=1: that has no definition here. Set it to 0."
         )
     method = string_attribute(node, "bfp_method", "to_bfp", among=METHODS)
     try:

@@ -3,7 +3,8 @@
 Cutting a tensor of any rank along any axis, of n elements, into blocks of b:
 
     Flatten to [outer, n * inner], Reshape to [outer, n, inner], Pad n to a multiple of b, Reshape to
-    [outer, blocks, b, inner]; and back again. Static shapes are folded when a model is loaded.
+    [outer, blocks, pieces, elements of a piece, inner]; and back again. What is calculated from static shapes is
+    calculated once, when a model is loaded.
 
 The leading power of two of a number, 2^floor(log2|x|), without access to its bits: with p bits of precision, u = 2^-p,
 
@@ -19,7 +20,6 @@ Infinities and NaN, without Where, which costs as much as six additions: Thresho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -29,16 +29,18 @@ from detent.numerics.rounding import Rounding
 
 LARGEST = np.finfo(np.float32).max
 LEAST_NORMAL = np.finfo(np.float32).tiny
+SIZE_AXIS, INNER_SIZE_AXIS = 2, 3
+"""The axes of the pieces of a block, and of the elements of a piece."""
+
 EXPONENT_OF_ZERO = -127
 """What stands in the place of the exponent of zero and of subnormal numbers."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor in blocks: `values` is [outer, blocks, *sizes, inner], in which `axes` are those of the sizes."""
+    """A tensor in blocks: `values` is [outer, blocks, size, inner_size, inner]."""
 
     values: ir.Value
-    axes: tuple[int, ...]
     _length: ir.Value
     _padded: ir.Value
 
@@ -50,22 +52,24 @@ class Blocks:
         )
 
 
-def cut(body: Body, x: ir.Value, *sizes: int) -> Blocks:
-    """Cut `x` along the attribute `axis` into blocks of the product of `sizes`, themselves cut like that."""
+def cut(body: Body, x: ir.Value, size: int, inner_size: int = 1) -> Blocks:
+    """Cut `x` along the attribute `axis` into blocks of `size` pieces of `inner_size` elements."""
     length = body("Gather", body("Shape", x, start=ref("start", "axis")), np.array([0]))
+    pieces = body("Div", body("Add", length, np.array([inner_size - 1])), np.array([inner_size]))
+    # An axis that is shorter than a block is one block as it is: zeros would change nothing, and only take time.
+    size_here = body("Min", pieces, np.array([size]))
+    missing = body("Mod", body("Neg", length), body("Mul", size_here, np.array([inner_size])))
     shape = body("Concat", np.array([0]), length, np.array([-1]), axis=0)
     rows = body("Reshape", body("Flatten", x, axis=ref("axis", "axis")), shape)
-    missing = body("Mod", body("Neg", length), np.array([prod(sizes)]))
     padded = body("Pad", rows, body("Concat", np.array([0, 0, 0, 0]), missing, np.array([0]), axis=0))
-    shape = body("Concat", np.array([0, -1, *sizes]), body("Shape", padded, start=2), axis=0)
-    axes = tuple(range(2, 2 + len(sizes)))
-    return Blocks(body("Reshape", padded, shape), axes, length, body("Shape", padded))
+    shape = body("Concat", np.array([0, -1]), size_here, np.array([inner_size]), body("Shape", padded, start=2), axis=0)
+    return Blocks(body("Reshape", padded, shape), length, body("Shape", padded))
 
 
-def largest_finite(body: Body, x: ir.Value, axis: int) -> ir.Value:
-    """The largest magnitude along an axis; what is not finite counts as 0."""
+def largest_finite(body: Body, x: ir.Value) -> ir.Value:
+    """The largest magnitude of each block; what is not finite counts as 0."""
     negative = body("ThresholdedRelu", body("Neg", body("Abs", x)), alpha=float("-inf"))
-    return body("Abs", body.reduce("ReduceMin", negative, axis))
+    return body("Abs", body.reduce("ReduceMin", negative, SIZE_AXIS))
 
 
 def with_infinities(body: Body, y: ir.Value, x: ir.Value) -> ir.Value:
@@ -73,12 +77,19 @@ def with_infinities(body: Body, y: ir.Value, x: ir.Value) -> ir.Value:
     return body("Add", y, body("Sub", x, body("Clip", x, -LARGEST, LARGEST)))
 
 
-def not_finite(body: Body, x: ir.Value, axes: tuple[int, ...]) -> ir.Value:
-    """0 for a block, or NaN where something in it is not finite; in float64."""
-    zeros = body("Mul", x, np.float32(0.0))
-    for axis in reversed(axes):
-        zeros = body.reduce("ReduceSum", zeros, axis)
-    return body.cast(zeros, ir.DataType.DOUBLE)
+def all_finite(body: Body, magnitudes: ir.Value) -> ir.Value:
+    """1 for a block, or NaN where something in it is not finite; in float64."""
+    finite = compared(body, "Less", magnitudes, np.float32(np.inf))
+    for axis in (INNER_SIZE_AXIS, SIZE_AXIS):
+        finite = body.reduce("ReduceMin", finite, axis)
+    wide = body.cast(finite, ir.DataType.DOUBLE)
+    return body("Div", wide, wide)
+
+
+def compared(body: Body, op_type: str, x: ir.Value, limit: np.float32) -> ir.Value:
+    """1.0 where the comparison of `x` with a number holds, 0.0 elsewhere."""
+    holds = body(op_type, _flat(body, x), limit)
+    return body("Reshape", body.cast(holds, ir.DataType.FLOAT), body("Shape", x))
 
 
 def shared_power(body: Body, magnitudes: ir.Value, exponent: int) -> ir.Value:
@@ -87,7 +98,7 @@ def shared_power(body: Body, magnitudes: ir.Value, exponent: int) -> ir.Value:
     Those of zero and of subnormal numbers are 2^-127.
     """
     wide = body.cast(magnitudes, ir.DataType.DOUBLE)
-    return body("Max", _leading_power(body, wide, 53, exponent), np.float64(2.0 ** (EXPONENT_OF_ZERO + exponent)))
+    return body("Clip", _leading_power(body, wide, 53, exponent), np.float64(2.0 ** (EXPONENT_OF_ZERO + exponent)))
 
 
 def own_power(body: Body, x: ir.Value, exponent: int) -> ir.Value:
@@ -97,9 +108,15 @@ def own_power(body: Body, x: ir.Value, exponent: int) -> ir.Value:
 
 def _leading_power(body: Body, x: ir.Value, precision: int, exponent: int) -> ir.Value:
     number = np.float32 if precision == 24 else np.float64
-    scaled = body("Mul", x, number((2.0 ** (precision - 1) + 1) * 2.0 ** (exponent - 1)))
+    scaled = body("Mul", _flat(body, x), number((2.0 ** (precision - 1) + 1) * 2.0 ** (exponent - 1)))
     # 2t - (2 - 2u)t, not t - (1 - u)t: onnxruntime takes a factor of 1 - u for a 1, and leaves the multiplication out.
-    return body("Sub", body("Add", scaled, scaled), body("Mul", scaled, number(2 - 2.0 ** (1 - precision))))
+    power = body("Sub", body("Add", scaled, scaled), body("Mul", scaled, number(2 - 2.0 ** (1 - precision))))
+    return body("Reshape", power, body("Shape", x))
+
+
+def _flat(body: Body, x: ir.Value) -> ir.Value:
+    """`x` with one dimension. onnxruntime's operations with a scalar are 20 times slower where the last one is 1."""
+    return body("Reshape", x, np.array([-1]))
 
 
 def to_multiples(
@@ -116,6 +133,5 @@ def _rounded(body: Body, x: ir.Value, rounding: Rounding) -> ir.Value:
         return body("Round", x)
     if rounding == "half_up":
         nearest = body("Round", x)
-        down = body("Equal", body("Sub", x, nearest), np.float32(0.5))
-        return body("Add", nearest, body.cast(down, ir.DataType.FLOAT))
+        return body("Add", nearest, compared(body, "Equal", body("Sub", x, nearest), np.float32(0.5)))
     return body("Mul", _rounded(body, body("Abs", x), "half_up"), body("Sign", x))

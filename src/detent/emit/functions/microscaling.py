@@ -46,7 +46,7 @@ class MicroscalingNode:
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
         cut = blocks.cut(body, body.inputs[0], self.format.block_size)
-        largest = blocks.largest_finite(body, cut.values, *cut.axes)
+        largest = blocks.largest_finite(body, cut.values)
         element = FLOAT_ELEMENTS.get(self.format.element)
         if element is None:
             snapped = self._integers(body, cut.values, largest)
