@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from detent.emit.qoperator.codes import DeclinedError
+from detent.emit.qoperator.codes import Constant, DeclinedError
 from detent.emit.qoperator.site import Operation, Site, clip_bounds
 from detent.graph.values import input_at
 
@@ -44,9 +45,21 @@ def global_average_pool(site: Site) -> Operation:
 
 
 def softmax(site: Site) -> Operation:
-    """QLinearSoftmax, which asks for the opset because older ones flatten the axes from `axis` on."""
+    """QLinearSoftmax, which asks for the opset because older ones flatten the axes from `axis` on.
+
+    It counts in whole steps of 1 / scale, and rounds that down: a scale of 1/255 in float32 is a little more than that
+    and would become 254 steps. The next smaller float32 gives the 255 that are meant.
+    """
     axis = site.node.attributes.get_int("axis", -1 if site.opset >= 13 else 1)
-    return _of_one(site, "QLinearSoftmax", [ir.AttrInt64("axis", axis), ir.AttrInt64("opset", site.opset)])
+    grid = site.result.grid
+    steps = np.rint(1.0 / float(grid.scale))
+    if abs(float(grid.scale) * steps - 1.0) > 1e-6:
+        raise DeclinedError("its integer operator needs a result whose scale is 1 divided by a whole number")
+    scale = grid.scale
+    while np.floor(np.float32(1.0) / scale) < steps:
+        scale = np.nextafter(scale, np.float32(0.0))
+    inputs = [*site.like_result(0).operands, Constant("result_scale", np.asarray(scale)), grid.operands[1]]
+    return Operation("QLinearSoftmax", inputs, [ir.AttrInt64("axis", axis), ir.AttrInt64("opset", site.opset)])
 
 
 def where(site: Site) -> Operation:
@@ -68,16 +81,14 @@ def concat(site: Site) -> Operation:
 def clip(site: Site) -> Operation:
     """A Relu or Clip on its own: the codes themselves, cut off where the result is; or on another grid.
 
-    QLinearLeakyRelu with a slope of 0 is the Relu that has two grids.
+    QLinearLeakyRelu goes from one grid to another: with a slope of 0 it is Relu, with a slope of 1 nothing else.
     """
     source, bounds = site.like_result(0), clip_bounds(site.node)
     if bounds is None:
         raise DeclinedError("its bounds are not constant")
     if source.grid.equals(site.result.grid):
         return Operation("Identity", [source.codes], domain="")
-    if bounds[0] != 0.0:
-        raise DeclinedError("its result has another scale than its input, and integer operators cut off at 0 only")
-    return _of_one(site, "QLinearLeakyRelu", [ir.AttrFloat32("alpha", 0.0)])
+    return _of_one(site, "QLinearLeakyRelu", [ir.AttrFloat32("alpha", 0.0 if bounds[0] == 0.0 else 1.0)])
 
 
 def _of_one(site: Site, op_type: str, attributes: list[ir.Attr] | None = None) -> Operation:
