@@ -12,6 +12,7 @@ from detent.emit.qoperator.codes import Constant, DeclinedError, Operand, grid_o
 from detent.emit.qoperator.site import MICROSOFT, Operation, Result, Site
 from detent.graph.values import bypass, is_standard, is_unused, remove_node, take_over
 from detent.prepare.base import Change, Pass, main_opset
+from detent.prepare.infer_shapes import InferShapes
 
 Rule = Callable[[Site], Operation]
 
@@ -39,7 +40,12 @@ RULES: Mapping[str, Rule] = {
 
 
 def to_qoperator(model: ir.Model) -> list[Change]:
-    """Turn a QDQ model into QOperator form in place; returns a note, with the reason, for each node that was left."""
+    """Turn a QDQ model into QOperator form in place; returns a note, with the reason, for each node that was left.
+
+    Ranks and types that other tools did not write into the model are inferred where they can be.
+    """
+    if any(value.shape is None for node in model.graph for value in node.outputs):
+        InferShapes()(model)
     rewrite = ToQOperator()
     rewrite(model)
     return rewrite.declined
