@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from detent.errors import ModelError
 from detent.graph.values import all_finite, constant, is_constant
+from detent.plan.masks import find_masks
 from detent.plan.operators import OPERATORS, Operator, is_fused_edge
 from detent.plan.select import Selection
 
@@ -55,11 +56,15 @@ class Decision:
 
 @dataclass
 class Layout:
-    """All sites by value name, the leader of each, and the decision for every node."""
+    """All sites by value name, the leader of each, and the decision for every node.
+
+    `masked` are attention scores after masking: never sites, whoever reads them.
+    """
 
     sites: dict[str, Site] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     leaders: dict[str, str] = field(default_factory=dict)
+    masked: frozenset[str] = frozenset()
 
     def leader(self, value: str) -> str:
         """The value whose statistics and position `value` shares; itself where it shares with none."""
@@ -102,10 +107,11 @@ def lay_out(model: ir.Model, selection: Selection, folded: Collection[str] = ())
     `folded` are names of nodes that preparation took away, for a better message where the user names one.
     """
     left = selection.reasons_to_leave(model.graph, folded)
-    layout = Layout()
+    masks = find_masks(model.graph)
+    layout = Layout(masked=masks.masked)
     for node in model.graph:
         name = str(node.name)
-        reason = left.get(name) or _reason_to_leave(node)
+        reason = left.get(name) or masks.reasons.get(name) or _reason_to_leave(node)
         layout.decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     for node in model.graph:
         if layout.quantizes(node):
@@ -160,9 +166,14 @@ def _reason_to_leave(node: ir.Node) -> str | None:
     inputs = data_inputs(node)
     if not inputs:
         return "holds no float data"
-    if all(is_constant(value) for value in inputs):
+    if all(is_constant(value) for value in inputs) and not _looks_up(node):
         return "its data is constant"
     return operator.declines(node) if operator.declines else None
+
+
+def _looks_up(node: ir.Node) -> bool:
+    """Whether a node picks entries of a constant table, as of the embeddings of words: the table is a weight."""
+    return node.op_type == "Gather" and not is_constant(node.inputs[1])
 
 
 def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
@@ -183,7 +194,7 @@ def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
 
 def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> None:
     name = str(value.name)
-    if name in layout.sites or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
+    if name in layout.sites or name in layout.masked or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
         return
     if role is not Role.ACTIVATION:
         array = constant(value)
