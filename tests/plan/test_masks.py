@@ -63,6 +63,13 @@ def test_where_picks_between_scores_and_infinity():
     assert found.reasons == {"where_masked": SCORE_REASON}
 
 
+def test_a_factor_and_a_lower_bound_may_follow():
+    nodes = [node("Add", "scores m", "a"), node("Max", "a low", "b"), node("Mul", "b f", "masked")]
+    found = masks(nodes, {"m": CAUSAL, "low": np.float32(LOWEST), "f": np.float32(0.1)})
+    assert found.masked == {"a", "b", "masked"}
+    assert not masks([node("Mul", "scores f", "masked")], {"f": np.float32(0.1)}).masked
+
+
 @pytest.mark.parametrize(
     ("nodes", "constants", "inputs"),
     [

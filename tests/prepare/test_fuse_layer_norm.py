@@ -81,3 +81,19 @@ def test_what_is_no_normalization():
     nodes[3].attribute[0].ints[:] = [0]
     proto = make(nodes, {"x": [4, 4]}, {"y": None}, constants)
     assert "LayerNormalization" not in check(FuseLayerNorm(), proto, exact=True).ops
+
+
+def test_the_deviation_of_another_value_is_no_normalization():
+    nodes = [
+        node("ReduceMean", "x", "m", axes=[-1]),
+        node("Sub", "x m", "d"),
+        node("ReduceMean", "other", "o", axes=[-1]),
+        node("Sub", "other o", "e"),
+        node("Mul", "e e", "q"),
+        node("ReduceMean", "q", "v", axes=[-1]),
+        node("Add", "v eps", "ve"),
+        node("Sqrt", "ve", "s"),
+        node("Div", "d s", "y"),
+    ]
+    proto = make(nodes, {"x": [4, 4], "other": [4, 4]}, {"y": None}, {"eps": np.float32(1e-3)})
+    assert "LayerNormalization" not in check(FuseLayerNorm(), proto, exact=True).ops

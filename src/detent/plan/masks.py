@@ -5,10 +5,10 @@ latter into 0. On a grid that reaches so far down all scores that count would be
 So the scores are quantized before they are masked, and what Softmax makes of them after it: in between, the node that
 masks them, the mask itself and Softmax's input stay float, which is exactly the function of the model.
 
-A node masks scores where its result reaches a Softmax through nothing but reshaping, and it is
+A node masks scores where its result reaches a Softmax through nothing but reshaping and a factor, and it is
 
-    Add, Sub, Where    of scores and a mask: a constant with numbers beyond MASKING, or what is computed from the
-                       model's inputs and constants with no layer in between, as (1 - input) * -1e4 is.
+    Add, Sub, Where, Max    of scores and a mask: a constant with numbers beyond MASKING, or what is computed from the
+                            model's inputs and constants with no layer in between, as (1 - input) * -1e4 is.
 
 A bias of positions, which is a constant of ordinary numbers, masks nothing.
 """
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import constant, is_constant, is_standard
+from detent.graph.values import constant, constant_scalar, is_constant, is_standard
 
 MASKING = 64.0
 """Scores that are so far apart are 0 and 1 after Softmax, to any number of bits: exp(-64) is 1.6e-28."""
@@ -59,7 +59,7 @@ def _search(value: ir.Value | None, reasons: dict[str, str], masked: set[str]) -
     """Walk up from Softmax's input to the nodes that mask it; there may be several in a row."""
     between: list[ir.Node] = []
     while value is not None and (node := value.producer()) is not None:
-        if is_standard(node, *_RESHAPING):
+        if is_standard(node, *_RESHAPING) or _is_scaled(node):
             between.append(node)
             value = node.inputs[0]
             continue
@@ -74,10 +74,14 @@ def _search(value: ir.Value | None, reasons: dict[str, str], masked: set[str]) -
         between = []
 
 
+def _is_scaled(node: ir.Node) -> bool:
+    return is_standard(node, "Mul", "Div") and constant_scalar(node, 1) is not None
+
+
 def _masking(node: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
     """The scores that a node masks, and the nodes that compute the mask; None where the node does not mask."""
     data = _data(node)
-    if not is_standard(node, "Add", "Sub", "Where") or len(data) != 2:
+    if not is_standard(node, "Add", "Sub", "Where", "Max") or len(data) != 2:
         return None
     for mask, scores in (data[::-1], data):
         nodes = None if is_constant(scores) else _nodes_of_mask(mask)
