@@ -1,0 +1,22 @@
+"""Which operator sets and model-local functions a model needs after its operators changed names."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
+
+from detent.convert.operators import CONTRIB_DOMAIN, MICROSOFT_DOMAIN, QUARK_DOMAIN, VITIS_DOMAIN
+
+_DOMAINS = (QUARK_DOMAIN, VITIS_DOMAIN, CONTRIB_DOMAIN, MICROSOFT_DOMAIN)
+
+
+def settle_domains(model: ir.Model) -> None:
+    """Import the quantization domains that nodes use, and only those; drop functions that nothing calls."""
+    common_passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+    used = {node.domain for node in model.graph.all_nodes()}
+    used |= {node.domain for function in model.functions.values() for node in function.all_nodes()}
+    for domain in _DOMAINS:
+        if domain in used:
+            model.opset_imports.setdefault(domain, 1)
+        else:
+            model.opset_imports.pop(domain, None)
