@@ -20,3 +20,10 @@ def settle_domains(model: ir.Model) -> None:
             model.opset_imports.setdefault(domain, 1)
         else:
             model.opset_imports.pop(domain, None)
+
+
+def take_out_functions(model: ir.Model) -> None:
+    """Remove the functions of quantization operators, whose nodes stay."""
+    for key, function in tuple(model.functions.items()):
+        if function.domain in _DOMAINS:
+            del model.functions[key]

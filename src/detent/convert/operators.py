@@ -82,6 +82,12 @@ def is_block_format(node: ir.Node | None) -> bool:
     return node is not None and (node.domain, node.op_type) in _BLOCK
 
 
+def renamed(node: ir.Node, family: Family) -> str | None:
+    """What an operator besides Q and DQ is called in the generation of a family, where that is another name."""
+    names = QUARK_TO_VITIS if family == VITIS else {new: old for old, new in QUARK_TO_VITIS.items()}
+    return names.get(node.op_type) if node.domain in (QUARK_DOMAIN, VITIS_DOMAIN) else None
+
+
 def computes_on_codes(node: ir.Node) -> bool:
     """Whether the node is an operator of the QOperator kind."""
     return node.op_type in _ON_CODES

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from detent.convert.bfloat16 import ToBfloat16
+from detent.convert.bfloat16_clip import Bfloat16Clip
 from detent.convert.finite_weights import FiniteWeights
+from detent.convert.generations import ToGeneration
 from detent.convert.image_layout import ChannelsLast
 from detent.convert.initializers import InputsWithoutInitializers, UniqueInitializers
+from detent.convert.int16_bias import Int16Bias
+from detent.convert.operators import EXTENDED, VITIS
+from detent.convert.opset_version import OpsetVersion
+from detent.convert.precision import ToFloat16, ToFloat32
+from detent.convert.qdq_between import WithoutQdqBetween
+from detent.convert.signedness import ToSignedness
 from detent.convert.static_shapes import FixedShapes
 from detent.convert.step import Step
+from detent.convert.to_fix_neuron import ToFixNeuron
 from detent.convert.to_float import ToFloat
+from detent.convert.to_qdq import ToQdq
 from detent.errors import UsageError
 from detent.settings import parse_choice
 
 STEPS: Mapping[str, Step] = {
     "float": ToFloat(),
+    "qdq": ToQdq(),
+    "extended-qdq": ToGeneration(EXTENDED),
+    "vitis-qdq": ToGeneration(VITIS),
+    "fix-neuron": ToFixNeuron(),
+    "int8": ToSignedness("int8"),
+    "uint8": ToSignedness("uint8", weights=False),
+    "int16": ToSignedness("int16"),
+    "uint16": ToSignedness("uint16", weights=False),
+    "int16-bias": Int16Bias(),
+    "without-qdq-between": WithoutQdqBetween(),
+    "float16": ToFloat16(),
+    "float32": ToFloat32(),
+    "bfloat16": ToBfloat16(),
+    "bfloat16-clip": Bfloat16Clip(),
+    "opset": OpsetVersion(),
     "nhwc": ChannelsLast(),
     "fixed-shapes": FixedShapes(),
     "unique-initializers": UniqueInitializers(),
@@ -34,7 +60,7 @@ def parse_step(text: str) -> tuple[str, Step]:
     """A step by name, with settings after a colon: `opset:version=21`. Returns its name and the step."""
     given, colon, settings = text.partition(":")
     name = ALIASES.get(given.lower(), given.lower())
-    step = parse_choice(f"{name}{colon}{settings}", STEPS, "conversion step", unsettable=("dtype",))
+    step = parse_choice(f"{name}{colon}{settings}", STEPS, "conversion step", unsettable=("dtype", "family"))
     return name, step
 
 

@@ -1,0 +1,1 @@
+"""Q/DQ around an operator to one operator on codes (QLinearConv and the like)."""
