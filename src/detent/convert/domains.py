@@ -5,13 +5,15 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
-from detent.convert.operators import CONTRIB_DOMAIN, MICROSOFT_DOMAIN, QUARK_DOMAIN, VITIS_DOMAIN
+from detent.convert.operators import MICROSOFT
+from detent.emit.functions import CONTRIB, QUARK, VITIS, add_functions
 
-_DOMAINS = (QUARK_DOMAIN, VITIS_DOMAIN, CONTRIB_DOMAIN, MICROSOFT_DOMAIN)
+_DOMAINS = (QUARK, VITIS, CONTRIB, MICROSOFT.domain)
 
 
 def settle_domains(model: ir.Model) -> None:
-    """Import the quantization domains that nodes use, and only those; drop functions that nothing calls."""
+    """Import the quantization domains that nodes use, and only those; define what is used, drop what is not."""
+    add_functions(model)
     common_passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     used = {node.domain for node in model.graph.all_nodes()}
     used |= {node.domain for function in model.functions.values() for node in function.all_nodes()}

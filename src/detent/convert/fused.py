@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from detent.convert.linear import Linear
 from detent.convert.operators import is_fix_neuron
+from detent.emit.functions import add_functions
 from detent.errors import ModelError
 from detent.graph.names import Names
 from detent.graph.session import Runner
@@ -32,17 +33,12 @@ def fix_neuron_linear(node: ir.Node) -> Linear:
 
 
 def evaluate_fused(model: ir.Model, node: ir.Node) -> npt.NDArray[Any]:
-    """What a fused node makes of its constant input. A block format is computed by its model-local function."""
+    """What a fused node makes of its constant input. A block format is computed by its function."""
     source = constant(node.inputs[0])
     assert source is not None
     if is_fix_neuron(node):
         linear = fix_neuron_linear(node)
         return linear.decode(linear.encode(source))
-    if node.op_identifier() not in model.functions:
-        raise ModelError(
-            f"Node '{node.name}' rounds a weight with {node.domain}::{node.op_type}, which the model does not define: "
-            "it has no model-local function of that name."
-        )
     return _run_alone(model, node, source)
 
 
@@ -50,9 +46,10 @@ def _run_alone(model: ir.Model, node: ir.Node, source: npt.NDArray[Any]) -> npt.
     """The first output of a node with one input, run by itself with the functions of the model."""
     name = Names(model).fresh("fused_input")
     feed = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(source.shape))
-    alone = ir.node(node.op_type, [feed], dict(node.attributes), domain=node.domain)
+    alone = ir.Node(node.domain, node.op_type, [feed], list(node.attributes.values()), overload=node.overload)
     result = alone.outputs[0]
     result.name, result.type, result.shape = "fused_output", feed.type, feed.shape
     graph = ir.Graph([feed], [result], nodes=[alone], opset_imports=dict(model.opset_imports), name="alone")
     single = ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
+    add_functions(single)
     return Runner(single)({name: source.astype(np.float32)})[0]

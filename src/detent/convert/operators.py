@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-QUARK_DOMAIN = "com.amd.quark"
-VITIS_DOMAIN = "com.vai.quantize"
-CONTRIB_DOMAIN = "ai.onnx.contrib"
-MICROSOFT_DOMAIN = "com.microsoft"
+from detent.emit import functions
+from detent.emit.functions import BLOCK_QUANTIZERS, FIX_NEURON, QUARK_OF_VITIS, VITIS_OF_QUARK, Operator
 
 
 @dataclass(frozen=True)
@@ -29,26 +27,14 @@ class Family:
 
 
 STANDARD = Family("", "QuantizeLinear", "DequantizeLinear")
-MICROSOFT = Family(MICROSOFT_DOMAIN, "QuantizeLinear", "DequantizeLinear")
-EXTENDED = Family(QUARK_DOMAIN, "ExtendedQuantizeLinear", "ExtendedDequantizeLinear")
-VITIS = Family(VITIS_DOMAIN, "VitisQuantizeLinear", "VitisDequantizeLinear")
-VAI = Family(CONTRIB_DOMAIN, "VaiQuantize", "VaiDeQuantize")
+MICROSOFT = Family("com.microsoft", "QuantizeLinear", "DequantizeLinear")
+EXTENDED = Family(functions.QUARK, "ExtendedQuantizeLinear", "ExtendedDequantizeLinear")
+VITIS = Family(functions.VITIS, "VitisQuantizeLinear", "VitisDequantizeLinear")
+VAI = Family(functions.CONTRIB, "VaiQuantize", "VaiDeQuantize")
 
 _QUANTIZE = {(family.domain, family.quantize): family for family in (STANDARD, MICROSOFT, EXTENDED, VITIS, VAI)}
 _DEQUANTIZE = {(family.domain, family.dequantize): family for family in (STANDARD, MICROSOFT, EXTENDED, VITIS, VAI)}
 
-QUARK_TO_VITIS = {
-    "ExtendedInstanceNormalization": "VitisInstanceNormalization",
-    "ExtendedLSTM": "VitisLSTM",
-    "BFPQuantizeDequantize": "BFPFixNeuron",
-    "MXQuantizeDequantize": "MXFixNeuron",
-}
-"""Operators besides Q and DQ that only changed their names from one generation to the next."""
-
-_FIX_NEURON = {(domain, "FixNeuron") for domain in (CONTRIB_DOMAIN, VITIS_DOMAIN)}
-_BLOCK = {(QUARK_DOMAIN, name) for name in ("BFPQuantizeDequantize", "MXQuantizeDequantize")} | {
-    (VITIS_DOMAIN, name) for name in ("BFPFixNeuron", "MXFixNeuron")
-}
 _ON_CODES = (
     "QLinearConv",
     "QLinearMatMul",
@@ -74,18 +60,19 @@ def dequantize_family(node: ir.Node | None) -> Family | None:
 
 def is_fix_neuron(node: ir.Node | None) -> bool:
     """Whether the node rounds to integer codes and back at once."""
-    return node is not None and (node.domain, node.op_type) in _FIX_NEURON
+    return node is not None and Operator.of(node) == FIX_NEURON
 
 
 def is_block_format(node: ir.Node | None) -> bool:
     """Whether the node rounds to a block floating point format and back at once."""
-    return node is not None and (node.domain, node.op_type) in _BLOCK
+    return node is not None and Operator.of(node) in BLOCK_QUANTIZERS
 
 
 def renamed(node: ir.Node, family: Family) -> str | None:
     """What an operator besides Q and DQ is called in the generation of a family, where that is another name."""
-    names = QUARK_TO_VITIS if family == VITIS else {new: old for old, new in QUARK_TO_VITIS.items()}
-    return names.get(node.op_type) if node.domain in (QUARK_DOMAIN, VITIS_DOMAIN) else None
+    if node.domain == functions.QUARK and family == VITIS:
+        return VITIS_OF_QUARK.get(node.op_type)
+    return QUARK_OF_VITIS.get(node.op_type) if node.domain == functions.VITIS and family == EXTENDED else None
 
 
 def computes_on_codes(node: ir.Node) -> bool:

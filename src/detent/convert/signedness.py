@@ -41,12 +41,17 @@ class ToSignedness(Step):
             for value in tuple(graph.initializers.values()):
                 if value.const_value is not None and value.const_value.dtype == work.old:
                     work.weight(graph, value)
+        if work.weights_left:
+            notes.decline(
+                "model", f"{work.weights_left} constants stay {work.old.name}; weights=true converts them too"
+            )
         return model
 
 
 class _Shift:
     def __init__(self, model: ir.Model, step: ToSignedness, notes: Notes) -> None:
         self.old = ir.DataType.from_numpy(np.dtype(_OTHER[step.dtype]))
+        self.weights_left = 0
         self._new = np.dtype(step.dtype)
         self._weights = step.weights
         self._notes = notes
@@ -77,7 +82,7 @@ class _Shift:
         if not readers or not all(dequantize_family(use.node) and use.idx == 0 for use in value.uses()):
             return  # a zero point, or no codes at all
         if not self._weights:
-            self._notes.decline(value, "it is a weight; only activations are converted (weights=true converts both)")
+            self.weights_left += 1
             return
         array, middle = constant(value), self._half() if self.old.numpy().kind == "u" else 0
         points = [constant(input_at(node, 2)) for node in readers]

@@ -21,6 +21,7 @@ from detent.convert.step import Step
 from detent.convert.to_fix_neuron import ToFixNeuron
 from detent.convert.to_float import ToFloat
 from detent.convert.to_qdq import ToQdq
+from detent.convert.to_qoperator import ToQOperator
 from detent.errors import UsageError
 from detent.settings import parse_choice
 
@@ -30,6 +31,7 @@ STEPS: Mapping[str, Step] = {
     "extended-qdq": ToGeneration(EXTENDED),
     "vitis-qdq": ToGeneration(VITIS),
     "fix-neuron": ToFixNeuron(),
+    "qoperator": ToQOperator(),
     "int8": ToSignedness("int8"),
     "uint8": ToSignedness("uint8", weights=False),
     "int16": ToSignedness("int16"),

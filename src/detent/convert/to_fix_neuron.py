@@ -16,8 +16,9 @@ import onnx_ir as ir
 from detent.convert.domains import settle_domains
 from detent.convert.edits import original_name, remove_with_sources, substitute
 from detent.convert.linear import Linear, code_range, linear_of
-from detent.convert.operators import CONTRIB_DOMAIN, dequantize_family, quantize_family
+from detent.convert.operators import dequantize_family, quantize_family
 from detent.convert.step import Notes, Step
+from detent.emit.functions import FIX_NEURON
 from detent.graph.names import Names
 from detent.graph.values import add_initializer, constant, is_unused
 
@@ -85,10 +86,10 @@ def _insert(graph: ir.Graph, node: ir.Node, source: ir.Value, linear: Linear, na
     scale = add_initializer(graph, names.fresh(f"{base}_scale"), linear.scale.reshape(()))
     zero_point = np.array(_zero_point(linear), np.int8)
     fused = ir.node(
-        "FixNeuron",
+        FIX_NEURON.name,
         [source, scale, add_initializer(graph, names.fresh(f"{base}_zero_point"), zero_point)],
         {"bit_width": str(_WIDTHS[linear.dtype.name])},
-        domain=CONTRIB_DOMAIN,
+        domain=FIX_NEURON.domain,
         name=names.fresh(f"{base}_FixNeuron"),
     )
     result = fused.outputs[0]
