@@ -31,7 +31,9 @@ def quantize(linear: Linear, values: np.ndarray) -> dict[str, np.ndarray]:
     return run(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), {"x": values})
 
 
-@pytest.mark.parametrize(("dtype", "zero_point"), [("int8", 0), ("int8", -7), ("uint8", 128), ("uint8", 3), ("int16", 9)])
+@pytest.mark.parametrize(
+    ("dtype", "zero_point"), [("int8", 0), ("int8", -7), ("uint8", 128), ("uint8", 3), ("int16", 9)]
+)
 @pytest.mark.parametrize("scale", [0.05, 0.25, 1 / 3])
 def test_one_scale(dtype, zero_point, scale):
     linear = Linear(np.array(scale, np.float32), np.array(zero_point, dtype))
@@ -55,9 +57,7 @@ def test_a_scale_for_each_channel():
 def test_a_scale_for_each_block():
     scale = np.array([[1.0, 10.0], [2.0, 20.0]], np.float32)
     linear = Linear(scale, np.zeros((2, 2), np.int8), axis=1, block_size=2)
-    np.testing.assert_array_equal(
-        linear.decode(np.array([[1, 2, 3], [4, 5, 6]], np.int8)), [[1, 2, 30], [8, 10, 120]]
-    )
+    np.testing.assert_array_equal(linear.decode(np.array([[1, 2, 3], [4, 5, 6]], np.int8)), [[1, 2, 30], [8, 10, 120]])
 
 
 def test_large_int32_codes_round_once_to_float32():

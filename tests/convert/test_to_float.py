@@ -128,8 +128,12 @@ def test_cast_pairs_through_bfloat16():
 
 
 def test_inside_a_branch():
-    body = lambda op: helper.make_graph(  # noqa: E731
-        [node("QuantizeLinear", "x s z", f"{op}q"), node("DequantizeLinear", f"{op}q s z", f"{op}d"), node(op, f"{op}d", op)],
+    body = lambda op: helper.make_graph(
+        [
+            node("QuantizeLinear", "x s z", f"{op}q"),
+            node("DequantizeLinear", f"{op}q s z", f"{op}d"),
+            node(op, f"{op}d", op),
+        ],
         op,
         [],
         [info(op, None)],
