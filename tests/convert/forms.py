@@ -27,9 +27,11 @@ def quantized(proto: onnx.ModelProto, recipe: str = "XINT8", **changes) -> onnx.
 
 
 def converted(model: onnx.ModelProto, *steps: str) -> tuple[onnx.ModelProto, Conversion]:
+    before = model.SerializeToString(deterministic=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.onnx"
         done = convert(model, path, steps)
+        assert model.SerializeToString(deterministic=True) == before, "the caller's model was written to"
         return onnx.load(path), done
 
 

@@ -19,6 +19,7 @@ from detent.convert.slots import Slot, input_slot, output_slot, stays_float
 from detent.convert.step import Notes
 from detent.errors import ModelError
 from detent.graph.names import Names
+from detent.graph.values import add_initializer, drop_if_unused
 from detent.prepare import InlineFunctions
 from detent.prepare.base import main_opset
 from detent.prepare.infer_shapes import infer
@@ -150,14 +151,14 @@ class _Retyper:
         key = (graph, value)
         if key not in self._casts:
             if keep_constant and value in self._originals:
-                self._casts[key] = self._float_copy(graph, value)
+                name = self._names.fresh(f"{value.name}_float")
+                self._casts[key] = add_initializer(graph, name, self._originals[value].numpy())
             else:
                 cast = self._cast(value, ir.DataType.FLOAT, f"{value.name}_float")
                 graph.insert_before(node, [cast])
                 self._casts[key] = cast.outputs[0]
         node.replace_input_with(index, self._casts[key])
-        if value.is_initializer() and not value.uses() and not value.is_graph_output() and value.graph is not None:
-            del value.graph.initializers[str(value.name)]
+        drop_if_unused(value)
 
     def write_float(self, graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
         """Put a Cast behind an output that is made in float32; the cast value takes the name."""
@@ -197,13 +198,6 @@ class _Retyper:
         graph.outputs[index] = cast.outputs[0]
         value.name = self._names.fresh(f"{name}_{self._plan.target.name.lower()}")
         cast.outputs[0].name = name
-
-    def _float_copy(self, graph: ir.Graph, value: ir.Value) -> ir.Value:
-        tensor = self._originals[value]
-        name = self._names.fresh(f"{value.name}_float")
-        copy = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=value.shape, const_value=tensor)
-        graph.register_initializer(copy)
-        return copy
 
     def _cast(self, value: ir.Value, target: ir.DataType, name: str) -> ir.Node:
         node = ir.node("Cast", [value], {"to": int(target)}, name=self._names.fresh(f"{name}_Cast"))
