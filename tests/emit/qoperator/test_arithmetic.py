@@ -67,6 +67,25 @@ def test_global_average_pool(scheme):
     assert_same(both, feeds, ties=0.05)
 
 
+@SCHEMES
+@pytest.mark.parametrize("opset", [17, 18])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_mean_over_height_and_width(kept, opset, scheme):
+    feeds = {"x": normal(4, 32, 4, 4, seed=9) + 0.4}
+    axes = {} if opset == 18 else {"axes": [-1, 2]}
+    mean = node("ReduceMean", "x axes" if opset == 18 else "x", "y", keepdims=kept, **axes)
+    constants = {"axes": np.array([-1, 2])} if opset == 18 else {}
+    both = forms(build([mean], "y", constants, [info("x", (4, 32, 4, 4))], opset=opset), scheme, feeds)
+    assert both.between == ["QLinearGlobalAveragePool", *([] if kept else ["Flatten"])]
+    assert_same(both, feeds, ties=0.05)
+
+
+@pytest.mark.parametrize("axes", [[1], [3], [1, 2, 3], None])
+def test_other_means_are_declined(axes):
+    both = forms(build([node("ReduceMean", "x", "y", **({"axes": axes} if axes else {}))], "y"))
+    assert both.between == ["ReduceMean"] and "height and width" in both.declined[0].what
+
+
 @pytest.mark.parametrize("scheme", [U8, S8, RECIPES["s8-asymmetric-channels"]])
 @pytest.mark.parametrize("axis", [1, -1])
 def test_softmax(axis, scheme):

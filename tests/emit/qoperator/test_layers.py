@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
+from detent.emit.qdq import emit_qdq
 from detent.emit.qoperator import codes
-from tests.emit.qoperator.forms import FEEDS, RECIPES, U8, assert_same, differences, forms
-from tests.models import XINT8, build, conv_relu_conv, info, node, normal, residual
+from tests.emit.qoperator.forms import FEEDS, RECIPES, U8, assert_same, differences, forms, forms_of
+from tests.models import XINT8, build, conv_relu_conv, info, node, normal, plan_at, residual, values_of
 
 # Sums of products are exact in both forms; what is left is one float32 multiplication against two.
 TIES = 0.004
@@ -79,7 +82,7 @@ def test_beta_of_zero_has_no_bias():
 def test_alpha_that_does_not_divide_the_bias_is_declined():
     """The bias is counted in s_x s_w; in units of 3 s_x s_w two thirds of all biases are no whole numbers."""
     both = forms(dense(False, 3.0, 1.0, (6,)), U8, ROWS)
-    assert "Gemm" in both.operators and "would round it" in both.declined[0].what
+    assert "Gemm" in both.operators and "no whole number" in both.declined[0].what
 
 
 @pytest.mark.parametrize("scheme", RECIPES.values(), ids=RECIPES)
@@ -107,22 +110,54 @@ def test_a_batch_of_weights_with_a_scale_for_each_column_is_declined():
     assert "MatMul" in both.operators and "is no matrix" in both.declined[0].what
 
 
-def test_an_8_bit_bias_becomes_whole_units_of_the_products():
-    """Positions by hand: x at 5, w at 6 and b at 4, so that one step of b is 2^(5 + 6 - 4) = 128 units."""
-    from tests.models import plan_at
-
-    model, plan = plan_at(conv_relu_conv(), {"x": 5, "w1": 6, "b1": 4, "r1": 5, "w2": 5, "b2": 12})
-    from detent.emit.qdq import emit_qdq
-    from detent.emit.qoperator import to_qoperator
-
+def at_positions(positions):
+    model, plan = plan_at(conv_relu_conv(), positions)
     emit_qdq(model, plan)
-    before = model.graph.initializers["b1_quantized"].const_value.numpy()
-    declined = to_qoperator(model)
-    first = next(one for one in model.graph if one.op_type == "QLinearConv")
-    bias = first.inputs[8].const_value.numpy()
-    assert bias.dtype == np.int32 and np.array_equal(bias, before.astype(np.int32) * 128)
-    # b2 at 12 is finer than 5 + 5.
-    assert [(note.node, "finer than the products" in note.what) for note in declined] == [("conv_y", True)]
+    return forms_of(ir.to_proto(model))
+
+
+def bias_of(both, layer):
+    name = next(one for one in both.integer.graph.node if one.name == layer).input[8]
+    return next(numpy_helper.to_array(held) for held in both.integer.graph.initializer if held.name == name)
+
+
+def code_of(both, name):
+    return next(numpy_helper.to_array(held) for held in both.qdq.graph.initializer if held.name == name)
+
+
+def test_an_8_bit_bias_becomes_whole_units_of_the_products():
+    """x at 5, w at 6 and b at 4: one step of b is 2^(5 + 6 - 4) = 128 units."""
+    both = at_positions({"x": 5, "w1": 6, "b1": 4, "r1": 2, "w2": 5, "b2": 3, "y": -1})
+    assert both.declined == []
+    bias = bias_of(both, "conv_c1")
+    assert bias.dtype == np.int32 and np.array_equal(bias, code_of(both, "b1_quantized").astype(np.int32) * 128)
+    assert_same(both)
+
+
+def test_a_bias_finer_than_the_products_moves_nothing_but_ties():
+    """r1 at 2 and w2 at 2, b2 at 6: a unit is 4 steps of b. y at 1: a step is 8 units, and ties are 8 A + 4."""
+    both = at_positions({"x": 5, "w1": 6, "b1": 4, "r1": 2, "w2": 2, "b2": 6, "y": 1})
+    codes = code_of(both, "b2_quantized").astype(np.int64)
+    assert (codes % 4 != 0).all()
+    assert both.declined == [] and np.array_equal(bias_of(both, "conv_y"), codes // 4)
+    apart = differences(both)
+    assert all(one.max() == 0 for name, one in apart.items() if not name.startswith("y_"))
+    moved = apart["y_QuantizeLinear_Output"]
+    sums = values_of(both.qdq, ["y_QuantizeLinear_Input"], FEEDS)["y_QuantizeLinear_Input"] * 16
+    ties = np.floor(sums) % 8 == 4
+    assert ties.any() and moved.max() == 1 and not moved[~ties].any()
+
+
+def test_a_fine_bias_of_a_result_as_fine_as_the_products_is_declined():
+    both = at_positions({"x": 5, "w1": 6, "b1": 4, "r1": 2, "w2": 2, "b2": 6, "y": 4})
+    assert [note.node for note in both.declined] == ["conv_y"] and "no whole number" in both.declined[0].what
+    assert "Conv" in both.operators
+
+
+def test_scales_whose_product_is_zero_in_float32_are_declined():
+    tiny = normal(8, 3, 3, 3) * np.float32(1e-30)
+    both = forms(build([node("Conv", "x w", "y")], "y", {"w": tiny}), U8, {"x": FEEDS["x"] * np.float32(1e-10)})
+    assert "too small" in both.declined[0].what
 
 
 @pytest.mark.parametrize("scheme", ["u8", "u8-unsigned-weights", "s8-asymmetric-channels", "u8-symmetric"])

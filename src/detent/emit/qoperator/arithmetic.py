@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 
 from detent.emit.qoperator.codes import Constant, DeclinedError
 from detent.emit.qoperator.site import Operation, Site, clip_bounds
-from detent.graph.values import input_at
+from detent.graph.values import constant_ints, input_at, rank
 
 POOL_ATTRIBUTES = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 
@@ -42,6 +44,17 @@ def average_pool(site: Site) -> Operation:
 def global_average_pool(site: Site) -> Operation:
     """QLinearGlobalAveragePool."""
     return _of_one(site, "QLinearGlobalAveragePool")
+
+
+def reduce_mean(site: Site) -> Operation:
+    """QLinearGlobalAveragePool, where the mean is over all axes from the third on."""
+    node, axes_value = site.node, input_at(site.node, 1)
+    axes = node.attributes.get_ints("axes") if axes_value is None else constant_ints(axes_value)
+    dims = rank(node.inputs[0])
+    if dims is None or dims < 3 or axes is None or sorted(axis % dims for axis in axes) != list(range(2, dims)):
+        raise DeclinedError("there is an integer operator only for the mean over height and width")
+    pool = _of_one(site, "QLinearGlobalAveragePool")
+    return replace(pool, flattened=node.attributes.get_int("keepdims", 1) == 0)
 
 
 def softmax(site: Site) -> Operation:

@@ -12,8 +12,7 @@ BIAS_TYPES = ("int32", "int8", "uint8")
 def check_qoperator(recipe: Recipe) -> None:
     """Raise UsageError where the integer operators of ONNX and onnxruntime have no such numbers.
 
-    An 8-bit bias with a power-of-two scale is fine: it is a whole number of 32-bit units in all but rare layers, which
-    stay float.
+    An 8-bit bias with a power-of-two scale can be counted in the 32-bit unit of its layer; see `layers`.
     """
     roles = (
         ("activations", recipe.activations.dtype, CODE_TYPES),

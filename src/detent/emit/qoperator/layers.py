@@ -4,8 +4,13 @@
       = Q_y((sum (x - z_x)(w - z_w) + b / (s_x s_w)) s_x s_w)
 
 The bias must be a whole number of units s_x s_w. One of 32 bits was made so. An 8-bit one with a power-of-two scale of
-its own, b 2^-p_b, is b 2^(p_x + p_w - p_b) units: whole where p_b <= p_x + p_w. Any other is left where it is, because
-rounding it would change the model.
+its own, b 2^-p_b, is b 2^(p_x + p_w - p_b) units: whole where p_b <= p_x + p_w. A finer one leaves a part f of a unit
+over, 0 < f < 1. Where a step of the result is 2^m units, m > 0, ties are at whole numbers A of units, so
+
+    (A + f) 2^-m rounds as A 2^-m does, unless A is a tie, which A + f is not
+
+and f is left out: one sum in 2^(m + 1) goes to the code next door. Any other bias is left where it is, because rounding
+it would change the model more than float32 does.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import onnx_ir as ir
 from detent.emit.qoperator.codes import Coded, Constant, DeclinedError, Grid, Operand, is_dequantize
 from detent.emit.qoperator.site import Operation, Site
 from detent.graph.values import constant, input_at, rank
+from detent.numerics.formats import LEAST_SCALE
 
 FLOAT32_ROUNDING = 2.0**-22
 """A unit is the product of two float32 scales, rounded itself when it was written as the scale of a bias."""
@@ -69,7 +75,11 @@ def _weight(site: Site, axis: int | None) -> Coded:
 
 
 def _unit(source: Grid, weight: Grid) -> npt.NDArray[np.float64]:
-    return source.scale.astype(np.float64) * weight.scale.astype(np.float64)
+    """What the products of codes count. Kernels compute it in float32, which must not make it zero."""
+    unit = source.scale.astype(np.float64) * weight.scale.astype(np.float64)
+    if (unit < LEAST_SCALE).any():
+        raise DeclinedError("the product of its scales is too small for float32")
+    return unit
 
 
 def _bias(site: Site, unit: npt.NDArray[np.float64], factor: float) -> Operand:
@@ -80,17 +90,25 @@ def _bias(site: Site, unit: npt.NDArray[np.float64], factor: float) -> Operand:
     codes, real = _real_bias(value)
     counts = real * factor / unit
     whole = np.rint(counts)
-    if (np.abs(counts - whole) > FLOAT32_ROUNDING * np.maximum(np.abs(whole), 1.0)).any():
-        raise DeclinedError(
-            f"its bias '{value.name}' is finer than the products of its input and weight, and 32-bit counts of these "
-            "would round it"
-        )
+    exact = np.abs(counts - whole) <= FLOAT32_ROUNDING * np.maximum(np.abs(whole), 1.0)
+    if not exact.all():
+        step = float(site.result.grid.scale)
+        if not (_is_power_of_two(unit) and _is_power_of_two(step) and (unit < step).all()):
+            raise DeclinedError(
+                f"its bias '{value.name}' is no whole number of products of the input's and the weight's scales, which "
+                "its integer operator counts in"
+            )
+        whole = np.where(exact, whole, np.floor(counts))
     if np.abs(whole).max(initial=0.0) > np.iinfo(np.int32).max:
         raise DeclinedError(f"its bias '{value.name}' does not fit 32 bits in the unit of its products")
     held = constant(codes)
     if held is not None and held.dtype == np.int32 and np.array_equal(held, whole):
         return codes
     return Constant("bias", whole.astype(np.int32))
+
+
+def _is_power_of_two(numbers: npt.ArrayLike) -> bool:
+    return bool((np.frexp(numbers)[0] == 0.5).all())
 
 
 def _real_bias(value: ir.Value) -> tuple[ir.Value | None, npt.NDArray[np.float64]]:
@@ -103,7 +121,7 @@ def _real_bias(value: ir.Value) -> tuple[ir.Value | None, npt.NDArray[np.float64
         return None, array.astype(np.float64)
     codes, scale = constant(node.inputs[0]), constant(node.inputs[1])
     zero_point = constant(input_at(node, 2))
-    if codes is None or scale is None:
+    if codes is None or scale is None or (zero_point is None and input_at(node, 2) is not None):
         raise DeclinedError(f"its bias '{value.name}' is not constant")
     shift = 0 if zero_point is None else zero_point.astype(np.float64)
     # Scales per channel lie along the last axis of a bias, whose only axis it is except in a Gemm.

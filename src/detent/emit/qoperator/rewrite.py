@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +12,7 @@ from detent.emit.qoperator.codes import Constant, DeclinedError, Operand, grid_o
 from detent.emit.qoperator.site import MICROSOFT, Operation, Result, Site
 from detent.graph.values import bypass, is_standard, is_unused, remove_node, take_over
 from detent.prepare.base import Change, Pass, main_opset
+from detent.prepare.infer_shapes import InferShapes
 
 Rule = Callable[[Site], Operation]
 
@@ -25,6 +26,7 @@ RULES: Mapping[str, Rule] = {
     "LeakyRelu": arithmetic.leaky_relu,
     "AveragePool": arithmetic.average_pool,
     "GlobalAveragePool": arithmetic.global_average_pool,
+    "ReduceMean": arithmetic.reduce_mean,
     "Softmax": arithmetic.softmax,
     "Where": arithmetic.where,
     "Concat": arithmetic.concat,
@@ -38,7 +40,12 @@ RULES: Mapping[str, Rule] = {
 
 
 def to_qoperator(model: ir.Model) -> list[Change]:
-    """Turn a QDQ model into QOperator form in place; returns a note, with the reason, for each node that was left."""
+    """Turn a QDQ model into QOperator form in place; returns a note, with the reason, for each node that was left.
+
+    Ranks and types that other tools did not write into the model are inferred where they can be.
+    """
+    if any(value.shape is None for node in model.graph for value in node.outputs):
+        InferShapes()(model)
     rewrite = ToQOperator()
     rewrite(model)
     return rewrite.declined
@@ -83,7 +90,8 @@ class ToQOperator(Pass):
         new = ir.Node(operation.domain, operation.op_type, inputs, operation.attributes, num_outputs=len(results))
         graph.insert_before(node, [new])
         self.changed(node, f"{node.op_type} computes on codes: {new.op_type}")
-        for codes, result in zip(new.outputs, results, strict=True):
+        outputs = self._flatten(model, node, new.outputs[0]) if operation.flattened else new.outputs
+        for codes, result in zip(outputs, results, strict=True):
             self._connect(model, node, codes, result)
             for obsolete in (*result.quantizers, *reversed(result.clips)):
                 remove_node(graph, obsolete)
@@ -91,6 +99,12 @@ class ToQOperator(Pass):
         new.name = name
         if is_standard(new, "Identity"):
             bypass(graph, new)
+
+    def _flatten(self, model: ir.Model, node: ir.Node, codes: ir.Value) -> Sequence[ir.Value]:
+        codes.name = self.fresh(model, node, "pooled_codes")
+        flatten = ir.Node("", "Flatten", [codes], name=self.fresh(model, node, "flatten_codes"))
+        model.graph.insert_before(node, [flatten])
+        return flatten.outputs
 
     def _connect(self, model: ir.Model, node: ir.Node, codes: ir.Value, result: Result) -> None:
         """Let whoever read the codes that were quantized read these, cut off where the result was."""

@@ -27,12 +27,13 @@ CLIPS_CODES = 12
 
 @dataclass(frozen=True)
 class Operation:
-    """What to write in the place of a site."""
+    """What to write in the place of a site. `flattened`: the result loses the axes from the third on, which are 1."""
 
     op_type: str
     inputs: Sequence[Operand]
     attributes: Sequence[ir.Attr] = ()
     domain: str = MICROSOFT
+    flattened: bool = False
 
 
 @dataclass(frozen=True, eq=False)
