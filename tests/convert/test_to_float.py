@@ -158,3 +158,46 @@ def test_operators_on_codes_are_pointed_out():
 def test_a_float_model_is_an_error():
     with pytest.raises(ModelError, match="it is not quantized"):
         converted(conv_relu_conv(), "float")
+
+
+BLOCKS = {
+    "BFPQuantizeDequantize": {"bfp_method": "to_bfp", "bit_width": 16, "block_size": 8, "rounding_mode": 2, "axis": 1},
+    "MXQuantizeDequantize": {"element_dtype": "fp6_e3m2", "block_size": 32, "rounding_mode": 2, "axis": 1},
+}
+
+
+def block_model(op: str, domain: str = "com.amd.quark", **attributes) -> onnx.ModelProto:
+    settings = BLOCKS.get(op, {}) | attributes
+    nodes = [
+        node(op, "x", "a", domain=domain, **settings),
+        node(op, "w", "d", domain=domain, **settings),
+        node("Mul", "a d", "y"),
+    ]
+    return foreign(nodes, {"w": normal(4, 48)}, inputs=(("x", (4, 48)),))
+
+
+@pytest.mark.parametrize("op", BLOCKS)
+def test_block_formats_go_and_their_weights_are_rounded(op):
+    """On numbers that the format holds, its rounding does nothing: there both models agree."""
+    proto = block_model(op)
+    result, _ = converted(proto, "float")
+    assert ops(result) == ["Mul"]
+    assert not result.functions
+    (stored,) = constants(result).values()
+    assert 0 < np.abs(stored - normal(4, 48)).max() < 0.5
+    ones = {"x": np.ones((4, 48), np.float32)}
+    same(proto, result, [ones])
+    np.testing.assert_array_equal(run(result, ones)["y"], stored)
+
+
+@pytest.mark.parametrize(
+    ("op", "older"), [("BFPQuantizeDequantize", "BFPFixNeuron"), ("MXQuantizeDequantize", "MXFixNeuron")]
+)
+def test_block_formats_change_their_generation(op, older):
+    proto = block_model(op)
+    result, _ = converted(proto, "vitis-qdq")
+    assert ops(result) == [f"com.vai.quantize::{older}"] * 2 + ["Mul"]
+    same(proto, result, [{"x": normal(4, 48, seed=4)}])
+    back, _ = converted(result, "extended-qdq")
+    assert ops(back) == ops(proto)
+    same(proto, back, [{"x": normal(4, 48, seed=4)}])

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from detent.convert.initializers import InputsWithoutInitializers, free_initializers
 from detent.convert.step import Notes, Step
 from detent.convert.steps import parse_steps
+from detent.emit.functions import add_functions
 from detent.errors import ModelError, UsageError
 from detent.graph.light import light_proto
 from detent.graph.load import ModelLike, name_of, read, stored_bytes
@@ -79,6 +80,7 @@ def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) ->
     for name, step in parsed:
         graph_model, notes = _apply(graph_model, name, step, name_of(model))
         changes, declined = changes + notes.changes, declined + notes.declined
+    add_functions(graph_model)  # so that operators of other tools run, whatever wrote the model
     _verify(graph_model)
     size = save(graph_model, target)
     return Conversion(name_of(model), str(target), texts, before, _summary(graph_model, size), changes, declined)
