@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import __version__, cli_options
+from detent import __version__, cli_convert, cli_options
 from detent.cli_options import NODES
 from detent.errors import DetentError, OutputError, UsageError
 
@@ -321,6 +321,8 @@ def _escape(text: str) -> str:
 
     return escape(text)
 
+
+cli_convert.register(app, _stdout)
 
 if __name__ == "__main__":
     main()
