@@ -24,6 +24,9 @@ ACCUMULATOR_BITS = 32
 OutputFormat = Literal["qdq", "qoperator", "extended-qdq", "vitis-qdq", "fix-neuron", "cast", "bfloat16"]
 """How codes are written into the file: see docs/formats.md."""
 
+BFLOAT16_OPSET = 22
+"""From here on the standard operators have bfloat16 throughout."""
+
 FUSED_ACTIVATIONS = ("Relu", "LeakyRelu", "PRelu", "Clip")
 FUSABLE_ACTIVATIONS = (*FUSED_ACTIVATIONS, "Gelu")
 
@@ -134,6 +137,11 @@ class Recipe:
     def formats(self) -> dict[str, NumberFormat | None]:
         """The format of each role."""
         return {"activations": self.activations, "weights": self.weights, "biases": self.biases}
+
+    @property
+    def least_opset(self) -> int:
+        """The operator set that the model is raised to: what was asked for, or what the output format needs."""
+        return max(self.opset or 0, BFLOAT16_OPSET if self.format == "bfloat16" else 0)
 
     @property
     def method_of_weights(self) -> Method:

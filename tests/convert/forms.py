@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+from detent.emit.qdq import emit_qdq
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.convert import Conversion, convert
 from detent.emit.functions import add_functions
-from detent.emit.qdq import emit_qdq
 from detent.presets import find_recipe
 from tests.models import IMAGE, build, info, node, normal, planned, run
 

@@ -5,9 +5,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from detent.emit.qdq import emit_qdq
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.emit.qdq import emit_qdq
 from detent.errors import ModelError
 from detent.plan.layout import Role
 from detent.presets import find_recipe

@@ -13,9 +13,12 @@ between Casts of their own, so that the file runs everywhere. Devices that compu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.convert.cast_pairs import add_cast_pairs, round_weights
@@ -25,9 +28,9 @@ from detent.convert.step import Notes, Step
 from detent.errors import UsageError
 from detent.graph.opset import raise_opset
 from detent.graph.values import is_standard
+from detent.recipe import BFLOAT16_OPSET
 
 FORMS = ("cast", "simulated", "pure")
-_PURE_OPSET = 22
 _RUNS_IN_BFLOAT16 = (
     *("Cast", "CastLike", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If"),
     *("Loop", "Reshape", "Scan", "ScatterElements", "ScatterND", "Shape", "Sign", "Slice", "Split", "Squeeze"),
@@ -53,7 +56,7 @@ class ToBfloat16(Step):
     def apply(self, model: ir.Model, notes: Notes) -> ir.Model:
         """Convert all graphs of the model."""
         if self.form == "pure":
-            model = raise_opset(model, _PURE_OPSET, "the model")
+            model = raise_opset(model, BFLOAT16_OPSET, "the model")
         prepare_types(model, notes)
         if self.form == "simulated":
             round_weights(model, notes, clip=self.clip)
@@ -63,6 +66,13 @@ class ToBfloat16(Step):
             plan = Retyping(ir.DataType.BFLOAT16, self.keep_io, self.clip, stays=_has_no_kernel)
             retype(model, plan, notes)
         return model
+
+
+def to_pure_bfloat16(model: ir.Model, constants: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Make a model of opset 22 or newer bfloat16 throughout, in place, with other numbers in some of its constants."""
+    for name, array in constants.items():
+        model.graph.initializers[name].const_value = ir.tensor(array, name=name)
+    ToBfloat16(form="pure").apply(model, Notes("bfloat16"))
 
 
 def _has_no_kernel(node: ir.Node) -> bool:

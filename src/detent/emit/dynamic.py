@@ -8,7 +8,6 @@ An activation that several layers read is quantized once. The weight of a Gemm i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from detent.plan.plan import Plan
 Quantized = tuple[ir.Value, ir.Value, ir.Value]
 
 
-def emit_dynamic(model: ir.Model, plan: Plan) -> Mapping[str, str]:
-    """Rewrite every planned layer of `model` in place. There are no activations to compare: the result is empty."""
+def emit_dynamic(model: ir.Model, plan: Plan) -> None:
+    """Rewrite every planned layer of `model` in place."""
     emitter = _Emitter(Scene(model.graph, Names(model)), plan)
     weights = {site.value: site for site in plan.layout.of_role(Role.WEIGHT)}
     for node in list(model.graph):
@@ -33,7 +32,6 @@ def emit_dynamic(model: ir.Model, plan: Plan) -> Mapping[str, str]:
         if weight is not None and str(weight.name) in weights and plan.layout.quantizes(node):
             emitter.layer(node, weight)
     model.graph.sort()
-    return {}
 
 
 class _Emitter:

@@ -63,6 +63,10 @@ __all__ = [
 
 LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
+    FuseLayerNorm,
+    FuseInstanceNorm,
+    FuseL2Norm,
+    FuseGelu,
     MatMulToGemm,
     FoldAffine,
     FoldBatchNorm,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import TensorProto
 
-from detent.emit.qdq import emit_qdq
+from detent.emit.emitter import emit
 from detent.emit.qoperator import to_qoperator
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
@@ -67,7 +67,7 @@ class Forms:
 
 def forms(proto: onnx.ModelProto, scheme: Recipe = U8, feeds=FEEDS) -> Forms:
     model, plan = planned(proto, feeds, scheme)
-    emit_qdq(model, plan)
+    emit(model, plan)
     return forms_of(ir.to_proto(model))
 
 

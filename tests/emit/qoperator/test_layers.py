@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from detent.emit.qdq import emit_qdq
+from detent.emit.emitter import emit
 from detent.emit.qoperator import codes
 from tests.emit.qoperator.forms import FEEDS, RECIPES, U8, assert_same, differences, forms, forms_of
 from tests.models import XINT8, build, conv_relu_conv, info, node, normal, plan_at, residual, values_of
@@ -112,7 +112,7 @@ def test_a_batch_of_weights_with_a_scale_for_each_column_is_declined():
 
 def at_positions(positions):
     model, plan = plan_at(conv_relu_conv(), positions)
-    emit_qdq(model, plan)
+    emit(model, plan)
     return forms_of(ir.to_proto(model))
 
 

@@ -32,11 +32,11 @@ def qdq(nodes, outputs="y", changes=None, **options):
 
 
 def test_notes_say_what_was_done_and_what_was_not():
-    from detent.emit.qdq import emit_qdq
+    from detent.emit.emitter import emit
     from tests.models import planned
 
     model, plan = planned(hard_swish(), FEEDS)
-    emit_qdq(model, plan)
+    emit(model, plan)
     rewrite = ToQOperator()
     rewrite(model)
     assert [(note.node, note.what) for note in rewrite.changes] == [

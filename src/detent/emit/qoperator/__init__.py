@@ -7,7 +7,6 @@ codes, works exactly or in float32 where they do, and rounds once at the end. So
 next door here and there, where float32 falls on the other side of a tie.
 """
 
-from detent.emit.qoperator.check import check_qoperator
 from detent.emit.qoperator.rewrite import ToQOperator, to_qoperator
 
-__all__ = ["ToQOperator", "check_qoperator", "to_qoperator"]
+__all__ = ["ToQOperator", "to_qoperator"]
