@@ -45,6 +45,11 @@ class BlockFloatNode:
         ir.AttrInt64("use_compiler_version_cpu_kernel", 0),
     )
 
+    @property
+    def general(self) -> Definition:
+        """See `Definition`."""
+        return BlockFloatNode(self.format, _layout(self.format), self.from_bfloat16)
+
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
         (x,) = body.inputs
@@ -97,6 +102,9 @@ def read_block_float(node: ir.Node, opset: int) -> Definition:
         )
     except UsageError as error:
         raise ModelError(f"{described(node)} cannot be computed: {error}") from error
+    return BlockFloatNode(fmt, _layout(fmt).at(node), bool(int_attribute(node, "convert_to_bfloat_before_bfp", 0)))
+
+
+def _layout(fmt: BlockFloat) -> Layout:
     inner = fmt.sub_block_size or 1
-    layout = Layout.of(node, fmt.block_size // inner, inner)
-    return BlockFloatNode(fmt, layout, bool(int_attribute(node, "convert_to_bfloat_before_bfp", 0)))
+    return Layout(fmt.block_size // inner, inner)

@@ -50,21 +50,20 @@ class Layout:
     inner_size: int = 1
     static: Static | None = None
 
-    @classmethod
-    def of(cls, node: ir.Node, size: int, inner_size: int = 1) -> Layout:
-        """The blocks along the attribute `axis` of a node, as well as they are known."""
+    def at(self, node: ir.Node) -> Layout:
+        """These blocks along the attribute `axis` of a node, as well as that is known."""
         shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
         if shape is None:
-            return cls(size, inner_size)
+            return self
         rank, axis = len(shape), int_attribute(node, "axis", 1)
         if not -rank <= axis < rank:
             raise ModelError(f"{described(node)} has axis {axis}, but its input has {rank} dimensions.")
         length = shape[axis]
         if not isinstance(length, int) or length == 0:
-            return cls(size, inner_size)
-        size = min(size, -(-length // inner_size))
-        static = Static(axis % rank, -length % (size * inner_size), axis % rank == rank - 1)
-        return cls(size, inner_size, static)
+            return self
+        size = min(self.size, -(-length // self.inner_size))
+        missing = -length % (size * self.inner_size)
+        return Layout(size, self.inner_size, Static(axis % rank, missing, axis % rank == rank - 1))
 
     @property
     def label(self) -> str:

@@ -45,6 +45,11 @@ class MicroscalingNode:
         ir.AttrInt64("rounding_mode", 0),
     )
 
+    @property
+    def general(self) -> Definition:
+        """See `Definition`."""
+        return MicroscalingNode(self.format, Layout(self.format.block_size))
+
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
         pieces = cut(body, body.inputs[0], self.layout)
@@ -84,4 +89,4 @@ def read_microscaling(node: ir.Node, opset: int) -> Definition:
         )
     except UsageError as error:
         raise ModelError(f"{described(node)} cannot be computed: {error}") from error
-    return MicroscalingNode(fmt, Layout.of(node, fmt.block_size))
+    return MicroscalingNode(fmt, Layout(fmt.block_size).at(node))
