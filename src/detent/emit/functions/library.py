@@ -11,7 +11,7 @@ size but 0.
 Where the nodes of one operator would want several bodies, a more general and slower one serves them all, as long as the
 format is the same. Or else, if permitted, the others are overloads of the function, which nodes name in their field
 `overload` (since version 10 of ONNX's file format, to which such a model is raised). That is not the default, since
-onnxruntime 1.20 runs any one of the overloads for all nodes, without a warning.
+onnxruntime 1.20 to 1.23 run any one of the overloads for all nodes, without a warning (1.31 honours them).
 """
 
 from __future__ import annotations
