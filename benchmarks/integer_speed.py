@@ -21,13 +21,14 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import detent
 from benchmarks.common import CASES, Case, calibration_array, chosen, evaluation_images, print_table
-from detent.emit.qoperator import check_qoperator, to_qoperator
+from detent.emit.qoperator import UnsignedCodes, check_qoperator, to_qoperator
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
+from detent.presets import find_recipe
 from detent.recipe import Recipe
 
 RECIPE = Recipe(
-    "integers",
+    "A8W8-asymmetric",
     "asymmetric 8-bit activations, as is usual on CPUs",
     activations=IntegerFormat("uint8", symmetric=False),
     weights=IntegerFormat("int8"),
@@ -37,8 +38,8 @@ RECIPE = Recipe(
     equalize=False,
     refinement=None,
 )
+PRESETS = [find_recipe(name).replace(equalize=False, refinement=None) for name in ("A8W8", "XINT8")]
 FLOAT, THEIR_QDQ, THEIR_INTEGER = "float", "onnxruntime, QDQ", "onnxruntime, QOperator"
-OUR_QDQ, OUR_INTEGER = "detent, QDQ", "detent, QOperator"
 RUNS = 10
 COUNTED = ("QLinearConv", "Conv", "QuantizeLinear", "DequantizeLinear", "Clip")
 
@@ -53,28 +54,35 @@ def main() -> None:
     for case in chosen(options.models):
         with tempfile.TemporaryDirectory() as folder:
             images = calibration_array(case, options.samples)
-            files = {FLOAT: case.path, **quantized(case, images, Path(folder))}
+            files = {FLOAT: case.path, **theirs(case, images, Path(folder))}
+            for recipe in (RECIPE, *PRESETS):
+                files |= ours(case, images, Path(folder), recipe)
             report(case, files, images[:1], options.rounds)
             print(f"{agreement(case, files, options.agreement)}\n")
 
 
-def quantized(case: Case, images, folder: Path) -> dict[str, Path]:
-    files = {
-        name: folder / f"{index}.onnx" for index, name in enumerate((THEIR_QDQ, THEIR_INTEGER, OUR_QDQ, OUR_INTEGER))
-    }
+def theirs(case: Case, images, folder: Path) -> dict[str, Path]:
+    """Both forms from onnxruntime's quantizer, as it is by default but for unsigned activations."""
+    files = {THEIR_QDQ: folder / "their_qdq.onnx", THEIR_INTEGER: folder / "their_integer.onnx"}
     prepared = folder / "prepared.onnx"
     quant_pre_process(str(case.path), str(prepared))
     for name, form in ((THEIR_QDQ, QuantFormat.QDQ), (THEIR_INTEGER, QuantFormat.QOperator)):
-        quantize_static(
-            str(prepared), str(files[name]), Reader(case, images), quant_format=form, activation_type=QuantType.QUInt8
-        )
-    check_qoperator(RECIPE)
-    detent.quantize(case.path, files[OUR_QDQ], images, recipe=RECIPE)
-    model = ir.load(files[OUR_QDQ])
-    for note in to_qoperator(model):
-        print(f"left float: {note.node}: {note.what}")
-    ir.save(model, files[OUR_INTEGER])
+        reader = Reader(case, images)
+        quantize_static(str(prepared), str(files[name]), reader, quant_format=form, activation_type=QuantType.QUInt8)
     return files
+
+
+def ours(case: Case, images, folder: Path, recipe: Recipe) -> dict[str, Path]:
+    """Both forms from Detent; that of integers with unsigned activations, which run faster on x64."""
+    qdq, integer = (folder / f"{recipe.name}_{form}.onnx" for form in ("qdq", "integer"))
+    check_qoperator(recipe)
+    detent.quantize(case.path, qdq, images, recipe=recipe)
+    model = ir.load(qdq)
+    UnsignedCodes()(model)
+    for note in to_qoperator(model):
+        print(f"{recipe.name} leaves {note.node} float: {note.what}")
+    ir.save(model, integer)
+    return {f"detent {recipe.name}, QDQ": qdq, f"detent {recipe.name}, QOperator": integer}
 
 
 class Reader(CalibrationDataReader):
@@ -150,10 +158,10 @@ def agreement(case: Case, files: dict[str, Path], count: int) -> str:
     The QDQ form runs in float, as it is written, and on the integer kernels that onnxruntime puts in its place.
     """
     images, preprocess = evaluation_images(case)
-    integer = open_session(files[OUR_INTEGER], 2, x64quantprecision="1")
+    integer = open_session(files[f"detent {RECIPE.name}, QOperator"], 2, x64quantprecision="1")
     others = {
-        "in float": open_session(files[OUR_QDQ], 2, disable_quant_qdq="1"),
-        "on integer kernels": open_session(files[OUR_QDQ], 2, x64quantprecision="1"),
+        "in float": open_session(files[f"detent {RECIPE.name}, QDQ"], 2, disable_quant_qdq="1"),
+        "on integer kernels": open_session(files[f"detent {RECIPE.name}, QDQ"], 2, x64quantprecision="1"),
     }
     same = Counter[str]()
     for image in images[:count]:
