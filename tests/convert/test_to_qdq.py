@@ -68,6 +68,18 @@ def test_types(dtype, domain_names):
     same(proto, result, VALUES)
 
 
+def test_an_axis_without_meaning_goes():
+    """With one scale the standard operators are written without it."""
+    nodes = [
+        node("ExtendedQuantizeLinear", "x s z", "q", domain=QUARK, axis=1),
+        node("ExtendedDequantizeLinear", "q s z", "y", domain=QUARK, axis=1),
+    ]
+    tensors = {"s": np.float32(0.05), "z": np.int8(0)}
+    result, _ = converted(foreign(nodes, tensors, opset=13), "qdq")
+    assert not any(item.attribute for item in result.graph.node)
+    same(pair("int8", 0), result, VALUES)
+
+
 def test_sixteen_bits_are_standard_from_opset_21_on():
     nodes = [
         node("ExtendedQuantizeLinear", "x s z", "q", domain=QUARK),
