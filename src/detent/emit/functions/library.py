@@ -4,10 +4,11 @@
 
 A compiler for an NPU sees the node that it knows; any other runtime executes the function of the same name.
 
-A body is written for what the model contains: for the type of the codes, for the attributes of a block format. It
-does serve any shape, and any value of `axis`. Where one model needs two bodies for one operator, the second is an
-overload of the function, which its nodes name in their field `overload`. Overloads came with version 10 of ONNX's file
-format, to which the model is raised; onnxruntime honours them.
+A body is written for what the model contains: for the type of the codes, for the attributes of a block format, for the
+axis and the remainder of its blocks where the shape is known. The batch, and whatever else is not known, may have any
+size but 0. Where one model needs two bodies for one operator, the second is an overload of the function, which its
+nodes name in their field `overload`. Overloads came with version 10 of ONNX's file format, to which such a model is
+raised; onnxruntime honours them, from 1.20 on at the latest.
 """
 
 from __future__ import annotations
