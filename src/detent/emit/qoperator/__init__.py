@@ -9,5 +9,6 @@ next door here and there, where float32 falls on the other side of a tie.
 
 from detent.emit.qoperator.check import check_qoperator
 from detent.emit.qoperator.rewrite import ToQOperator, to_qoperator
+from detent.emit.qoperator.unsigned import UnsignedCodes
 
-__all__ = ["ToQOperator", "check_qoperator", "to_qoperator"]
+__all__ = ["ToQOperator", "UnsignedCodes", "check_qoperator", "to_qoperator"]
