@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import helper
+from onnx import TensorProto, helper
 
 from detent.convert import Conversion, convert
 from detent.emit.functions import add_functions
 from detent.emit.qdq import emit_qdq
 from detent.presets import find_recipe
-from tests.models import IMAGE, info, node, normal, planned, run
+from tests.models import IMAGE, build, info, node, normal, planned, run
 
 IMAGES = [normal(*IMAGE, seed=seed) * size for seed, size in ((21, 1), (22, 3), (23, 40))]
 
@@ -105,3 +105,6 @@ def pair(dtype: str, zero_point, scale=0.05, shape=(4, 6), opset: int = 17) -> o
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+__all__ = ["IMAGES", "TensorProto", "build", "constants", "converted", "foreign", "ops", "pair", "quantized", "same"]

@@ -27,13 +27,14 @@ from detent.graph.opset import raise_opset
 from detent.graph.values import is_standard
 
 FORMS = ("cast", "simulated", "pure")
-_OPSETS = {"cast": 13, "simulated": 0, "pure": 22}
-"""Cast takes bfloat16 from opset 13 on; the operators that compute do from 22 on."""
+_PURE_OPSET = 22
 _RUNS_IN_BFLOAT16 = (
     *("Cast", "CastLike", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If"),
     *("Loop", "Reshape", "Scan", "ScatterElements", "ScatterND", "Shape", "Sign", "Slice", "Split", "Squeeze"),
     *("Transpose", "Unsqueeze"),
 )
+_CAST_OPSET = 13
+"""The opset with which Cast got bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ class ToBfloat16(Step):
 
     def apply(self, model: ir.Model, notes: Notes) -> ir.Model:
         """Convert all graphs of the model."""
-        model = raise_opset(model, _OPSETS[self.form], "The model")
+        if self.form == "cast":
+            model = raise_opset(model, _CAST_OPSET, "the model")
+        if self.form == "pure":
+            model = raise_opset(model, _PURE_OPSET, "the model")
         prepare_types(model, notes)
         if self.form == "simulated":
             round_weights(model, notes, clip=self.clip)
