@@ -16,7 +16,7 @@ from detent.refine.choose import WeightRefinement
 from detent.refine.layers import Layer, activation_of
 from detent.refine.means import params_of_bias
 from detent.refine.problem import Floats, LayerProblem
-from detent.refine.rounders import INPUT_CHANNELS, FormatRounder, Rounder, StepRounder
+from detent.refine.rounders import INPUT_CHANNELS, FormatRounder, Rounder, StepRounder, shortened
 from detent.refine.rows import gather, input_indices, why_no_rows
 from detent.refine.targets import LayerTarget
 from detent.refine.walk import Walk
@@ -62,7 +62,9 @@ def weight_rounder(layer: Layer, params: Params) -> Rounder:
         return FormatRounder(params)
     shape = np.asarray(constant(layer.weight)).shape
     if isinstance(params, BlockParams):
-        return FormatRounder(replace(params, axis=INPUT_CHANNELS), math.prod(shape[2:]))
+        positions = math.prod(shape[2:])
+        blocks = shortened(params.format, layer.matrix().shape[2] // positions)
+        return FormatRounder(BlockParams(blocks, INPUT_CHANNELS), positions)
     scale, zero_point = (layer.as_matrix(np.broadcast_to(numbers, shape)) for numbers in params.broadcast(shape))
     return StepRounder(scale, params.format.low - zero_point, params.format.high - zero_point)
 

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from detent.numerics.block_float import BlockFloat
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.numerics.params import BlockFormat, BlockParams, FloatParams, Params
 from detent.refine.codes import stored_constant
 
 Floats = npt.NDArray[np.float64]
@@ -114,3 +115,12 @@ def stored_bias(biases: Floats, params: Params | None) -> Floats:
     flat = biases.reshape(-1)
     stored = params.snap(flat) if isinstance(params, QuantParams) else stored_constant(flat, params)
     return stored.astype(np.float64).reshape(biases.shape)
+
+
+def shortened(fmt: BlockFormat, length: int) -> BlockFormat:
+    """The format with blocks that are no longer than the axis they lie along.
+
+    They are filled up with zeros, which change nothing but the time: a depthwise Conv has blocks of one weight.
+    """
+    unit = (fmt.sub_block_size or 1) if isinstance(fmt, BlockFloat) else 1
+    return replace(fmt, block_size=min(fmt.block_size, -(-length // unit) * unit))
