@@ -16,7 +16,7 @@ from detent.refine.codes import stored_constant
 from detent.refine.refine import check_refinement, refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
 from tests.models import IMAGE, as_ir, build, info, node, normal, planned, residual
-from tests.refine.test_refine import SAMPLES, error_on, pending, smooth
+from tests.refine.test_refine import SAMPLES, error_on, mean_errors, pending, smooth
 
 QUICK = AdaQuant(iterations=100, learning_rate=1e-3)
 FLOAT_BIAS = find_recipe("A8W8").replace(biases=None)
@@ -62,6 +62,14 @@ def test_a_bias_that_stays_float_is_refined_and_written(refinement):
         written = model.graph.initializers[name].const_value.numpy()
         assert written.dtype == np.float32 and np.array_equal(written, plan.refined[name])
         assert not np.array_equal(written, own[name])
+
+
+@pytest.mark.parametrize("value", ["c1", "c2"])
+def test_with_float_biases_every_channel_has_the_float_mean(value):
+    proto = residual()
+    model, plan = planned(proto, recipe=FLOAT_BIAS)
+    refine(model, model, plan, BiasCorrection(), SAMPLES)
+    assert np.abs(mean_errors(proto, model, plan, value)).max() < 1e-5
 
 
 def test_a_float_bias_takes_over_the_whole_mean():
