@@ -172,7 +172,8 @@ def run(job: Job) -> Report:
         seconds=watch.seconds,
         warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
         + unsettled
-        + observation.notes,
+        + observation.notes
+        + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         model=proto,
     )

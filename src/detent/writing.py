@@ -45,6 +45,17 @@ class Written:
     rounded: Mapping[str, str]
     unrounded: ir.Model | None = None
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a user of the file has to know."""
+        overloaded = sorted({node.op_type for node in self.model.graph if node.overload})
+        if not overloaded:
+            return []
+        return [
+            f"The file has several formats under the name {overloaded[0]}, as overloads of one function. Old versions "
+            "of onnxruntime (1.23 and before) run the first for all of them: use a newer one."
+        ]
+
 
 def write_plan(model: ir.Model, plan: Plan, recipe: Recipe) -> Written:
     """Write the plan into the graph, and check that the result is a model that any tool will take."""
