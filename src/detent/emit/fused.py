@@ -1,7 +1,8 @@
 """Rounding as one node: block formats, and FixNeuron.
 
-A constant is stored as float, rounded already: the node leaves it as it is, and a compiler that knows the node takes
-the format from it.
+A constant is stored as float, and a compiler that knows the node takes the format from it. Behind a FixNeuron it is
+rounded already. In a block format it is not, because rounding twice is not the same as once: where an element of
+MXINT8 becomes -2, the block has another exponent than before.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class FusedBlocks:
         return [self.scene.node(op_type, [value], f"{name}_{op_type}", self.domain, **_attributes(params))]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: BlockParams) -> list[ir.Node]:
-        """The constant, rounded, and the node."""
-        return self.activation(name, self.scene.constant(f"{name}_rounded", params.snap(array)), params)
+        """The constant, and the node that rounds it."""
+        return self.activation(name, self.scene.constant(f"{name}_float", array), params)
 
 
 def _attributes(params: BlockParams) -> dict[str, int | str]:

@@ -23,6 +23,8 @@ from detent.plan.parts import left_float
 from detent.plan.select import Selection
 from detent.recipe import FUSED_ACTIVATIONS, Recipe
 
+DYNAMIC_OPERATORS = ("Conv", "Gemm", "MatMul")
+
 DEFAULT_RECIPE = Recipe("XINT8", "")
 
 
@@ -170,6 +172,8 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
     ):
         return "control flow: the graphs inside stay float"
+    if node.op_type == "Identity":
+        return "rounds nothing; between two formats it stands for the conversion"
     if not _is_wanted(node, recipe):
         return f"operator {node.op_type} is not quantized by this recipe"
     untyped = [
@@ -186,13 +190,25 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return "its data is constant"
     if node.op_type in ("MatMul", "Gemm") and not recipe.products_of_activations and not is_constant(node.inputs[1]):
         return "a product of two activations, which this recipe leaves float"
+    if recipe.dynamic:
+        return _reason_not_dynamic(node)
     declines = operator_of(node).declines
     return declines(node) if declines else None
 
 
+def _reason_not_dynamic(node: ir.Node) -> str | None:
+    """Why a node cannot be quantized while the model runs."""
+    if node.op_type not in DYNAMIC_OPERATORS:
+        return f"only {', '.join(DYNAMIC_OPERATORS)} have integer operators for scales that are found at run time"
+    if not is_constant(node.inputs[1]):
+        return "its weight is no constant"
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    return None if alpha == beta == 1.0 else "a factor of it could not be folded into a constant"
+
+
 def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
-    """Whether the recipe quantizes nodes of this type. An Identity converts between formats, or is nothing."""
-    if node.domain not in ("", "ai.onnx") or node.op_type == "Identity":
+    """Whether the recipe quantizes nodes of this type."""
+    if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type in recipe.more_operators or recipe.all_operators:
         return True

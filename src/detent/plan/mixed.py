@@ -94,6 +94,7 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
             layout.formats[name] = chosen
     layout.leaders = {name: leader for name, leader in layout.leaders.items() if {name, leader} <= layout.sites.keys()}
     _override_tensors(layout, recipe.overrides)
+    _check_ranges(layout)
     _check_biases(model, layout)
     if not layout.sites:
         raise UsageError(f"Recipe {recipe.name} leaves activations, weights and biases float: there is nothing to do.")
@@ -155,20 +156,38 @@ def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> None:
                     f"The override of the tensor '{pattern}' matches none that is quantized."
                     f"{nearest(pattern, layout.sites)} `detent quantize --dry-run --json` lists the nodes."
                 )
-            for name in matches:
-                _override_tensor(layout, name, override)
+            # A list, not a generator: every match is overridden.
+            if not any([_override_tensor(layout, name, override) for name in matches]):
+                raise UsageError(
+                    f"The override of the tensor '{pattern}' says nothing about it: '{matches[0]}' is one of the "
+                    f"{_FIELDS[layout.sites[matches[0]].role]}. Give these a format, or a range."
+                )
 
 
-def _override_tensor(layout: Layout, name: str, override: Override) -> None:
+_FIELDS = {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}
+
+
+def _override_tensor(layout: Layout, name: str, override: Override) -> bool:
+    """Give a tensor and all that share with it what the override says; whether it says anything."""
     leader = layout.leader(name)
-    role = layout.sites[leader].role
-    given = {Role.ACTIVATION: override.activations, Role.WEIGHT: override.weights, Role.BIAS: override.biases}[role]
+    given = getattr(override, _FIELDS[layout.sites[leader].role])
     if given is not None:
         for site in layout.sites:
             if layout.leader(site) == leader:
                 layout.formats[site] = given
     if override.range is not None:
         layout.ranges[leader] = override.range
+    return given is not None or override.range is not None
+
+
+def _check_ranges(layout: Layout) -> None:
+    for name in layout.ranges:
+        fmt = layout.formats[name]
+        if not isinstance(fmt, IntegerFormat) or (layout.sites[name].role is Role.BIAS and is_product_bias(fmt)):
+            raise UsageError(
+                f"The override of the tensor '{name}' gives a range, and it is {fmt.label}, whose scale does not follow "
+                "from one. Leave the range out, or give the tensor an integer format with a scale of its own."
+            )
 
 
 def _check_biases(model: ir.Model, layout: Layout) -> None:
@@ -180,8 +199,9 @@ def _check_biases(model: ir.Model, layout: Layout) -> None:
                 continue
             for value in node.inputs[:2]:
                 other = layout.formats.get(str(value.name)) if value is not None else None
-                if not isinstance(other, IntegerFormat):
+                if not isinstance(other, IntegerFormat) or other.group_size:
                     what = "float" if other is None else other.label
+                    what += f" {other.granularity}" if isinstance(other, IntegerFormat) else ""
                     raise UsageError(
                         f"The bias '{bias.name}' of {node.op_type} '{node.name}' is int32, counted in the unit of the "
                         f"layer's products, and '{value.name if value else ''}' is {what}. Give the biases "
