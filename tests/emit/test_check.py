@@ -80,6 +80,11 @@ CONTRADICTIONS = {
     "dynamic and pairs": ("UINT8_DYNAMIC_QUANT", ["weight_pairs=true"], ("dynamic", "weight_pairs")),
     "dynamic and int8": ("UINT8_DYNAMIC_QUANT", ["activations=int8"], ("dynamic", "uint8")),
     "dynamic and 16 bits": ("UINT8_DYNAMIC_QUANT", ["weights=int16"], ("dynamic", "8-bit")),
+    "dynamic and a zero point for each channel": (
+        "UINT8_DYNAMIC_QUANT",
+        ["weights.granularity=per_channel", "weights.symmetric=false"],
+        ("dynamic", "per_channel", "symmetric=False"),
+    ),
     "dynamic and refinement": ("UINT8_DYNAMIC_QUANT", ["refinement=BiasCorrection"], ("dynamic", "refine")),
     "AdaRound and blocks": ("BFP16", ["refinement=AdaRound"], ("AdaRound", "BFP16")),
     "AdaRound and blocks in a part": (

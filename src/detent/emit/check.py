@@ -168,6 +168,11 @@ def _check_dynamic(recipe: Recipe) -> None:
             f"Recipe {recipe.name} is dynamic: activations are asymmetric uint8 and weights 8-bit integers, per tensor "
             "or per channel; nothing else has operators."
         )
+    if isinstance(weights, IntegerFormat) and weights.per_channel and not weights.symmetric:
+        raise UsageError(
+            f"Recipe {recipe.name} is dynamic with weights per_channel and symmetric=False: onnxruntime's ConvInteger "
+            "takes one zero point for the whole weight. Choose symmetric weights, or per_tensor."
+        )
     if recipe.refinement is not None:
         raise UsageError(
             f'Recipe {recipe.name} is dynamic, so there is no calibrated model to refine: say refinement = "none".'
