@@ -101,18 +101,35 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
 
 
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[str, NodeFormats]:
-    """The formats of every node; a fused activation function computes in those of its layer."""
+    """The formats of every node; a fused activation function computes in those of its layer, a Pad in its pool's."""
     # What is quantized while the model runs has no parameters to plan, and its layers add their biases in float.
     roles = (None, recipe.weights, None) if recipe.dynamic else (recipe.activations, recipe.weights, recipe.biases)
     everywhere = NodeFormats(*roles)
     formats = {str(node.name): everywhere for node in model.graph}
     for override in recipe.overrides:
         if not override.leave_float:
-            for name in nodes_of(override, model.graph):
+            part = nodes_of(override, model.graph)
+            _refuse_fused_only(model, layout, override, part)
+            for name in part:
                 formats[name] = formats[name].with_override(override)
     for node in model.graph:
-        formats[str(node.name)] = formats[str(layout.layer_of(node).name)]
+        layer = layout.layer_of(node)
+        if layer.op_type == "Pad":
+            formats[str(layer.name)] = formats[str(node.name)]
+        else:
+            formats[str(node.name)] = formats[str(layer.name)]
     return formats
+
+
+def _refuse_fused_only(model: ir.Model, layout: Layout, override: Override, part: Collection[str]) -> None:
+    """An override of nothing but fused activation functions would say nothing: these have no formats of their own."""
+    layers = {str(node.name): layout.layer_of(node) for node in model.graph if node.name in part}
+    fused = [layer for name, layer in layers.items() if layer.name != name and layer.op_type != "Pad"]
+    if fused and len(fused) == len(layers):
+        raise UsageError(
+            f"The override of {override.part}: what it names is computed together with the layer before it, in one "
+            f"format. Name that layer ('{fused[0].name}'), or take the activation function out of 'fuse'."
+        )
 
 
 def _format_of_value(value: ir.Value, layout: Layout, formats: Mapping[str, NodeFormats]) -> NumberFormat | None:
