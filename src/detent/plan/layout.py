@@ -223,7 +223,7 @@ def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
     if bias is not None and _is_float(bias):
         _add_site(bias, Role.BIAS if is_constant(bias) else Role.ACTIVATION, node, layout)
     for value in node.outputs:
-        if _is_float(value):
+        if value.name and _is_float(value):  # one without a name is an optional one that nobody asked for
             _add_site(value, Role.ACTIVATION, node, layout)
     source, result = str(inputs[0].name), str(node.outputs[0].name)
     shared = operator.moves_data and not is_constant(inputs[0])

@@ -72,7 +72,11 @@ _ASKED_FOR: dict[str, Operator] = {
         ("Pow", "Dropout", "TopK", "GridSample", "RoiAlign", "Upsample", "BatchNormalization", "CumSum", "Trilu"),
         _FIRST,
     ),
-    **dict.fromkeys(("Shape", "Size", "NonMaxSuppression", "Range", "OneHot", "Constant", "ConstantOfShape"), _NONE),
+    **dict.fromkeys(
+        ("Shape", "Size", "NonMaxSuppression", "Range", "OneHot", "NonZero", "IsNaN", "IsInf",
+         "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+        _NONE,
+    ),
 }  # fmt: skip
 """Operators that are quantized only in recipes that ask for them, and have inputs that must not be."""
 
