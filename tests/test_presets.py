@@ -39,7 +39,9 @@ def test_names_that_spell_the_formats(name):
     recipe = PRESETS[name]
     assert recipe.activations.symmetric == (symmetries[:2] == "AS")
     assert recipe.weights.symmetric == (symmetries[2:] == "WS")
-    spelled = "".join(fmt.dtype.replace("uint", "U").replace("int", "S") for fmt in (recipe.activations, recipe.weights))
+    spelled = "".join(
+        fmt.dtype.replace("uint", "U").replace("int", "S") for fmt in (recipe.activations, recipe.weights)
+    )
     assert spelled == numbers
     assert recipe.biases == IntegerFormat("int32")
 

@@ -89,5 +89,7 @@ LAYERS = {
 def layer(kind: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """A model of one layer, an input for it, and its constants."""
     nodes, shapes, size = LAYERS[kind]
-    constants = {name: normal(*shape, seed=len(name + kind) + index) for index, (name, shape) in enumerate(shapes.items())}
+    constants = {
+        name: normal(*shape, seed=len(name + kind) + index) for index, (name, shape) in enumerate(shapes.items())
+    }
     return build(nodes, "y", constants, inputs=[info("x", size)]), {"x": normal(*size, seed=9)}, constants

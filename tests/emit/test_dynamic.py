@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import onnx
 import pytest
@@ -126,9 +128,12 @@ def test_random_networks(seed):
     rng = np.random.default_rng(seed)
     sizes = [int(size) for size in rng.integers(8, 40, 4)]
     nodes, constants = [], {}
-    for index, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for index, (before, after) in enumerate(pairwise(sizes)):
         source, result = (f"a{index}" if index else "x"), f"h{index}"
-        constants |= {f"w{index}": normal(before, after, seed=seed + index) / before**0.5, f"b{index}": normal(after, seed=index)}
+        constants |= {
+            f"w{index}": normal(before, after, seed=seed + index) / before**0.5,
+            f"b{index}": normal(after, seed=index),
+        }
         nodes.append(node("Gemm", f"{source} w{index} b{index}", result))
         nodes.append(node(("Relu", "Tanh")[int(rng.integers(2))], result, f"a{index + 1}"))
     proto = build(nodes, f"a{len(sizes) - 1}", constants, inputs=[info("x", (16, sizes[0]))])

@@ -43,7 +43,9 @@ def test_floats_clip_where_their_numbers_end(name):
     params = FloatParams(FloatFormat(name), 0.5)
     end = FloatFormat(name).largest / 2
     assert params.span == (-end, end)
-    np.testing.assert_array_equal(params.clipped([end, -end, 2 * end, -3 * end, 0.0]), [False, False, True, True, False])
+    np.testing.assert_array_equal(
+        params.clipped([end, -end, 2 * end, -3 * end, 0.0]), [False, False, True, True, False]
+    )
 
 
 def test_a_scale_is_divided_by_and_multiplied_with():
@@ -71,7 +73,9 @@ def test_scales_of_groups():
     assert zero_point.shape == (2, 3)
     np.testing.assert_array_equal(params.snap([[1.4, 1.6, 3.1], [5.9, 6.1, 13.0]]), [[1, 2, 4], [4, 8, 16]])
     np.testing.assert_array_equal(params.encode([[1.4, 1.6, 3.1], [5.9, 6.1, 13.0]]), [[1, 2, 2], [1, 2, 2]])
-    np.testing.assert_array_equal(params.clipped([[200, 0, 200], [200, 0, 2000]]), [[True, False, False], [False, False, True]])
+    np.testing.assert_array_equal(
+        params.clipped([[200, 0, 200], [200, 0, 2000]]), [[True, False, False], [False, False, True]]
+    )
     assert params.span == (-127 * 8.0, 127 * 8.0)
 
 

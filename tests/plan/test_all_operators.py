@@ -53,7 +53,11 @@ ODD = {
         {"p": whole(0, 0, 1, 1, 0, 0, 1, 1), "v": scalar(0.3)},
         "x y",
     ),
-    "shapes": ([node("Shape", "x", "s"), node("ConstantOfShape", "s", "c"), node("Concat", "x c", "y", axis=1)], {}, "x c y"),
+    "shapes": (
+        [node("Shape", "x", "s"), node("ConstantOfShape", "s", "c"), node("Concat", "x c", "y", axis=1)],
+        {},
+        "x c y",
+    ),
     "the two values of a code": (
         [node("ArgMax", "x", "a", axis=1, keepdims=0), node("OneHot", "a d v", "y")],
         {"d": whole(4), "v": numbers(0, 1)},

@@ -248,7 +248,7 @@ def producers(proto):
 def test_the_file_converts_at_the_border(form, dedicated):
     override = Override(nodes=("conv_y",), activations=INT16)
     recipe = FREE.replace(overrides=(override,), format=form, dedicated_pairs=dedicated)
-    result, plan, rounded, before = emitted(conv_relu_conv(), recipe, FEEDS)
+    result, plan, rounded, _ = emitted(conv_relu_conv(), recipe, FEEDS)
     assert "Identity" not in {one.op_type for one in result.graph.node}
     made = producers(result)
     chain = []
@@ -291,7 +291,7 @@ def test_several_readers_each_with_a_pair_of_its_own():
         "y c",
         {"w": normal(3, 3, 3, 3)},
     )
-    result, plan, rounded, _ = emitted(proto, recipe, FEEDS)
+    result, _, rounded, _ = emitted(proto, recipe, FEEDS)
     made = producers(result)
     reads = {one.op_type: one.input[0] for one in result.graph.node if one.op_type in ("Sigmoid", "Tanh")}
     assert len({*reads.values(), "c"}) == 3
@@ -378,5 +378,5 @@ def test_an_empty_plan_is_refused():
 
 def test_the_graph_is_left_alone_where_nothing_is_overridden():
     proto = residual()
-    model, layout = arranged(proto)
+    model, _ = arranged(proto)
     assert [one.name for one in model.graph] == [one.name for one in proto.graph.node]

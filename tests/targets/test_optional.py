@@ -14,7 +14,9 @@ SAMPLES = np.stack([normal(*IMAGE[1:], seed=seed) for seed in range(4)])
 
 
 def clip(low=None, high=None, nodes=()):
-    constants = {name: np.array(bound, np.float32) for name, bound in (("low", low), ("high", high)) if bound is not None}
+    constants = {
+        name: np.array(bound, np.float32) for name, bound in (("low", low), ("high", high)) if bound is not None
+    }
     names = f"x {'low' if low is not None else '_'} {'high' if high is not None else ''}".rstrip(" _")
     return build([*nodes, node("Clip", names, "y")], "y", constants)
 

@@ -173,8 +173,8 @@ def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> None:
                     f"The override of the tensor '{pattern}' matches none that is quantized."
                     f"{nearest(pattern, layout.sites)} `detent quantize --dry-run --json` lists the nodes."
                 )
-            # A list, not a generator: every match is overridden.
-            if not any([_override_tensor(layout, name, override) for name in matches]):
+            # A sum, not any(): every match is overridden.
+            if not sum(_override_tensor(layout, name, override) for name in matches):
                 raise UsageError(
                     f"The override of the tensor '{pattern}' says nothing about it: '{matches[0]}' is one of the "
                     f"{_FIELDS[layout.sites[matches[0]].role]}. Give these a format, or a range."
@@ -202,8 +202,8 @@ def _check_ranges(layout: Layout) -> None:
         fmt = layout.formats[name]
         if not isinstance(fmt, IntegerFormat) or (layout.sites[name].role is Role.BIAS and is_product_bias(fmt)):
             raise UsageError(
-                f"The override of the tensor '{name}' gives a range, and it is {fmt.label}, whose scale does not follow "
-                "from one. Leave the range out, or give the tensor an integer format with a scale of its own."
+                f"The override of the tensor '{name}' gives a range, and it is {fmt.label}, whose scale does not "
+                "follow from one. Leave the range out, or give the tensor an integer format with a scale of its own."
             )
 
 
