@@ -355,3 +355,32 @@ def test_unknown_option_offers_the_nearest(detent, demo_arguments):
 
 def test_no_output_and_no_dry_run(fails):
     fails(USAGE, "OUTPUT", arguments=["quantize", MODEL])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--recipe", "A8W9"], ("'A8W9'", "'A8W8'")),
+        (["--recipe", "missing.toml"], ("missing.toml", "--toml")),
+        (["--set", "weights"], ("--set 'weights'", "FIELD=VALUE")),
+        (["--set", "wights=int8"], ("'wights'", "'weights'")),
+        (["--set", "weights.granularity=per_chanel"], ("per_chanel", "per_channel")),
+        (["--activations", "int9"], ("'int9'", "'int8'")),
+        (["--format", "qqdq"], ("qqdq", "qdq")),
+        (["--format", "fix-neuron"], ("uint8", "fix-neuron")),
+        (["--opset", "99"], ("99",)),
+        (["--method", "Entropy"], ("Entropy", "power-of-two")),
+        (["--set", 'overrides=[{nodes=["nowhere"],leave_float=true}]'], ("'nowhere'", "matches no node")),
+        (["--set", 'overrides=[{tensors=["nothing"],range=[0,1]}]'], ("'nothing'", "none that is quantized")),
+    ],
+)
+def test_bad_recipes(fails, demo_arguments, options, words):
+    fails(USAGE, *words, arguments=[*demo_arguments, *options])
+
+
+def test_recipes_that_cannot_be_shown(fails, tmp_path):
+    fails(USAGE, "NAME", arguments=["recipes", "--toml"])
+    fails(USAGE, "NAME", arguments=["recipes", "--set", "weights=int8"])
+    fails(USAGE, "'XINT9'", "'XINT8'", arguments=["recipes", "XINT9"])
+    (tmp_path / "mine.toml").write_text("wights = 4")
+    fails(USAGE, "mine.toml", "'wights'", "'weights'", arguments=["recipes", tmp_path / "mine.toml"])

@@ -121,3 +121,39 @@ def test_rich_markup_in_names_is_plain_text(detent, tmp_path, samples):
     message = detent("quantize", tmp_path / "m.onnx", tmp_path / "p.onnx", "--exclude", "[bold]fir").err
     assert "'[bold]fir'" in message
     assert PREPROCESS.is_file()
+
+
+def test_recipes_are_listed(detent):
+    listed = detent("recipes").out
+    assert all(name in listed for name in ("XINT8", "A8W8", "BF16_MIXED_MXINT8", "UINT8_DYNAMIC_QUANT"))
+    assert "_CONFIG" in listed and "--set" in listed
+    assert json.loads(detent("recipes", "--json").out)["A16W8"]["activations"]["type"] == "int16"
+
+
+def test_one_recipe(detent, tmp_path):
+    shown = detent("recipes", "a8w8").out
+    assert shown.startswith("A8W8: ") and "equalize channels, calibrate with MinMax, correct biases" in shown
+    assert json.loads(detent("recipes", "A8W8", "--json").out)["target"] == "npu-float-scale"
+    text = detent("recipes", "A8W8", "--set", "weights.granularity=per_channel", "--toml").out
+    (tmp_path / "mine.toml").write_text(text)
+    assert detent("recipes", tmp_path / "mine.toml", "--toml").out == text
+    assert 'granularity = "per_channel"' in text
+
+
+def test_a_recipe_from_a_file_and_settings_reach_the_model(detent, demo_arguments, tmp_path):
+    (tmp_path / "mine.toml").write_text('base = "A8W8"\nrefinement = "none"\n[activations]\ntype = "int16"\n')
+    arguments = [*demo_arguments, "--recipe", tmp_path / "mine.toml", "--set", "weights.granularity=per_channel"]
+    report = json.loads(detent(*arguments, "--opset", "21", "--json").out)
+    assert report["recipe"]["name"] == "mine"
+    assert report["recipe"]["weights"]["granularity"] == "per_channel"
+    assert onnx.load(tmp_path / "out.onnx").opset_import[0].version == 21
+    inspection = json.loads(detent("inspect", tmp_path / "out.onnx", "--json").out)
+    assert {tensor["dtype"] for tensor in inspection["quantized"]} == {"INT16", "INT8", "INT32"}
+
+
+def test_the_output_format_is_an_option(detent, demo_arguments, tmp_path):
+    options = ["--activations", "int8", "--format", "fix-neuron", "--refine", "none", "--no-equalize"]
+    outcome = detent(*demo_arguments, *options)
+    assert outcome.code == 0, outcome.err
+    operators = {one.op_type for one in onnx.load(tmp_path / "out.onnx").graph.node}
+    assert "FixNeuron" in operators and "QuantizeLinear" not in operators

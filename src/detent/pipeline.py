@@ -38,6 +38,7 @@ from detent.observe.statistics_file import StatisticsFile
 from detent.observe.sweep import Observation, look, recall
 from detent.plan.layout import Layout, Role
 from detent.plan.mixed import arrange
+from detent.plan.parts import check_operator_types
 from detent.plan.plan import Plan, check_methods, make_plan, needs_statistics
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
@@ -185,6 +186,7 @@ def _check_recipe(recipe: Recipe) -> Target:
     check_formats(recipe)
     check_methods(recipe)
     check_steps(recipe)
+    check_operator_types(recipe)
     check_refinement(recipe)
     target.check(recipe)
     return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -58,7 +59,7 @@ class Override:
         says = (self.activations, self.weights, self.biases, self.range)
         if self.leave_float == any(each is not None for each in says):
             raise UsageError(f"The override of {self.part} must give formats, or say leave_float, and not both.")
-        if self.range is not None and not (self.tensors and self.range[0] < self.range[1]):
+        if self.range is not None and not (self.tensors and -math.inf < self.range[0] < self.range[1] < math.inf):
             raise UsageError(f"The override of {self.part}: a range is two rising numbers, for `tensors`.")
         if self.leave_float and self.tensors:
             raise UsageError(f"The override of {self.part}: nodes are left float, tensors are not. Name the nodes.")

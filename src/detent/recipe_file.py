@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from detent.errors import UsageError, nearest
 from detent.methods import METHODS, Method, parse_method
@@ -49,6 +49,9 @@ FORMAT_KINDS: Mapping[str, NumberFormat] = {"block_float": BlockFloat(), "micros
 FLOAT = "float"
 """How a role that stays float is written."""
 
+NONE = "none"
+"""How a field is written that has no value."""
+
 
 def to_plain(recipe: Recipe) -> Plain:
     """A recipe as strings, numbers, lists and tables. What is None is left out, but for roles that stay float."""
@@ -58,7 +61,7 @@ def to_plain(recipe: Recipe) -> Plain:
     plain["method"] = _named(recipe.method)
     if recipe.weight_method is not None:
         plain["weight_method"] = _named(recipe.weight_method)
-    plain["refinement"] = "none" if recipe.refinement is None else _named(recipe.refinement)
+    plain["refinement"] = NONE if recipe.refinement is None else _named(recipe.refinement)
     plain["overrides"] = [_override_to_plain(override) for override in recipe.overrides]
     return plain
 
@@ -99,7 +102,7 @@ def from_plain(plain: Mapping[str, Any]) -> Recipe:
     """The recipe that plain values describe, on top of the one that `base` names."""
     changes = dict(plain)
     base = find_preset(str(changes.pop("base", "XINT8")))
-    return change(base, changes)
+    return change(base, {"description": f"{base.name}, changed", **changes})
 
 
 def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -110,6 +113,8 @@ def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         _check_key(key, hints, "A recipe")
         if key in recipe.formats:
             found[key] = parse_format(value, recipe.formats[key], key)
+        elif key == "weight_method" and value == NONE:
+            found[key] = None
         elif key in ("method", "weight_method"):
             found[key] = _parse_named(value, parse_method, METHODS, key)
         elif key == "refinement":
@@ -129,16 +134,24 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             raise UsageError(f"--set '{setting}': expected FIELD=VALUE, such as weights.granularity=per_channel.")
         key, _, rest = path.partition(".")
         value: Any = _parse_text(text)
+        if isinstance(value, str) and get_type_hints(Recipe).get(key) == tuple[str, ...]:
+            value = [word.strip() for word in value.split(",") if word.strip()]
         for part in reversed(rest.split(".") if rest else ()):
             value = {part: value}
         if rest and key in ("method", "weight_method", "refinement"):
-            present = to_plain(recipe)[key]
-            value = {**(present if isinstance(present, dict) else {}), **value}
+            value = _with_present(value, to_plain(recipe).get(key))
         try:
             recipe = change(recipe, {key: value})
         except UsageError as error:
             raise UsageError(f"--set '{setting}': {error}") from error
     return recipe
+
+
+def _with_present(value: Plain, present: Any) -> Plain:
+    """A table with one setting of a method or refinement, and the other settings that it has now."""
+    if not isinstance(present, dict) or value.get("name", present["name"]) != present["name"]:
+        return value
+    return {**present, **value}
 
 
 def format_to_plain(fmt: NumberFormat) -> Plain:
@@ -167,7 +180,7 @@ def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> Num
     known: dict[str, NumberFormat] = {**NAMED_FORMATS, **FORMAT_KINDS}
     if name is None and present is not None:
         return present
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UsageError(
             f"{where}: there is no type '{name}'.{nearest(str(name), NAMED_FORMATS)} "
             f'Choose from {", ".join(NAMED_FORMATS)}, or "{FLOAT}".'
@@ -177,7 +190,7 @@ def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> Num
         return dataclasses.replace(present, dtype=start.dtype)
     if isinstance(present, FloatFormat) and isinstance(start, FloatFormat):
         return dataclasses.replace(present, dtype=start.dtype)
-    return present if present is not None and name in FORMAT_KINDS and type(present) is type(start) else start
+    return start
 
 
 def _override_to_plain(override: Override) -> Plain:
@@ -221,16 +234,29 @@ def _parse_named(value: Any, parse: Callable[[str], Any], known: Mapping[str, An
     if isinstance(value, str):
         return parse(value)
     table = dict(_expect(value, dict, where))
-    name = table.pop("name", None)
-    if name not in known:
-        raise UsageError(f"{where} has no name that is known. Choose from {', '.join(known)}.")
-    choice = known[name]
+    choice = _choice_of(table.pop("name", None), known, where)
+    if choice is None:
+        return _refuse_settings(table, where)
     hints = get_type_hints(type(choice))
     for key in table:
-        _check_key(key, hints, str(name))
+        _check_key(key, hints, type(choice).__name__)
     return dataclasses.replace(
         choice, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
     )
+
+
+def _choice_of(name: Any, known: Mapping[str, Any], where: str) -> Any:
+    if name is None:
+        raise UsageError(f'{where} has settings and no name. Say which one: name = "{next(iter(known))}".')
+    if not isinstance(name, str) or name not in known:
+        offered = nearest(str(name), known)
+        raise UsageError(f"{where}: there is no '{name}'.{offered} Choose from {', '.join(known)}.")
+    return known[name]
+
+
+def _refuse_settings(table: Plain, where: str) -> None:
+    if table:
+        raise UsageError(f"{where} is none, which has no setting '{next(iter(table))}'.")
 
 
 def _check_key(key: str, known: Any, owner: str) -> None:
@@ -246,27 +272,44 @@ def _expect(value: Any, kind: type, where: str) -> Any:
 
 
 def _coerce(value: Any, hint: Any, where: str) -> Any:
-    """A plain value as the type that a field has: lists become tuples, whole numbers floats."""
+    """A plain value as the type that a field has: lists become tuples, whole numbers floats, and "none" is None."""
     options = get_args(hint) if get_origin(hint) is UnionType or type(None) in get_args(hint) else (hint,)
+    if type(None) in options and value == NONE:
+        return None
     for option in options:
         origin, arguments = get_origin(option), get_args(option)
         if origin is tuple and isinstance(value, list):
             inner = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
             if len(inner) == len(value):
                 return tuple(_coerce(entry, each, where) for entry, each in zip(value, inner, strict=True))
-        elif origin is not None and value in arguments:  # one of several words
+        elif origin is Literal and value in arguments:
             return value
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif isinstance(option, type) and type(value) is option:
             return value
-    wanted = " or ".join(str(getattr(option, "__name__", option)) for option in options if option is not type(None))
-    raise UsageError(f"{where} is {value!r}: expected {wanted}.")
+    wanted = " or ".join(_described(option) for option in options)
+    offered = nearest(value, get_args(hint)) if get_origin(hint) is Literal and isinstance(value, str) else ""
+    raise UsageError(f"{where} is {value!r}: expected {wanted}.{offered}")
+
+
+def _described(hint: Any) -> str:
+    """What a field holds, in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin is tuple:
+        inner = arguments[0]
+        plural = {str: "words", float: "numbers"}.get(inner, "lists")
+        return f"a list of {plural}" if arguments[-1] is Ellipsis else f"a list of {len(arguments)} {plural}"
+    words = {bool: "true or false", str: "a word", int: "a whole number", float: "a number", type(None): f"'{NONE}'"}
+    return words[hint]
 
 
 def _parse_text(text: str) -> Any:
     """A value as TOML has it; what is none is a word."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return parsed["value"] if len(parsed) == 1 else text

@@ -42,6 +42,8 @@ def _parse(setting: str, value: str, default: object) -> object:
             return {"true": True, "false": False}[value.lower()]
         if isinstance(default, tuple):
             return tuple(float(part) for part in value.split("/"))
+        if default is None:
+            return float(value)
         return type(default)(value)  # type: ignore[call-arg]  # str, int or float
     except (ValueError, KeyError, TypeError):
         kind = "true or false" if isinstance(default, bool) else "a number"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,5 +34,7 @@ def _inline(value: Any) -> str:
         return "{ " + ", ".join(_assignments(value)) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(map(_inline, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     # TOML's basic strings, booleans and numbers are written as JSON's, but for one control character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

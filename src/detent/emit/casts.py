@@ -26,19 +26,20 @@ class CastPairs:
     scene: Scene
 
     def activation(self, name: str, value: ir.Value, params: FloatParams) -> list[ir.Node]:
-        """Clip where that was asked for, divide, cast, cast back, multiply."""
+        """Divide, clip where that was asked for, cast, cast back, multiply."""
         nodes: list[ir.Node] = []
         result = value
-        if params.format.clip:
-            low, high = (
-                self.scene.constant(f"{name}_{end}", np.array(bound, np.float32))
-                for end, bound in zip(("lowest", "highest"), params.span, strict=True)
-            )
-            nodes.append(self.scene.node("Clip", [result, low, high], f"{name}_Clip"))
-            result = _like(nodes[-1], value, value.dtype)
         scale = self._scale(name, params)
         if scale is not None:
             nodes.append(self.scene.node("Div", [result, scale], f"{name}_Div"))
+            result = _like(nodes[-1], value, value.dtype)
+        if params.format.clip:
+            largest = params.format.largest
+            low, high = (
+                self.scene.constant(f"{name}_{end}", np.array(bound, np.float32))
+                for end, bound in (("lowest", -largest), ("highest", largest))
+            )
+            nodes.append(self.scene.node("Clip", [result, low, high], f"{name}_Clip"))
             result = _like(nodes[-1], value, value.dtype)
         small = TYPES[params.format.dtype]
         nodes.append(self.scene.node("Cast", [result], f"{name}_Round", to=int(small)))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from onnx.defs import onnx_opset_version
+
 from detent.errors import UsageError
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
-from detent.recipe import OutputFormat, Recipe, has_power_of_two_scale
+from detent.recipe import ACCUMULATOR_BITS, OutputFormat, Recipe, has_power_of_two_scale
 
 ACTIVATION_TYPES = ("int8", "uint8", "int16", "uint16")
 WEIGHT_TYPES = (*ACTIVATION_TYPES, "int4", "uint4")
 BIAS_TYPES = (*ACTIVATION_TYPES, "int32")
 WIDE_TYPES = (*ACTIVATION_TYPES, "int32", "uint32")
-FLOAT8_OPSET, SMALL_OPSET = 19, 21
+FLOAT8_OPSET, BLOCKED_OPSET = 19, 21
 
 
 def check_formats(recipe: Recipe) -> None:
@@ -25,12 +27,55 @@ def check_formats(recipe: Recipe) -> None:
         reason = _CHECKS[recipe.format](role, fmt)
         if reason is not None:
             raise UsageError(f"{where} are {fmt.label}, and format {recipe.format} {reason}")
-        if isinstance(fmt, FloatFormat) and fmt.bits == 8 and (recipe.opset or 0) < FLOAT8_OPSET:
-            raise UsageError(f"{where} are {fmt.label}, which needs opset {FLOAT8_OPSET}. Give --opset {FLOAT8_OPSET}.")
+        least = _least_opset(fmt)
+        if (recipe.opset or 0) < least:
+            has = f"are {fmt.granularity}" if isinstance(fmt, IntegerFormat) else f"are {fmt.label}"
+            given = "" if recipe.opset is None else f", and opset is {recipe.opset}"
+            raise UsageError(f"{where} {has}, which needs opset {least}{given}. Give --opset {least} or newer.")
+    _check_opset(recipe)
+    _check_products(recipe)
     if recipe.format == "qoperator":
         _check_narrow_biases(recipe)
     if recipe.dynamic:
         _check_dynamic(recipe)
+
+
+def _least_opset(fmt: NumberFormat) -> int:
+    """The operator set from which there are operators for a format; 0 where any will do."""
+    if isinstance(fmt, FloatFormat):
+        return FLOAT8_OPSET if fmt.bits == 8 else 0
+    return BLOCKED_OPSET if isinstance(fmt, IntegerFormat) and fmt.group_size else 0
+
+
+def _check_opset(recipe: Recipe) -> None:
+    newest = onnx_opset_version()
+    if recipe.opset is not None and not 1 <= recipe.opset <= newest:
+        raise UsageError(
+            f"opset of recipe {recipe.name} is {recipe.opset}, and the installed onnx knows 1 to {newest}. Choose one "
+            "of these; without, the model keeps its own (17 at least)."
+        )
+
+
+def _check_products(recipe: Recipe) -> None:
+    """A bias that is counted in the unit of its layer's products needs integers on both sides of them."""
+    biases, weights = recipe.biases, recipe.weights
+    if not isinstance(biases, IntegerFormat) or biases.bits != ACCUMULATOR_BITS:
+        return
+    counted = (
+        f"The biases of recipe {recipe.name} are {biases.dtype}, counted in the unit of the layer's products (input "
+        "scale times weight scale)"
+    )
+    if biases.dtype != "int32" or not biases.symmetric:
+        raise UsageError(f"{counted}, around zero: they are symmetric int32. Choose that, or 8 or 16 bits.")
+    for role, fmt in (("activations", recipe.activations), ("weights", weights)):
+        if not isinstance(fmt, IntegerFormat):
+            has = "stay float" if fmt is None else f"are {fmt.label}"
+            raise UsageError(f'{counted}, and the {role} {has}: there is no such unit. Say biases = "float", or int8.')
+    if isinstance(weights, IntegerFormat) and weights.group_size:
+        raise UsageError(
+            f"{counted}, and the weights have a scale for each group, {weights.granularity}: there is no one unit. Say "
+            'biases = "float", or int8.'
+        )
 
 
 def _all_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat]]:
@@ -70,6 +115,8 @@ def _own_domain(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - t
         return "has no scales per group. Choose per_channel, or format qdq." if fmt.group_size else None
     if isinstance(fmt, FloatFormat) and fmt.bits == 8:
         return "has no operator for them. Choose bfloat16 or float16, or format qdq."
+    if isinstance(fmt, FloatFormat) and fmt.clip:
+        return "has no operator that clips them. Say clip = false, or format qdq."
     return None
 
 
@@ -122,17 +169,23 @@ def _check_narrow_biases(recipe: Recipe) -> None:
 
 def _check_dynamic(recipe: Recipe) -> None:
     """Activations that are quantized while the model runs are uint8, and so are the operators that read them."""
-    if recipe.format != "qdq" or recipe.overrides:
-        raise UsageError(
-            f"Recipe {recipe.name} is dynamic: its operators are integer ones (ConvInteger, MatMulInteger), so it has "
-            "no other format and no overrides. Leave these out, or choose a recipe that is calibrated."
-        )
+    for field, plain in (("format", "qdq"), ("overrides", ()), ("weight_pairs", False), ("dedicated_pairs", False)):
+        if getattr(recipe, field) != plain:
+            raise UsageError(
+                f"Recipe {recipe.name} is dynamic: its operators are integer ones (ConvInteger, MatMulInteger), so it "
+                f"takes no {field}. Leave that out, or choose a recipe that is calibrated."
+            )
     weights, activations = recipe.weights, recipe.activations
     eight_bits = isinstance(weights, IntegerFormat) and weights.dtype in ("int8", "uint8") and not weights.group_size
     if not eight_bits or activations != IntegerFormat("uint8", symmetric=False):
         raise UsageError(
             f"Recipe {recipe.name} is dynamic: activations are asymmetric uint8 and weights 8-bit integers, per tensor "
             "or per channel; nothing else has operators."
+        )
+    if isinstance(weights, IntegerFormat) and weights.per_channel and not weights.symmetric:
+        raise UsageError(
+            f"Recipe {recipe.name} is dynamic with weights per_channel and symmetric=False: onnxruntime's ConvInteger "
+            "takes one zero point for the whole weight. Choose symmetric weights, or per_tensor."
         )
     if recipe.refinement is not None:
         raise UsageError(

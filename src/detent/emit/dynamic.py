@@ -91,8 +91,8 @@ class _Emitter:
             codes = np.ascontiguousarray(codes.T)
         stored = self._scene.constant(f"{weight.name}_quantized", codes)
         zeros = params.zero_point.astype(params.format.dtype)
-        if zeros.size and not zeros.any():
-            zeros = zeros.reshape(-1)[0]  # ConvInteger takes one for each channel only in part of the runtimes
+        if zeros.size and (zeros == zeros.flat[0]).all():
+            zeros = zeros.reshape(-1)[0]  # onnxruntime's ConvInteger takes one for the whole weight only
         return stored, zero_point, self._scene.constant(f"{weight.name}_zero_point", np.asarray(zeros))
 
     def _bias(self, node: ir.Node, convolves: bool) -> ir.Value | None:

@@ -1,6 +1,8 @@
 """Rounding as one node: block formats, and FixNeuron.
 
-A constant is stored as float, and the node rounds it: a compiler that knows the node takes the format from it.
+A constant is stored as float, and the node rounds it: a compiler that knows the node takes the format from it. (It is
+not stored rounded, because rounding twice is not always the same as once: where an element of MXINT8 becomes -2, its
+block has another exponent than before.)
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class FusedBlocks:
         return [self.scene.node(op_type, [value], f"{name}_{op_type}", self.domain, **_attributes(params))]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: BlockParams) -> list[ir.Node]:
-        """The constant, and the node."""
+        """The constant, and the node that rounds it."""
         return self.activation(name, self.scene.constant(f"{name}_float", array), params)
 
 

@@ -18,8 +18,8 @@ from detent.numerics.params import FloatParams
 
 LinearParams = QuantParams | FloatParams
 
-BLOCKED_OPSET = 21
-"""The standard operators hold 4 and 16 bits, and scales of blocks, from here on; before, onnxruntime's twins do."""
+SMALL_OPSET = 21
+"""The standard operators hold 4 and 16 bits from here on; before, onnxruntime's twins do."""
 
 _OPERATORS = {
     QUARK: ("ExtendedQuantizeLinear", "ExtendedDequantizeLinear"),
@@ -67,9 +67,9 @@ class LinearPairs:
 
     def _twin(self, params: LinearParams) -> str:
         """The domain of operators that hold the type at this opset."""
-        if not isinstance(params, QuantParams) or self.scene.opset >= BLOCKED_OPSET:
+        if not isinstance(params, QuantParams) or self.scene.opset >= SMALL_OPSET:
             return ""
-        return "com.microsoft" if params.format.bits in (4, 16) or params.block else ""
+        return "com.microsoft" if params.format.bits in (4, 16) else ""
 
     def _parameters(self, name: str, params: LinearParams) -> list[ir.Value]:
         """The scale and zero point as initializers: scalars, or one number for each channel or block."""

@@ -24,6 +24,8 @@ from detent.plan.parts import left_float
 from detent.plan.select import Selection
 from detent.recipe import FUSED_ACTIVATIONS, Recipe
 
+DYNAMIC_OPERATORS = ("Conv", "Gemm", "MatMul")
+
 DEFAULT_RECIPE = Recipe("XINT8", "")
 
 
@@ -174,6 +176,8 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
     ):
         return "control flow: the graphs inside stay float"
+    if node.op_type == "Identity":
+        return "rounds nothing; between two formats it stands for the conversion"
     if not _is_wanted(node, recipe):
         return f"operator {node.op_type} is not quantized by this recipe"
     untyped = [
@@ -190,13 +194,25 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return "its data is constant"
     if node.op_type in ("MatMul", "Gemm") and not recipe.products_of_activations and not is_constant(node.inputs[1]):
         return "a product of two activations, which this recipe leaves float"
+    if recipe.dynamic:
+        return _reason_not_dynamic(node)
     declines = operator_of(node).declines
     return declines(node) if declines else None
 
 
+def _reason_not_dynamic(node: ir.Node) -> str | None:
+    """Why a node cannot be quantized while the model runs."""
+    if node.op_type not in DYNAMIC_OPERATORS:
+        return f"only {', '.join(DYNAMIC_OPERATORS)} have integer operators for scales that are found at run time"
+    if not is_constant(node.inputs[1]):
+        return "its weight is no constant"
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    return None if alpha == beta == 1.0 else "a factor of it could not be folded into a constant"
+
+
 def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
-    """Whether the recipe quantizes nodes of this type. An Identity converts between formats, or is nothing."""
-    if node.domain not in ("", "ai.onnx") or node.op_type == "Identity":
+    """Whether the recipe quantizes nodes of this type."""
+    if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type in recipe.more_operators or recipe.all_operators:
         return True
@@ -216,7 +232,7 @@ def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
     if bias is not None and _is_float(bias):
         _add_site(bias, Role.BIAS if is_constant(bias) else Role.ACTIVATION, node, layout)
     for value in node.outputs:
-        if _is_float(value):
+        if value.name and _is_float(value):  # one without a name is an optional one that nobody asked for
             _add_site(value, Role.ACTIVATION, node, layout)
     source, result = str(inputs[0].name), str(node.outputs[0].name)
     shared = operator.moves_data and not is_constant(inputs[0])

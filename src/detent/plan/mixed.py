@@ -94,24 +94,42 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
             layout.formats[name] = chosen
     layout.leaders = {name: leader for name, leader in layout.leaders.items() if {name, leader} <= layout.sites.keys()}
     _override_tensors(layout, recipe.overrides)
+    _check_ranges(layout)
     _check_biases(model, layout)
     if not layout.sites:
         raise UsageError(f"Recipe {recipe.name} leaves activations, weights and biases float: there is nothing to do.")
 
 
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[str, NodeFormats]:
-    """The formats of every node; a fused activation function computes in those of its layer."""
+    """The formats of every node; a fused activation function computes in those of its layer, a Pad in its pool's."""
     # What is quantized while the model runs has no parameters to plan, and its layers add their biases in float.
     roles = (None, recipe.weights, None) if recipe.dynamic else (recipe.activations, recipe.weights, recipe.biases)
     everywhere = NodeFormats(*roles)
     formats = {str(node.name): everywhere for node in model.graph}
     for override in recipe.overrides:
         if not override.leave_float:
-            for name in nodes_of(override, model.graph):
+            part = nodes_of(override, model.graph)
+            _refuse_fused_only(model, layout, override, part)
+            for name in part:
                 formats[name] = formats[name].with_override(override)
     for node in model.graph:
-        formats[str(node.name)] = formats[str(layout.layer_of(node).name)]
+        layer = layout.layer_of(node)
+        if layer.op_type == "Pad":
+            formats[str(layer.name)] = formats[str(node.name)]
+        else:
+            formats[str(node.name)] = formats[str(layer.name)]
     return formats
+
+
+def _refuse_fused_only(model: ir.Model, layout: Layout, override: Override, part: Collection[str]) -> None:
+    """An override of nothing but fused activation functions would say nothing: these have no formats of their own."""
+    layers = {str(node.name): layout.layer_of(node) for node in model.graph if node.name in part}
+    fused = [layer for name, layer in layers.items() if layer.name != name and layer.op_type != "Pad"]
+    if fused and len(fused) == len(layers):
+        raise UsageError(
+            f"The override of {override.part}: what it names is computed together with the layer before it, in one "
+            f"format. Name that layer ('{fused[0].name}'), or take the activation function out of 'fuse'."
+        )
 
 
 def _format_of_value(value: ir.Value, layout: Layout, formats: Mapping[str, NodeFormats]) -> NumberFormat | None:
@@ -155,20 +173,38 @@ def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> None:
                     f"The override of the tensor '{pattern}' matches none that is quantized."
                     f"{nearest(pattern, layout.sites)} `detent quantize --dry-run --json` lists the nodes."
                 )
-            for name in matches:
-                _override_tensor(layout, name, override)
+            # A sum, not any(): every match is overridden.
+            if not sum(_override_tensor(layout, name, override) for name in matches):
+                raise UsageError(
+                    f"The override of the tensor '{pattern}' says nothing about it: '{matches[0]}' is one of the "
+                    f"{_FIELDS[layout.sites[matches[0]].role]}. Give these a format, or a range."
+                )
 
 
-def _override_tensor(layout: Layout, name: str, override: Override) -> None:
+_FIELDS = {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}
+
+
+def _override_tensor(layout: Layout, name: str, override: Override) -> bool:
+    """Give a tensor and all that share with it what the override says; whether it says anything."""
     leader = layout.leader(name)
-    role = layout.sites[leader].role
-    given = {Role.ACTIVATION: override.activations, Role.WEIGHT: override.weights, Role.BIAS: override.biases}[role]
+    given = getattr(override, _FIELDS[layout.sites[leader].role])
     if given is not None:
         for site in layout.sites:
             if layout.leader(site) == leader:
                 layout.formats[site] = given
     if override.range is not None:
         layout.ranges[leader] = override.range
+    return given is not None or override.range is not None
+
+
+def _check_ranges(layout: Layout) -> None:
+    for name in layout.ranges:
+        fmt = layout.formats[name]
+        if not isinstance(fmt, IntegerFormat) or (layout.sites[name].role is Role.BIAS and is_product_bias(fmt)):
+            raise UsageError(
+                f"The override of the tensor '{name}' gives a range, and it is {fmt.label}, whose scale does not "
+                "follow from one. Leave the range out, or give the tensor an integer format with a scale of its own."
+            )
 
 
 def _check_biases(model: ir.Model, layout: Layout) -> None:
@@ -180,8 +216,9 @@ def _check_biases(model: ir.Model, layout: Layout) -> None:
                 continue
             for value in node.inputs[:2]:
                 other = layout.formats.get(str(value.name)) if value is not None else None
-                if not isinstance(other, IntegerFormat):
+                if not isinstance(other, IntegerFormat) or other.group_size:
                     what = "float" if other is None else other.label
+                    what += f" {other.granularity}" if isinstance(other, IntegerFormat) else ""
                     raise UsageError(
                         f"The bias '{bias.name}' of {node.op_type} '{node.name}' is int32, counted in the unit of the "
                         f"layer's products, and '{value.name if value else ''}' is {what}. Give the biases "

@@ -56,6 +56,7 @@ _MOVES = Operator(data=(0,), moves_data=True)
 _PRODUCT = Operator(data=(0, 1), bias=2)
 _ALL = Operator()
 _OPERANDS = Operator(declines=_infinite_operand)
+_NONE = Operator(data=())
 
 OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _PRODUCT),
@@ -80,6 +81,20 @@ OPERATORS: dict[str, Operator] = {
     "LayerNormalization": _FIRST,
 }  # fmt: skip
 
+_ASKED_FOR: dict[str, Operator] = {
+    # The exponent of a Pow, probabilities, thresholds, and coordinates to look at are no data.
+    **dict.fromkeys(
+        ("Pow", "Dropout", "TopK", "GridSample", "RoiAlign", "Upsample", "BatchNormalization", "CumSum", "Trilu"),
+        _FIRST,
+    ),
+    **dict.fromkeys(
+        ("Shape", "Size", "NonMaxSuppression", "Range", "OneHot", "NonZero", "IsNaN", "IsInf",
+         "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+        _NONE,
+    ),
+}  # fmt: skip
+"""Operators that are quantized only in recipes that ask for them, and have inputs that must not be."""
+
 _FUSING_PRODUCERS = frozenset(
     ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "GlobalAveragePool")
 )
@@ -87,7 +102,7 @@ _FUSING_PRODUCERS = frozenset(
 
 def operator_of(node: ir.Node) -> Operator:
     """How a node is quantized. Where an operator that is not in the table is asked for, all its float data is."""
-    return OPERATORS.get(node.op_type, _ALL)
+    return OPERATORS.get(node.op_type) or _ASKED_FOR.get(node.op_type, _ALL)
 
 
 def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
@@ -24,9 +25,25 @@ def nodes_of(override: Override, graph: ir.Graph) -> set[str]:
     found.update(str(node.name) for node in graph if node.op_type in override.op_types)
     if any(override.between):
         start, end = override.between
-        left = Selection(start=start, end=end).reasons_to_leave(graph)
+        try:
+            left = Selection(start=start, end=end).reasons_to_leave(graph)
+        except UsageError as error:
+            raise UsageError(f"The override of {override.part}: {error}") from error
         found.update(name for name in names if name not in left)
     return found
+
+
+def check_operator_types(recipe: Recipe) -> None:
+    """Raise UsageError where a recipe names an operator type that ONNX does not have."""
+    named = [("operators", recipe.operators), ("more_operators", recipe.more_operators)]
+    named += [(f"the override of {override.part}", override.op_types) for override in recipe.overrides]
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    for where, op_types in named:
+        for op_type in op_types:
+            if op_type not in known:
+                raise UsageError(
+                    f"Recipe {recipe.name}, {where}: ONNX has no operator '{op_type}'.{nearest(op_type, known)}"
+                )
 
 
 def left_float(recipe: Recipe, graph: ir.Graph) -> dict[str, str]:

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import constant
-from detent.methods import Method, NonOverflow
+from detent.methods import Distribution, Method, NonOverflow
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams, power_of_two_above
 from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.observe.methods.check import check_float_method
 from detent.observe.methods.choose import (
     check_method,
     choose_params,
@@ -25,7 +26,9 @@ from detent.observe.methods.choose import (
     choose_params_of_values,
     settled_params,
 )
+from detent.observe.methods.float8 import float8_scale
 from detent.observe.methods.percentile import check_tensors
+from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats, is_product_bias
@@ -144,9 +147,13 @@ def check_methods(recipe: Recipe) -> None:
         formats.append((recipe.biases, recipe.method_of_weights))
     for override in recipe.overrides:
         formats += [(override.activations, recipe.method), (override.weights, recipe.method_of_weights)]
+        if not is_product_bias(override.biases):
+            formats.append((override.biases, recipe.method_of_weights))
     for fmt, method in formats:
         if isinstance(fmt, IntegerFormat):
             check_method(fmt, method)
+        elif isinstance(fmt, FloatFormat):
+            check_float_method(fmt, method)
 
 
 def _choose(
@@ -161,7 +168,8 @@ def _choose(
     fmt = layout.formats[site.value]
     given = layout.ranges.get(site.value)
     if isinstance(fmt, FloatFormat):
-        return FloatParams(fmt, float_scale(fmt, _largest(model, site, statistics)) if fmt.scaled else 1.0)
+        chosen = method if site.role is Role.ACTIVATION else recipe.method_of_weights
+        return FloatParams(fmt, _float_scale(model, site, fmt, statistics, chosen) if fmt.scaled else 1.0)
     if not isinstance(fmt, IntegerFormat):
         return BlockParams(fmt, site.summed)
     if given is not None:
@@ -188,6 +196,16 @@ def float_scale(fmt: FloatFormat, largest: float) -> float:
     """The scale that brings the largest magnitude to that of the format, or of a 16-bit float to REDUCED_RANGE."""
     reached = fmt.largest if fmt.bits == 8 else REDUCED_RANGE
     return float(np.float32(max(largest / reached, LEAST_SCALE))) if largest else 1.0
+
+
+def _float_scale(
+    model: ir.Model, site: Site, fmt: FloatFormat, statistics: Mapping[str, TensorStatistics], method: Method
+) -> float:
+    if not isinstance(method, Distribution):
+        return float_scale(fmt, _largest(model, site, statistics))
+    if site.role is Role.ACTIVATION:
+        return float8_scale(Points.of_histogram(statistics[site.value].histogram), fmt.dtype, method.scenario)
+    return float8_scale(Points.of_values(_elements(model, site)), fmt.dtype, method.scenario)
 
 
 def _largest(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> float:

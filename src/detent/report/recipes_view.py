@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from detent.methods import MinMax
+from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
-from detent.refinements import BiasCorrection
+from detent.refinements import BiasCorrection, GradientSearch
 
 TWINS = ("_ADAROUND", "_ADAQUANT")
 
+LEGEND = """
+asym: the zero point follows the data   2^n: power-of-two scales   a/b: b in part of the model
+Plain recipes take seconds, fine-tuned ones (A8W8_ADAROUND) minutes; names also work with _CONFIG.
+
+One in full:  detent recipes XINT8
+To edit:      detent recipes XINT8 --toml > my.toml; detent quantize MODEL OUTPUT --recipe my.toml
+One field:    detent quantize MODEL OUTPUT --recipe A8W8 --set weights.granularity=per_channel"""
+
 
 def print_recipes(recipes: Sequence[Recipe], console: Console) -> None:
-    """A line for each recipe; fine-tuned twins are named beside the recipe that they are of."""
+    """A line for each recipe, by target; fine-tuned twins are named beside the recipe that they are of."""
     names = {recipe.name for recipe in recipes}
+    shown = [recipe for recipe in recipes if not _is_twin(recipe, names)]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("recipe", "activations", "weights", "biases", "for", "what it is"):
+    for title in ("recipe", "activations", "weights", "calibration", "fine-tuned"):
         table.add_column(title, overflow="fold")
-    for recipe in recipes:
-        if any(recipe.name.removesuffix(twin) in names - {recipe.name} for twin in TWINS):
-            continue
-        twins = [twin for twin in TWINS if recipe.name + twin in names]
-        described = recipe.description + (f" (also {', '.join(twins)})" if twins else "")
-        roles = (
-            describe(fmt, dynamic=recipe.dynamic and role == "activations") for role, fmt in recipe.formats.items()
-        )
-        table.add_row(recipe.name, *roles, recipe.target, described)
+    for target in dict.fromkeys(recipe.target for recipe in shown):
+        table.add_section()
+        table.add_row(Text(f"for {target}", "dim"))
+        for recipe in (recipe for recipe in shown if recipe.target == target):
+            formats = (_formats(recipe, role) for role in ("activations", "weights"))
+            table.add_row(recipe.name, *formats, _calibration(recipe), _tuning(recipe, names))
     console.print(table)
-    console.print(
-        Text(
-            "Plain recipes take seconds; those that fine-tune minutes; float types need no calibration. Names also "
-            "work with _CONFIG.\nOne in full, to edit: detent recipes XINT8 --toml > my.toml; then --recipe my.toml. "
-            "One field: --set weights.granularity=per_channel."
-        )
-    )
+    console.print(Text(LEGEND))
+
+
+def _is_twin(recipe: Recipe, names: Collection[str]) -> bool:
+    return any(recipe.name.endswith(twin) and recipe.name.removesuffix(twin) in names for twin in TWINS)
+
+
+def _formats(recipe: Recipe, role: str) -> str:
+    """The format of a role, and those of parts of the model behind a slash."""
+    parts = [getattr(override, role) for override in recipe.overrides]
+    return "/".join(describe(fmt) for fmt in (recipe.formats[role], *(fmt for fmt in parts if fmt is not None)))
+
+
+def _calibration(recipe: Recipe) -> str:
+    if recipe.dynamic:
+        return "at run time"
+    averaged = isinstance(recipe.method, MinMax) and recipe.method.moving_average
+    return ("mean " if averaged else "") + type(recipe.method).__name__ if _calibrates(recipe) else "none"
+
+
+def _tuning(recipe: Recipe, names: Collection[str]) -> str:
+    """The endings of the names of twins; or the refinement that the recipe has itself."""
+    own = type(recipe.refinement).__name__ if isinstance(recipe.refinement, GradientSearch) else ""
+    return " ".join(twin for twin in TWINS if recipe.name + twin in names) or own
 
 
 def print_recipe(recipe: Recipe, console: Console) -> None:
@@ -51,21 +76,21 @@ def print_recipe(recipe: Recipe, console: Console) -> None:
     refinement = recipe.refinement
     if refinement is not None:
         steps.append("correct biases" if isinstance(refinement, BiasCorrection) else type(refinement).__name__)
-    console.print(Text(f"{', then '.join([*steps, f'write as {recipe.format}'])}; for {recipe.target}."))
-    console.print(Text("\n" + to_toml(recipe)), end="")
+    console.print(Text(f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."))
+    console.print(Text("\n" + to_toml(recipe)), end="", soft_wrap=True)
 
 
-def describe(fmt: NumberFormat | None, *, dynamic: bool = False) -> str:
-    """A format in a few words: `int8 sym 2^n`."""
+def describe(fmt: NumberFormat | None) -> str:
+    """A format in a few words: `int8 2^n`."""
     if fmt is None:
         return "float"
     if not isinstance(fmt, IntegerFormat):
         return fmt.label
     scale = {"power_of_two": " 2^n", "int16": " M/2^N", "float": ""}[fmt.scale]
     spread = "" if fmt.granularity == "per_tensor" else f" {fmt.granularity}"
-    return fmt.dtype + (" sym" if fmt.symmetric else " asym") + scale + spread + (" at run time" if dynamic else "")
+    return fmt.dtype + ("" if fmt.symmetric else " asym") + scale + spread
 
 
 def _calibrates(recipe: Recipe) -> bool:
     formats = [recipe.activations, *(override.activations for override in recipe.overrides)]
-    return any(isinstance(fmt, IntegerFormat) for fmt in formats)
+    return any(isinstance(fmt, IntegerFormat) or (isinstance(fmt, FloatFormat) and fmt.scaled) for fmt in formats)

@@ -47,15 +47,16 @@ class WholeClip(NodePass):
 
     def rewrite(self, model: ir.Model, node: ir.Node) -> None:
         """Round the bounds; one that is missing becomes the end of the range."""
+        if any(input_at(node, index) is not None and constant_scalar(node, index) is None for index in (1, 2)):
+            self.decline(node, "a bound of it is no constant")
+            return
         for index, (role, end) in enumerate((("low", -128.0), ("high", 127.0)), start=1):
             bound = constant_scalar(node, index)
-            if bound is None and input_at(node, index) is not None:
-                self.decline(node, "a bound of it is no constant")
-                return
             whole = end if bound is None else min(max(float(np.rint(bound)), -128.0), 127.0)
             if whole != bound:
                 set_input(node, index, self.initializer(model, node, role, np.array(whole, np.float32)))
-                self.changed(node, f"{role} bound {'added' if bound is None else f'{bound:g}'} became {whole:g}")
+                before = "none" if bound is None else f"{bound:g}"
+                self.changed(node, f"its {role} bound, {before}, became {whole:g}")
 
 
 OPTIONAL: Mapping[str, type[NodePass]] = {step.step(): step for step in (ClipToRelu, WholeClip)}

@@ -18,7 +18,7 @@ from detent.methods import Scenario
 from detent.numerics.formats import LEAST_SCALE
 from detent.observe.methods.points import FloatArray, Points
 
-FLOAT8_BITS = {"float8e4m3fn": (4, 3), "float8e5m2": (5, 2)}
+FLOAT8_BITS = {"float8_e4m3": (4, 3), "float8_e5m2": (5, 2)}
 """The float8 types, with the number of bits of their exponents and mantissas."""
 
 
@@ -34,7 +34,7 @@ def float8_numbers(dtype: str) -> FloatArray:
     fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
     numbers = np.ldexp(fraction, np.maximum(exponent, 1) - bias)
     # E4M3FN spends only its last code on NaN; E5M2 has infinities and NaNs like the larger floats.
-    finite = numbers[:-1] if dtype == "float8e4m3fn" else numbers[exponent < (1 << exponent_bits) - 1]
+    finite = numbers[:-1] if dtype == "float8_e4m3" else numbers[exponent < (1 << exponent_bits) - 1]
     return np.concatenate((-finite[::-1], finite))
 
 
