@@ -26,7 +26,7 @@ from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, planned
 
 FEEDS = {"x": normal(*IMAGE, seed=9)}
 A8W8, A16W8 = find_recipe("A8W8"), find_recipe("A16W8")
-PER_CHANNEL = IntegerFormat("int8", per_channel=True)
+PER_CHANNEL = IntegerFormat("int8", granularity="per_channel")
 RECIPES = {
     "A8W8": A8W8,
     "A16W8": A16W8,
@@ -34,9 +34,9 @@ RECIPES = {
     "asymmetric": A8W8.replace(activations=IntegerFormat("uint8", symmetric=False)),
     "asymmetric int8": A8W8.replace(activations=IntegerFormat("int8", symmetric=False)),
     "16 bits, asymmetric and per channel": A8W8.replace(
-        activations=IntegerFormat("uint16", symmetric=False), weights=IntegerFormat("int16", per_channel=True)
+        activations=IntegerFormat("uint16", symmetric=False), weights=IntegerFormat("int16", granularity="per_channel")
     ),
-    "asymmetric weights": A8W8.replace(weights=IntegerFormat("uint8", symmetric=False, per_channel=True)),
+    "asymmetric weights": A8W8.replace(weights=IntegerFormat("uint8", symmetric=False, granularity="per_channel")),
     "narrow biases": A8W8.replace(biases=IntegerFormat("int16")),
 }
 

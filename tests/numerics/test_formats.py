@@ -70,9 +70,9 @@ def test_the_grids_of_the_power_of_two_recipes():
         (IntegerFormat("uint8", symmetric=False), -1.25, 126.25, 0.5, 2),  # 2.5 to the even one
         (IntegerFormat("uint16", symmetric=False), -1, 65534, 1, 1),
         (IntegerFormat("int16"), -1, 65534, 2, 0),
-        (IntegerFormat("int8", power_of_two=True), -127, 127, 1, 0),
-        (IntegerFormat("int8", power_of_two=True), -127, 127.5, 2, 0),
-        (IntegerFormat("uint8", power_of_two=True), -1, 30, 0.25, 128),
+        (IntegerFormat("int8", scale="power_of_two"), -127, 127, 1, 0),
+        (IntegerFormat("int8", scale="power_of_two"), -127, 127.5, 2, 0),
+        (IntegerFormat("uint8", scale="power_of_two"), -1, 30, 0.25, 128),
     ],
 )
 def test_known_answers(fmt, low, high, scale, zero_point):
@@ -163,7 +163,7 @@ def test_ties_go_to_the_even_level():
 
 @given(st.sampled_from(["int8", "uint8", "int16"]), st.integers(-120, 126))
 def test_positions(dtype, position):
-    fmt = IntegerFormat(dtype, power_of_two=True)
+    fmt = IntegerFormat(dtype, scale="power_of_two")
     params = QuantParams.at(fmt, position)
     assert params.position == position
     assert Fraction(float(params.scale)) == Fraction(2) ** -position
@@ -188,7 +188,7 @@ def test_the_power_of_two_above(scale):
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 def test_channels_are_apart(axis, symmetric):
-    fmt = IntegerFormat("int8", symmetric, per_channel=True)
+    fmt = IntegerFormat("int8", symmetric, granularity="per_channel")
     array = np.random.default_rng(0).standard_normal((2, 3, 4)) * np.array([1.0, 10.0, 0.0, 1e-3])
     channels = np.moveaxis(array, axis, 0)
     apart = [fmt.fit(channel.min() / 2, channel.max() / 2) for channel in channels]

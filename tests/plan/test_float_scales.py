@@ -31,7 +31,7 @@ from tests.models import (
 
 FEEDS = {"x": normal(*IMAGE, seed=9)}
 A8W8, A16W8 = find_recipe("A8W8"), find_recipe("A16W8")
-PER_CHANNEL = A8W8.replace(weights=IntegerFormat("int8", per_channel=True))
+PER_CHANNEL = A8W8.replace(weights=IntegerFormat("int8", granularity="per_channel"))
 
 
 def constants_of(model):
@@ -181,7 +181,7 @@ def test_room_for_a_large_bias_with_sixteen_bits():
 
 
 def test_room_is_made_in_the_channel_that_needs_it():
-    recipe = A16W8.replace(weights=IntegerFormat("int8", per_channel=True))
+    recipe = A16W8.replace(weights=IntegerFormat("int8", granularity="per_channel"))
     model, layout = laid_out(one_layer([1000.0, 1.0]))
     plan = make_plan(model, layout, {"x": seen(-1, 1), "y": seen(-1000, 1000)}, recipe)
     assert plan.of("w").scale[0] == pytest.approx(1000 / (2**31 - 1) * 32767, rel=1e-6)
@@ -196,8 +196,8 @@ def test_room_with_eight_bits_is_there_already():
 
 
 def test_room_on_powers_of_two_is_a_power_of_two():
-    wide = IntegerFormat("int16", power_of_two=True)
-    recipe = XINT8.replace(activations=wide, biases=IntegerFormat("int32", power_of_two=True), method=NonOverflow())
+    wide = IntegerFormat("int16", scale="power_of_two")
+    recipe = XINT8.replace(activations=wide, biases=IntegerFormat("int32", scale="power_of_two"), method=NonOverflow())
     model, layout = laid_out(one_layer([1000.0, 0.0]))
     plan = make_plan(model, layout, {"x": seen(-1, 1), "y": seen(-1000, 1000)}, recipe)
     # Positions 14 and 6 leave 2^31 / 2^20 = 2048 of room; a bias of 10000 takes three of them.
@@ -210,7 +210,7 @@ def test_room_on_powers_of_two_is_a_power_of_two():
 
 @given(st.floats(1e-20, 1e6), st.floats(1e-6, 1e3), st.floats(1e-3, 1e6), st.booleans())
 def test_no_bias_ever_saturates(inputs, weight, bias, per_channel):
-    recipe = A16W8.replace(weights=IntegerFormat("int8", per_channel=per_channel))
+    recipe = A16W8.replace(weights=IntegerFormat("int8", granularity="per_channel" if per_channel else "per_tensor"))
     values = np.array([bias, -bias / 3], np.float32)
     model, layout = laid_out(one_layer(values, (weight, weight)))
     plan = make_plan(model, layout, {"x": seen(inputs), "y": seen(1)}, recipe)

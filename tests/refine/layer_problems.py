@@ -11,7 +11,7 @@ NOTHING = Activation()
 RELU6 = Activation(0.0, 6.0)
 CAPPED = Activation(0.0, 0.5)
 LEAKY = Activation(0.0, np.inf, 0.125)
-BIAS = QuantParams.at(IntegerFormat("int32", power_of_two=True), 20)
+BIAS = QuantParams.at(IntegerFormat("int32", scale="power_of_two"), 20)
 UINT4 = IntegerFormat("uint4", symmetric=False)
 
 

@@ -65,7 +65,7 @@ def test_bias_moves_where_it_may():
 
 
 def test_bias_grid_of_each_channel():
-    fmt = IntegerFormat("int8", power_of_two=True)
+    fmt = IntegerFormat("int8", scale="power_of_two")
     per_channel = QuantParams.stack([QuantParams.at(fmt, position) for position in (1, 2, 3, 4)], 0)
     problem = replace(layer(2, 2, 3), bias_params=per_channel)
     scale, low, high = bias_grid(problem, Part(slice(1, 2), slice(0, 2)))

@@ -13,7 +13,7 @@ from detent.refine.problem import Activation, LayerProblem
 from detent.refine.rounding import Moments, descend, round_layer
 from detent.refinements import Rounding
 
-INT8 = IntegerFormat("int8", power_of_two=True)
+INT8 = IntegerFormat("int8", scale="power_of_two")
 INT32 = IntegerFormat("int32")
 
 

@@ -170,7 +170,7 @@ def test_the_model_of_a_concat():
         (XINT8.replace(weights=IntegerFormat("int8")), "npu-cnn .* the weights of recipe XINT8 have float scales"),
         (XINT8.replace(biases=IntegerFormat("int32")), "npu-cnn .* the biases of recipe XINT8 have float scales"),
         (
-            XINT8.replace(weights=IntegerFormat("int8", power_of_two=True, per_channel=True)),
+            XINT8.replace(weights=IntegerFormat("int8", scale="power_of_two", granularity="per_channel")),
             "npu-cnn .* the weights of recipe XINT8 have a scale for each channel",
         ),
         (A8W8.replace(activations=IntegerFormat("int4")), "activations of recipe A8W8 are int4, .*int8, uint8, int16"),
@@ -180,12 +180,12 @@ def test_the_model_of_a_concat():
         (A8W8.replace(weights=IntegerFormat("float8")), "weights of recipe A8W8 are float8"),
         (A8W8.replace(biases=IntegerFormat("uint32")), "biases of recipe A8W8 are uint32, .* int32"),
         (
-            A8W8.replace(activations=IntegerFormat("int8", per_channel=True)),
+            A8W8.replace(activations=IntegerFormat("int8", granularity="per_channel")),
             "activations .* are per_channel: only weig",
         ),
-        (A8W8.replace(biases=IntegerFormat("int32", per_channel=True)), "biases .* are per_channel: only weights"),
+        (A8W8.replace(biases=IntegerFormat("int32", granularity="per_channel")), "biases .* are per_channel: only weights"),
         (
-            A8W8.replace(activations=IntegerFormat("uint8", symmetric=False, power_of_two=True)),
+            A8W8.replace(activations=IntegerFormat("uint8", symmetric=False, scale="power_of_two")),
             "activations .* power_of_two scales and symmetric=False",
         ),
         (A8W8.replace(method=detent.NonOverflow()), "NonOverflow chooses a power-of-two scale"),
@@ -201,7 +201,7 @@ def test_contradictions_are_refused_before_any_work(recipe, message, tmp_path):
 @pytest.mark.parametrize("target", ["npu-cnn", "cpu", "npu-float-scale"])
 @pytest.mark.parametrize("dtype", ["int8", "int32"])
 def test_power_of_two_recipes_go_everywhere(target, dtype):
-    recipe = XINT8.replace(target=target, biases=IntegerFormat(dtype, power_of_two=True))
+    recipe = XINT8.replace(target=target, biases=IntegerFormat(dtype, scale="power_of_two"))
     report = detent.quantize(conv_relu_conv(), calibration=normal(4, 3, 8, 8), recipe=recipe)
     assert all(np.frexp(tensor.scale)[0] == 0.5 for tensor in report.tensors)
     assert {tensor.dtype for tensor in report.tensors if tensor.role == "bias"} == {dtype}

@@ -36,6 +36,11 @@ def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
     return None if tensor is None else tensor.numpy()
 
 
+def values_of(graph: ir.Graph) -> list[ir.Value]:
+    """All values of a graph: its inputs, its initializers and what its nodes compute."""
+    return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+
+
 def constant_ints(value: ir.Value | None) -> list[int] | None:
     """A constant as a flat list of integers, or None."""
     array = constant(value)

@@ -10,18 +10,25 @@ Fitting a range l..h (widened to hold zero, which must have a code of its own):
     symmetric:    scale = 2 max(-l, h) / (high - low)         zero_point = the middle code
     asymmetric:   scale = (h - l) / (high - low)              zero_point = round(low - l / scale)
 
-A power-of-two scale is the next one above.
+A power-of-two scale is the next one above; an int16 scale is the nearest M / 2^N with M of 16 bits and N at most 16.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from detent.errors import UsageError, nearest
 from detent.numerics.integer import IntegerGrid
+from detent.numerics.scales import nearest_int16_scale
+
+INTEGER_TYPES = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+Scale = Literal["float", "power_of_two", "int16"]
+PER_GROUP = "per_group:"
 
 LEAST_SCALE = float(np.finfo(np.float32).tiny)
 """Scales are stored as float32, and a denormal one may be flushed to zero by the runtime."""
@@ -39,14 +46,48 @@ class IntegerFormat:
     """Integers of type `dtype` ("int8", "uint16", "int4"), and what their scales may be.
 
     `symmetric` fixes the zero point: 0 for signed types, whose lowest code is then left unused so that a number and
-    its negative are both on the grid; the middle code for unsigned ones. `power_of_two` restricts the scale, and
-    `per_channel` gives each output channel of a weight a scale of its own.
+    its negative are both on the grid; the middle code for unsigned ones. `scale` is any float, a power of two, or a
+    16-bit integer over a power of two ("int16"). `granularity` is "per_tensor", or for weights "per_channel" (each
+    output channel has a scale of its own) or "per_group:N" (each N weights of a channel that follow each other have).
     """
 
     dtype: str
     symmetric: bool = True
-    power_of_two: bool = False
-    per_channel: bool = False
+    scale: Scale = "float"
+    granularity: str = "per_tensor"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in INTEGER_TYPES:
+            listed = ", ".join(INTEGER_TYPES)
+            raise UsageError(f"There is no type '{self.dtype}'.{nearest(self.dtype, INTEGER_TYPES)} Choose from {listed}.")
+        if self.scale not in get_args(Scale):
+            raise UsageError(f"scale is '{self.scale}'. Choose from {', '.join(get_args(Scale))}.")
+        if self.granularity not in ("per_tensor", "per_channel") and not self.group_size:
+            raise UsageError(
+                f"granularity is '{self.granularity}'. Choose per_tensor, per_channel or per_group:N, such as "
+                "per_group:128."
+            )
+
+    @property
+    def label(self) -> str:
+        """A short name."""
+        return self.dtype
+
+    @property
+    def power_of_two(self) -> bool:
+        """Whether scales are powers of two."""
+        return self.scale == "power_of_two"
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each output channel of a weight has a scale."""
+        return self.granularity == "per_channel"
+
+    @property
+    def group_size(self) -> int:
+        """The number of weights that share a scale; 0 where it is not per group."""
+        size = self.granularity.removeprefix(PER_GROUP)
+        return int(size) if self.granularity.startswith(PER_GROUP) and size.isdecimal() else 0
 
     @property
     def bits(self) -> int:
@@ -88,18 +129,25 @@ class IntegerFormat:
         scale = float(np.float32(max(scale, LEAST_SCALE)))
         if self.power_of_two:
             return QuantParams.of(self, float(power_of_two_above(scale)), self.middle)
+        if self.scale == "int16":
+            scale = float(nearest_int16_scale(scale))
         zero_point = self.middle if self.symmetric else round(self.low - low / scale)
         return QuantParams.of(self, scale, min(max(zero_point, self.low), self.high))
 
 
 @dataclass(frozen=True, eq=False)
 class QuantParams:
-    """A format with its scale and zero point: scalars, or one of each per index along `axis`."""
+    """A format with its scale and zero point: scalars, or one of each per index along `axis`.
+
+    With a `block`, each run of so many elements along `axis` has one of each: then scale and zero point have the shape
+    of the tensor but for that axis, as ONNX's blocked quantization has them.
+    """
 
     format: IntegerFormat
     scale: npt.NDArray[np.float64]
     zero_point: npt.NDArray[np.int64]
     axis: int | None = None
+    block: int = 0
 
     @classmethod
     def of(cls, fmt: IntegerFormat, scale: float, zero_point: int) -> QuantParams:
@@ -135,14 +183,14 @@ class QuantParams:
     def encode(self, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The codes nearest to `values`."""
         array = np.asarray(values, np.float64)
-        scale, zero_point = self._broadcast(array.ndim)
+        scale, zero_point = self.broadcast(array.shape)
         levels: npt.NDArray[np.float64] = np.rint(array / scale) + zero_point
         return levels.clip(self.format.low, self.format.high).astype(np.int64)
 
     def decode(self, codes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The real numbers that `codes` stand for."""
         array = np.asarray(codes, np.float64)
-        scale, zero_point = self._broadcast(array.ndim)
+        scale, zero_point = self.broadcast(array.shape)
         decoded: npt.NDArray[np.float64] = (array - zero_point) * scale
         return decoded
 
@@ -153,13 +201,18 @@ class QuantParams:
     def clipped(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which of `values` saturate."""
         array = np.asarray(values, np.float64)
-        scale, zero_point = self._broadcast(array.ndim)
+        scale, zero_point = self.broadcast(array.shape)
         codes: npt.NDArray[np.float64] = np.rint(array / scale) + zero_point
         return (codes < self.format.low) | (codes > self.format.high)
 
-    def _broadcast(self, ndim: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    def broadcast(self, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Scale and zero point in a shape that fits arrays of `shape`."""
         if self.axis is None:
             return self.scale, self.zero_point
-        shape = [1] * ndim
-        shape[self.axis] = -1
-        return self.scale.reshape(shape), self.zero_point.reshape(shape)
+        if self.block:
+            scale, zero_point = (np.repeat(each, self.block, self.axis) for each in (self.scale, self.zero_point))
+            inside = (slice(None),) * (self.axis % len(shape)) + (slice(shape[self.axis]),)
+            return scale[inside], zero_point[inside]
+        along = [1] * len(shape)
+        along[self.axis] = -1
+        return self.scale.reshape(along), self.zero_point.reshape(along)

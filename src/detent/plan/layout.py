@@ -16,8 +16,15 @@ import onnx_ir as ir
 
 from detent.errors import ModelError
 from detent.graph.values import all_finite, constant, is_constant
-from detent.plan.operators import OPERATORS, Operator, is_fused_edge
+from detent.numerics.params import NumberFormat
+from detent.plan.axes import channel_axis, summed_axis
+from detent.plan.operators import OPERATORS, Operator, is_fused_edge, operator_of
+from detent.plan.parts import left_float
 from detent.plan.select import Selection
+from detent.recipe import FUSED_ACTIVATIONS, Recipe
+
+
+DEFAULT_RECIPE = Recipe("XINT8", "")
 
 
 class Role(Enum):
@@ -33,7 +40,7 @@ class Site:
     """A value that will be quantized, and the node on whose account.
 
     `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1). `axis` is, for
-    the weight of a layer, the axis of its output channels.
+    the weight of a layer, the axis of its output channels, and `summed` the one along which blocks lie.
     """
 
     value: str
@@ -41,6 +48,7 @@ class Site:
     node: str
     largest: float | None = None
     axis: int | None = None
+    summed: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,18 @@ class Decision:
 
 @dataclass
 class Layout:
-    """All sites by value name, the leader of each, and the decision for every node."""
+    """All sites by value name, the leader of each, and the decision for every node.
+
+    `formats` are those of the sites, and `ranges` what the user gave in the place of observed ones. `fuse` are the
+    activation functions that belong to the node before them.
+    """
 
     sites: dict[str, Site] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     leaders: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, NumberFormat] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    fuse: Collection[str] = FUSED_ACTIVATIONS
 
     def leader(self, value: str) -> str:
         """The value whose statistics and position `value` shares; itself where it shares with none."""
@@ -95,21 +110,30 @@ class Layout:
         decision = self.decisions.get(str(node.name))
         return decision is not None and decision.quantized
 
+    def layer_of(self, node: ir.Node) -> ir.Node:
+        """The node that a user knows as the layer: for an activation function that is fused, the node before it."""
+        source = node.inputs[0] if node.inputs else None
+        producer = source.producer() if source is not None else None
+        fused = producer is not None and source is not None and _on_fused_edge(source, self)
+        return producer if fused and producer is not None else node
 
-def lay_out(model: ir.Model, selection: Selection, folded: Collection[str] = ()) -> Layout:
+
+def lay_out(
+    model: ir.Model, selection: Selection, recipe: Recipe = DEFAULT_RECIPE, folded: Collection[str] = ()
+) -> Layout:
     """Decide for every node whether it is quantized, and which values become sites.
 
     `folded` are names of nodes that preparation took away, for a better message where the user names one.
     """
-    left = selection.reasons_to_leave(model.graph, folded)
-    layout = Layout()
+    left = {**left_float(recipe, model.graph), **selection.reasons_to_leave(model.graph, folded)}
+    layout = Layout(fuse=recipe.fuse)
     for node in model.graph:
         name = str(node.name)
-        reason = left.get(name) or _reason_to_leave(node)
+        reason = left.get(name) or _reason_to_leave(node, recipe)
         layout.decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     for node in model.graph:
         if layout.quantizes(node):
-            _add_sites(node, OPERATORS[node.op_type], layout)
+            _add_sites(node, operator_of(node), layout)
     if not layout.sites:
         raise ModelError(_nothing_to_quantize(layout.decisions))
     return layout
@@ -122,19 +146,19 @@ def data_inputs(node: ir.Node) -> list[ir.Value]:
 
 
 def _data_indices(node: ir.Node) -> Sequence[int]:
-    chosen = OPERATORS[node.op_type].data
+    chosen = operator_of(node).data
     return range(len(node.inputs)) if chosen is None else chosen
 
 
 def site_inputs(node: ir.Node) -> set[int]:
     """The indices of a quantizable node's inputs that may be sites: its data and its bias."""
-    bias = OPERATORS[node.op_type].bias
+    bias = operator_of(node).bias
     return {*_data_indices(node), *(() if bias is None else (bias,))}
 
 
 def bias_input(node: ir.Node) -> ir.Value | None:
     """The bias of a Conv, ConvTranspose or Gemm."""
-    index = OPERATORS[node.op_type].bias
+    index = operator_of(node).bias
     return node.inputs[index] if index is not None and index < len(node.inputs) else None
 
 
@@ -142,13 +166,12 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype == ir.DataType.FLOAT
 
 
-def _reason_to_leave(node: ir.Node) -> str | None:
+def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
     if any(
         attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
     ):
         return "control flow: the graphs inside stay float"
-    operator = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if operator is None:
+    if not _is_wanted(node, recipe):
         return f"operator {node.op_type} is not quantized by this recipe"
     untyped = [
         value.name
@@ -162,7 +185,19 @@ def _reason_to_leave(node: ir.Node) -> str | None:
         return "holds no float data"
     if all(is_constant(value) for value in inputs):
         return "its data is constant"
-    return operator.declines(node) if operator.declines else None
+    if node.op_type in ("MatMul", "Gemm") and not recipe.products_of_activations and not is_constant(node.inputs[1]):
+        return "a product of two activations, which this recipe leaves float"
+    declines = operator_of(node).declines
+    return declines(node) if declines else None
+
+
+def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
+    """Whether the recipe quantizes nodes of this type. An Identity converts between formats, or is nothing."""
+    if node.domain not in ("", "ai.onnx") or node.op_type == "Identity":
+        return False
+    if node.op_type in recipe.more_operators or recipe.all_operators:
+        return True
+    return node.op_type in OPERATORS if not recipe.operators else node.op_type in recipe.operators
 
 
 def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
@@ -193,36 +228,9 @@ def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Non
                 f"Repair the model, or leave the node float with --exclude '{node.name}'."
             )
     producer = value.producer()
-    settled = OPERATORS[producer.op_type].largest if producer is not None and layout.quantizes(producer) else None
-    axis = _channel_axis(node, value) if role is Role.WEIGHT else None
-    layout.sites[name] = Site(name, role, str(_layer_of(node, layout).name), settled, axis)
-
-
-def _channel_axis(node: ir.Node, weight: ir.Value) -> int | None:
-    """The axis of the output channels of a layer's weight; None where there is no such axis."""
-    if len(node.inputs) < 2 or weight is not node.inputs[1]:
-        return None
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        # With groups the axis holds the channels of one group, and no scale per output channel can be written there.
-        return 1 if node.attributes.get_int("group", 1) == 1 else None
-    if node.op_type == "Gemm":
-        axis = 0 if node.attributes.get_int("transB", 0) else 1
-        # One number that is added to all channels cannot be counted in a unit of each.
-        bias = constant(bias_input(node))
-        channels = None if weight.shape is None else weight.shape[axis]
-        return axis if bias is None or bias.shape[-1:] == (channels,) else None
-    rank = 0 if weight.shape is None else len(weight.shape)
-    return rank - 1 if node.op_type == "MatMul" and rank > 1 else None
-
-
-def _layer_of(node: ir.Node, layout: Layout) -> ir.Node:
-    """The node that a user knows as the layer: for an activation function that is fused, the node before it."""
-    source = node.inputs[0]
-    producer = source.producer() if source is not None else None
-    fused = producer is not None and source is not None and _on_fused_edge(source, layout)
-    return producer if fused and producer is not None else node
+    settled = operator_of(producer).largest if producer is not None and layout.quantizes(producer) else None
+    axis = channel_axis(node, value, bias_input(node)) if role is Role.WEIGHT else None
+    layout.sites[name] = Site(name, role, str(layout.layer_of(node).name), settled, axis, summed_axis(value))
 
 
 def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
@@ -234,7 +242,7 @@ def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
     if consumer.graph is not producer.graph:  # a node of an If body, which may have the name of one out here
         return False
     both = layout.quantizes(producer) and layout.quantizes(consumer)
-    return both and consumer.inputs[0] is value and is_fused_edge(producer, consumer)
+    return both and consumer.inputs[0] is value and is_fused_edge(producer, consumer, layout.fuse)
 
 
 def _nothing_to_quantize(decisions: Mapping[str, Decision]) -> str:

@@ -6,7 +6,7 @@ One table, read by everything that must know. An operator that is not in it stay
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -70,13 +70,21 @@ _FUSING_PRODUCERS = frozenset(
 )
 
 
-def is_fused_edge(producer: ir.Node, consumer: ir.Node) -> bool:
-    """Whether the device computes both nodes at once, so that the value between them never exists as 8-bit codes."""
+def operator_of(node: ir.Node) -> Operator:
+    """How a node is quantized. Where an operator that is not in the table is asked for, all its float data is."""
+    return OPERATORS.get(node.op_type, _ALL)
+
+
+def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -> bool:
+    """Whether the device computes both nodes at once, so that the value between them never exists as 8-bit codes.
+
+    `fuse` are the activation functions for which it does.
+    """
     if producer.op_type == "Pad":
         return consumer.op_type in ("AveragePool", "GlobalAveragePool")
-    if producer.op_type not in _FUSING_PRODUCERS:
+    if producer.op_type not in _FUSING_PRODUCERS or consumer.op_type not in fuse:
         return False
     if consumer.op_type == "Clip":
         bounds = (constant_scalar(consumer, 1), constant_scalar(consumer, 2))
         return bounds in ((0.0, 6.0), (0.0, 1.0))
-    return consumer.op_type in ("Relu", "LeakyRelu", "PRelu")
+    return True

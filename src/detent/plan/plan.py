@@ -14,16 +14,22 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import constant
-from detent.methods import NonOverflow
+from detent.methods import Method, NonOverflow
+from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams, power_of_two_above
-from detent.observe.methods.choose import check_method, choose_params, choose_params_of_values, settled_params
+from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.observe.methods.choose import (
+    check_method,
+    choose_params,
+    choose_params_of_groups,
+    choose_params_of_values,
+    settled_params,
+)
 from detent.observe.methods.percentile import check_tensors
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
+from detent.plan.mixed import assign_formats, is_product_bias
 from detent.recipe import Recipe
-
-ACCUMULATOR_BITS = 32
-"""A bias of this width is added to the products of its layer, and so is counted in their unit."""
 
 ROUNDING_MARGIN = 1.0 + 2.0**-22
 """A weight's scale and its product with the input's are each rounded to float32, by up to 2^-24 of it."""
@@ -52,43 +58,52 @@ class Plan:
     """
 
     layout: Layout
-    params: dict[str, QuantParams]
+    params: dict[str, Params]
     products: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     finest: Mapping[str, int] = field(default_factory=dict)
     free: frozenset[str] = frozenset()
     moves: list[Move] = field(default_factory=list)
     refined: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
-    def of(self, value: str) -> QuantParams:
+    def of(self, value: str) -> Params:
         """The parameters of a site."""
         if value in self.products:
-            source, weight = (self.of(name) for name in self.products[value])
-            return _product(self.params[value].format, source, weight)
+            source, weight = (self.integers(name) for name in self.products[value])
+            fmt = self.params[value].format
+            assert isinstance(fmt, IntegerFormat)
+            return _product(fmt, source, weight)
         return self.params[self.layout.leader(value)]
+
+    def integers(self, value: str) -> QuantParams:
+        """The parameters of a site that is known to hold integers."""
+        params = self.of(value)
+        assert isinstance(params, QuantParams), f"'{value}' holds {params.format.label}"
+        return params
 
     @property
     def positions(self) -> dict[str, int]:
         """The position of every leader, where all scales are powers of two."""
-        return {name: params.position for name, params in self.params.items()}
+        return {name: params.position for name, params in self.params.items() if isinstance(params, QuantParams)}
 
     def position(self, value: str) -> int:
         """The position of a site with a power-of-two scale."""
-        return self.of(value).position
+        return self.integers(value).position
 
     def move(self, value: str, position: int, rule: str, node: str) -> bool:
         """Give a site (and all that share with it) another position; whether that changed anything."""
         leader = self.layout.leader(value)
-        before = self.params[leader].position
+        present = self.integers(leader)
+        before = present.position
         if before == position:
             return False
-        self.params[leader] = QuantParams.at(self.params[leader].format, position)
+        self.params[leader] = QuantParams.at(present.format, position)
         self.moves.append(Move(leader, before, position, rule, node))
         return True
 
     def assign(self, value: str, params: QuantParams, rule: str, node: str) -> bool:
         """Give a site (and all that share with it) other parameters; whether that changed anything."""
         leader = self.layout.leader(value)
-        before = self.params[leader]
+        before = self.integers(leader)
         same = np.array_equal(before.scale, params.scale) and np.array_equal(before.zero_point, params.zero_point)
         if same and before.format.dtype == params.format.dtype:
             return False
@@ -99,60 +114,107 @@ class Plan:
 
 def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorStatistics], recipe: Recipe) -> Plan:
     """Choose parameters for every site: activations from their statistics, weights and biases from their elements."""
-    formats = {Role.ACTIVATION: recipe.activations, Role.WEIGHT: recipe.weights, Role.BIAS: recipe.biases}
+    if not layout.formats:
+        assign_formats(model, layout, recipe)
     check_methods(recipe)
     check_tensors(recipe.method, layout.sites)
-    params: dict[str, QuantParams] = {}
     outputs = {layout.leader(str(value.name)) for value in model.graph.outputs}
+    params: dict[str, Params] = {}
     for site in layout.sites.values():
-        if layout.leader(site.value) != site.value:
-            continue
-        fmt = formats[site.role]
-        if site.largest is not None:
-            params[site.value] = settled_params(site.largest, fmt, recipe.method)
-        elif site.role is Role.ACTIVATION:
+        if layout.leader(site.value) == site.value:
             method = recipe.method_of_outputs if site.value in outputs else recipe.method
-            params[site.value] = choose_params(statistics[site.value], fmt, method, site.value)
-        elif site.role is Role.BIAS and fmt.bits == ACCUMULATOR_BITS:
-            params[site.value] = QuantParams.of(fmt, 1.0, 0)
-        else:
-            axis = site.axis if fmt.per_channel else None
-            values = _elements(model, site)
-            params[site.value] = choose_params_of_values(values, fmt, recipe.method_of_weights, site.value, axis)
+            params[site.value] = _choose(model, layout, site, statistics, recipe, method)
     free = frozenset(name for name in params if _is_zero(model, layout.sites[name], statistics))
-    plan = Plan(layout, params, _products(model, layout, recipe.biases), _finest(model, layout, recipe.biases), free)
+    plan = Plan(layout, params, _products(model, layout), _finest(model, layout), free)
     make_room_for_biases(model, plan)
     return plan
 
 
+def needs_statistics(layout: Layout, site: Site) -> bool:
+    """Whether the parameters of an activation depend on what it was observed to hold."""
+    fmt = layout.formats[site.value]
+    return isinstance(fmt, IntegerFormat) or (isinstance(fmt, FloatFormat) and fmt.scaled)
+
+
 def check_methods(recipe: Recipe) -> None:
     """Raise UsageError where a method of the recipe cannot choose parameters for the format that it is used on."""
-    check_method(recipe.activations, recipe.method)
-    check_method(recipe.weights, recipe.method_of_weights)
-    if recipe.biases.bits != ACCUMULATOR_BITS:
-        check_method(recipe.biases, recipe.method_of_weights)
+    formats = [(recipe.activations, recipe.method), (recipe.weights, recipe.method_of_weights)]
+    if not is_product_bias(recipe.biases):
+        formats.append((recipe.biases, recipe.method_of_weights))
+    for override in recipe.overrides:
+        formats += [(override.activations, recipe.method), (override.weights, recipe.method_of_weights)]
+    for fmt, method in formats:
+        if isinstance(fmt, IntegerFormat):
+            check_method(fmt, method)
 
 
-def _products(model: ir.Model, layout: Layout, biases: IntegerFormat) -> dict[str, tuple[str, str]]:
+def _choose(
+    model: ir.Model,
+    layout: Layout,
+    site: Site,
+    statistics: Mapping[str, TensorStatistics],
+    recipe: Recipe,
+    method: Method,
+) -> Params:
+    """The parameters of one site; `method` is for an activation."""
+    fmt = layout.formats[site.value]
+    given = layout.ranges.get(site.value)
+    if isinstance(fmt, FloatFormat):
+        return FloatParams(fmt, float_scale(fmt, _largest(model, site, statistics)) if fmt.scaled else 1.0)
+    if not isinstance(fmt, IntegerFormat):
+        return BlockParams(fmt, site.summed)
+    if given is not None:
+        return fmt.fit(*given)
+    if site.largest is not None:
+        return settled_params(site.largest, fmt, recipe.method)
+    if site.role is Role.ACTIVATION:
+        return choose_params(statistics[site.value], fmt, method, site.value)
+    if site.role is Role.BIAS and is_product_bias(fmt):
+        return QuantParams.of(fmt, 1.0, 0)
+    values = _elements(model, site)
+    if fmt.group_size and values.ndim > 1:
+        return choose_params_of_groups(values, fmt, recipe.method_of_weights, site.value, site.summed)
+    return choose_params_of_values(
+        values, fmt, recipe.method_of_weights, site.value, site.axis if fmt.per_channel else None
+    )
+
+
+REDUCED_RANGE = 2.0
+"""What the largest number of a scaled 16-bit float becomes: near 1 its numbers are as fine as anywhere."""
+
+
+def float_scale(fmt: FloatFormat, largest: float) -> float:
+    """The scale that brings the largest magnitude to that of the format, or of a 16-bit float to REDUCED_RANGE."""
+    reached = fmt.largest if fmt.bits == 8 else REDUCED_RANGE
+    return float(np.float32(max(largest / reached, LEAST_SCALE))) if largest else 1.0
+
+
+def _largest(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> float:
+    if site.role is Role.ACTIVATION:
+        return float(statistics[site.value].histogram.largest)
+    return float(np.abs(_elements(model, site)).max(initial=0.0))
+
+
+def _products(model: ir.Model, layout: Layout) -> dict[str, tuple[str, str]]:
     """The input and weight of each bias that is counted in the unit of their products."""
     found: dict[str, tuple[str, str]] = {}
-    for node in model.graph if biases.bits == ACCUMULATOR_BITS else ():
+    for node in model.graph:
         bias = bias_input(node) if layout.quantizes(node) else None
-        if bias is not None and bias.name in layout.sites and layout.sites[bias.name].role is Role.BIAS:
+        site = None if bias is None else layout.sites.get(str(bias.name))
+        if site is not None and site.role is Role.BIAS and is_product_bias(layout.formats[site.value]):
             source, weight = layout.input_sites(node)
-            found[str(bias.name)] = source, weight
+            found[site.value] = source, weight
     return found
 
 
-def _finest(model: ir.Model, layout: Layout, biases: IntegerFormat) -> dict[str, int]:
-    if not biases.power_of_two:
-        return {}
-    return {
-        site.value: choose_params_of_values(
-            _elements(model, site), biases, NonOverflow(), site.value, axis=None
-        ).position
-        for site in layout.of_role(Role.BIAS)
-    }
+def _finest(model: ir.Model, layout: Layout) -> dict[str, int]:
+    finest: dict[str, int] = {}
+    for site in layout.of_role(Role.BIAS):
+        fmt = layout.formats[site.value]
+        if isinstance(fmt, IntegerFormat) and fmt.power_of_two:
+            params = choose_params_of_values(_elements(model, site), fmt, NonOverflow(), site.value, axis=None)
+            finest[site.value] = params.position
+    return finest
 
 
 def make_room_for_biases(model: ir.Model, plan: Plan) -> None:
@@ -162,10 +224,10 @@ def make_room_for_biases(model: ir.Model, plan: Plan) -> None:
     A rule that makes the scale of a layer's input smaller has to ask for it again.
     """
     for name, (source, weight) in plan.products.items():
-        fmt, weights = plan.params[name].format, plan.of(weight)
+        fmt, weights = plan.integers(name).format, plan.integers(weight)
         bias = np.abs(_elements(model, plan.layout.sites[name]).astype(np.float64))
         largest = bias.max(initial=0.0) if weights.axis is None else bias.reshape(-1, weights.scale.size).max(axis=0)
-        needed = largest / (plan.of(source).scale * fmt.high) * ROUNDING_MARGIN
+        needed = largest / (plan.integers(source).scale * fmt.high) * ROUNDING_MARGIN
         short = needed > weights.scale
         if short.any():
             enough = power_of_two_above(needed) if weights.format.power_of_two else needed.astype(np.float32)
@@ -188,5 +250,6 @@ def _elements(model: ir.Model, site: Site) -> npt.NDArray[np.float32]:
 
 def _is_zero(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> bool:
     if site.role is Role.ACTIVATION:
-        return statistics[site.value].histogram.largest == 0.0
+        seen = statistics.get(site.value)
+        return seen is not None and seen.histogram.largest == 0.0
     return not _elements(model, site).any()

@@ -83,7 +83,7 @@ class StatisticsView:
 def choices_of(statistics: TensorStatistics, name: str) -> Choices:
     """What each method would choose for 8 bits: with float scales and any zero point, or with powers of two."""
     return method_choices(
-        statistics, IntegerFormat("uint8", symmetric=False), IntegerFormat("uint8", power_of_two=True), name
+        statistics, IntegerFormat("uint8", symmetric=False), IntegerFormat("uint8", scale="power_of_two"), name
     )
 
 

@@ -36,14 +36,14 @@ POWER_METHODS = [
     *[MinMSE(), MinMSE("MostCommon"), MinMSE("Percentile", 99.0), NonOverflow()],
 ]
 EVERY_WAY = [(fmt, method) for fmt in FORMATS for method in FLOAT_METHODS] + [
-    (IntegerFormat(dtype, power_of_two=True), method)
+    (IntegerFormat(dtype, scale="power_of_two"), method)
     for dtype in ("int4", "int8", "uint8", "int16")
     for method in POWER_METHODS
 ]
 
 
 def power_of_two(dtype):
-    return IntegerFormat(dtype, power_of_two=True)
+    return IntegerFormat(dtype, scale="power_of_two")
 
 
 def same(a, b):
@@ -172,7 +172,7 @@ def test_a_percentage_for_one_tensor():
 def test_each_channel_apart(method, axis):
     weights = DISTRIBUTIONS["normal"][:360].reshape(4, 6, 15) * np.arange(1, 7, dtype=np.float32)[:, None]
     is_power = isinstance(method, NonOverflow) or method == MinMSE("MostCommon")
-    fmt = IntegerFormat("int8", power_of_two=is_power, per_channel=True)
+    fmt = IntegerFormat("int8", scale="power_of_two" if is_power else "float", granularity="per_channel")
     params = choose_params_of_values(weights, fmt, method, "w", axis)
     assert params.axis == axis % 3
     for index, channel in enumerate(np.moveaxis(weights, axis, 0)):

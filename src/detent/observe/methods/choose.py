@@ -27,7 +27,7 @@ from detent.observe.methods.positions import min_mse, min_mse_within, non_overfl
 from detent.observe.methods.ranges import Range
 from detent.observe.statistics import TensorStatistics
 
-__all__ = ["check_method", "choose_params", "choose_params_of_values", "method_choices", "settled_params"]
+__all__ = ["check_method", "choose_params", "choose_params_of_groups", "choose_params_of_values", "method_choices", "settled_params"]
 
 RAW_LIMIT = 1 << 14
 """A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker."""
@@ -54,6 +54,22 @@ def choose_params_of_values(
     channels = np.moveaxis(array, axis, 0)
     chosen = [_choose_of_values(channel, fmt, method, tensor) for channel in channels]
     return QuantParams.stack(chosen, axis % array.ndim)
+
+
+def choose_params_of_groups(
+    values: npt.NDArray[Any], fmt: IntegerFormat, method: Method, tensor: str, axis: int
+) -> QuantParams:
+    """The parameters of a constant, for each `fmt.group_size` elements along `axis` that follow each other."""
+    check_method(fmt, method)
+    array = np.moveaxis(np.asarray(values, np.float32), axis, -1)
+    size = min(fmt.group_size, array.shape[-1])
+    starts = range(0, array.shape[-1], size)
+    rows = array.reshape(-1, array.shape[-1])
+    chosen = [[_choose_of_values(row[at : at + size], fmt, method, tensor) for at in starts] for row in rows]
+    shape = (*array.shape[:-1], len(starts))
+    scales = np.array([[params.scale for params in row] for row in chosen], np.float64).reshape(shape)
+    zero_points = np.array([[params.zero_point for params in row] for row in chosen], np.int64).reshape(shape)
+    return QuantParams(fmt, np.moveaxis(scales, -1, axis), np.moveaxis(zero_points, -1, axis), axis, size)
 
 
 def settled_params(largest: float, fmt: IntegerFormat, method: Method) -> QuantParams:
