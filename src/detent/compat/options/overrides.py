@@ -1,0 +1,41 @@
+"""onnxruntime's dictionary of tensor overrides, {tensor: [{"quant_type": ..., "symmetric": ..., ...}]}, as overrides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.compat.formats import format_of
+from detent.compat.request import Request
+from detent.errors import UsageError, nearest
+from detent.numerics.formats import IntegerFormat
+from detent.recipe import Override
+
+_KNOWN = ("quant_type", "symmetric", "rmin", "rmax")
+
+
+def tensor_overrides(request: Request, value: Any) -> Request:
+    """One override for each tensor."""
+    for tensor, entries in (value or {}).items():
+        if len(entries) != 1:
+            raise UsageError(f"TensorQuantOverrides of '{tensor}': one entry for each tensor, not {len(entries)}.")
+        request = request.with_override(_override(request, tensor, entries[0]))
+    return request
+
+
+def _override(request: Request, tensor: str, entry: dict[str, Any]) -> Override:
+    for key in entry:
+        if key not in _KNOWN:
+            raise UsageError(
+                f"TensorQuantOverrides of '{tensor}' has '{key}'.{nearest(key, _KNOWN)} Detent knows {', '.join(_KNOWN)}."
+            )
+    if ("rmin" in entry) != ("rmax" in entry):
+        raise UsageError(f"TensorQuantOverrides of '{tensor}' has one of rmin and rmax. Give both.")
+    chosen = None
+    if "quant_type" in entry or "symmetric" in entry:
+        usual = request.recipe.activations
+        symmetric = entry.get("symmetric", isinstance(usual, IntegerFormat) and usual.symmetric)
+        chosen = format_of(entry["quant_type"], symmetric=symmetric) if "quant_type" in entry else usual
+        if isinstance(chosen, IntegerFormat):
+            chosen = IntegerFormat(chosen.dtype, symmetric, chosen.scale, chosen.granularity)
+    found = (float(entry["rmin"]), float(entry["rmax"])) if "rmin" in entry else None
+    return Override(tensors=(tensor,), activations=chosen, weights=chosen, range=found)
