@@ -6,7 +6,7 @@ runs a list and returns what was done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -29,6 +29,7 @@ from detent.prepare.split_to_slice import SplitToSlice
 from detent.prepare.write_attributes import WriteAttributes
 
 __all__ = [
+    "LEAVABLE",
     "BatchNormToConv",
     "Change",
     "FixShapes",
@@ -52,16 +53,35 @@ __all__ = [
 ]
 
 
+LEAVABLE: tuple[type[Pass], ...] = (
+    RemoveIdentity,
+    MatMulToGemm,
+    FoldAffine,
+    FoldBatchNorm,
+    BatchNormToConv,
+    SeparateInitializers,
+    SplitToSlice,
+    ReduceMeanToPool,
+    SplitGlobalPool,
+    WriteAttributes,
+)
+"""The passes that a recipe may do without; the others are what everything else stands on."""
+
+
 def default_passes(
-    fix_shapes: Mapping[str, Sequence[int]] | None = None, for_target: Iterable[Pass] | None = None
+    fix_shapes: Mapping[str, Sequence[int]] | None = None,
+    for_target: Iterable[Pass] | None = None,
+    without: Collection[str] = (),
 ) -> list[Pass]:
     """All passes, in order. `for_target` are the rewrites that a device asks for; by default all that there are.
+
+    `without` are names of steps (`Pass.step`) that are left out.
 
     Functions and half types go first, since they hide nodes and constants from the rest. Shapes come before constants,
     because the shape of a static value is one. FoldAffine stands on both sides of FoldBatchNorm, for chains that mix
     the two. Rewrites into other operators follow when nothing is left to fold.
     """
-    return [
+    passes = [
         InlineFunctions(),
         HalfToFloat(),
         FixShapes(fix_shapes) if fix_shapes else InferShapes(),
@@ -78,6 +98,7 @@ def default_passes(
         *((SplitToSlice(), ReduceMeanToPool(), SplitGlobalPool()) if for_target is None else for_target),
         WriteAttributes(),
     ]
+    return [each for each in passes if each.step() not in without]
 
 
 def prepare(model: ir.Model, passes: Iterable[Pass]) -> list[Change]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import re
 from typing import Any, cast
 
 import numpy as np
@@ -48,6 +49,11 @@ class Pass(ir.passes.InPlacePass):
         self._names = None
         self.run(model)
         return ir.passes.PassResult(model, modified=bool(self.changes))
+
+    @classmethod
+    def step(cls) -> str:
+        """The name by which a recipe leaves the pass out or asks for it: SplitToSlice is `split_to_slice`."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @abc.abstractmethod
     def run(self, model: ir.Model) -> None:

@@ -6,6 +6,8 @@ Concat, so this is done once for everything that Concats join, directly or throu
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from detent.numerics.formats import IntegerFormat, QuantParams
@@ -13,11 +15,11 @@ from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_room_for_biases
 
 
-def align_concats(model: ir.Model, plan: Plan) -> list[str]:
+def align_concats(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
     """Give everything that a Concat joins one type, scale and zero point. Nothing is left unsatisfied."""
-    for group in _groups(model, plan):
-        joined = [plan.params[leader] for leader in group if leader not in plan.free]
-        shared = _union(joined or [plan.params[leader] for leader in group], _format(group, plan))
+    for group in _groups(model, plan) if "align_concat" not in without else ():
+        joined = [plan.integers(leader) for leader in group if leader not in plan.free]
+        shared = _union(joined or [plan.integers(leader) for leader in group], _format(group, plan))
         for leader, node in group.items():
             plan.assign(leader, shared, "align", node)
     # A tensor that is zero throughout may have got a smaller scale than it had.
@@ -34,6 +36,8 @@ def _groups(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
         output = plan.layout.output_site(node)
         sites = plan.layout.input_sites(node) + ([output] if output else [])
         group = {plan.layout.leader(site): str(node.name) for site in sites}
+        if not all(isinstance(plan.params[leader], QuantParams) for leader in group):
+            continue  # floats have no scale to share
         met = [other for other in groups if other.keys() & group.keys()]
         for other in met:
             group = {**group, **other}
@@ -43,7 +47,7 @@ def _groups(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
 
 def _format(group: dict[str, str], plan: Plan) -> IntegerFormat:
     """That of the activations: a constant among them is copied into their codes."""
-    return next(plan.params[name].format for name in group if plan.layout.sites[name].role is Role.ACTIVATION)
+    return next(plan.integers(name).format for name in group if plan.layout.sites[name].role is Role.ACTIVATION)
 
 
 def _union(params: list[QuantParams], fmt: IntegerFormat) -> QuantParams:

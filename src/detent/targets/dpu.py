@@ -46,7 +46,7 @@ def window_factor(side: int) -> float:
     return reciprocal_factor(side * side)
 
 
-class _NodePass(Pass):
+class NodePass(Pass):
     """A pass over the quantized nodes of some operator types."""
 
     op_types: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class _NodePass(Pass):
         """Rewrite one node."""
 
 
-class RoundLeakySlope(_NodePass):
+class RoundLeakySlope(NodePass):
     """LeakyRelu with a slope that is a whole number of 256ths."""
 
     op_types = ("LeakyRelu",)
@@ -79,7 +79,7 @@ class RoundLeakySlope(_NodePass):
             self.changed(node, f"slope {slope:g} rounded to {rounded:g} ({round(256 * slope)}/256)")
 
 
-class SigmoidToHardSigmoid(_NodePass):
+class SigmoidToHardSigmoid(NodePass):
     """Sigmoid becomes the piecewise linear one that the device has."""
 
     op_types = ("Sigmoid",)
@@ -96,7 +96,7 @@ class SigmoidToHardSigmoid(_NodePass):
         self.changed(hard, "Sigmoid replaced by HardSigmoid, the only one that the device has")
 
 
-class _FactorPass(_NodePass):
+class _FactorPass(NodePass):
     """Multiply a node's result by a constant; the product takes over the result's name."""
 
     def rewrite(self, model: ir.Model, node: ir.Node) -> None:

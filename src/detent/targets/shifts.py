@@ -24,7 +24,7 @@ The rules are applied in this order, round after round, until none moves anythin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 
@@ -37,24 +37,27 @@ _NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 
 
-def constrain(model: ir.Model, plan: Plan) -> list[str]:
+def constrain(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
     """Move positions until every rule holds. Returns what still does not, as sentences (normally nothing).
+
+    `without` are names of rules that are left out.
 
     Rules that contradict each other may drive positions apart without end (x beside x * x in a Concat, with x below
     position 0). Once one has left the range of positions, all are put back to what the data asked for.
     """
     nodes = [node for node in model.graph if plan.layout.quantizes(node)]
+    rules = [(rule, op_types) for name, rule, op_types in RULES if name not in without]
     _place_zeros(nodes, plan)
     chosen, moves = dict(plan.params), len(plan.moves)
     for _ in range(MAX_ROUNDS):
         # A sum, not any(): every rule runs in every round, in order.
-        if not sum(rule(node, plan) for rule, op_types in RULES for node in nodes if node.op_type in op_types):
+        if not sum(rule(node, plan) for rule, op_types in rules for node in nodes if node.op_type in op_types):
             return []
         if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
             plan.params.update(chosen)
             del plan.moves[moves:]
             break
-    return violations(model, plan)
+    return violations(model, plan, without)
 
 
 def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
@@ -71,11 +74,11 @@ def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
                 free.discard(plan.layout.leader(site))
 
 
-def violations(model: ir.Model, plan: Plan) -> list[str]:
+def violations(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
     """The rules that do not hold, as sentences. The plan is left as it is."""
     found = []
-    for rule, op_types in RULES:
-        for node in model.graph:
+    for name, rule, op_types in RULES:
+        for node in model.graph if name not in without else ():
             if node.op_type in op_types and plan.layout.quantizes(node):
                 trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
                 if rule(node, trial):
@@ -182,16 +185,17 @@ def _hard_sigmoid(node: ir.Node, plan: Plan) -> bool:
 
 Rule = Callable[[ir.Node, Plan], bool]
 
-RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
-    (_align, ("Concat",)),
-    (_align, _POOLS),
-    (_align, ("Pad",)),
-    (_align, ("Slice",)),
-    (_shift_read, ("Add", "Sub")),
-    (_shift_write_add, ("Add",)),
-    (_shift_write_mul, ("Mul",)),
-    (_shift_cut, ("Conv", "Gemm")),
-    (_shift_bias, ("Conv", "Gemm")),
-    (_hard_sigmoid, ("HardSigmoid",)),
-    (_shift_swish, ("Mul",)),
+RULES: tuple[tuple[str, Rule, tuple[str, ...]], ...] = (
+    ("align_concat", _align, ("Concat",)),
+    ("align_pool", _align, _POOLS),
+    ("align_pad", _align, ("Pad",)),
+    ("align_slice", _align, ("Slice",)),
+    ("shift_read", _shift_read, ("Add", "Sub")),
+    ("shift_write", _shift_write_add, ("Add",)),
+    ("shift_write", _shift_write_mul, ("Mul",)),
+    ("shift_cut", _shift_cut, ("Conv", "Gemm")),
+    ("shift_bias", _shift_bias, ("Conv", "Gemm")),
+    ("hard_sigmoid", _hard_sigmoid, ("HardSigmoid",)),
+    ("shift_swish", _shift_swish, ("Mul",)),
 )
+"""The rules by the names that a recipe leaves them out by, in the order in which they are applied."""

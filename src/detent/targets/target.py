@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
+from detent.numerics.formats import IntegerFormat
+from detent.numerics.params import NumberFormat
 from detent.plan.plan import Plan
 from detent.prepare import Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.recipe import Recipe
@@ -16,9 +18,10 @@ from detent.targets.alignment import align_concats
 from detent.targets.shifts import constrain
 
 PassMaker = Callable[[Callable[[ir.Node], bool]], Pass]
+Constrain = Callable[[ir.Model, Plan, Collection[str]], list[str]]
 
 
-def _no_constraints(model: ir.Model, plan: Plan) -> list[str]:  # noqa: ARG001 - the signature of `constrain`
+def _no_constraints(model: ir.Model, plan: Plan, without: Collection[str]) -> list[str]:  # noqa: ARG001
     return []
 
 
@@ -33,25 +36,37 @@ class Target:
 
     name: str
     description: str
-    preparations: Sequence[Callable[[], Pass]] = ()
-    substitutions: Sequence[PassMaker] = ()
-    corrections: Sequence[PassMaker] = ()
-    constrain: Callable[[ir.Model, Plan], list[str]] = _no_constraints
+    preparations: Sequence[type[Pass]] = ()
+    substitutions: Sequence[type[dpu.NodePass]] = ()
+    corrections: Sequence[type[dpu.NodePass]] = ()
+    constrain: Constrain = _no_constraints
     requires_power_of_two: bool = False
 
     def check(self, recipe: Recipe) -> None:
         """Raise UsageError where the recipe has scales that the device has not."""
         if not self.requires_power_of_two:
             return
-        formats = {"activations": recipe.activations, "weights": recipe.weights, "biases": recipe.biases}
+        formats = dict(recipe.formats)
+        for override in recipe.overrides:
+            given = {"activations": override.activations, "weights": override.weights, "biases": override.biases}
+            formats.update({f"{role} for {override.part}": fmt for role, fmt in given.items() if fmt is not None})
         for role, fmt in formats.items():
-            if not fmt.power_of_two or fmt.per_channel:
-                scales = "a scale for each channel" if fmt.power_of_two else "float scales"
+            has = _not_shifted(fmt)
+            if has is not None:
                 raise UsageError(
                     f"The target {self.name} computes with one power-of-two scale for each tensor, and the {role} of "
-                    f"recipe {recipe.name} have {scales}. Choose a recipe with such scales, such as XINT8, or another "
+                    f"recipe {recipe.name} {has}. Choose a recipe with such scales, such as XINT8, or another "
                     f"target, such as npu-float-scale."
                 )
+
+
+def _not_shifted(fmt: NumberFormat | None) -> str | None:
+    """What a format has in the place of one power-of-two scale for the tensor; None where it has that."""
+    if not isinstance(fmt, IntegerFormat):
+        return "stay float" if fmt is None else f"are {fmt.label}"
+    if not fmt.power_of_two:
+        return "have float scales" if fmt.scale == "float" else f"have {fmt.scale} scales"
+    return None if fmt.granularity == "per_tensor" else "have a scale for each channel or group"
 
 
 TARGETS: dict[str, Target] = {
@@ -72,6 +87,12 @@ TARGETS: dict[str, Target] = {
             preparations=(SplitToSlice, ReduceMeanToPool),
             constrain=align_concats,
         ),
+        Target(
+            "npu-vaiml",
+            "Ryzen AI NPU, VAIML flow: power-of-two scales without rules on their positions",
+            preparations=(SplitToSlice,),
+        ),
+        Target("npu-bf16", "Ryzen AI NPU, floats of 16 bits and blocks: no scales, no rules"),
         Target("cpu", "any runtime: the numbers of the recipe, no device rules and no rewrites"),
     )
 }

@@ -1,0 +1,91 @@
+"""Writing the body of a model-local function, node by node.
+
+A body is written for the opset of the model that it goes into: onnx demands that an operator means the same in both.
+Attributes of the call are read with `ref`, so that one body serves all their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.emit.functions.names import Operator
+
+LABEL = "detent.body"
+"""The metadata key under which a function says which definition its body was written from."""
+
+_REDUCTIONS_TAKE_AXES_AS_INPUT = 18
+
+Argument = ir.Value | npt.NDArray[Any] | np.generic
+"""What a node reads: a value, or a constant."""
+
+
+class Definition(Protocol):
+    """What an operator does in one model: the types and attributes that its body is written for."""
+
+    @property
+    def label(self) -> str:
+        """A few words that no other definition of the same operator has."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """The names of the inputs."""
+
+    @property
+    def attributes(self) -> Sequence[ir.Attr]:
+        """Every attribute that a call may have, with its default."""
+
+    def write(self, body: Body) -> ir.Value:
+        """Add the nodes to `body`; the result."""
+
+
+class Body:
+    """The nodes of a function, in the order in which they were called for."""
+
+    def __init__(self, inputs: Sequence[str], opset: int) -> None:
+        self.inputs = [ir.Value(name=name) for name in inputs]
+        self.opset = opset
+        self._nodes: list[ir.Node] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def __call__(self, op_type: str, *inputs: Argument, **attributes: Any) -> ir.Value:
+        """Add a node of the standard domain; its output."""
+        arguments = [item if isinstance(item, ir.Value) else self._constant(np.asarray(item)) for item in inputs]
+        references = [value for value in attributes.values() if isinstance(value, ir.Attr)]
+        plain = {name: value for name, value in attributes.items() if not isinstance(value, ir.Attr)}
+        written = [*ir.convenience.convert_attributes(plain), *references]
+        output = ir.Value(name=f"{op_type.lower()}_{len(self._nodes)}")
+        self._nodes.append(ir.Node("", op_type, arguments, written, outputs=[output]))
+        return output
+
+    def cast(self, value: Argument, dtype: ir.DataType) -> ir.Value:
+        """`value` as another type."""
+        return self("Cast", value, to=int(dtype))
+
+    def reduce_max(self, value: ir.Value, axis: int) -> ir.Value:
+        """The greatest along an axis, which stays with length 1."""
+        if self.opset >= _REDUCTIONS_TAKE_AXES_AS_INPUT:
+            return self("ReduceMax", value, np.array([axis]), keepdims=1)
+        return self("ReduceMax", value, axes=[axis], keepdims=1)
+
+    def _constant(self, array: npt.NDArray[Any]) -> ir.Value:
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self("Constant", value=ir.tensor(array))
+        return self._constants[key]
+
+    def function(self, operator: Operator, overload: str, result: ir.Value, definition: Definition) -> ir.Function:
+        """The finished function, whose output is `result`."""
+        graph = ir.Graph(self.inputs, [result], nodes=self._nodes, opset_imports={"": self.opset})
+        function = ir.Function(operator.domain, operator.name, overload, graph=graph, attributes=definition.attributes)
+        function.metadata_props[LABEL] = definition.label
+        return function
+
+
+def ref(name: str, attribute: str) -> ir.Attr:
+    """The integer attribute `name` of a node in a body, taken from `attribute` of the call."""
+    return ir.RefAttr(name, attribute, ir.AttributeType.INT)

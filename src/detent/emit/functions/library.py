@@ -1,0 +1,100 @@
+"""Giving a model the functions that define, in standard operators, its nodes of foreign domains.
+
+    add_functions(model)        # com.amd.quark::BFPQuantizeDequantize now runs in any onnxruntime
+
+A compiler for an NPU sees the node that it knows; any other runtime executes the function of the same name.
+
+A body is written for what the model contains: for the type of the codes, for the attributes of a block format. It
+does serve any shape, and any value of `axis`. Where one model needs two bodies for one operator, the second is an
+overload of the function, which its nodes name in their field `overload`. Overloads came with version 10 of ONNX's file
+format, to which the model is raised; onnxruntime honours them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from detent.emit.functions import linear
+from detent.emit.functions.attributes import described
+from detent.emit.functions.body import LABEL, Body, Definition
+from detent.emit.functions.names import DOMAIN_VERSION, DOMAINS, FIX_NEURON, Operator, both_generations
+from detent.errors import ModelError, nearest
+
+Reader = Callable[[ir.Node, int], Definition]
+"""From a node and the opset of its model to the definition that it needs."""
+
+_IR_VERSION_OF_DEFAULTS = 9
+_IR_VERSION_OF_OVERLOADS = 10
+
+
+def _readers() -> dict[Operator, Reader]:
+    twins: dict[str, Reader] = {
+        "ExtendedQuantizeLinear": linear.read_quantize,
+        "ExtendedDequantizeLinear": linear.read_dequantize,
+    }
+    return {
+        FIX_NEURON: linear.read_fix_neuron,
+        **{operator: reader for name, reader in twins.items() for operator in both_generations(name)},
+    }
+
+
+READERS: Mapping[Operator, Reader] = MappingProxyType(_readers())
+"""Every operator that there is a function for."""
+
+
+def add_functions(model: ir.Model) -> None:
+    """Add a function for every node of these domains that has none yet, and the opset imports. In place, idempotent.
+
+    A function that the model brought along, not written by this module, is left alone and so are its nodes. ModelError
+    names a node whose operator, attributes or types have no definition.
+    """
+    opset = model.graph.opset_imports[""]
+    for node in [node for node in _nodes(model) if node.domain in DOMAINS]:
+        present = model.functions.get(node.op_identifier())
+        if present is not None and LABEL not in present.metadata_props:
+            continue
+        definition = _definition(node, opset)
+        node.overload = _overload(model, Operator.of(node), definition)
+        model.graph.opset_imports.setdefault(node.domain, DOMAIN_VERSION)
+        needed = _IR_VERSION_OF_OVERLOADS if node.overload else _IR_VERSION_OF_DEFAULTS
+        model.ir_version = max(model.ir_version, needed)
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    return chain(model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values()))
+
+
+def _definition(node: ir.Node, opset: int) -> Definition:
+    operator = Operator.of(node)
+    reader = READERS.get(operator)
+    if reader is None:
+        known = [str(known) for known in READERS]
+        raise ModelError(
+            f"{described(node)} is of an operator that has no definition here.{nearest(str(operator), known)} "
+            f"Known are: {', '.join(known)}."
+        )
+    definition = reader(node, opset)
+    attributes = {attribute.name for attribute in definition.attributes}
+    for name in node.attributes:
+        if name not in attributes:
+            raise ModelError(f"{described(node)} has no attribute '{name}'.{nearest(name, attributes)} Remove it.")
+    return definition
+
+
+def _overload(model: ir.Model, operator: Operator, definition: Definition) -> str:
+    """The overload of the function that is written from `definition`; it is added where there is none yet."""
+    functions = [
+        function for function in model.functions.values() if Operator(function.domain, function.name) == operator
+    ]
+    for function in functions:
+        if function.metadata_props.get(LABEL) == definition.label:
+            return function.overload
+    overload = definition.label if functions else ""
+    body = Body(definition.inputs, model.graph.opset_imports[""])
+    function = body.function(operator, overload, definition.write(body), definition)
+    model.functions[function.identifier()] = function
+    return overload

@@ -1,0 +1,85 @@
+"""Rewrites that are done only on request (`also` in a recipe), and the names of all steps that a recipe may leave out.
+
+| step         | what it does                                                                                          |
+| ------------ | ----------------------------------------------------------------------------------------------------- |
+| clip_to_relu | a Clip from 0 becomes a Relu; what its upper bound cut off is cut off by the range of the codes, or not |
+| whole_clip   | the bounds of a Clip become whole numbers in -128..127, as the DPU has them                            |
+
+Both change what the model computes, so they come after calibration, and only where the recipe says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from detent.errors import UsageError, nearest
+from detent.graph.values import constant_scalar, cut_inputs, input_at, set_input
+from detent.prepare import LEAVABLE
+from detent.recipe import Recipe
+from detent.targets.dpu import NodePass
+from detent.targets.shifts import RULES
+from detent.targets.target import TARGETS
+
+
+class ClipToRelu(NodePass):
+    """A Clip whose lower bound is 0 loses its upper one."""
+
+    op_types = ("Clip",)
+
+    def rewrite(self, model: ir.Model, node: ir.Node) -> None:  # noqa: ARG002 - the common signature
+        """Make the node a Relu, under the same names."""
+        low, high = constant_scalar(node, 1), constant_scalar(node, 2)
+        if low != 0.0:
+            self.decline(node, f"its lower bound is {'none' if low is None else f'{low:g}'}, not 0")
+            return
+        cut_inputs(node, 1)
+        node.op_type = "Relu"
+        self.changed(node, "Clip became Relu" if high is None else f"Clip became Relu: {high:g} is no bound any more")
+
+
+class WholeClip(NodePass):
+    """A Clip whose bounds are whole numbers of 8 bits."""
+
+    op_types = ("Clip",)
+
+    def rewrite(self, model: ir.Model, node: ir.Node) -> None:
+        """Round the bounds; one that is missing becomes the end of the range."""
+        for index, (role, end) in enumerate((("low", -128.0), ("high", 127.0)), start=1):
+            bound = constant_scalar(node, index)
+            if bound is None and input_at(node, index) is not None:
+                self.decline(node, "a bound of it is no constant")
+                return
+            whole = end if bound is None else min(max(float(np.rint(bound)), -128.0), 127.0)
+            if whole != bound:
+                set_input(node, index, self.initializer(model, node, role, np.array(whole, np.float32)))
+                self.changed(node, f"{role} bound {'added' if bound is None else f'{bound:g}'} became {whole:g}")
+
+
+OPTIONAL: Mapping[str, type[NodePass]] = {step.step(): step for step in (ClipToRelu, WholeClip)}
+
+
+def leavable_steps() -> list[str]:
+    """The names that `without` may hold."""
+    names = dict.fromkeys(step.step() for step in LEAVABLE)
+    for target in TARGETS.values():
+        names.update(dict.fromkeys(step.step() for step in (*target.preparations, *target.substitutions)))
+        names.update(dict.fromkeys(step.step() for step in target.corrections))
+    names.update(dict.fromkeys(name for name, _, _ in RULES))
+    return list(names)
+
+
+def check_steps(recipe: Recipe) -> None:
+    """Raise UsageError where a recipe names a step that there is not."""
+    for field, given, known in (
+        ("without", recipe.without, leavable_steps()),
+        ("also", recipe.also, list(OPTIONAL)),
+    ):
+        for name in given:
+            if name not in known:
+                raise UsageError(
+                    f"'{field}' of recipe {recipe.name} has '{name}', which is no step that can be left out or asked "
+                    f"for.{nearest(name, known)} Known: {', '.join(known)}."
+                )
