@@ -128,6 +128,8 @@ class _FineTuning(AlgoConfig):
     def options(self) -> dict[str, Any]:
         """The FastFinetune dictionary."""
         values = {_camel(field.name): getattr(self, field.name) for field in fields(self)}
+        if self.reg_param == _FineTuning.reg_param:
+            del values["RegParam"]  # nobody asked for it, and Detent weighs it for each layer
         algorithm = "adaround" if isinstance(self, AdaRoundConfig) else "adaquant"
         return {"FastFinetune": {"OptimAlgorithm": algorithm, **values}}
 

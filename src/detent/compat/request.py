@@ -21,11 +21,16 @@ class RandomData:
 
 @dataclass(frozen=True)
 class Request:
-    """One quantization. `always_random` means that data is not even looked at where it is given."""
+    """One quantization.
+
+    `patterns` are regular expressions of nodes to leave float. `always_random` means that data is not even looked at
+    where it is given.
+    """
 
     recipe: Recipe
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
     limit: int | None = None

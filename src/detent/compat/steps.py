@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-DEVICE_REWRITES = (
-    "round_leaky_slope",
-    "sigmoid_to_hard_sigmoid",
-    "scale_hard_sigmoid",
-    "scale_pools",
-    "scale_reduce_mean",
-)
-SHIFT_RULES = (
-    "align_concat",
-    "align_pool",
-    "align_pad",
-    "align_slice",
-    "shift_read",
-    "shift_write",
-    "shift_cut",
-    "shift_bias",
-    "hard_sigmoid",
-    "shift_swish",
-)
-ALWAYS = ("fold_batchnorm", "fuse_instance_norm", "fuse_l2_norm", "fuse_gelu", "fuse_layer_norm")
+from detent.prepare import default_passes
+from detent.targets.alignment import align_concats
+from detent.targets.shifts import RULES, constrain
+from detent.targets.target import find_target
+
+SHIFT_RULES = tuple(dict.fromkeys(name for name, _, _ in RULES))
+CONCAT_RULE = "align_concat"
 
 
 def steps_of(target: str) -> frozenset[str]:
     """The steps that are done without being asked for."""
-    own: dict[str, tuple[str, ...]] = {
-        "npu-cnn": ("split_to_slice", "reduce_mean_to_pool", "split_global_pool", *DEVICE_REWRITES, *SHIFT_RULES),
-        "npu-float-scale": ("split_to_slice", "reduce_mean_to_pool", "align_concat"),
-        "npu-vaiml": ("split_to_slice", "batchnorm_to_conv"),
-    }
-    return frozenset((*ALWAYS, *own.get(target, ())))
+    device = find_target(target)
+    passes = {each.step() for each in default_passes(None, [make() for make in device.preparations])}
+    rewrites = {each.step() for each in (*device.substitutions, *device.corrections)}
+    rules = SHIFT_RULES if device.constrain is constrain else (CONCAT_RULE,) * (device.constrain is align_concats)
+    return frozenset((*passes, *rewrites, *rules))
+
+
+def device_rewrites() -> tuple[str, ...]:
+    """What makes the file answer as the CNN device does, rounding aside."""
+    device = find_target("npu-cnn")
+    return tuple(each.step() for each in (*device.substitutions, *device.corrections))

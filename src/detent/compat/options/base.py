@@ -14,6 +14,7 @@ from typing import Any, Literal
 from detent.compat.request import Request
 from detent.compat.steps import steps_of
 from detent.errors import UsageError
+from detent.targets.optional import OPTIONAL
 
 Verdict = Literal["honoured", "met", "refused"]
 Apply = Callable[[Request, Any], Request]
@@ -67,12 +68,20 @@ def switch(name: str, *steps: str) -> Option:
         usual = steps_of(recipe.target)
         without = [step for step in recipe.without if step not in steps]
         also = [step for step in recipe.also if step not in steps]
-        without += [step for step in steps if not wanted and step in usual]
-        also += [step for step in steps if wanted and step not in usual]
+        if wanted:
+            also += [step for step in steps if step not in usual]
+        else:
+            without += [step for step in steps if step in usual]
+        for step in also:
+            if step not in OPTIONAL:
+                raise UsageError(
+                    f"The option {name}=True: the target {recipe.target} does not do that. enable_npu_cnn=True, or "
+                    "AlignConcat=True for float scales, choose a target that does."
+                )
         return request.with_recipe(without=tuple(without), also=tuple(also))
 
     listed = ", ".join(f"`{step}`" for step in steps)
-    return honoured(name, f"{listed}: done where True (`also`), left out where False (`without`)", apply)
+    return honoured(name, f"{listed}: done where True, left out where False", apply)
 
 
 def boolean(name: str, value: Any) -> bool:

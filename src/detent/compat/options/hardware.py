@@ -1,0 +1,62 @@
+"""Options on what the NPU asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.compat.options.base import Option, boolean, field, honoured, met, refused, switch
+from detent.compat.request import Request
+from detent.compat.steps import CONCAT_RULE, SHIFT_RULES, device_rewrites
+
+_LEAVE_FLOAT = "Leave such nodes float with nodes_to_exclude."
+
+
+def _align_concat(request: Request, value: Any) -> Request:
+    """For float scales, it is what tells the NPU's numbers from any runtime's."""
+    wanted = boolean("AlignConcat", value)
+    if request.recipe.target == "cpu":
+        return request.with_recipe(target="npu-float-scale") if wanted else request
+    return switch("AlignConcat", CONCAT_RULE).apply(request, value)
+
+
+def _all_of(name: str, steps: tuple[str, ...], says: str) -> Option:
+    """One switch for many steps: True leaves each as it is, False leaves all out."""
+
+    def apply(request: Request, value: Any) -> Request:
+        return request if boolean(name, value) else switch(name, *steps).apply(request, False)
+
+    return honoured(name, says, apply)
+
+
+_REWRITES = _all_of("SimulateDPU", device_rewrites(), "False leaves out all rewrites into the device's own operators")
+_RULES_SAY = "False leaves out all rules on positions"
+
+OPTIONS: tuple[Option, ...] = (
+    _REWRITES,
+    switch("ConvertLeakyReluToDPUVersion", "round_leaky_slope"),
+    switch("ConvertSigmoidToHardSigmoid", "sigmoid_to_hard_sigmoid"),
+    switch("ConvertHardSigmoidToDPUVersion", "scale_hard_sigmoid"),
+    switch("ConvertAvgPoolToDPUVersion", "scale_pools"),
+    switch("ConvertReduceMeanToDPUVersion", "scale_reduce_mean"),
+    switch("ConvertClipToDPUVersion", "whole_clip"),
+    refused("ConvertSoftmaxToDPUVersion", "the device's Softmax is not simulated", _LEAVE_FLOAT),
+    refused("ConvertInstanceNormToDPUVersion", "the device's InstanceNormalization is not simulated", _LEAVE_FLOAT),
+    _all_of("NPULimitationCheck", SHIFT_RULES, _RULES_SAY),
+    _all_of("IPULimitationCheck", SHIFT_RULES, _RULES_SAY),
+    met("MaxLoopNum", "rules are applied until all of them hold, however many rounds that takes"),
+    switch("AdjustShiftCut", "shift_cut"),
+    switch("AdjustShiftBias", "shift_bias"),
+    switch("AdjustShiftRead", "shift_read"),
+    switch("AdjustShiftWrite", "shift_write"),
+    switch("AdjustHardSigmoid", "hard_sigmoid"),
+    switch("AdjustShiftSwish", "shift_swish"),
+    honoured("AlignConcat", "what a Concat joins has one scale; chooses `npu-float-scale` for float scales", _align_concat),
+    switch("AlignPool", "align_pool"),
+    switch("AlignPad", "align_pad"),
+    switch("AlignSlice", "align_slice"),
+    met("AlignTranspose", "a Transpose always shares the scale of its input"),
+    met("AlignReshape", "a Reshape always shares the scale of its input"),
+    field(
+        "AlignEltwiseQuantType", "constants beside activations have the type of these", "constants_as_activations"
+    ),
+)
