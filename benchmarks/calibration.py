@@ -32,7 +32,8 @@ from detent.observe.inputs import input_specs
 from detent.observe.methods.choose import check_method, choose_params
 from detent.observe.sources import open_source
 from detent.observe.sweep import sweep
-from detent.presets import PRESETS, find_recipe
+from detent.presets import PRESETS
+from detent.recipe_file import find_recipe
 from detent.recipe import Recipe
 
 CASE = CASES[0]

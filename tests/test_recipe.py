@@ -6,7 +6,8 @@ import pytest
 
 from detent.errors import UsageError, nearest
 from detent.methods import MinMSE, NonOverflow
-from detent.presets import PRESETS, find_recipe
+from detent.presets import PRESETS
+from detent.recipe_file import find_recipe
 from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8, Recipe
 
 

@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
     from detent.methods import MinMSE, NonOverflow
     from detent.observe.preprocess import PreprocessOptions
-    from detent.presets import find_recipe
     from detent.progress import Progress
-    from detent.recipe import Recipe
+    from detent.recipe import Override, Recipe
+    from detent.recipe_file import find_recipe
     from detent.report.report import Report
 
 _LAZY = {
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
+    "Override": "detent.recipe",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
     "Report": "detent.report.report",
-    "find_recipe": "detent.presets",
+    "find_recipe": "detent.recipe_file",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 
@@ -45,6 +46,7 @@ __all__ = [
     "ModelError",
     "NonOverflow",
     "OutputError",
+    "Override",
     "PreprocessOptions",
     "Recipe",
     "Report",
@@ -65,7 +67,7 @@ def quantize(
     model: str | PathLike[str] | onnx.ModelProto,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
-    recipe: str | Recipe = "XINT8",
+    recipe: str | PathLike[str] | Recipe = "XINT8",
     *,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
@@ -94,13 +96,13 @@ def quantize(
         output: where to write; None: the quantized model is `report.model`.
         calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
             torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).
-        recipe: a name, such as "XINT8", or a Recipe.
+        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe.
         include: quantize only nodes whose names match one of these patterns (`*` and `?` as in file names).
         exclude: leave the nodes that match float.
         op_types: quantize only these operator types.
         start: quantize only what depends on these nodes, themselves included.
         end: quantize only what these nodes depend on, themselves included.
-        target: the device, if another than the recipe's: "npu-cnn", "npu-float-scale" or "cpu".
+        target: the device, if another than the recipe's: "npu-cnn", "npu-float-scale", "npu-bf16" or "cpu".
         preprocess: how images become arrays, as {"size": 224, "mean": [...], "std": [...]}, the path of a JSON file
             with that, or PreprocessOptions. What is not said is guessed from the model's input, and reported.
         fix_shapes: input shapes to write into the model, such as {"input": (1, 3, 224, 224)}.
@@ -128,8 +130,8 @@ def quantize(
     from detent.observe.preprocess import preprocess_options
     from detent.pipeline import Job, run
     from detent.plan.select import Selection
-    from detent.presets import find_recipe
     from detent.progress import silent
+    from detent.recipe_file import find_recipe
 
     chosen = find_recipe(recipe)
     patterns = ((one,) if isinstance(one, str) else tuple(one) for one in (include, exclude, op_types, start, end))

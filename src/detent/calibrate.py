@@ -12,6 +12,7 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.methods import MinMSE
+from detent.numerics.formats import IntegerFormat
 from detent.observe.checkpoint import Checkpoint
 from detent.observe.executors import sweep_on
 from detent.observe.methods.positions import vote_of
@@ -123,5 +124,7 @@ def keep(
 def _vote(recipe: Recipe) -> tuple[Vote | None, str]:
     """What each sample is asked, and its name; nothing for most methods."""
     method, fmt = recipe.method, recipe.activations
-    vote = vote_of(fmt, method) if isinstance(method, MinMSE) and fmt.power_of_two else None
+    if not isinstance(fmt, IntegerFormat) or not isinstance(method, MinMSE) or not fmt.power_of_two:
+        return None, ""
+    vote = vote_of(fmt, method)
     return vote, "" if vote is None else f"{method} on {fmt.dtype}"

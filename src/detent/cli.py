@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,12 +13,10 @@ import typer
 
 from detent import __version__, cli_options
 from detent.cli_options import NODES
-from detent.errors import DetentError, OutputError, UsageError, nearest
+from detent.errors import DetentError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from detent.recipe import Recipe
 
 INTERRUPTED = 130
 
@@ -77,13 +74,23 @@ def quantize(
     calib: Annotated[
         Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Without: random data.")
     ] = None,
-    recipe: Annotated[str, typer.Option("--recipe", help="What to quantize to.")] = "XINT8",
-    target: Annotated[str | None, typer.Option("--target", help="npu-cnn, npu-float-scale or cpu.")] = None,
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="A name that `detent recipes` lists, or a .toml file.")
+    ] = "XINT8",
+    settings: cli_options.Settings = [],  # noqa: B006
+    target: Annotated[
+        str | None, typer.Option("--target", help="npu-cnn, npu-float-scale, npu-vaiml, npu-bf16 or cpu.")
+    ] = None,
     method: Annotated[str | None, typer.Option("--method", help="MinMSE, Percentile:percentile=99.99, ...")] = None,
     activations: Annotated[
-        str | None, typer.Option("--activations", help="uint8, int8, uint16 or int16, if not the recipe's.")
+        str | None, typer.Option("--activations", help="int8, uint16, bfloat16, ..., if not the recipe's.")
     ] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="qdq, qoperator, extended-qdq, vitis-qdq, fix-neuron, ...")
+    ] = None,
+    opset: Annotated[int | None, typer.Option("--opset", help="The least operator set of the result.")] = None,
     equalize: cli_options.Equalize = None,
+    smooth: cli_options.Smooth = None,
     refine: cli_options.Refine = None,
     include: Annotated[
         list[str], typer.Option(help="Only nodes that match.", metavar="PATTERN", rich_help_panel=NODES)
@@ -149,7 +156,18 @@ def quantize(
                 model,
                 output,
                 calib,
-                _recipe(recipe, target, method, activations, equalize, refine),
+                cli_options.change_recipe(
+                    recipe,
+                    settings,
+                    target=target,
+                    method=method,
+                    activations=activations,
+                    format=form,
+                    opset=opset,
+                    equalize=equalize,
+                    smooth=smooth,
+                    refinement=refine,
+                ),
                 include=include,
                 exclude=exclude,
                 op_types=op_types,
@@ -198,9 +216,7 @@ def inspect(
 
     inspection = inspect_model(model)
     if json:
-        import json as encoder
-
-        typer.echo(encoder.dumps(inspection.to_dict(), indent=2))
+        _echo_json(inspection.to_dict())
         return
     print_inspection(inspection, _stdout(), nodes=nodes)
 
@@ -228,11 +244,41 @@ def stats(
         drawn = plot_statistics(loaded.statistics, plot, {each.name: each.choices for each in view.tensors})
         _stderr().print(f"{len(drawn)} plots in {plot}", markup=False)
     if json:
-        import json as encoder
-
-        typer.echo(encoder.dumps(view.to_dict(), indent=2))
+        _echo_json(view.to_dict())
         return
     print_statistics(view, _stdout())
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one, or that in a .toml file.", metavar="NAME")] = None,
+    settings: cli_options.Settings = [],  # noqa: B006
+    toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to edit.")] = False,
+    json: cli_options.Json = False,
+) -> None:
+    """List the recipes, or show one.
+
+    Example: detent recipes A8W8 --toml > my.toml, then detent quantize MODEL OUTPUT --recipe my.toml
+    """
+    from detent.presets import PRESETS
+    from detent.recipe_file import to_toml
+    from detent.report.recipes_view import print_recipe, print_recipes
+
+    if name is None:
+        if toml or settings:
+            raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
+        if json:
+            _echo_json({recipe.name: recipe.to_dict() for recipe in PRESETS.values()})
+        else:
+            print_recipes(list(PRESETS.values()), _stdout())
+        return
+    recipe = cli_options.change_recipe(name, settings)
+    if toml:
+        typer.echo(to_toml(recipe), nl=False)
+    elif json:
+        _echo_json(recipe.to_dict())
+    else:
+        print_recipe(recipe, _stdout())
 
 
 @app.command()
@@ -248,39 +294,10 @@ def demo(
     result.show(_stdout())
 
 
-def _recipe(
-    name: str,
-    target: str | None,
-    method: str | None,
-    activations: str | None,
-    equalize: bool | None,
-    refine: str | None,
-) -> Recipe:
-    """The named recipe with the fields that the flags change."""
-    from detent.methods import parse_method
-    from detent.presets import find_recipe
-    from detent.recipe import ACTIVATION_TYPES
-    from detent.refinements import parse_refinement
+def _echo_json(value: Any) -> None:
+    import json
 
-    recipe = find_recipe(name)
-    changes: dict[str, Any] = {} if target is None else {"target": target}
-    if method is not None:
-        changes["method"] = parse_method(method)
-    if activations is not None:
-        dtype = _choice(activations, {name: name for name in ACTIVATION_TYPES}, "--activations")
-        changes["activations"] = dataclasses.replace(recipe.activations, dtype=dtype)
-    if equalize is not None:
-        changes["equalize"] = equalize
-    if refine is not None:
-        changes["refinement"] = parse_refinement(refine)
-    return recipe.replace(**changes)
-
-
-def _choice(name: str, known: Mapping[str, Any], option: str) -> Any:
-    by_lower: dict[str, Any] = {key.lower(): value for key, value in known.items()}
-    if name.lower() not in by_lower:
-        raise UsageError(f"{option} '{name}' is not known.{nearest(name, known)} Choose from {', '.join(known)}.")
-    return by_lower[name.lower()]
+    typer.echo(json.dumps(value, indent=2))
 
 
 def _stdout() -> Console:

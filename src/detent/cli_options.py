@@ -12,6 +12,7 @@ from detent.errors import UsageError
 
 if TYPE_CHECKING:
     from detent.observe.preprocess import PreprocessOptions
+    from detent.recipe import Recipe
 
 DATA = "Data"
 NODES = "Which nodes"
@@ -30,6 +31,16 @@ Refine = Annotated[
         metavar="NAME",
         rich_help_panel=ACCURACY,
     ),
+]
+Smooth = Annotated[
+    float | None,
+    typer.Option(
+        "--smooth", help="SmoothQuant, with this alpha; for transformers.", metavar="ALPHA", rich_help_panel=ACCURACY
+    ),
+]
+Settings = Annotated[
+    list[str],
+    typer.Option("--set", help="Change the recipe: weights.granularity=per_channel.", metavar="FIELD=VALUE"),
 ]
 Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="Use at most N samples.", metavar="N", rich_help_panel=DATA)
@@ -87,6 +98,14 @@ ContinueCounting = Annotated[
     typer.Option("--resume/--no-resume", help="Continue an interrupted calibration.", rich_help_panel=CALIBRATION),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def change_recipe(name: str, settings: Sequence[str], **flags: object) -> Recipe:
+    """The recipe of a name or file, with the fields that --set and the flags (where given) change."""
+    from detent.recipe_file import change, find_recipe, with_settings
+
+    given = {field: value for field, value in flags.items() if value is not None}
+    return change(with_settings(find_recipe(name), settings), given)
 
 
 def preprocess_options(

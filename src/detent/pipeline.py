@@ -23,7 +23,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.calibrate import Collecting, collect, keep, saved_statistics
-from detent.emit.qdq import check_formats, emit_qdq
+from detent.emit.check import check_formats
+from detent.emit.dynamic import emit_dynamic
+from detent.emit.emitter import emit
 from detent.equalize.equalize import Equalization, equalize, equalize_again
 from detent.errors import ModelError, OutputError, UsageError
 from detent.graph.load import ModelLike, files_of, load, name_of, read, stored_bytes
@@ -37,19 +39,22 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import PendingSample, Sample
 from detent.observe.sources import Source, open_source
 from detent.observe.statistics_file import StatisticsFile
-from detent.observe.sweep import Observation, recall
-from detent.plan.layout import Layout, Role, lay_out
-from detent.plan.plan import Plan, check_methods, make_plan
+from detent.observe.sweep import Observation, look, recall
+from detent.plan.layout import Layout, Role
+from detent.plan.mixed import arrange
+from detent.plan.plan import Plan, check_methods, make_plan, needs_statistics
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.progress import Progress, silent
 from detent.recipe import EQUALIZING_SAMPLES, Recipe
 from detent.refine.layers import LayerReport
-from detent.refine.refine import refine
+from detent.refine.refine import check_refinement, refine
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
-from detent.targets.target import PassMaker, Target, find_target
+from detent.targets.optional import OPTIONAL, check_steps
+from detent.targets.dpu import NodePass
+from detent.targets.target import Target, find_target
 from detent.version import __version__
 
 HELD_OUT = 16
@@ -100,7 +105,7 @@ def run(job: Job) -> Report:
     target = _check_recipe(job.recipe)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
-        model = load(job.model)
+        model = load(job.model, job.recipe.opset)
         _refuse_quantized(model, name_of(job.model))
         check_operators(model)
         if job.output is not None:
@@ -110,9 +115,9 @@ def run(job: Job) -> Report:
         identity = fingerprint_of(model) if job.collecting.needs_identity else None
     with watch.stage("prepare"):
         names = [str(node.name) for node in model.graph]
-        passes = default_passes(job.fix_shapes, [make() for make in target.preparations])
+        passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
-        layout = lay_out(model, job.selection, folded=names)
+        layout = arrange(model, job.selection, job.recipe, folded=names)
     source = _open(job, model)
     if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
@@ -124,19 +129,21 @@ def run(job: Job) -> Report:
             samples, source = _first_samples(job, source, saved)
             equalization = _equalize(job, model, layout, samples, saved)
         with watch.stage("calibrate"):
-            observation = _observe(job, model, identity, sites, source, saved, equalization)
+            observation = _observe(job, model, identity, layout, source, saved, equalization)
             _check_preparation(job, original.result(), samples, observation)
     with watch.stage("plan"):
         reference = model.clone() if job.recipe.refinement is not None else model
-        _rewrite(model, target.substitutions, layout, notes)
+        _rewrite(
+            model, (*target.substitutions, *(OPTIONAL[name] for name in job.recipe.also)), job.recipe, layout, notes
+        )
         plan = make_plan(model, layout, observation.statistics, job.recipe)
-        unsettled = target.constrain(model, plan)
-        _rewrite(model, target.corrections, layout, notes)
+        unsettled = target.constrain(model, plan, job.recipe.without)
+        _rewrite(model, target.corrections, job.recipe, layout, notes)
     with watch.stage("refine"):
         refined = _refine(job, model, reference, plan, samples)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
-        dequantized = _emit(model, plan)
+        dequantized = _emit(model, plan, job.recipe)
     with watch.stage("measure"):
         before = None if equalization is None else original.result()
         fidelity = _measure(job, model, before, observation, {name: dequantized[name] for name in sites})
@@ -176,6 +183,8 @@ def _check_recipe(recipe: Recipe) -> Target:
     target = find_target(recipe.target)
     check_formats(recipe)
     check_methods(recipe)
+    check_steps(recipe)
+    check_refinement(recipe)
     target.check(recipe)
     return target
 
@@ -205,7 +214,7 @@ def _open(job: Job, model: ir.Model) -> Source | None:
 
 
 def _observed(layout: Layout) -> list[str]:
-    """The activation sites whose statistics decide something: those that share no other's position."""
+    """The activation sites that are looked at: those that share no other's parameters."""
     return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
 
 
@@ -255,16 +264,21 @@ def _observe(
     job: Job,
     model: ir.Model,
     identity: str | None,
-    sites: Sequence[str],
+    layout: Layout,
     source: Source | None,
     saved: StatisticsFile | None,
     equalization: Equalization | None,
 ) -> Observation:
-    """The statistics, from a file or counted now; those are kept where that was asked for."""
-    how = job.collecting
+    """The statistics, from a file or counted now; those are kept where that was asked for.
+
+    Where no format needs any, nothing is counted.
+    """
+    how, sites = job.collecting, _observed(layout)
     if saved is not None:
         return recall(model, sites, source, saved, providers=how.providers)
     assert source is not None, "without statistics there is data"
+    if not any(needs_statistics(layout, layout.sites[name]) for name in sites):
+        return look(model, sites, source, providers=how.providers)
     observation = collect(how, model, sites, source, job.recipe, job.progress)
     keep(how, identity, source, observation, job.recipe, None if equalization is None else equalization.factors)
     return observation
@@ -320,16 +334,20 @@ def _measure(
     )
 
 
-def _rewrite(model: ir.Model, makers: Sequence[PassMaker], layout: Layout, notes: Notes) -> None:
-    """Rewrites that the target asks for, on quantized nodes only."""
-    passes = [make(layout.quantizes) for make in makers]
+def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], recipe: Recipe, layout: Layout, notes: Notes) -> None:
+    """Rewrites that the target or the recipe asks for, on quantized nodes only."""
+    passes = [step(layout.quantizes) for step in steps if step.step() not in recipe.without]
     notes.changes += prepare(model, passes)
     notes.declined += [note for step in passes for note in step.declined]
 
 
-def _emit(model: ir.Model, plan: Plan) -> Mapping[str, str]:
+def _emit(model: ir.Model, plan: Plan, recipe: Recipe) -> Mapping[str, str]:
     """Write the plan into the graph, and check that the result is a model that any tool will take."""
-    dequantized = emit_qdq(model, plan)
+    if recipe.dynamic:
+        dequantized = emit_dynamic(model, plan)
+    else:
+        pairs = {"weight_pairs": recipe.weight_pairs, "dedicated_pairs": recipe.dedicated_pairs}
+        dequantized = emit(model, plan, recipe.format, **pairs)
     model.producer_name, model.producer_version = "detent", __version__
     try:
         common_passes.CheckerPass(full_check=True)(model)

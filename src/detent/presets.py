@@ -133,7 +133,9 @@ def _cpu() -> Iterator[Recipe]:
         loose["uint8"],
         uint8,
         MinMax(),
-    ).replace(dynamic=True, equalize=False, refinement=None, products_of_activations=False, operators=LAYERS[:1] + LAYERS[2:])
+    ).replace(
+        dynamic=True, equalize=False, refinement=None, products_of_activations=False, operators=LAYERS[:1] + LAYERS[2:]
+    )
     yield _integers(
         "MATMUL_NBITS",
         "4-bit weights of MatMul, a scale for each 128; activations stay float; for language models",

@@ -64,7 +64,9 @@ class Override:
     def part(self) -> str:
         """What it is about, for messages."""
         starts, ends = self.between
-        inside = [f"{', '.join(starts) or 'the inputs'} to {', '.join(ends) or 'the outputs'}"] if any(self.between) else []
+        inside = (
+            [f"{', '.join(starts) or 'the inputs'} to {', '.join(ends) or 'the outputs'}"] if any(self.between) else []
+        )
         return "; ".join((*self.nodes, *self.op_types, *inside, *self.tensors))
 
 

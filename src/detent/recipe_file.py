@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -69,7 +70,9 @@ def read_recipe(path: Path) -> Recipe:
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"There is no recipe file {path}. `detent recipes XINT8 --toml` prints one to start from.") from None
+        raise UsageError(
+            f"There is no recipe file {path}. `detent recipes XINT8 --toml` prints one to start from."
+        ) from None
     except OSError as error:
         raise UsageError(f"Cannot read the recipe {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -80,7 +83,7 @@ def read_recipe(path: Path) -> Recipe:
         raise UsageError(f"In the recipe {path}: {error}") from error
 
 
-def find_recipe(recipe: str | Path | Recipe) -> Recipe:
+def find_recipe(recipe: str | PathLike[str] | Recipe) -> Recipe:
     """The named recipe, the one in a `.toml` file, or the given one."""
     if isinstance(recipe, Recipe):
         return recipe
@@ -150,13 +153,15 @@ def parse_format(value: Any, present: NumberFormat | None, where: str) -> Number
     table = {"type": value} if isinstance(value, str) else dict(_expect(value, dict, where))
     name = table.pop("type", None)
     if name is None and present is None:
-        raise UsageError(f"{where} has no type. Choose from {', '.join(NAMED_FORMATS)}, or \"{FLOAT}\".")
+        raise UsageError(f'{where} has no type. Choose from {", ".join(NAMED_FORMATS)}, or "{FLOAT}".')
     kinds = {"block_float": BlockFloat(), "microscaling": Microscaling("int8")}
     if name is None:
         start = present
     elif name not in NAMED_FORMATS and name not in kinds:
-        raise UsageError(f"{where}: there is no type '{name}'.{nearest(str(name), NAMED_FORMATS)} "
-                         f"Choose from {', '.join(NAMED_FORMATS)}, or \"{FLOAT}\".")
+        raise UsageError(
+            f"{where}: there is no type '{name}'.{nearest(str(name), NAMED_FORMATS)} "
+            f'Choose from {", ".join(NAMED_FORMATS)}, or "{FLOAT}".'
+        )
     else:
         start = {**NAMED_FORMATS, **kinds}[name]
         if isinstance(start, IntegerFormat | FloatFormat) and type(present) is type(start):
@@ -167,7 +172,9 @@ def parse_format(value: Any, present: NumberFormat | None, where: str) -> Number
     hints = get_type_hints(type(start))
     for key in table:
         _check_key(key, [hint for hint in hints if hint != "dtype"], f"The format of {where} ({start.label})")
-    return dataclasses.replace(start, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()})
+    return dataclasses.replace(
+        start, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
+    )
 
 
 def _override_to_plain(override: Override) -> Plain:
@@ -186,7 +193,7 @@ def _parse_override(table: Any) -> Override:
         if key in ("activations", "weights", "biases"):
             found[key] = parse_format(value, None, f"overrides.{key}")
             if found[key] is None:
-                raise UsageError(f"overrides.{key} is \"{FLOAT}\": say leave_float = true instead.")
+                raise UsageError(f'overrides.{key} is "{FLOAT}": say leave_float = true instead.')
         else:
             found[key] = _coerce(value, hints[key], f"overrides.{key}")
     return Override(**found)
@@ -218,7 +225,9 @@ def _parse_named(value: Any, parse: Callable[[str], Any], known: Mapping[str, An
     hints = get_type_hints(type(choice))
     for key in table:
         _check_key(key, hints, str(name))
-    return dataclasses.replace(choice, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()})
+    return dataclasses.replace(
+        choice, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
+    )
 
 
 def _check_key(key: str, known: Any, owner: str) -> None:

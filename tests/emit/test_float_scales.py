@@ -14,12 +14,12 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import detent
-from detent.emit.qdq import emit_qdq
+from detent.emit.emitter import emit
 from detent.errors import UsageError
 from detent.methods import METHODS, MinMax, MinMSE
 from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Role
-from detent.presets import find_recipe
+from detent.recipe_file import find_recipe
 from detent.targets.target import find_target
 from tests.conftest import tiny_model
 from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, planned, run, values_of
@@ -55,7 +55,7 @@ def emitted(proto, recipe, feeds):
     """The plan, the emitted model and where each activation went; checked for what holds for all of them."""
     model, plan = planned(proto, feeds, recipe)
     assert find_target(recipe.target).constrain(model, plan) == []
-    dequantized = emit_qdq(model, plan)
+    dequantized = emit(model, plan)
     result = ir.to_proto(model)
     onnx.checker.check_model(result, full_check=True)
     return plan, result, dequantized
@@ -187,7 +187,7 @@ def test_it_runs_with_all_optimizations_too(maker, recipe):
         params = plan.of(site.value)
         if site.axis is not None:
             plan.assign(site.value, dataclasses.replace(params, scale=params.scale * 2), "half the codes", site.node)
-    emit_qdq(model, plan)
+    emit(model, plan)
     result = ir.to_proto(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from detent.emit.qdq import emit_qdq
+from detent.emit.emitter import emit
 from detent.graph.save import serialize
 from detent.numerics.formats import QuantParams
 from detent.numerics.integer import INT8, UINT8_ZERO_128
@@ -42,7 +42,7 @@ def emitted(model, plan):
     """The emitted model, checked for everything that holds for all of them, and where each site went."""
     inputs = [value.name for value in model.graph.inputs]
     outputs = [value.name for value in model.graph.outputs]
-    dequantized = emit_qdq(model, plan)
+    dequantized = emit(model, plan)
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     assert [value.name for value in proto.graph.input] == inputs

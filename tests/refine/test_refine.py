@@ -8,13 +8,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.emit.qdq import emit_qdq
+from detent.emit.emitter import emit
 from detent.errors import DataError
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
-from detent.presets import find_recipe
+from detent.recipe_file import find_recipe
 from detent.refine.choose import Choice
 from detent.refine.refine import refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
@@ -46,7 +46,7 @@ SAMPLES = pending(*FEEDS)
 def mean_errors(proto, model, plan, value, feeds=FEEDS):
     """By how much each channel's mean is off in the emitted model. `value` is read before its QuantizeLinear."""
     expected = [values_of(proto, [value], one)[value] for one in feeds]
-    emit_qdq(model, plan)
+    emit(model, plan)
     name = (
         value if any(value == one.name for n in model.graph for one in n.outputs) else f"{value}_QuantizeLinear_Input"
     )
@@ -169,7 +169,7 @@ def test_the_same_for_any_number_of_threads(refinement):
 
 
 def error_on(proto, model, plan, feeds):
-    emit_qdq(model, plan)
+    emit(model, plan)
     runner, plain = Runner(model, exact=True), Runner(as_ir(proto))
     return sum(float(np.square(runner(one)[0] - plain(one)[0]).sum()) for one in feeds)
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
-from detent.emit.qdq import emit_qdq
+from detent.emit.emitter import emit
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
@@ -20,7 +20,7 @@ from detent.plan.layout import Role, lay_out
 from detent.plan.plan import make_plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
-from detent.presets import find_recipe
+from detent.recipe_file import find_recipe
 from detent.refine.segments import divide
 from detent.refine.walk import Walk
 from detent.targets.target import find_target
@@ -47,7 +47,7 @@ def walked(model, plan, feeds, threads=2):
 
 def assert_simulates(model, plan, feeds):
     found = walked(model, plan, feeds)
-    dequantized = emit_qdq(model, plan)
+    dequantized = emit(model, plan)
     runner = Runner(model, list(dequantized.values()), exact=True)
     sites = list(dequantized)
     assert sites == [site.value for site in plan.layout.of_role(Role.ACTIVATION)]
@@ -74,7 +74,7 @@ def test_other_formats(recipe):
     """Float scales round on the way, so that a value between two codes may fall to the other side."""
     model, plan = planned(SMALL_MODELS["residual"](), recipe=find_recipe(recipe))
     found = walked(model, plan, FEEDS)
-    dequantized = emit_qdq(model, plan)
+    dequantized = emit(model, plan)
     runner = Runner(model, list(dequantized.values()), exact=True)
     for index, sample in enumerate(FEEDS):
         for name, expected in zip(dequantized, runner(sample), strict=True):

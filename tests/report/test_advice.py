@@ -5,7 +5,7 @@ import math
 from detent.measure.fidelity import Closeness, Fidelity
 from detent.plan.layout import Decision
 from detent.prepare.base import Change
-from detent.presets import find_recipe
+from detent.recipe_file import find_recipe
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, TensorReport
 

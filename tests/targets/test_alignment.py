@@ -11,7 +11,8 @@ from detent.numerics.formats import IntegerFormat
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import make_plan
-from detent.presets import PRESETS, find_recipe
+from detent.presets import PRESETS
+from detent.recipe_file import find_recipe
 from detent.targets.alignment import align_concats
 from detent.targets.target import find_target
 from tests.models import XINT8, build, concat, conv_relu_conv, info, laid_out, node, normal, planned
@@ -183,7 +184,10 @@ def test_the_model_of_a_concat():
             A8W8.replace(activations=IntegerFormat("int8", granularity="per_channel")),
             "activations .* are per_channel: only weig",
         ),
-        (A8W8.replace(biases=IntegerFormat("int32", granularity="per_channel")), "biases .* are per_channel: only weights"),
+        (
+            A8W8.replace(biases=IntegerFormat("int32", granularity="per_channel")),
+            "biases .* are per_channel: only weights",
+        ),
         (
             A8W8.replace(activations=IntegerFormat("uint8", symmetric=False, scale="power_of_two")),
             "activations .* power_of_two scales and symmetric=False",

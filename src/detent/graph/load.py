@@ -23,9 +23,9 @@ ModelLike = str | Path | onnx.ModelProto
 MINIMUM_OPSET = 17
 
 
-def load(model: ModelLike) -> ir.Model:
-    """The model as a graph with unique names, at opset 17 or newer. The input is not modified."""
-    return raise_opset(read(model), MINIMUM_OPSET, name_of(model))
+def load(model: ModelLike, opset: int | None = None) -> ir.Model:
+    """The model as a graph with unique names, at opset 17 or the given one, or newer. The input is not modified."""
+    return raise_opset(read(model), max(opset or 0, MINIMUM_OPSET), name_of(model))
 
 
 def read(model: ModelLike) -> ir.Model:

@@ -27,7 +27,7 @@ _CHUNK = 1 << 16
 
 def by_blocks(values: npt.ArrayLike, axis: int, block_size: int, snap: Callable[[Blocks], Blocks]) -> Blocks:
     """Apply `snap`, which works on rows that are one block each, to blocks of `values` along `axis`."""
-    with np.errstate(over="ignore"):  # float64 past the range of float32 is infinite
+    with np.errstate(over="ignore", invalid="ignore"):  # float64 past the range of float32 is infinite, and NaN is NaN
         array = np.asarray(values, np.float32)
     if not -array.ndim <= axis < array.ndim:
         raise UsageError(f"axis is {axis}, of an array of {array.ndim} dimensions: it cannot be cut into blocks there.")

@@ -59,7 +59,9 @@ class IntegerFormat:
     def __post_init__(self) -> None:
         if self.dtype not in INTEGER_TYPES:
             listed = ", ".join(INTEGER_TYPES)
-            raise UsageError(f"There is no type '{self.dtype}'.{nearest(self.dtype, INTEGER_TYPES)} Choose from {listed}.")
+            raise UsageError(
+                f"There is no type '{self.dtype}'.{nearest(self.dtype, INTEGER_TYPES)} Choose from {listed}."
+            )
         if self.scale not in get_args(Scale):
             raise UsageError(f"scale is '{self.scale}'. Choose from {', '.join(get_args(Scale))}.")
         if self.granularity not in ("per_tensor", "per_channel") and not self.group_size:

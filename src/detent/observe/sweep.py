@@ -135,11 +135,19 @@ def recall(
     statistics = {name: file.statistics[name] for name in sites}
     if source is None:
         return Observation(statistics, None, file.samples, file.description)
+    seen = look(model, sites, source, providers=providers)
+    return Observation(statistics, seen.runner, file.samples, file.description, seen.held_out, seen.first)
+
+
+def look(
+    model: ir.Model, sites: Sequence[str], source: Source, *, providers: Sequence[str] = DEFAULT_PROVIDERS
+) -> Observation:
+    """The samples to measure with, and no statistics: for formats that need none."""
     samples = _Stream(source, silent, frozenset())
     while samples.next() is not None:
         pass
     runner = taps_of(model, sites, providers).ordered
-    return Observation(statistics, runner, file.samples, file.description, samples.held_out, samples.first)
+    return Observation({}, runner, 0, source.describe, samples.held_out, samples.first)
 
 
 def _supervise(jobs: Sequence[Future[None]], tally: _Tally, keeper: Keeper | None) -> None:

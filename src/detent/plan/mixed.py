@@ -101,7 +101,9 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
 
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[str, NodeFormats]:
     """The formats of every node; a fused activation function computes in those of its layer."""
-    everywhere = NodeFormats(recipe.activations, recipe.weights, recipe.biases)
+    # What is quantized while the model runs has no parameters to plan, and its layers add their biases in float.
+    roles = (None, recipe.weights, None) if recipe.dynamic else (recipe.activations, recipe.weights, recipe.biases)
+    everywhere = NodeFormats(*roles)
     formats = {str(node.name): everywhere for node in model.graph}
     for override in recipe.overrides:
         if not override.leave_float:
@@ -112,9 +114,7 @@ def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[s
     return formats
 
 
-def _format_of_value(
-    value: ir.Value, layout: Layout, formats: Mapping[str, NodeFormats]
-) -> NumberFormat | None:
+def _format_of_value(value: ir.Value, layout: Layout, formats: Mapping[str, NodeFormats]) -> NumberFormat | None:
     producer = value.producer()
     if producer is not None and layout.quantizes(producer):
         return formats[str(producer.name)].activations
@@ -133,9 +133,7 @@ def _is_operand(value: ir.Value, role: Role) -> bool:
     return role is Role.WEIGHT and any(node.op_type in ELEMENTWISE for node, _ in value.uses())
 
 
-def _insert_identity(
-    model: ir.Model, value: ir.Value, uses: Sequence[tuple[ir.Node, int]], names: Names
-) -> None:
+def _insert_identity(model: ir.Model, value: ir.Value, uses: Sequence[tuple[ir.Node, int]], names: Names) -> None:
     node = ir.node("Identity", [value], name=names.fresh(f"{value.name}/convert"))
     copy = node.outputs[0]
     copy.name, copy.type, copy.shape = names.fresh(f"{value.name}/converted"), value.type, value.shape
@@ -187,11 +185,10 @@ def _check_biases(model: ir.Model, layout: Layout) -> None:
                     raise UsageError(
                         f"The bias '{bias.name}' of {node.op_type} '{node.name}' is int32, which is counted in the unit "
                         f"of the layer's products, and '{value.name if value else ''}' is {what}. Give the biases "
-                        "another format, or \"float\"."
+                        'another format, or "float".'
                     )
 
 
 def is_product_bias(fmt: NumberFormat | None) -> bool:
     """Whether a bias of this format is counted in the unit of its layer's products."""
     return isinstance(fmt, IntegerFormat) and fmt.bits == ACCUMULATOR_BITS
-

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import QuantParams
+from detent.numerics.params import Params
 
 Array = npt.NDArray[Any]
 
@@ -38,11 +39,16 @@ def decode(codes: Array, params: QuantParams) -> npt.NDArray[np.float32]:
 
 def decode_constant(codes: npt.NDArray[np.int64], params: QuantParams) -> npt.NDArray[np.float32]:
     """What DequantizeLinear makes of a weight's or bias's codes."""
-    shape = [1] * codes.ndim
-    if params.axis is not None:
-        shape[params.axis] = -1
-    steps = (codes - params.zero_point.reshape(shape)).astype(np.float32).reshape(codes.shape)
-    return np.asarray(steps * params.scale.astype(np.float32).reshape(shape), np.float32).reshape(codes.shape)
+    scale, zero_point = params.broadcast(codes.shape)
+    steps = (codes - zero_point).astype(np.float32)
+    return np.asarray(steps * scale.astype(np.float32), np.float32).reshape(codes.shape)
+
+
+def stored_constant(values: npt.ArrayLike, params: Params) -> npt.NDArray[np.float32]:
+    """What the nodes of the emitted model read of a weight or bias that is stored in its format."""
+    if isinstance(params, QuantParams):
+        return decode_constant(params.encode(values), params)
+    return params.snap(values)
 
 
 @compiled

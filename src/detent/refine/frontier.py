@@ -6,16 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from detent.numerics.formats import QuantParams
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
 from detent.refine.codes import Array, decode, encode
 
 
 class Frontier:
-    """Values by name, each with an entry for every sample. A site is kept as its codes, anything else as it is."""
+    """Values by name, each with an entry for every sample. A site of integers is kept as its codes, one in another format
+    rounded to it, and anything else as it is."""
 
     def __init__(self, plan: Plan, samples: int) -> None:
-        self._params = {site.value: plan.of(site.value) for site in plan.layout.of_role(Role.ACTIVATION)}
+        formats = {site.value: plan.of(site.value) for site in plan.layout.of_role(Role.ACTIVATION)}
+        self._params = {name: params for name, params in formats.items() if isinstance(params, QuantParams)}
+        self._rounded = {name: params for name, params in formats.items() if not isinstance(params, QuantParams)}
         self._held: dict[str, list[Any]] = {}
         self.samples = samples
 
@@ -23,7 +27,10 @@ class Frontier:
         """Keep the value of one sample; it is encoded where it is a site."""
         params = self._params.get(name)
         entries = self._held.setdefault(name, [None] * self.samples)
-        entries[sample] = result if params is None else encode(result, params)
+        if name in self._rounded:
+            entries[sample] = self._rounded[name].snap(result)
+        else:
+            entries[sample] = result if params is None else encode(result, params)
 
     def get(self, name: str, sample: int) -> Any:
         """What a node reads."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from detent.graph.values import constant
 from detent.plan.plan import Plan
-from detent.refine.codes import Array, decode_constant
+from detent.refine.codes import Array, stored_constant
 from detent.refine.layers import Layer
 from detent.refine.walk import Walk
 
@@ -91,7 +91,7 @@ def set_bias(layer: Layer, plan: Plan, wanted: npt.NDArray[np.float64]) -> str:
         return layer.note
     name, params = str(layer.bias.name), plan.of(str(layer.bias.name))
     shaped = wanted.reshape(np.asarray(constant(layer.bias)).shape)
-    plan.refined[name] = decode_constant(params.encode(shaped), params)
+    plan.refined[name] = stored_constant(shaped, params)
     saturated = int(params.clipped(shaped).sum())
     return f"the bias of {saturated} of {shaped.size} channels saturates" if saturated else ""
 
@@ -101,5 +101,4 @@ def stored_bias(layer: Layer, plan: Plan) -> npt.NDArray[np.float64]:
     assert layer.bias is not None, f"layer '{layer.name}' has no bias of its own"
     name, params = str(layer.bias.name), plan.of(str(layer.bias.name))
     own = np.asarray(constant(layer.bias), np.float32)
-    codes = params.encode(plan.refined.get(name, own))
-    return decode_constant(codes, params).reshape(-1).astype(np.float64)
+    return stored_constant(plan.refined.get(name, own), params).reshape(-1).astype(np.float64)

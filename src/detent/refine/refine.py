@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from detent.errors import DataError
+from detent.errors import DataError, UsageError
+from detent.numerics.formats import IntegerFormat
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
@@ -15,7 +16,22 @@ from detent.refine.layers import LayerReport, find_layers
 from detent.refine.step import Step
 from detent.refine.targets import STAGE, float_targets
 from detent.refine.walk import Walk
-from detent.refinements import Refinement
+from detent.recipe import Recipe
+from detent.refinements import AdaRound, Refinement, Rounding
+
+
+def check_refinement(recipe: Recipe) -> None:
+    """Raise UsageError where the refinement cannot choose weights of the recipe's format."""
+    name = type(recipe.refinement).__name__
+    if isinstance(recipe.refinement, AdaRound | Rounding):
+        weights = [recipe.weights, *(override.weights for override in recipe.overrides if override.weights)]
+        for fmt in weights:
+            if not isinstance(fmt, IntegerFormat):
+                what = "stay float" if fmt is None else f"are {fmt.label}"
+                raise UsageError(
+                    f"{name} chooses between integers, and weights of recipe {recipe.name} {what}. AdaQuant works on "
+                    "every format."
+                )
 
 
 def refine(

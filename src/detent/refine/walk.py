@@ -18,7 +18,7 @@ from detent.graph.values import constant, is_constant
 from detent.observe.samples import Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
-from detent.refine.codes import Array, decode_constant
+from detent.refine.codes import Array, stored_constant
 from detent.refine.frontier import Frontier
 from detent.refine.segments import Program, Segment, divide, reads
 
@@ -106,5 +106,4 @@ class Walk:
         site = self.plan.layout.sites.get(name)
         if array is None or site is None or not self.plan.layout.quantizes(node) or index not in site_inputs(node):
             return array
-        params = self.plan.of(name)
-        return decode_constant(params.encode(self.plan.refined.get(name, array)), params)
+        return stored_constant(self.plan.refined.get(name, array), self.plan.of(name))

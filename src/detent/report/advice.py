@@ -29,13 +29,16 @@ def warnings_for(
 ) -> list[str]:
     """What makes the result untrustworthy, or is likely to surprise."""
     found = [note.what for note in notes.declined if note.what.startswith("shape inference failed")]
-    still = [tensor.name for tensor in tensors if tensor.role == "activation" and tensor.minimum == tensor.maximum]
+    seen = [tensor for tensor in tensors if tensor.role == "activation" and tensor.minimum is not None]
+    still = [tensor.name for tensor in seen if tensor.minimum == tensor.maximum]
     if still:
         found.append(f"'{still[0]}' had the same value in all samples ({len(still)} such in all). Is the data right?")
     found += _measured_warnings(fidelity, in_sample)
     if any(change.by == "HalfToFloat" for change in notes.changes):
         found.append("The model was float16: it was converted, and its inputs and outputs are float32 now.")
-    if calibration.random:
+    if calibration.random and not calibration.samples:
+        found.append("Measured on random data, so how close it is to float is not real. Give --calib.")
+    elif calibration.random:
         found.append(
             "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
         )

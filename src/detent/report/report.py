@@ -26,8 +26,9 @@ from detent.refine.layers import LayerReport
 class TensorReport:
     """One quantized tensor.
 
-    `position` is that of a power-of-two scale. Where each of `channels` has its own scale, `scale` is the largest.
-    `minimum` and `maximum` were observed (of a weight: are its own), `clipped` is the fraction of values beyond the
+    `dtype` is the short name of its format. `position` is that of a power-of-two scale. Where each of `channels` (or
+    groups) has its own scale, `scale` is the largest; blocks have none. `minimum` and `maximum` were observed (of a
+    weight: are its own), and are None where the format did not need it. `clipped` is the fraction of values beyond the
     ends of the grid, `shares` names the tensor whose position this one has, `closeness` compares it with float.
     """
 
@@ -36,11 +37,11 @@ class TensorReport:
     node: str
     dtype: str
     position: int | None
-    scale: float
+    scale: float | None
     zero_point: int
     channels: int | None
-    minimum: float
-    maximum: float
+    minimum: float | None
+    maximum: float | None
     clipped: float
     shares: str | None = None
     closeness: Closeness | None = None

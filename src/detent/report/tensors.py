@@ -10,6 +10,7 @@ import onnx_ir as ir
 from detent.graph.values import constant
 from detent.measure.fidelity import Closeness
 from detent.numerics.formats import QuantParams
+from detent.numerics.params import BlockParams, Params
 from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role, Site
@@ -37,15 +38,18 @@ def describe_activations(
     described = []
     for site in plan.layout.of_role(Role.ACTIVATION):
         leader = plan.layout.leader(site.value)
-        seen = statistics[leader].histogram
-        clipped = _clipped_fraction(Points.of_histogram(seen), plan.of(leader))
         shares = leader if leader != site.value else None
         closeness = measured.get(site.value)
+        if leader not in statistics:
+            described.append(_entry(site, plan, None, None, 0.0, shares, closeness))
+            continue
+        seen = statistics[leader].histogram
+        clipped = _clipped_fraction(Points.of_histogram(seen), plan.of(leader))
         described.append(_entry(site, plan, seen.minimum, seen.maximum, clipped, shares, closeness))
     return described
 
 
-def _clipped_fraction(points: Points, params: QuantParams) -> float:
+def _clipped_fraction(points: Points, params: Params) -> float:
     total = points.counts.sum()
     return float(points.counts[params.clipped(points.centres)].sum() / total) if total else 0.0
 
@@ -53,22 +57,24 @@ def _clipped_fraction(points: Points, params: QuantParams) -> float:
 def _entry(
     site: Site,
     plan: Plan,
-    minimum: float,
-    maximum: float,
+    minimum: float | None,
+    maximum: float | None,
     clipped: float,
     shares: str | None = None,
     closeness: Closeness | None = None,
 ) -> TensorReport:
     params = plan.of(site.value)
+    integers = params if isinstance(params, QuantParams) else None
+    one_scale = integers is not None and integers.axis is None
     return TensorReport(
         name=site.value,
         role=site.role.value,
         node=site.node,
-        dtype=params.format.dtype,
-        position=params.position if params.format.power_of_two else None,
-        scale=float(params.scale.max()),
-        zero_point=int(params.zero_point.flat[0]),
-        channels=None if params.axis is None else params.scale.size,
+        dtype=params.format.label,
+        position=integers.position if integers and one_scale and integers.format.power_of_two else None,
+        scale=None if isinstance(params, BlockParams) else float(np.max(params.scale)),
+        zero_point=int(integers.zero_point.flat[0]) if integers else 0,
+        channels=integers.scale.size if integers and not one_scale else None,
         minimum=minimum,
         maximum=maximum,
         clipped=clipped,

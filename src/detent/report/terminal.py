@@ -119,11 +119,19 @@ def _worst_table(tensors: Sequence[TensorReport]) -> Table:
         table.add_row(
             escape(tensor.name),
             _decibels(tensor.closeness.sqnr_db if tensor.closeness else math.inf),
-            f"{tensor.minimum:.4g} .. {tensor.maximum:.4g}",
-            f"{tensor.scale:.4g}" if tensor.position is None else f"2^{-tensor.position}",
+            "-"
+            if tensor.minimum is None or tensor.maximum is None
+            else f"{tensor.minimum:.4g} .. {tensor.maximum:.4g}",
+            _step(tensor),
             f"{100 * tensor.clipped:.3g} %",
         )
     return table
+
+
+def _step(tensor: TensorReport) -> str:
+    if tensor.position is not None:
+        return f"2^{-tensor.position}"
+    return tensor.dtype if tensor.scale is None or tensor.scale == 1.0 else f"{tensor.scale:.4g}"
 
 
 def _seconds(report: Report) -> Text:

@@ -17,7 +17,6 @@ from detent.targets import dpu
 from detent.targets.alignment import align_concats
 from detent.targets.shifts import constrain
 
-PassMaker = Callable[[Callable[[ir.Node], bool]], Pass]
 Constrain = Callable[[ir.Model, Plan, Collection[str]], list[str]]
 
 

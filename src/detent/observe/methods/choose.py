@@ -27,7 +27,14 @@ from detent.observe.methods.positions import min_mse, min_mse_within, non_overfl
 from detent.observe.methods.ranges import Range
 from detent.observe.statistics import TensorStatistics
 
-__all__ = ["check_method", "choose_params", "choose_params_of_groups", "choose_params_of_values", "method_choices", "settled_params"]
+__all__ = [
+    "check_method",
+    "choose_params",
+    "choose_params_of_groups",
+    "choose_params_of_values",
+    "method_choices",
+    "settled_params",
+]
 
 RAW_LIMIT = 1 << 14
 """A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker."""

@@ -1,0 +1,126 @@
+"""What each output format can hold: asked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from detent.errors import UsageError
+from detent.numerics.floats import FloatFormat
+from detent.numerics.formats import IntegerFormat
+from detent.numerics.params import NumberFormat
+from detent.recipe import OutputFormat, Recipe
+
+ACTIVATION_TYPES = ("int8", "uint8", "int16", "uint16")
+WEIGHT_TYPES = (*ACTIVATION_TYPES, "int4", "uint4")
+BIAS_TYPES = (*ACTIVATION_TYPES, "int32")
+WIDE_TYPES = (*ACTIVATION_TYPES, "int32", "uint32")
+FLOAT8_OPSET, SMALL_OPSET = 19, 21
+
+
+def check_formats(recipe: Recipe) -> None:
+    """Raise UsageError where a recipe asks for numbers that cannot be written in its output format."""
+    for where, role, fmt in _all_formats(recipe):
+        if isinstance(fmt, IntegerFormat):
+            _check_integers(where, role, fmt)
+        reason = _CHECKS[recipe.format](role, fmt)
+        if reason is not None:
+            raise UsageError(f"{where} are {fmt.label}, and format {recipe.format} {reason}")
+        if isinstance(fmt, FloatFormat) and fmt.bits == 8 and (recipe.opset or 0) < FLOAT8_OPSET:
+            raise UsageError(f"{where} are {fmt.label}, which needs opset {FLOAT8_OPSET}. Give --opset {FLOAT8_OPSET}.")
+    if recipe.dynamic:
+        _check_dynamic(recipe)
+
+
+def _all_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat]]:
+    for role, fmt in recipe.formats.items():
+        if fmt is not None:
+            yield f"The {role} of recipe {recipe.name}", role, fmt
+    for override in recipe.overrides:
+        given = (("activations", override.activations), ("weights", override.weights), ("biases", override.biases))
+        for role, fmt in given:
+            if fmt is not None:
+                yield f"The {role} of the override of {override.part}", role, fmt
+
+
+def _check_integers(where: str, role: str, fmt: IntegerFormat) -> None:
+    """What holds for integers in every format."""
+    if fmt.granularity != "per_tensor" and role != "weights":
+        what = "channel" if fmt.per_channel else "group"
+        raise UsageError(f"{where} are {fmt.granularity}: only weights have a scale for each output {what}.")
+    if fmt.power_of_two and not fmt.symmetric:
+        raise UsageError(
+            f"{where} have power_of_two scales and symmetric=False: with those the zero point is always the middle "
+            "code. Choose one of the two."
+        )
+
+
+def _standard(role: str, fmt: NumberFormat) -> str | None:
+    types = {"activations": ACTIVATION_TYPES, "weights": WEIGHT_TYPES, "biases": BIAS_TYPES}[role]
+    if isinstance(fmt, IntegerFormat) and fmt.dtype not in types:
+        return f"cannot write them as codes. Choose from {', '.join(types)}."
+    return None
+
+
+def _own_domain(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - the common signature
+    if isinstance(fmt, IntegerFormat):
+        if fmt.dtype not in WIDE_TYPES:
+            return f"has no operator for them. Choose from {', '.join(WIDE_TYPES)}, or format qdq."
+        return "has no scales per group. Choose per_channel, or format qdq." if fmt.group_size else None
+    if isinstance(fmt, FloatFormat) and fmt.bits == 8:
+        return "has no operator for them. Choose bfloat16 or float16, or format qdq."
+    return None
+
+
+def _fix_neuron(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - the common signature
+    if not isinstance(fmt, IntegerFormat) or fmt.dtype not in ("int8", "int16") or not fmt.power_of_two:
+        return "has int8 or int16 with power-of-two scales only. Choose these, or format qdq."
+    return None if fmt.granularity == "per_tensor" else "has one scale for each tensor. Choose per_tensor."
+
+
+def _floats_only(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - the common signature
+    if isinstance(fmt, FloatFormat) and fmt.bits > 8:
+        return None
+    return "is for bfloat16 and float16. Choose these, or format qdq."
+
+
+def _bfloat16_only(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - the common signature
+    plain = FloatFormat("bfloat16")
+    return None if fmt == plain else "computes everything in plain bfloat16. Choose recipe BF16, or another format."
+
+
+def _eight_bits(role: str, fmt: NumberFormat) -> str | None:
+    types = ("int32", "int8") if role == "biases" else ("int8", "uint8")
+    if isinstance(fmt, IntegerFormat) and fmt.dtype in types and not fmt.group_size:
+        return None
+    return f"has operators for 8 bits only. Choose {' or '.join(types)}, or format qdq."
+
+
+_CHECKS: Mapping[OutputFormat, Callable[[str, NumberFormat], str | None]] = {
+    "qdq": _standard,
+    "qoperator": _eight_bits,
+    "extended-qdq": _own_domain,
+    "vitis-qdq": _own_domain,
+    "fix-neuron": _fix_neuron,
+    "cast": _floats_only,
+    "bfloat16": _bfloat16_only,
+}
+
+
+def _check_dynamic(recipe: Recipe) -> None:
+    """Activations that are quantized while the model runs are uint8, and so are the operators that read them."""
+    if recipe.format != "qdq" or recipe.overrides:
+        raise UsageError(
+            f"Recipe {recipe.name} is dynamic: its operators are integer ones (ConvInteger, MatMulInteger), so it has "
+            "no other format and no overrides. Leave these out, or choose a recipe that is calibrated."
+        )
+    weights, activations = recipe.weights, recipe.activations
+    eight_bits = isinstance(weights, IntegerFormat) and weights.dtype in ("int8", "uint8") and not weights.group_size
+    if not eight_bits or activations != IntegerFormat("uint8", symmetric=False):
+        raise UsageError(
+            f"Recipe {recipe.name} is dynamic: activations are asymmetric uint8 and weights 8-bit integers, per tensor "
+            "or per channel; nothing else has operators."
+        )
+    if recipe.refinement is not None:
+        raise UsageError(
+            f'Recipe {recipe.name} is dynamic, so there is no calibrated model to refine: say refinement = "none".'
+        )

@@ -1,0 +1,75 @@
+"""Rounding as one node: block formats, and FixNeuron.
+
+A constant is stored as float, rounded already: the node leaves it as it is, and a compiler that knows the node takes
+the format from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.emit.functions import FIX_NEURON, QUARK, VITIS, VITIS_OF_QUARK
+from detent.emit.scene import Scene
+from detent.numerics.block_float import BlockFloat
+from detent.numerics.formats import QuantParams
+from detent.numerics.params import BlockParams
+
+ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class FusedBlocks:
+    """Writes one node for each value in a block format."""
+
+    scene: Scene
+    domain: str = QUARK
+
+    def activation(self, name: str, value: ir.Value, params: BlockParams) -> list[ir.Node]:
+        """The node that rounds `value`."""
+        op_type = "BFPQuantizeDequantize" if isinstance(params.format, BlockFloat) else "MXQuantizeDequantize"
+        if self.domain == VITIS:
+            op_type = VITIS_OF_QUARK[op_type]
+        return [self.scene.node(op_type, [value], f"{name}_{op_type}", self.domain, **_attributes(params))]
+
+    def constant(self, name: str, array: npt.NDArray[np.float32], params: BlockParams) -> list[ir.Node]:
+        """The constant, rounded, and the node."""
+        return self.activation(name, self.scene.constant(f"{name}_rounded", params.snap(array)), params)
+
+
+def _attributes(params: BlockParams) -> dict[str, int | str]:
+    fmt = params.format
+    common: dict[str, int | str] = {
+        "axis": params.axis,
+        "block_size": fmt.block_size,
+        "rounding_mode": ROUNDING_MODES[fmt.rounding],
+    }
+    if not isinstance(fmt, BlockFloat):
+        return {"element_dtype": fmt.element, **common}
+    if fmt.sub_block_size is None:
+        return {"bfp_method": "to_bfp", "bit_width": fmt.bit_width, **common}
+    shared = {"sub_block_size": fmt.sub_block_size, "sub_block_shift_bits": fmt.sub_block_shift_bits}
+    return {"bfp_method": "to_bfp_prime", "bit_width": fmt.bit_width, **common, **shared}
+
+
+@dataclass(frozen=True, eq=False)
+class FixNeurons:
+    """Writes one FixNeuron for each value of integers with a power-of-two scale."""
+
+    scene: Scene
+
+    def activation(self, name: str, value: ir.Value, params: QuantParams) -> list[ir.Node]:
+        """The node that rounds `value`."""
+        scale = self.scene.constant(f"{name}_scale", params.scale.astype(np.float32))
+        zero_point = self.scene.constant(f"{name}_zero_point", params.zero_point.astype(params.format.dtype))
+        attributes = {"bit_width": str(params.format.bits), "pos": str(params.position)}
+        inputs = [value, scale, zero_point]
+        return [self.scene.node(FIX_NEURON.name, inputs, f"{name}_FixNeuron", FIX_NEURON.domain, **attributes)]
+
+    def constant(self, name: str, array: npt.NDArray[np.float32], params: QuantParams) -> list[ir.Node]:
+        """The constant, rounded, and the node."""
+        rounded = params.snap(array).astype(np.float32)
+        return self.activation(name, self.scene.constant(f"{name}_rounded", rounded), params)
