@@ -88,7 +88,10 @@ class GPTQConfig(AlgoConfig):
 
     def options(self) -> dict[str, Any]:
         """The switch and its parameters."""
-        return {"UseGPTQ": True, "GPTQParams": {_camel(field.name): getattr(self, field.name) for field in fields(self)}}
+        return {
+            "UseGPTQ": True,
+            "GPTQParams": {_camel(field.name): getattr(self, field.name) for field in fields(self)},
+        }
 
 
 @dataclass(frozen=True)

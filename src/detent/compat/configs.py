@@ -121,9 +121,10 @@ def _different_from_default(config: QuantizationConfig) -> str:
 
 def _meaning(config: QuantizationConfig | QConfig) -> str:
     """The recipe in words; what is wrong with the configuration where there is none."""
+    from detent.compat.describe import describe
     from detent.compat.translate import translate
 
     try:
-        return f"{translate(config).recipe}"
+        return describe(translate(config).recipe)
     except UsageError as error:
         return f"No recipe: {error}"

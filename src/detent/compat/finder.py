@@ -74,7 +74,10 @@ class _Finder(MetaPathFinder):
     """Finds the modules of the three packages, and no others."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None  # noqa: ARG002
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         if _root_of(fullname) is None:
             return None

@@ -80,7 +80,7 @@ def _check(params: Mapping[str, Any], algorithm: str) -> None:
             raise UsageError(f"FastFinetune: {name} is '{value}'. Detent refines on the CPU: give 'cpu'.")
         if name in _ASKS_FOR_NOTHING and value not in _ASKS_FOR_NOTHING[name]:
             raise UsageError(f"FastFinetune: {name}={value!r} is not part of Detent. Delete it.")
-        if name == "TargetOpType" and not _REFINED <= set(value):
+        if name == "TargetOpType" and not set(value) >= _REFINED:
             left = ", ".join(sorted(_REFINED - set(value)))
             raise UsageError(f"FastFinetune: TargetOpType leaves out {left}. Detent refines every layer: delete it.")
         if name in _OTHER_ALGORITHM and name not in own and value not in (_OTHER_ALGORITHM[name], None):

@@ -19,8 +19,10 @@ _FLOATS = {"QFloat16": "float16", "QBFloat16": "bfloat16", "QFLOAT8E4M3FN": "flo
 
 _ROUNDINGS = {0: "half_away", 1: "half_up", 2: "half_even"}
 
-_BLOCK_KEYS = ("bfp_method", "axis", "bit_width", "block_size", "sub_block_size", "sub_block_shift_bits")
-_BLOCK_KEYS += ("rounding_mode", "convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel")
+_BLOCK_KEYS = (
+    *("bfp_method", "axis", "bit_width", "block_size", "sub_block_size", "sub_block_shift_bits"),
+    *("rounding_mode", "convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel"),
+)
 _SCALE_KEYS = ("element_dtype", "axis", "block_size", "rounding_mode")
 
 
@@ -75,7 +77,9 @@ def _check(attributes: Mapping[str, Any], known: tuple[str, ...], option: str) -
         if key not in known:
             raise UsageError(f"{option} has no '{key}'.{nearest(key, known)} It has {', '.join(known)}.")
     if attributes.get("axis", 1) != 1:
-        raise UsageError(f"{option}: axis {attributes['axis']}: blocks lie along the axis that is summed over. Delete it.")
+        raise UsageError(
+            f"{option}: axis {attributes['axis']}: blocks lie along the axis that is summed over. Delete it."
+        )
 
 
 def _rounding(attributes: Mapping[str, Any], option: str) -> Any:
@@ -83,4 +87,3 @@ def _rounding(attributes: Mapping[str, Any], option: str) -> Any:
     if mode not in _ROUNDINGS:
         raise UsageError(f"{option}: rounding_mode is {mode!r}: 0 is half away from zero, 1 half up, 2 half to even.")
     return _ROUNDINGS[mode]
-

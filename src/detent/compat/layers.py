@@ -1,9 +1,9 @@
 """Quark's newer QConfig as the older configuration that it stands for, and its layers as overrides.
 
-    activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
-    both specifications PowerOf2            enable_npu_cnn, unless EnableNPUCnn says otherwise
-    weight per channel                      per_channel
-    no CLEConfig in algo_config             no equalization: the newer API does none unless it is asked for
+activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
+both specifications PowerOf2            enable_npu_cnn, unless EnableNPUCnn says otherwise
+weight per channel                      per_channel
+no CLEConfig in algo_config             no equalization: the newer API does none unless it is asked for
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]
     algorithms = _options_of(config.algo_config)
     kinds = {type(each) for each in config.algo_config}
     if inputs.scale_type != weight.scale_type:
-        raise UsageError(f"scale_type is {inputs.scale_type} for activations and {weight.scale_type} for weights: one only.")
+        raise UsageError(
+            f"scale_type is {inputs.scale_type} for activations and {weight.scale_type} for weights: one only."
+        )
     excluded = [each for each in config.exclude if isinstance(each, str)]
     parts = [each for each in config.exclude if not isinstance(each, str)]
     legacy = QuantizationConfig(

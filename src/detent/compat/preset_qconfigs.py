@@ -1,5 +1,7 @@
-"""Quark's newer constants, such as XINT8_QCONFIG. They differ from the presets of the same name: no equalization, signed
-activations, other calibration (FACTS of that tool, kept as they are)."""
+"""Quark's newer constants, such as XINT8_QCONFIG.
+
+They are not the presets of the same name: channels are not equalized, activations are signed, calibration differs.
+"""
 
 from __future__ import annotations
 

@@ -44,28 +44,24 @@ class ModelQuantizer:
         return quantize_with(self.config, model_input, model_output, data)
 
 
-def quantize_with(
-    config: AnyConfig, model: ModelLike, output: str | Path | None, data: Any
-) -> onnx.ModelProto | None:
+def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None, data: Any) -> onnx.ModelProto | None:
     """Quantize as the configuration says. Data is a reader, a path or None for random numbers."""
     request = translate(config)
     report = _quantize(request, model, output, data)
     if request.external_data and output is not None:
         _move_tensors_out(Path(output))
     if request.summary:
-        from rich.console import Console
+        from detent.report.terminal import report_text
 
-        from detent.report.terminal import print_report
-
-        print_report(report, Console(file=sys.stdout, highlight=False))
+        sys.stdout.write(f"{report_text(report)}\n")
     return report.model if output is None else None
 
 
 def _quantize(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
     if request.channels_last:
         raise UsageError(
-            "convert_nchw_to_nhwc: convert the model first, with `detent convert MODEL OUTPUT --to nhwc`, and give data "
-            "of that layout."
+            "convert_nchw_to_nhwc: convert the model first, with `detent convert MODEL OUTPUT --to nhwc`, and give "
+            "data of that layout."
         )
     kept = request.statistics
     known = kept is not None and kept.exists()
@@ -94,7 +90,9 @@ def _data(request: Request, model: ModelLike, data: Any) -> Any:
     if data is not None and not request.always_random:
         return data
     asked = request.random
-    return None if asked.shapes is None and asked.ranges is None else RandomDataReader(model, asked.shapes, asked.ranges)
+    return (
+        None if asked.shapes is None and asked.ranges is None else RandomDataReader(model, asked.shapes, asked.ranges)
+    )
 
 
 def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:
@@ -106,7 +104,9 @@ def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:
     for pattern in patterns:
         hits = [name for name in names if re.match(pattern, name)]
         if not hits:
-            raise UsageError(f"nodes_to_exclude: '{pattern}' matches no node. `detent inspect MODEL --nodes` lists them.")
+            raise UsageError(
+                f"nodes_to_exclude: '{pattern}' matches no node. `detent inspect MODEL --nodes` lists them."
+            )
         found.update(dict.fromkeys(hits))
     return tuple(found)
 

@@ -123,7 +123,9 @@ def _by_input(inputs: Sequence[InputSpec], given: Any, what: str) -> list[tuple[
         names = [spec.name for spec in inputs]
         for name in given:
             if name not in names:
-                raise UsageError(f"{what} names the input '{name}', which the model does not have.{nearest(name, names)}")
+                raise UsageError(
+                    f"{what} names the input '{name}', which the model does not have.{nearest(name, names)}"
+                )
         return [(spec, given.get(spec.name)) for spec in inputs]
     if given is None or len(given) == 0:
         return [(spec, None) for spec in inputs]

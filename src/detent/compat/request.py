@@ -38,7 +38,7 @@ class Request:
     providers: tuple[str, ...] = ()
     fix_shapes: Mapping[str, Sequence[int]] | None = None
     statistics: Path | None = None
-    random: RandomData = RandomData()  # noqa: RUF009  (frozen: one instance serves all)
+    random: RandomData = RandomData()
     always_random: bool = False
     channels_last: bool = False
     external_data: bool = False

@@ -40,7 +40,9 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
         except ModuleNotFoundError as error:
             raise UsageError(str(error)) from None
         if not hasattr(module, "main"):
-            raise UsageError(f"{name} is not a tool that can be run. `detent run SCRIPT.py` runs a script that uses it.")
+            raise UsageError(
+                f"{name} is not a tool that can be run. `detent run SCRIPT.py` runs a script that uses it."
+            )
         module.main(list(arguments))
 
 

@@ -34,7 +34,9 @@ from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.request import Request
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
+from detent.numerics.block_float import BlockFloat
 from detent.numerics.formats import IntegerFormat, Scale
+from detent.numerics.microscaling import Microscaling
 from detent.numerics.params import NumberFormat
 from detent.presets import LAYERS, PRESETS
 from detent.recipe import OutputFormat, Override, Recipe
@@ -86,7 +88,14 @@ def translate(config: AnyConfig) -> Request:
     request = apply_options(request, _without_unused(legacy, options))
     if overrides:
         request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
+    if request.recipe.format == "cast" and any(_has_blocks(override) for override in request.recipe.overrides):
+        request = request.with_recipe(format="extended-qdq")
     return request.replace(recipe=_named(request.recipe, legacy))
+
+
+def _has_blocks(override: Override) -> bool:
+    formats = (override.activations, override.weights, override.biases)
+    return any(isinstance(fmt, (BlockFloat, Microscaling)) for fmt in formats)
 
 
 def _refuse(config: QuantizationConfig) -> None:

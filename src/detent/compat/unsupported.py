@@ -1,4 +1,4 @@
-"""Names that scripts import and that Detent has no counterpart of: they can be imported, and say so when they are used."""
+"""Names that scripts import and that have no counterpart: they can be imported, and say so when they are used."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Unsupported:
         self._name, self._instead = name, instead
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Say so."""
         raise UsageError(f"{self._name} is not part of Detent. {self._instead}")
 
     def __getattr__(self, attribute: str) -> NoReturn:

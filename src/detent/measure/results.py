@@ -52,9 +52,7 @@ def difference(name: str, baseline: npt.ArrayLike, other: npt.ArrayLike, peak: f
         raise DataError(f"{name}: both results are empty, there is nothing to compare.")
     top = float(np.abs(x).max()) if peak is None else peak
     squared = float(np.mean((x - y) ** 2))
-    return Difference(
-        name, cosine(x, y), float(np.mean(np.abs(x - y))), squared, psnr(squared, top), ssim(x, y, top)
-    )
+    return Difference(name, cosine(x, y), float(np.mean(np.abs(x - y))), squared, psnr(squared, top), ssim(x, y, top))
 
 
 def cosine(x: Array, y: Array) -> float:

@@ -13,7 +13,9 @@ from detent.compat.readers import CalibrationDataReader
 from detent.compat.unsupported import unsupported
 
 create_calibrator = unsupported("create_calibrator", "Calibration is part of detent.quantize.")
-write_calibration_table = unsupported("write_calibration_table", "`detent quantize --save-stats FILE` keeps statistics.")
+write_calibration_table = unsupported(
+    "write_calibration_table", "`detent quantize --save-stats FILE` keeps statistics."
+)
 
 __all__ = [
     "CalibrationDataReader",

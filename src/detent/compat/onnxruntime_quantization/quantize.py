@@ -126,4 +126,6 @@ def quantize(
     elif isinstance(quant_config, DynamicQuantConfig):
         quantize_dynamic(model_input, model_output, **vars(quant_config))
     else:
-        raise UsageError(f"quantize takes a StaticQuantConfig or a DynamicQuantConfig, not {type(quant_config).__name__}.")
+        raise UsageError(
+            f"quantize takes a StaticQuantConfig or a DynamicQuantConfig, not {type(quant_config).__name__}."
+        )

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from detent.compat.options import accuracy, calibration, floats, hardware, layout, numbers, preparation, runtime, selection
+from detent.compat.options import (
+    accuracy,
+    calibration,
+    floats,
+    hardware,
+    layout,
+    numbers,
+    preparation,
+    runtime,
+    selection,
+)
 from detent.compat.options.base import Option
 from detent.compat.request import Request
 from detent.errors import UsageError, nearest

@@ -103,5 +103,7 @@ def names(option: str, value: Any) -> tuple[str, ...]:
 def field(name: str, says: str, recipe_field: str, convert: Callable[[str, Any], Any] = boolean) -> Option:
     """An option that is one field of the recipe."""
     return honoured(
-        name, f"{says} (`{recipe_field}`)", lambda request, value: request.with_recipe(**{recipe_field: convert(name, value)})
+        name,
+        f"{says} (`{recipe_field}`)",
+        lambda request, value: request.with_recipe(**{recipe_field: convert(name, value)}),
     )

@@ -17,7 +17,7 @@ from detent.numerics.formats import IntegerFormat
 HISTOGRAM_BINS = 1 << 14
 
 
-def _setting(name: str, says: str, method: type[Method], setting: str) -> Option:
+def _setting(name: str, says: str, method: type[Any], setting: str) -> Option:
     """A setting of one calibration method, and of no other."""
 
     def apply(request: Request, value: Any) -> Request:
@@ -115,7 +115,12 @@ OPTIONS: tuple[Option, ...] = (
     honoured("Percentile", "the percentage (`Percentile.percentile`)", _percentile),
     _setting("LWPMetric", "mae or mse", LayerwisePercentile, "metric"),
     _setting("PercentileCandidates", "the percentages to choose from", LayerwisePercentile, "candidates"),
-    met("LWPUseHistogram", "candidates are compared on the histogram", (True,), "Raw data is not kept: delete the option."),
+    met(
+        "LWPUseHistogram",
+        "candidates are compared on the histogram",
+        (True,),
+        "Raw data is not kept: delete the option.",
+    ),
     honoured("MinMSEModePof2Scale", "All, MostCommon or Percentile (`MinMSE.mode`)", _min_mse_mode),
     honoured("MinMSEMode", "the older name of MinMSEModePof2Scale", _min_mse_mode),
     honoured("WeightCalibrateMethod", "the method for weights (`weight_method`)", _weight_method),
@@ -136,14 +141,18 @@ OPTIONS: tuple[Option, ...] = (
         lambda request, value: request.replace(always_random=boolean("UseRandomData", value)),
     ),
     honoured(
-        "RandomDataReaderInputShape", "shapes of random data", lambda request, value: _random(request, shapes=value or None)
+        "RandomDataReaderInputShape",
+        "shapes of random data",
+        lambda request, value: _random(request, shapes=value or None),
     ),
     honoured(
         "RandomDataReaderInputDataRange",
         "ranges of random data",
         lambda request, value: _random(request, ranges=value or None),
     ),
-    refused("SaveTensorHistFig", "figures are drawn from saved statistics", "`detent stats FILE --plot DIR` draws them."),
+    refused(
+        "SaveTensorHistFig", "figures are drawn from saved statistics", "`detent stats FILE --plot DIR` draws them."
+    ),
     honoured("TensorQuantOverrides", "formats and ranges of single tensors (`overrides`)", tensor_overrides),
     honoured("SaveAndRestore", "statistics are kept in this file, and used again where it exists", _statistics),
     honoured("TensorsRangeFile", "the older name of SaveAndRestore", _statistics),
@@ -153,4 +162,3 @@ OPTIONS: tuple[Option, ...] = (
         "Choose a recipe: XINT8 for speed, A16W8 for accuracy.",
     ),
 )
-

@@ -50,13 +50,13 @@ OPTIONS: tuple[Option, ...] = (
     switch("AdjustShiftWrite", "shift_write"),
     switch("AdjustHardSigmoid", "hard_sigmoid"),
     switch("AdjustShiftSwish", "shift_swish"),
-    honoured("AlignConcat", "what a Concat joins has one scale; chooses `npu-float-scale` for float scales", _align_concat),
+    honoured(
+        "AlignConcat", "what a Concat joins has one scale; chooses `npu-float-scale` for float scales", _align_concat
+    ),
     switch("AlignPool", "align_pool"),
     switch("AlignPad", "align_pad"),
     switch("AlignSlice", "align_slice"),
     met("AlignTranspose", "a Transpose always shares the scale of its input"),
     met("AlignReshape", "a Reshape always shares the scale of its input"),
-    field(
-        "AlignEltwiseQuantType", "constants beside activations have the type of these", "constants_as_activations"
-    ),
+    field("AlignEltwiseQuantType", "constants beside activations have the type of these", "constants_as_activations"),
 )

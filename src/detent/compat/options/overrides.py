@@ -1,4 +1,4 @@
-"""onnxruntime's dictionary of tensor overrides, {tensor: [{"quant_type": ..., "symmetric": ..., ...}]}, as overrides."""
+"""onnxruntime's tensor overrides, {tensor: [{"quant_type": ..., "symmetric": ..., ...}]}, as those of a recipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def _override(request: Request, tensor: str, entry: dict[str, Any]) -> Override:
     for key in entry:
         if key not in _KNOWN:
             raise UsageError(
-                f"TensorQuantOverrides of '{tensor}' has '{key}'.{nearest(key, _KNOWN)} Detent knows {', '.join(_KNOWN)}."
+                f"TensorQuantOverrides of '{tensor}' has '{key}'.{nearest(key, _KNOWN)} Detent knows "
+                f"{', '.join(_KNOWN)}."
             )
     if ("rmin" in entry) != ("rmax" in entry):
         raise UsageError(f"TensorQuantOverrides of '{tensor}' has one of rmin and rmax. Give both.")

@@ -25,7 +25,9 @@ OPTIONS: tuple[Option, ...] = (
         lambda request, value: request.replace(providers=names("ExecutionProviders", value)),
     ),
     met("TmpDir", "no temporary files are written"),
-    refused("UserCustomOpLibPath", "only operators that plain onnxruntime has can be run", "Replace them by functions."),
+    refused(
+        "UserCustomOpLibPath", "only operators that plain onnxruntime has can be run", "Replace them by functions."
+    ),
     refused("CryptoMode", _ENCRYPTION, "Delete the option."),
     met("EncryptionAlgorithm", _ENCRYPTION),
     refused("DebugMode", "intermediate models are not written", "`detent quantize --report FILE` says what was done."),

@@ -32,7 +32,9 @@ OPTIONS: tuple[Option, ...] = (
     _list("InputNodes", "quantization starts at these nodes", "start"),
     _list("OutputNodes", "quantization ends at these nodes", "end"),
     honoured("WeightsOnly", "activations stay float (`activations`)", _weights_only),
-    honoured("MatMulConstBOnly", "products of two activations stay float (`products_of_activations`)", _only_with_weights),
+    honoured(
+        "MatMulConstBOnly", "products of two activations stay float (`products_of_activations`)", _only_with_weights
+    ),
     refused(
         "MixedPrecisionTensor",
         "it is the older name of tensor overrides",

@@ -97,7 +97,9 @@ create_calibrator_power_of_two = unsupported("create_calibrator_power_of_two", _
 create_calibrator_float_scale = unsupported("create_calibrator_float_scale", _CALIBRATORS)
 CalibraterBase = unsupported("CalibraterBase", _CALIBRATORS)
 MinMaxCalibrater = unsupported("MinMaxCalibrater", _CALIBRATORS)
-write_calibration_table = unsupported("write_calibration_table", "`detent quantize --save-stats FILE` keeps statistics.")
+write_calibration_table = unsupported(
+    "write_calibration_table", "`detent quantize --save-stats FILE` keeps statistics."
+)
 
 __all__ = [
     "BFP16",
