@@ -1,4 +1,4 @@
-"""Quark's presets, as the configurations that it returns for them; `translate` turns each into Detent's of that name."""
+"""Quark's presets, as the configurations that it returns; `translate` turns each into Detent's of that name."""
 
 from __future__ import annotations
 
