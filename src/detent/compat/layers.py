@@ -34,10 +34,9 @@ from detent.compat.enums import (
     QuantGranularity,
     ScaleType,
 )
-from detent.compat.formats import format_of
+from detent.compat.mixed import spec_format
 from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError
-from detent.numerics.params import NumberFormat
 from detent.recipe import Override
 
 _FLOAT_SCALE = {
@@ -139,12 +138,4 @@ def _override(layer: QLayerConfig | None, **part: tuple[str, ...]) -> Override:
     if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
         raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
     formats = {"activations": layer.inputs, "weights": layer.weight, "biases": layer.bias}
-    return Override(**part, **{role: _format(spec) for role, spec in formats.items()})  # type: ignore[arg-type]
-
-
-def _format(spec: QTensorConfig | None) -> NumberFormat | None:
-    if spec is None:
-        return None
-    scales = {ScaleType.Float32: "float", ScaleType.PowerOf2: "power_of_two", ScaleType.Int16: "int16"}
-    scale: Any = scales[spec.scale_type]
-    return format_of(spec.data_type, symmetric=spec.symmetric, scale=scale)
+    return Override(**part, **{role: spec_format(spec) for role, spec in formats.items()})  # type: ignore[arg-type]

@@ -85,8 +85,6 @@ def _quantize(request: Request, model: ModelLike, output: str | Path | None, dat
 
 def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """The given data; random numbers where there is none, in the ranges that were asked for."""
-    if request.recipe.dynamic:
-        return None
     if data is not None and not request.always_random:
         return data
     asked = request.random

@@ -14,6 +14,7 @@ from detent.compat import data_types
 from detent.compat.data_types import DataType
 from detent.compat.enums import CalibMethod, QuantGranularity, ScaleType
 from detent.errors import UsageError
+from detent.numerics.formats import Scale
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class QTensorConfig:
     calibration_method: CalibMethod = CalibMethod.MinMax
     quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = data_types.Int8
+
+    @property
+    def scale(self) -> Scale:
+        """What scales may be, as Detent names it."""
+        names: dict[ScaleType, Scale] = {
+            ScaleType.Float32: "float",
+            ScaleType.PowerOf2: "power_of_two",
+            ScaleType.Int16: "int16",
+        }
+        return names[self.scale_type]
 
 
 def _kind(data_type: type[DataType], symmetric: bool, method: CalibMethod) -> Callable[..., QTensorConfig]:

@@ -116,7 +116,7 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     weights = _weights(config, scale, options)
     integers = isinstance(activations, IntegerFormat) and isinstance(weights, IntegerFormat)
     written = _written(config, activations, weights)
-    target = _target(config, scale, integers, written)
+    target = _target(config, options, scale, integers, written)
     return Recipe(
         name="custom",
         description="as the script says",
@@ -171,12 +171,16 @@ def _written(config: QuantizationConfig, activations: NumberFormat, weights: Num
     return "cast" if kinds == {"FloatFormat"} else "extended-qdq"
 
 
-def _target(config: QuantizationConfig, scale: Scale, integers: bool, written: OutputFormat) -> str:
+def _target(
+    config: QuantizationConfig, options: Mapping[str, Any], scale: Scale, integers: bool, written: OutputFormat
+) -> str:
     if not integers:
         return "npu-bf16"
     if config.enable_npu_cnn or (written in _DEVICE_FORMATS and scale == "power_of_two"):
         return "npu-cnn"
-    return "npu-vaiml" if scale == "power_of_two" else "cpu"
+    if scale == "power_of_two":
+        return "npu-vaiml"
+    return "npu-float-scale" if options.get("AlignConcat") else "cpu"
 
 
 def _operators(config: QuantizationConfig) -> tuple[str, ...]:

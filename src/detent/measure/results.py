@@ -57,10 +57,11 @@ def difference(name: str, baseline: npt.ArrayLike, other: npt.ArrayLike, peak: f
 
 def cosine(x: Array, y: Array) -> float:
     """The cosine of the angle between two arrays."""
-    norms = math.sqrt(float(np.sum(x * x))) * math.sqrt(float(np.sum(y * y)))
-    if norms == 0.0:
-        return float(not x.any() and not y.any())
-    return float(np.sum(x * y)) / norms
+    tops = float(np.abs(x).max()), float(np.abs(y).max())
+    if not all(tops):
+        return float(tops == (0.0, 0.0))
+    x, y = x / tops[0], y / tops[1]  # squares of very small or large numbers would leave the range of floats
+    return float(np.sum(x * y) / np.sqrt(np.sum(x * x) * np.sum(y * y)))
 
 
 def psnr(squared: float, peak: float) -> float:

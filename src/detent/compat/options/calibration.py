@@ -113,6 +113,10 @@ OPTIONS: tuple[Option, ...] = (
     honoured("CalibMovingAverage", "the mean of each sample's range (`MinMax.moving_average`)", _moving_average),
     met("CalibMovingAverageConstant", "all samples count alike: the constant acts only between parts of the data"),
     honoured("Percentile", "the percentage (`Percentile.percentile`)", _percentile),
+    honoured("CalibPercentile", "onnxruntime's name of Percentile", _percentile),
+    met("CalibMaxIntermediateOutputs", "memory never grows with the calibration set"),
+    refused("CalibStridedMinMax", "ranges are those of all samples", "Give CalibMovingAverage=True for their mean."),
+    refused("MinimumRealRange", "ranges are those that were observed", "Give TensorQuantOverrides with rmin and rmax."),
     _setting("LWPMetric", "mae or mse", LayerwisePercentile, "metric"),
     _setting("PercentileCandidates", "the percentages to choose from", LayerwisePercentile, "candidates"),
     met(

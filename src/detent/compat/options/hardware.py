@@ -11,14 +11,6 @@ from detent.compat.steps import CONCAT_RULE, SHIFT_RULES, device_rewrites
 _LEAVE_FLOAT = "Leave such nodes float with nodes_to_exclude."
 
 
-def _align_concat(request: Request, value: Any) -> Request:
-    """For float scales, it is what tells the NPU's numbers from any runtime's."""
-    wanted = boolean("AlignConcat", value)
-    if request.recipe.target == "cpu":
-        return request.with_recipe(target="npu-float-scale") if wanted else request
-    return switch("AlignConcat", CONCAT_RULE).apply(request, value)
-
-
 def _all_of(name: str, steps: tuple[str, ...], says: str) -> Option:
     """One switch for many steps: True leaves each as it is, False leaves all out."""
 
@@ -50,9 +42,7 @@ OPTIONS: tuple[Option, ...] = (
     switch("AdjustShiftWrite", "shift_write"),
     switch("AdjustHardSigmoid", "hard_sigmoid"),
     switch("AdjustShiftSwish", "shift_swish"),
-    honoured(
-        "AlignConcat", "what a Concat joins has one scale; chooses `npu-float-scale` for float scales", _align_concat
-    ),
+    switch("AlignConcat", CONCAT_RULE),
     switch("AlignPool", "align_pool"),
     switch("AlignPad", "align_pad"),
     switch("AlignSlice", "align_slice"),

@@ -42,6 +42,7 @@ OPTIONS: tuple[Option, ...] = (
     refused("RemoveQDQBetweenOps", "only activation functions are computed by the layer before them", _PAIRS),
     refused("RemoveQDQInstanceNorm", "only layers compute the activation function behind them", _PAIRS),
     refused("RemoveFusedQDQ", "block formats round what a layer hands to its activation function", "Delete it."),
+    met("QDQKeepRemovableActivations", "activation functions always stay in the file"),
     met("UseQDQContribOps", "16-bit types are written in com.microsoft's operators where ONNX's are too old for them"),
     met("UseQDQVitisCustomOps", "the operators follow from quant_format"),
 )

@@ -99,6 +99,9 @@ OPTIONS: tuple[Option, ...] = (
         (True,),
         "Delete the option.",
     ),
+    met(
+        "QDQDisableWeightAdjustForInt32Bias", "weights always get a scale at which the bias does not overflow", (False,)
+    ),
     honoured("Int16Scale", "scales are a 16-bit integer over a power of two (`scale`)", _int16_scale),
     honoured("UsePowerOf2Scale", "must say the same as calibrate_method", _power_of_two),
     refused("QuantizeFP16", "half-precision models are computed in float32", "Delete the option."),

@@ -24,6 +24,7 @@ OPTIONS: tuple[Option, ...] = (
         "onnxruntime's providers to calibrate on (`providers`)",
         lambda request, value: request.replace(providers=names("ExecutionProviders", value)),
     ),
+    met("DefaultTensorType", "types are inferred; where they cannot be, the node stays float and the report says so"),
     met("TmpDir", "no temporary files are written"),
     refused(
         "UserCustomOpLibPath", "only operators that plain onnxruntime has can be run", "Replace them by functions."
