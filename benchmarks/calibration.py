@@ -33,8 +33,8 @@ from detent.observe.methods.choose import check_method, choose_params
 from detent.observe.sources import open_source
 from detent.observe.sweep import sweep
 from detent.presets import PRESETS
-from detent.recipe_file import find_recipe
 from detent.recipe import Recipe
+from detent.recipe_file import find_recipe
 
 CASE = CASES[0]
 XINT8 = find_recipe("XINT8")

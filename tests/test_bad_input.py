@@ -318,7 +318,7 @@ def test_interrupted(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--recipe", "XINT9"], ("'XINT9'", "Did you mean 'XINT8'?")),
+        (["--recipe", "XINT9"], ("'XINT9'", "Did you mean 'XINT8'")),
         (["--target", "npu-cmm"], ("'npu-cmm'", "'npu-cnn'")),
         (["--method", "MinMSS"], ("'MinMSS'", "'MinMSE'")),
         (["--activations", "int9"], ("'int9'", "'int8'")),

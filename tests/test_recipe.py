@@ -7,8 +7,8 @@ import pytest
 from detent.errors import UsageError, nearest
 from detent.methods import MinMSE, NonOverflow
 from detent.presets import PRESETS
-from detent.recipe_file import find_recipe
 from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8, Recipe
+from detent.recipe_file import find_recipe, to_plain
 
 
 def test_xint8_is_what_the_device_wants():
@@ -46,7 +46,7 @@ def test_unknown_recipe():
 
 
 def test_plain_values():
-    assert json.loads(json.dumps(find_recipe("XINT8").to_dict()))["method"]["name"] == "MinMSE"
+    assert json.loads(json.dumps(to_plain(find_recipe("XINT8"))))["method"]["name"] == "MinMSE"
 
 
 def test_nearest():

@@ -22,6 +22,7 @@ from detent.observe.statistics_file import StatisticsFile, check_fits, load_stat
 from detent.observe.sweep import Observation, sweep
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
+from detent.rescaling import Rescaling
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ def saved_statistics(
     assert identity is not None
     file = load_statistics(how.reuse)
     check_fits(file, identity, sites, None if source is None else source.fingerprint, _vote(recipe)[1])
+    if (file.smoothed is not None) != (recipe.smooth is not None):
+        counted, other = ("after", "--smooth") if file.smoothed is not None else ("without", "no --smooth")
+        raise UsageError(f"The statistics were counted {counted} smoothing: give {other}, or calibrate again.")
     if (file.factors is not None) != recipe.equalize:
         counted, other = ("after", "--equalize") if file.factors is not None else ("without", "--no-equalize")
         raise UsageError(f"The statistics were counted {counted} equalization: give {other}, or calibrate again.")
@@ -104,7 +108,7 @@ def keep(
     source: Source,
     observation: Observation,
     recipe: Recipe,
-    factors: tuple[float, ...] | None,
+    rescaling: Rescaling,
 ) -> None:
     """Save the statistics, where that was asked for."""
     if how.save is not None:
@@ -116,7 +120,8 @@ def keep(
             samples=observation.samples,
             statistics=observation.statistics,
             votes_for=_vote(recipe)[1],
-            factors=factors,
+            factors=rescaling.factors,
+            smoothed=rescaling.smoothed,
         )
         save_statistics(how.save, file)
 

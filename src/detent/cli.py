@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import __version__, cli_options
+from detent import __version__, cli_convert, cli_options
 from detent.cli_options import NODES
 from detent.compat.command import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError, UsageError
@@ -263,14 +263,14 @@ def recipes(
     Example: detent recipes A8W8 --toml > my.toml, then detent quantize MODEL OUTPUT --recipe my.toml
     """
     from detent.presets import PRESETS
-    from detent.recipe_file import to_toml
+    from detent.recipe_file import to_plain, to_toml
     from detent.report.recipes_view import print_recipe, print_recipes
 
     if name is None:
         if toml or settings:
             raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
         if json:
-            _echo_json({recipe.name: recipe.to_dict() for recipe in PRESETS.values()})
+            _echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
         else:
             print_recipes(list(PRESETS.values()), _stdout())
         return
@@ -278,7 +278,7 @@ def recipes(
     if toml:
         typer.echo(to_toml(recipe), nl=False)
     elif json:
-        _echo_json(recipe.to_dict())
+        _echo_json(to_plain(recipe))
     else:
         print_recipe(recipe, _stdout())
 
@@ -323,6 +323,8 @@ def _escape(text: str) -> str:
 
     return escape(text)
 
+
+cli_convert.register(app, _stdout)
 
 if __name__ == "__main__":
     main()

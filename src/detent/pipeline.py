@@ -23,10 +23,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.calibrate import Collecting, collect, keep, saved_statistics
+from detent.convert.bfloat16 import to_pure_bfloat16
 from detent.emit.check import check_formats
 from detent.emit.dynamic import emit_dynamic
 from detent.emit.emitter import emit
-from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.emit.qoperator import to_qoperator
 from detent.errors import ModelError, OutputError, UsageError
 from detent.graph.load import ModelLike, files_of, load, name_of, read, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, tensor_bytes
@@ -52,8 +53,9 @@ from detent.refine.refine import check_refinement, refine
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
-from detent.targets.optional import OPTIONAL, check_steps
+from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
+from detent.targets.optional import OPTIONAL, check_steps
 from detent.targets.target import Target, find_target
 from detent.version import __version__
 
@@ -105,7 +107,7 @@ def run(job: Job) -> Report:
     target = _check_recipe(job.recipe)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
-        model = load(job.model, job.recipe.opset)
+        model = load(job.model, job.recipe.least_opset)
         _refuse_quantized(model, name_of(job.model))
         check_operators(model)
         if job.output is not None:
@@ -127,9 +129,9 @@ def run(job: Job) -> Report:
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
             samples, source = _first_samples(job, source, saved)
-            equalization = _equalize(job, model, layout, samples, saved)
+            rescaling = rescale(model, layout.sites, job.recipe, samples, saved, job.collecting.threads)
         with watch.stage("calibrate"):
-            observation = _observe(job, model, identity, layout, source, saved, equalization)
+            observation = _observe(job, model, identity, layout, source, saved, rescaling)
             _check_preparation(job, original.result(), samples, observation)
     with watch.stage("plan"):
         reference = model.clone() if job.recipe.refinement is not None else model
@@ -143,10 +145,11 @@ def run(job: Job) -> Report:
         refined = _refine(job, model, reference, plan, samples)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
-        dequantized = _emit(model, plan, job.recipe)
+        rounded = _emit(model, plan, job.recipe, notes)
     with watch.stage("measure"):
-        before = None if equalization is None else original.result()
-        fidelity = _measure(job, model, before, observation, {name: dequantized[name] for name in sites})
+        before = original.result() if rescaling.changed else None
+        tapped = {name: rounded[name] for name in sites if name in rounded}
+        fidelity = _measure(job, model, before, observation, tapped)
         tensors += describe_activations(plan, observation.statistics, fidelity.tensors if fidelity else {})
     with watch.stage("save"):
         proto, written = _write(model, job.output)
@@ -161,7 +164,8 @@ def run(job: Job) -> Report:
         changes=notes.changes,
         declined=notes.declined,
         moves=plan.moves,
-        equalization=equalization,
+        equalization=rescaling.equalization,
+        smoothing=rescaling.smoothing,
         refined=refined,
         calibration=calibration,
         fidelity=fidelity,
@@ -238,7 +242,7 @@ def _first_samples(
     """The samples that equalization and refinement look at, and the source to go on with."""
     recipe = job.recipe
     needed = recipe.refinement.samples if recipe.refinement is not None else 0
-    if recipe.equalize and saved is None:
+    if (recipe.equalize or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
         return [], source
@@ -250,16 +254,6 @@ def _first_samples(
     return peek(source, needed)
 
 
-def _equalize(
-    job: Job, model: ir.Model, layout: Layout, samples: Sequence[PendingSample], saved: StatisticsFile | None
-) -> Equalization | None:
-    if not job.recipe.equalize:
-        return None
-    if saved is not None and saved.factors is not None:
-        return equalize_again(model, saved.factors)
-    return equalize(model, layout.sites, samples[:EQUALIZING_SAMPLES], job.collecting.threads)
-
-
 def _observe(
     job: Job,
     model: ir.Model,
@@ -267,7 +261,7 @@ def _observe(
     layout: Layout,
     source: Source | None,
     saved: StatisticsFile | None,
-    equalization: Equalization | None,
+    rescaling: Rescaling,
 ) -> Observation:
     """The statistics, from a file or counted now; those are kept where that was asked for.
 
@@ -280,7 +274,7 @@ def _observe(
     if not any(needs_statistics(layout, layout.sites[name]) for name in sites):
         return look(model, sites, source, providers=how.providers)
     observation = collect(how, model, sites, source, job.recipe, job.progress)
-    keep(how, identity, source, observation, job.recipe, None if equalization is None else equalization.factors)
+    keep(how, identity, source, observation, job.recipe, rescaling)
     return observation
 
 
@@ -341,19 +335,28 @@ def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], recipe: Recipe, l
     notes.declined += [note for step in passes for note in step.declined]
 
 
-def _emit(model: ir.Model, plan: Plan, recipe: Recipe) -> Mapping[str, str]:
-    """Write the plan into the graph, and check that the result is a model that any tool will take."""
+def _emit(model: ir.Model, plan: Plan, recipe: Recipe, notes: Notes) -> Mapping[str, str]:
+    """Write the plan into the graph, and check that the result is a model that any tool will take.
+
+    Returns, for each activation site that is still a float value in the result, the name of that value.
+    """
+    rounded: Mapping[str, str] = {}
     if recipe.dynamic:
-        dequantized = emit_dynamic(model, plan)
+        emit_dynamic(model, plan)
+    elif recipe.format == "bfloat16":
+        to_pure_bfloat16(model, plan.refined)
     else:
         pairs = {"weight_pairs": recipe.weight_pairs, "dedicated_pairs": recipe.dedicated_pairs}
-        dequantized = emit(model, plan, recipe.format, **pairs)
+        rounded = emit(model, plan, recipe.format, **pairs)
+    if recipe.format == "qoperator":
+        notes.declined += to_qoperator(model)
+        rounded = {}
     model.producer_name, model.producer_version = "detent", __version__
     try:
         common_passes.CheckerPass(full_check=True)(model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"The quantized model does not pass onnx's checker, so it is not written: {error}") from error
-    return dequantized
+    return rounded
 
 
 def _write(model: ir.Model, output: Path | None) -> tuple[onnx.ModelProto | None, int]:
@@ -388,6 +391,7 @@ def _preview(job: Job, layout: Layout, notes: Notes, source: Source | None, seco
         declined=notes.declined,
         moves=(),
         equalization=None,
+        smoothing=None,
         refined=(),
         calibration=None if unseen is None else _calibration(job, source, unseen),
         fidelity=None,

@@ -24,6 +24,9 @@ ACCUMULATOR_BITS = 32
 OutputFormat = Literal["qdq", "qoperator", "extended-qdq", "vitis-qdq", "fix-neuron", "cast", "bfloat16"]
 """How codes are written into the file: see docs/formats.md."""
 
+BFLOAT16_OPSET = 22
+"""From here on the standard operators have bfloat16 throughout."""
+
 FUSED_ACTIVATIONS = ("Relu", "LeakyRelu", "PRelu", "Clip")
 FUSABLE_ACTIVATIONS = (*FUSED_ACTIVATIONS, "Gelu")
 
@@ -89,8 +92,8 @@ class Recipe:
     `operators` are the types to quantize (none: all that Detent knows how to), `more_operators` are added to these, and
     `all_operators` adds every other one with float data. Products of two activations can be left out, and constants
     that are added to activations or multiplied with them can have the format of these, which is finer in some recipes.
-    `fuse` are the activation functions that a layer computes before it rounds. `without` names preparations, rewrites and rules of the target that are left out, and `also` those
-    that are done only on request.
+    `fuse` are the activation functions that a layer computes before it rounds. `without` names preparations, rewrites
+    and rules of the target that are left out, and `also` those that are done only on request.
     """
 
     name: str
@@ -136,6 +139,11 @@ class Recipe:
         return {"activations": self.activations, "weights": self.weights, "biases": self.biases}
 
     @property
+    def least_opset(self) -> int:
+        """The operator set that the model is raised to: what was asked for, or what the output format needs."""
+        return max(self.opset or 0, BFLOAT16_OPSET if self.format == "bfloat16" else 0)
+
+    @property
     def method_of_weights(self) -> Method:
         """The method that weights, and biases with a scale of their own, are quantized with."""
         if self.weight_method is not None:
@@ -156,12 +164,6 @@ class Recipe:
             if key not in known:
                 raise UsageError(f"A recipe has no field '{key}'.{nearest(key, known)} Fields: {', '.join(known)}.")
         return dataclasses.replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON and TOML, all defaults written out."""
-        from detent.recipe_file import to_plain
-
-        return to_plain(self)
 
 
 def has_power_of_two_scale(fmt: NumberFormat | None) -> bool:

@@ -43,6 +43,9 @@ else:
 
 Plain = dict[str, Any]
 
+FORMAT_KINDS: Mapping[str, NumberFormat] = {"block_float": BlockFloat(), "microscaling": Microscaling("int8")}
+"""Block formats that have no name are written by their kind and all of their fields."""
+
 FLOAT = "float"
 """How a role that stays float is written."""
 
@@ -151,30 +154,30 @@ def parse_format(value: Any, present: NumberFormat | None, where: str) -> Number
     if value == FLOAT:
         return None
     table = {"type": value} if isinstance(value, str) else dict(_expect(value, dict, where))
-    name = table.pop("type", None)
-    if name is None and present is None:
-        raise UsageError(f'{where} has no type. Choose from {", ".join(NAMED_FORMATS)}, or "{FLOAT}".')
-    kinds = {"block_float": BlockFloat(), "microscaling": Microscaling("int8")}
-    if name is None:
-        start = present
-    elif name not in NAMED_FORMATS and name not in kinds:
+    start = _start_of_format(table.pop("type", None), present, where)
+    hints = get_type_hints(type(start))
+    for key in table:
+        _check_key(key, [hint for hint in hints if hint != "dtype"], f"The format of {where} ({start.label})")
+    changes = {key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
+    return dataclasses.replace(start, **changes)
+
+
+def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> NumberFormat:
+    """The format that a table starts from: the present one, or that of its `type`."""
+    known: dict[str, NumberFormat] = {**NAMED_FORMATS, **FORMAT_KINDS}
+    if name is None and present is not None:
+        return present
+    if name not in known:
         raise UsageError(
             f"{where}: there is no type '{name}'.{nearest(str(name), NAMED_FORMATS)} "
             f'Choose from {", ".join(NAMED_FORMATS)}, or "{FLOAT}".'
         )
-    else:
-        start = {**NAMED_FORMATS, **kinds}[name]
-        if isinstance(start, IntegerFormat | FloatFormat) and type(present) is type(start):
-            start = dataclasses.replace(present, dtype=name)  # type: ignore[type-var, arg-type]
-        elif type(present) is type(start) and name in kinds:
-            start = present
-    assert start is not None
-    hints = get_type_hints(type(start))
-    for key in table:
-        _check_key(key, [hint for hint in hints if hint != "dtype"], f"The format of {where} ({start.label})")
-    return dataclasses.replace(
-        start, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
-    )
+    start = known[name]
+    if isinstance(present, IntegerFormat) and isinstance(start, IntegerFormat):
+        return dataclasses.replace(present, dtype=start.dtype)
+    if isinstance(present, FloatFormat) and isinstance(start, FloatFormat):
+        return dataclasses.replace(present, dtype=start.dtype)
+    return present if present is not None and name in FORMAT_KINDS and type(present) is type(start) else start
 
 
 def _override_to_plain(override: Override) -> Plain:
@@ -237,7 +240,7 @@ def _check_key(key: str, known: Any, owner: str) -> None:
 
 def _expect(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind):
-        wanted = {list: "a list", dict: "a table"}[kind]
+        wanted = "a list" if kind is list else "a table"
         raise UsageError(f"{where} is {value!r}: expected {wanted}.")
     return value
 

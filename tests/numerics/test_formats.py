@@ -30,7 +30,9 @@ ranges = st.tuples(finite, finite).map(sorted)
 formats = st.builds(
     IntegerFormat, st.sampled_from(["int4", "uint4", "int8", "uint8", "int16", "uint16"]), st.booleans()
 )
-every_format = st.builds(IntegerFormat, st.sampled_from(list(CODES)), st.booleans(), st.booleans())
+every_format = st.builds(
+    IntegerFormat, st.sampled_from(list(CODES)), st.booleans(), st.sampled_from(["float", "power_of_two"])
+)
 
 
 @pytest.fixture(autouse=True)

@@ -229,12 +229,12 @@ def test_reasons_for_float_nodes():
             node("Mul", "n n", "area"),
             node("Exp", "x", "e"),
             node("HardSigmoid", "x", "h", alpha=0.2),
-            node("Gather", "table picked", "t", "lookup"),
+            node("Where", "picked low high", "t", "lookup"),
             node("Relu", "x", "y"),
         ],
         "area e h t y",
-        {"at": np.array(2, np.int64), "table": normal(5, 2)},
-        inputs=[X, info("picked", (3,), TensorProto.INT64)],
+        {"at": np.array(2, np.int64), "low": normal(3), "high": normal(3)},
+        inputs=[X, info("picked", (3,), TensorProto.BOOL)],
     )
     assert decisions(proto) == {
         "shape_shape": "operator Shape is not quantized by this recipe",
@@ -246,6 +246,28 @@ def test_reasons_for_float_nodes():
         "relu_y": "quantized",
     }
     assert sites(proto) == {"x": "activation", "y": "activation"}
+
+
+def test_a_table_of_embeddings_is_a_weight():
+    proto = build(
+        [node("Gather", "table picked", "y", "lookup")],
+        "y",
+        {"table": normal(5, 2)},
+        inputs=[info("picked", (3,), TensorProto.INT64)],
+    )
+    assert decisions(proto) == {"lookup": "quantized"}
+    assert sites(proto) == {"table": "weight", "y": "activation"}
+
+
+@pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Min", "Max"])
+def test_infinity_in_an_operand_is_a_reason(op_type):
+    bound = np.where(np.arange(8) % 2, np.inf, 1).astype(np.float32)
+    proto = build([node(op_type, "x c", "v"), node("Relu", "x", "y")], "v y", {"c": bound})
+    assert "its constant 'c' holds infinity" in decisions(proto)[f"{op_type.lower()}_v"]
+    assert sites(proto) == {"x": "activation", "y": "activation"}
+    broken = build([node(op_type, "x c", "v"), node("Relu", "x", "y")], "v y", {"c": np.full(8, np.nan, np.float32)})
+    with pytest.raises(ModelError, match="holds NaN"):
+        laid_out(broken)
 
 
 def test_a_foreign_operator_of_a_known_name_stays_float():
@@ -274,7 +296,7 @@ def test_an_output_that_is_left_empty_does_not_matter():
     proto = build([normalize], [info("y", None), info("deviation", None)], {"s": normal(8)})
     layout = laid_out(proto)[1]
     assert layout.decisions["norm"].reason == "quantized"
-    assert {"x", "s", "y", "deviation"} <= set(layout.sites)
+    assert set(layout.sites) == {"x", "y", "deviation"}
 
 
 def test_the_range_of_a_softmax_is_settled():

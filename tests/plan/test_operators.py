@@ -5,6 +5,7 @@ import onnx
 import pytest
 
 from detent.plan.operators import OPERATORS, is_fused_edge
+from detent.recipe import FUSED_ACTIVATIONS
 from tests.models import as_ir, build, find, node, normal
 
 # The operators that the reference tool quantizes for an NPU.
@@ -80,7 +81,7 @@ def test_the_table_fits_the_operators(op_type):
 def edge(producer, consumer, constants=None):
     proto = build([producer, consumer], "y", {"w": normal(3, 3, 3, 3), "m": normal(8, 8), **(constants or {})})
     model = as_ir(proto)
-    return is_fused_edge(find(model, "producer"), find(model, "consumer"))
+    return is_fused_edge(find(model, "producer"), find(model, "consumer"), FUSED_ACTIVATIONS)
 
 
 PRODUCERS = {
@@ -131,7 +132,7 @@ def test_gemm_relu():
         {"g": normal(192, 2)},
     )
     model = as_ir(proto)
-    assert is_fused_edge(find(model, "producer"), find(model, "consumer"))
+    assert is_fused_edge(find(model, "producer"), find(model, "consumer"), FUSED_ACTIVATIONS)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_clip_with_computed_bounds_does_not_fuse():
         {"w": normal(3, 3, 3, 3)},
     )
     model = as_ir(proto)
-    assert not is_fused_edge(find(model, "producer"), find(model, "consumer"))
+    assert not is_fused_edge(find(model, "producer"), find(model, "consumer"), FUSED_ACTIVATIONS)
 
 
 @pytest.mark.parametrize(

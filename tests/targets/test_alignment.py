@@ -176,9 +176,9 @@ def test_the_model_of_a_concat():
         ),
         (A8W8.replace(activations=IntegerFormat("int4")), "activations of recipe A8W8 are int4, .*int8, uint8, int16"),
         (A8W8.replace(activations=IntegerFormat("int32")), "activations of recipe A8W8 are int32"),
-        (A8W8.replace(weights=IntegerFormat("uint4")), "weights of recipe A8W8 are uint4"),
+        (A8W8.replace(activations=IntegerFormat("uint4")), "activations of recipe A8W8 are uint4"),
         (A8W8.replace(weights=IntegerFormat("int32")), "weights of recipe A8W8 are int32"),
-        (A8W8.replace(weights=IntegerFormat("float8")), "weights of recipe A8W8 are float8"),
+        (A8W8.replace(weights=IntegerFormat("uint32")), "weights of recipe A8W8 are uint32"),
         (A8W8.replace(biases=IntegerFormat("uint32")), "biases of recipe A8W8 are uint32, .* int32"),
         (
             A8W8.replace(activations=IntegerFormat("int8", granularity="per_channel")),

@@ -1,4 +1,4 @@
-"""Small floats in standard operators: Cast to the type and back, divided and multiplied by the scale if there is one."""
+"""Small floats in standard operators: Cast to the type and back, divided and multiplied by a scale if there is one."""
 
 from __future__ import annotations
 

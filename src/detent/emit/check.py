@@ -8,7 +8,7 @@ from detent.errors import UsageError
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
-from detent.recipe import OutputFormat, Recipe
+from detent.recipe import OutputFormat, Recipe, has_power_of_two_scale
 
 ACTIVATION_TYPES = ("int8", "uint8", "int16", "uint16")
 WEIGHT_TYPES = (*ACTIVATION_TYPES, "int4", "uint4")
@@ -27,6 +27,8 @@ def check_formats(recipe: Recipe) -> None:
             raise UsageError(f"{where} are {fmt.label}, and format {recipe.format} {reason}")
         if isinstance(fmt, FloatFormat) and fmt.bits == 8 and (recipe.opset or 0) < FLOAT8_OPSET:
             raise UsageError(f"{where} are {fmt.label}, which needs opset {FLOAT8_OPSET}. Give --opset {FLOAT8_OPSET}.")
+    if recipe.format == "qoperator":
+        _check_narrow_biases(recipe)
     if recipe.dynamic:
         _check_dynamic(recipe)
 
@@ -89,7 +91,7 @@ def _bfloat16_only(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 
 
 
 def _eight_bits(role: str, fmt: NumberFormat) -> str | None:
-    types = ("int32", "int8") if role == "biases" else ("int8", "uint8")
+    types = ("int32", "int8", "uint8") if role == "biases" else ("int8", "uint8")
     if isinstance(fmt, IntegerFormat) and fmt.dtype in types and not fmt.group_size:
         return None
     return f"has operators for 8 bits only. Choose {' or '.join(types)}, or format qdq."
@@ -104,6 +106,18 @@ _CHECKS: Mapping[OutputFormat, Callable[[str, NumberFormat], str | None]] = {
     "cast": _floats_only,
     "bfloat16": _bfloat16_only,
 }
+
+
+def _check_narrow_biases(recipe: Recipe) -> None:
+    """An 8-bit bias can be counted in the 32-bit unit of its layer only where both are powers of two."""
+    biases = recipe.biases
+    shifted = all(has_power_of_two_scale(fmt) for fmt in recipe.formats.values())
+    if isinstance(biases, IntegerFormat) and biases.dtype != "int32" and not shifted:
+        raise UsageError(
+            f"The biases of recipe {recipe.name} are {biases.dtype} with a scale of their own, and QLinearConv adds "
+            "32-bit counts of input scale times weight scale: only power-of-two scales can be turned into these "
+            "exactly. Choose int32 biases, or format qdq."
+        )
 
 
 def _check_dynamic(recipe: Recipe) -> None:

@@ -8,7 +8,7 @@ An activation that several layers read is quantized once. The weight of a Gemm i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -23,8 +23,8 @@ from detent.plan.plan import Plan
 Quantized = tuple[ir.Value, ir.Value, ir.Value]
 
 
-def emit_dynamic(model: ir.Model, plan: Plan) -> Mapping[str, str]:
-    """Rewrite every planned layer of `model` in place. There are no activations to compare: the result is empty."""
+def emit_dynamic(model: ir.Model, plan: Plan) -> None:
+    """Rewrite every planned layer of `model` in place."""
     emitter = _Emitter(Scene(model.graph, Names(model)), plan)
     weights = {site.value: site for site in plan.layout.of_role(Role.WEIGHT)}
     for node in list(model.graph):
@@ -32,7 +32,6 @@ def emit_dynamic(model: ir.Model, plan: Plan) -> Mapping[str, str]:
         if weight is not None and str(weight.name) in weights and plan.layout.quantizes(node):
             emitter.layer(node, weight)
     model.graph.sort()
-    return {}
 
 
 class _Emitter:
@@ -44,7 +43,7 @@ class _Emitter:
         """Put integer operators in the place of one layer."""
         source, output, name = node.inputs[0], node.outputs[0], str(node.name)
         assert source is not None, f"layer '{name}' has no input"
-        if node.op_type == "Gemm" and node.attributes.get_int("transA", 0):
+        if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1:
             source = self._append(node, "Transpose", [source], f"{name}/transposed", perm=[1, 0])
         codes, scale, zero_point = self._quantize(node, source)
         params = self._plan.integers(str(weight.name))
@@ -88,7 +87,7 @@ class _Emitter:
         array = constant(weight)
         assert array is not None, f"the weight '{weight.name}' is no constant"
         codes = params.encode(array).astype(params.format.dtype)
-        if node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
+        if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
             codes = np.ascontiguousarray(codes.T)
         stored = self._scene.constant(f"{weight.name}_quantized", codes)
         zeros = params.zero_point.astype(params.format.dtype)
@@ -104,9 +103,7 @@ class _Emitter:
         rank = len(node.outputs[0].shape or (0, 0, 0, 0))
         return self._scene.constant(f"{bias.name}_per_channel", array.reshape(-1, *([1] * (rank - 2))))
 
-    def _append(
-        self, before: ir.Node, op_type: str, inputs: list[ir.Value], name: str, **attributes: object
-    ) -> ir.Value:
+    def _append(self, before: ir.Node, op_type: str, inputs: list[ir.Value], name: str, **attributes: Any) -> ir.Value:
         node = self._scene.node(op_type, inputs, name, **attributes)
         self._scene.graph.insert_before(before, [node])
         return node.outputs[0]

@@ -1,11 +1,11 @@
 """The plan becomes nodes: every site is rounded where it is computed, and stored in its format where it is a constant.
 
-| format of the recipe | integers                                   | bfloat16, float16      | blocks                      |
-| -------------------- | ------------------------------------------ | ---------------------- | --------------------------- |
-| qdq, cast            | QuantizeLinear and DequantizeLinear        | Cast and back          | BFP-, MXQuantizeDequantize  |
-| extended-qdq         | ExtendedQuantizeLinear and -Dequantize...  | the same               | BFP-, MXQuantizeDequantize  |
-| vitis-qdq            | VitisQuantizeLinear and -DequantizeLinear  | the same               | BFPFixNeuron, MXFixNeuron   |
-| fix-neuron           | FixNeuron                                  |                        |                             |
+| format       | integers                                  | bfloat16, float16 | blocks                     |
+| ------------ | ----------------------------------------- | ----------------- | -------------------------- |
+| qdq, cast    | QuantizeLinear and DequantizeLinear       | Cast and back     | BFP-, MXQuantizeDequantize |
+| extended-qdq | ExtendedQuantizeLinear and -Dequantize... | the same          | BFP-, MXQuantizeDequantize |
+| vitis-qdq    | VitisQuantizeLinear and -DequantizeLinear | the same          | BFPFixNeuron, MXFixNeuron  |
+| fix-neuron   | FixNeuron                                 |                   |                            |
 
 An activation x becomes x -> nodes -> its readers. A graph output keeps its name: the node before it is renamed. A
 weight or bias is encoded from float here, with the final parameters. A graph input or a weight that is a graph output
@@ -23,8 +23,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emit.casts import CastPairs
-from detent.emit.fused import FixNeurons, FusedBlocks
 from detent.emit.functions import QUARK, VITIS, add_functions
+from detent.emit.fused import FixNeurons, FusedBlocks
 from detent.emit.linear import LinearPairs
 from detent.emit.scene import Scene
 from detent.graph.names import Names
@@ -96,8 +96,9 @@ class _Emitter:
         is_output = value.is_graph_output() and not value.is_graph_input()
         if not self._dedicated_pairs or len(uses) < 2:
             return self._round_for(name, value, uses, is_output)
-        readers = [[], *([use] for use in uses)] if is_output else [[use] for use in uses]
-        return [self._round_for(name, value, each, is_output and not each) for each in readers][0]
+        rounded = [self._round_for(name, value, (), True)] if is_output else []
+        rounded += [self._round_for(name, value, [use], False) for use in uses]
+        return rounded[0]
 
     def _round_for(self, name: str, value: ir.Value, uses: Sequence[tuple[ir.Node, int]], is_output: bool) -> str:
         """Round the site `name` for some of its readers, those in the bodies of an If or Loop included."""

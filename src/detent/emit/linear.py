@@ -25,7 +25,7 @@ _OPERATORS = {
     QUARK: ("ExtendedQuantizeLinear", "ExtendedDequantizeLinear"),
     VITIS: ("VitisQuantizeLinear", "VitisDequantizeLinear"),
 }
-_SMALL_TYPES = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
+_SMALL_TYPES: dict[str, npt.DTypeLike] = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ def _encode(array: npt.NDArray[np.float32], params: LinearParams) -> npt.NDArray
     return params.format.encode(array, params.scale)
 
 
-def _code_type(params: LinearParams) -> np.dtype[Any]:
+def _code_type(params: LinearParams) -> npt.DTypeLike:
     if isinstance(params, FloatParams):
         return params.format.storage
-    return np.dtype(_SMALL_TYPES.get(params.format.dtype, params.format.dtype))
+    return _SMALL_TYPES.get(params.format.dtype, params.format.dtype)

@@ -20,7 +20,7 @@ LEAST_VARIANCE = 1e-6  # of the power: less is what rounding leaves of a constan
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Per channel (axis 1): least, greatest, mean and mean square."""
+    """Per channel: least, greatest, mean and mean square."""
 
     minimum: Floats
     maximum: Floats
@@ -40,9 +40,12 @@ class Moments:
 
 
 def observe_channels(
-    model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample], threads: int = 0
+    model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample], threads: int = 0, *, last: bool = False
 ) -> dict[str, Moments]:
-    """Run `samples` and describe the channels of the named values. Those of fewer than two axes are left out."""
+    """Run `samples` and describe the channels of the named values. Those of fewer than two axes are left out.
+
+    Channels lie along axis 1; with `last` along the last one.
+    """
     inputs = {str(value.name) for value in model.graph.inputs}
     fetched = [name for name in names if name not in inputs]
     runner = Runner(model, fetched)
@@ -51,7 +54,8 @@ def observe_channels(
         sample = pending.load()
         arrays = dict(zip(fetched, runner(sample.feeds, sample.origin, fetched), strict=True)) if fetched else {}
         arrays |= {name: sample.feeds[name] for name in names if name in inputs}
-        return {name: _sums(array) for name, array in arrays.items() if array.ndim > 1 and array.size}
+        found = {name: array for name, array in arrays.items() if array.ndim > 1 and array.size}
+        return {name: _sums(array.reshape(-1, array.shape[-1]) if last else array) for name, array in found.items()}
 
     totals: dict[str, Floats] = {}
     with ThreadPoolExecutor(threads or usable_cores()) as pool:

@@ -23,20 +23,24 @@ ModelLike = str | Path | onnx.ModelProto
 MINIMUM_OPSET = 17
 
 
-def load(model: ModelLike, opset: int | None = None) -> ir.Model:
+def load(model: ModelLike, opset: int = MINIMUM_OPSET) -> ir.Model:
     """The model as a graph with unique names, at opset 17 or the given one, or newer. The input is not modified."""
-    return raise_opset(read(model), max(opset or 0, MINIMUM_OPSET), name_of(model))
+    return raise_opset(read(model), max(opset, MINIMUM_OPSET), name_of(model))
 
 
-def read(model: ModelLike) -> ir.Model:
-    """The model as a graph with unique names, at the opset that it has. The input is not modified."""
+def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
+    """The model as a graph with unique names, at the opset that it has. The input is not modified.
+
+    Initializers among the graph inputs are taken out of them, unless `keep_defaults`.
+    """
     where = name_of(model)
     if isinstance(model, onnx.ModelProto):
         graph_model = _deserialize(model, where, folder=None)
     else:
         path = Path(model)
         graph_model = _deserialize(_read_proto(path), where, folder=path.parent)
-    common_passes.RemoveInitializersFromInputsPass()(graph_model)
+    if not keep_defaults:
+        common_passes.RemoveInitializersFromInputsPass()(graph_model)
     repair_names(graph_model)
     try:
         graph_model.graph.sort()

@@ -1,4 +1,4 @@
-"""Raising a model to a newer opset with onnx's version converter, without moving its weights through it."""
+"""Moving a model to another opset with onnx's version converter, without moving its weights through it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
     """The same model at opset `minimum` or newer; itself where it is there already."""
     version = model.graph.opset_imports.get("", minimum)
     if version < minimum:
-        model = _convert(model, version, minimum, where)
+        model = change_opset(model, minimum, where)
     model.ir_version = max(model.ir_version, _MINIMUM_IR_VERSION)
     return model
 
 
-def _convert(model: ir.Model, version: int, minimum: int, where: str) -> ir.Model:
+def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
+    """The same model at opset `wanted`, newer or older; ModelError where onnx cannot convert it."""
+    version = model.graph.opset_imports.get("", 1)
     common_passes.InlinePass()(model)  # the converter would drop functions
     if version < 13:
         _refuse_old_hardmax(model, where)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
     try:
-        proto = onnx.version_converter.convert_version(light_proto(model), minimum)
+        proto = onnx.version_converter.convert_version(light_proto(model), wanted)
     except (RuntimeError, ValueError, IndexError) as error:
         raise ModelError(
-            f"{where} has opset {version}, and onnx cannot convert it to {minimum}: {str(error).strip()} "
-            f"Export it again with opset {minimum}."
+            f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {str(error).strip()} "
+            f"Export it again with opset {wanted}."
         ) from error
     converted = ir.from_proto(proto)
     _keep_resize_meaning(model, converted)

@@ -212,9 +212,9 @@ class QuantParams:
         if self.axis is None:
             return self.scale, self.zero_point
         if self.block:
-            scale, zero_point = (np.repeat(each, self.block, self.axis) for each in (self.scale, self.zero_point))
             inside = (slice(None),) * (self.axis % len(shape)) + (slice(shape[self.axis]),)
-            return scale[inside], zero_point[inside]
+            scale = np.repeat(self.scale, self.block, self.axis)[inside]
+            return scale, np.repeat(self.zero_point, self.block, self.axis)[inside]
         along = [1] * len(shape)
         along[self.axis] = -1
         return self.scale.reshape(along), self.zero_point.reshape(along)

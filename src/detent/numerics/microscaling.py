@@ -52,7 +52,9 @@ BLOCK_SIZE = 32
 """The block size of the OCP formats."""
 
 
-class _FloatElement(NamedTuple):
+class FloatElement(NamedTuple):
+    """A type of small floats, as in the table above."""
+
     largest: float
     greatest_exponent: int
     least_exponent: int
@@ -68,12 +70,12 @@ class _FloatElement(NamedTuple):
         return elements
 
 
-_FLOAT_ELEMENTS: dict[str, _FloatElement] = {
-    "fp8_e5m2": _FloatElement(57344.0, 15, -14, 2),
-    "fp8_e4m3": _FloatElement(448.0, 8, -6, 3),
-    "fp6_e3m2": _FloatElement(28.0, 4, -2, 2),
-    "fp6_e2m3": _FloatElement(7.5, 2, 0, 3),
-    "fp4_e2m1": _FloatElement(6.0, 2, 0, 1),
+FLOAT_ELEMENTS: dict[str, FloatElement] = {
+    "fp8_e5m2": FloatElement(57344.0, 15, -14, 2),
+    "fp8_e4m3": FloatElement(448.0, 8, -6, 3),
+    "fp6_e3m2": FloatElement(28.0, 4, -2, 2),
+    "fp6_e2m3": FloatElement(7.5, 2, 0, 3),
+    "fp4_e2m1": FloatElement(6.0, 2, 0, 1),
 }
 
 
@@ -111,7 +113,7 @@ class Microscaling:
         exponents = biased_exponents(blocks)
         exponents[exponents == NOT_FINITE] = 0
         largest = exponents.max(axis=1, keepdims=True) - EXPONENT_BIAS
-        element = _FLOAT_ELEMENTS.get(self.element)
+        element = FLOAT_ELEMENTS.get(self.element)
         if element is None:
             snapped = self._snap_integers(blocks, largest)
         else:

@@ -7,7 +7,7 @@ refused and not used. It has no date and no path of its own: equal statistics gi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,8 @@ class StatisticsFile:
     `model` is the fingerprint of the model as it was given (preparing it changes no value that keeps its name, so other
     recipes and targets may use the file too), `data` that of the samples (None for a stream, which has none) and
     `description` a line about them. `votes_for` names the method and grid that samples voted for; empty: no votes.
-    `factors` are the logarithms by which channels had been rescaled; None: as they were.
+    `factors` are the logarithms by which channels had been rescaled; None: as they were. `smoothed` are the factors by
+    which SmoothQuant had divided values.
     """
 
     model: str
@@ -39,6 +40,7 @@ class StatisticsFile:
     statistics: Statistics
     votes_for: str = ""
     factors: tuple[float, ...] | None = None
+    smoothed: Mapping[str, tuple[float, ...]] | None = None
     detent_version: str = __version__
 
 
@@ -51,6 +53,7 @@ def save_statistics(path: Path, file: StatisticsFile) -> None:
         "samples": file.samples,
         "votes_for": file.votes_for,
         "factors": None if file.factors is None else list(file.factors),
+        "smoothed": None if file.smoothed is None else {name: list(each) for name, each in file.smoothed.items()},
         "detent_version": file.detent_version,
     }
     write_bytes(seal(STATISTICS, pack(header, file.statistics)), path)
@@ -60,7 +63,7 @@ def load_statistics(path: Path) -> StatisticsFile:
     """Read a file. Raises DataError that names it and says why it cannot be used."""
     header, statistics = unpack(read_sealed(path, STATISTICS), str(path))
     texts = {key: header.pop(key, None) for key in ("model", "description", "votes_for", "detent_version")}
-    data, samples, factors = (header.pop(key, None) for key in ("data", "samples", "factors"))
+    data, samples, factors, smoothed = (header.pop(key, None) for key in ("data", "samples", "factors", "smoothed"))
     if (
         header
         or not all(isinstance(text, str) for text in texts.values())
@@ -68,16 +71,25 @@ def load_statistics(path: Path) -> StatisticsFile:
         or not isinstance(samples, int)
         or samples < 0
         or not _is_factors(factors)
+        or not _is_smoothed(smoothed)
         or (any(each.votes for each in statistics.values()) and not texts["votes_for"])
     ):
         raise DataError(f"{path} is refused: its header is not that of a {STATISTICS.noun}. Make it again.")
     rescaled = None if factors is None else tuple(float(factor) for factor in factors)
-    return StatisticsFile(data=data, samples=samples, statistics=statistics, factors=rescaled, **texts)
+    divided = None if smoothed is None else {name: tuple(map(float, each)) for name, each in smoothed.items()}
+    return StatisticsFile(
+        data=data, samples=samples, statistics=statistics, factors=rescaled, smoothed=divided, **texts
+    )
 
 
 def _is_factors(value: object) -> bool:
     numbers = value if isinstance(value, list) else [] if value is None else [None]
     return all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
+
+
+def _is_smoothed(value: object) -> bool:
+    named = value if isinstance(value, dict) else {} if value is None else {"": None}
+    return all(isinstance(each, list) and _is_factors(each) for each in named.values())
 
 
 def check_fits(

@@ -18,11 +18,11 @@ from detent.errors import ModelError
 from detent.graph.values import all_finite, constant, is_constant
 from detent.numerics.params import NumberFormat
 from detent.plan.axes import channel_axis, summed_axis
+from detent.plan.masks import find_masks
 from detent.plan.operators import OPERATORS, Operator, is_fused_edge, operator_of
 from detent.plan.parts import left_float
 from detent.plan.select import Selection
 from detent.recipe import FUSED_ACTIVATIONS, Recipe
-
 
 DEFAULT_RECIPE = Recipe("XINT8", "")
 
@@ -66,7 +66,8 @@ class Layout:
     """All sites by value name, the leader of each, and the decision for every node.
 
     `formats` are those of the sites, and `ranges` what the user gave in the place of observed ones. `fuse` are the
-    activation functions that belong to the node before them.
+    activation functions that belong to the node before them. `masked` are attention scores after masking: never sites,
+    whoever reads them.
     """
 
     sites: dict[str, Site] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Layout:
     formats: dict[str, NumberFormat] = field(default_factory=dict)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     fuse: Collection[str] = FUSED_ACTIVATIONS
+    masked: frozenset[str] = frozenset()
 
     def leader(self, value: str) -> str:
         """The value whose statistics and position `value` shares; itself where it shares with none."""
@@ -126,10 +128,11 @@ def lay_out(
     `folded` are names of nodes that preparation took away, for a better message where the user names one.
     """
     left = {**left_float(recipe, model.graph), **selection.reasons_to_leave(model.graph, folded)}
-    layout = Layout(fuse=recipe.fuse)
+    masks = find_masks(model.graph)
+    layout = Layout(fuse=recipe.fuse, masked=masks.masked)
     for node in model.graph:
         name = str(node.name)
-        reason = left.get(name) or _reason_to_leave(node, recipe)
+        reason = left.get(name) or masks.reasons.get(name) or _reason_to_leave(node, recipe)
         layout.decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     for node in model.graph:
         if layout.quantizes(node):
@@ -183,7 +186,7 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
     inputs = data_inputs(node)
     if not inputs:
         return "holds no float data"
-    if all(is_constant(value) for value in inputs):
+    if all(is_constant(value) for value in inputs) and not _looks_up(node):
         return "its data is constant"
     if node.op_type in ("MatMul", "Gemm") and not recipe.products_of_activations and not is_constant(node.inputs[1]):
         return "a product of two activations, which this recipe leaves float"
@@ -198,6 +201,11 @@ def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
     if node.op_type in recipe.more_operators or recipe.all_operators:
         return True
     return node.op_type in OPERATORS if not recipe.operators else node.op_type in recipe.operators
+
+
+def _looks_up(node: ir.Node) -> bool:
+    """Whether a node picks entries of a constant table, as of the embeddings of words: the table is a weight."""
+    return node.op_type == "Gather" and not is_constant(node.inputs[1])
 
 
 def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
@@ -218,7 +226,7 @@ def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
 
 def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> None:
     name = str(value.name)
-    if name in layout.sites or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
+    if name in layout.sites or name in layout.masked or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
         return
     if role is not Role.ACTIVATION:
         array = constant(value)

@@ -183,8 +183,8 @@ def _check_biases(model: ir.Model, layout: Layout) -> None:
                 if not isinstance(other, IntegerFormat):
                     what = "float" if other is None else other.label
                     raise UsageError(
-                        f"The bias '{bias.name}' of {node.op_type} '{node.name}' is int32, which is counted in the unit "
-                        f"of the layer's products, and '{value.name if value else ''}' is {what}. Give the biases "
+                        f"The bias '{bias.name}' of {node.op_type} '{node.name}' is int32, counted in the unit of the "
+                        f"layer's products, and '{value.name if value else ''}' is {what}. Give the biases "
                         'another format, or "float".'
                     )
 

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
-from detent.graph.values import constant_scalar
+from detent.graph.values import constant, constant_scalar
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,26 @@ def _unusual_hard_sigmoid(node: ir.Node) -> str | None:
     return f"the device has only HardSigmoid with alpha 1/6 and beta 0.5, not {alpha:g} and {beta:g}"
 
 
+def _infinite_operand(node: ir.Node) -> str | None:
+    """Infinity is a number to compare with or to mask by, and no integer stands for it. (NaN is a broken model.)"""
+    for value in node.inputs:
+        array = constant(value)
+        if array is not None and array.dtype.kind == "f" and np.isinf(array).any() and not np.isnan(array).any():
+            assert value is not None
+            return f"its constant '{value.name}' holds infinity, which no integer stands for"
+    return None
+
+
 _FIRST = Operator(data=(0,))
 _MOVES = Operator(data=(0,), moves_data=True)
 _PRODUCT = Operator(data=(0, 1), bias=2)
 _ALL = Operator()
+_OPERANDS = Operator(declines=_infinite_operand)
 
 OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _PRODUCT),
-    **dict.fromkeys(("MatMul", "Add", "Sub", "Mul", "Div", "Min", "Max", "Concat", "PRelu"), _ALL),
+    **dict.fromkeys(("MatMul", "PRelu"), _ALL),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _OPERANDS),
     **dict.fromkeys(
         ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "AveragePool", "GlobalAveragePool",
          "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
@@ -60,9 +73,11 @@ OPERATORS: dict[str, Operator] = {
     ),
     "HardSigmoid": Operator(data=(0,), declines=_unusual_hard_sigmoid),
     "Softmax": Operator(data=(0,), largest=1.0),
-    "Where": Operator(data=(1, 2)),
+    "Where": Operator(data=(1, 2), declines=_infinite_operand),
     "InstanceNormalization": Operator(data=(0, 1, 2)),
-    "LayerNormalization": Operator(data=(0, 1, 2)),
+    # Its scale and bias stay float: a few numbers, which save nothing. In transformers a few of them are many times as
+    # large as the others, and on one grid with these, the others would be lost.
+    "LayerNormalization": _FIRST,
 }  # fmt: skip
 
 _FUSING_PRODUCERS = frozenset(

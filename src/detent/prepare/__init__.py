@@ -16,6 +16,10 @@ from detent.prepare.fix_shapes import FixShapes
 from detent.prepare.fold_affine import FoldAffine
 from detent.prepare.fold_batchnorm import FoldBatchNorm
 from detent.prepare.fold_constants import FoldConstants
+from detent.prepare.fuse_gelu import FuseGelu
+from detent.prepare.fuse_instance_norm import FuseInstanceNorm
+from detent.prepare.fuse_l2_norm import FuseL2Norm
+from detent.prepare.fuse_layer_norm import FuseLayerNorm
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.infer_shapes import InferShapes
 from detent.prepare.inline_functions import InlineFunctions
@@ -36,6 +40,10 @@ __all__ = [
     "FoldAffine",
     "FoldBatchNorm",
     "FoldConstants",
+    "FuseGelu",
+    "FuseInstanceNorm",
+    "FuseL2Norm",
+    "FuseLayerNorm",
     "HalfToFloat",
     "InferShapes",
     "InlineFunctions",
@@ -55,6 +63,10 @@ __all__ = [
 
 LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
+    FuseLayerNorm,
+    FuseInstanceNorm,
+    FuseL2Norm,
+    FuseGelu,
     MatMulToGemm,
     FoldAffine,
     FoldBatchNorm,
@@ -78,7 +90,8 @@ def default_passes(
     `without` are names of steps (`Pass.step`) that are left out.
 
     Functions and half types go first, since they hide nodes and constants from the rest. Shapes come before constants,
-    because the shape of a static value is one. FoldAffine stands on both sides of FoldBatchNorm, for chains that mix
+    because the shape of a static value is one. Operators that were written as subgraphs are found before anything folds
+    parts of them away. FoldAffine stands on both sides of FoldBatchNorm, for chains that mix
     the two. Rewrites into other operators follow when nothing is left to fold.
     """
     passes = [
@@ -88,6 +101,10 @@ def default_passes(
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),
+        FuseInstanceNorm(),
+        FuseLayerNorm(),
+        FuseL2Norm(),
+        FuseGelu(),
         MatMulToGemm(),
         FoldAffine(),
         FoldBatchNorm(),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from detent.numerics.formats import QuantParams
 from detent.refine.kernels import SHORT, Doubles, Singles, dots_of_groups, forward
 from detent.refine.problem import LayerProblem
 
@@ -84,7 +85,7 @@ def batches_of(problem: LayerProblem, order: Indices, size: int, rows: Singles, 
     target[: len(order)] = problem.activation(problem.target[order])
     act = problem.activation
     grid = UNROUNDED
-    if round_output and problem.output is not None:
+    if round_output and isinstance(problem.output, QuantParams):
         grid = np.array([float(problem.output.scale), *problem.output.span])
     by_input = np.ascontiguousarray(by_sample.swapaxes(2, 3))
     return Batches(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from detent.graph.values import constant
+from detent.numerics.formats import QuantParams
 from detent.plan.layout import bias_input
 from detent.refine.layers import Layer, activation_of
 from detent.refine.problem import Floats, LayerProblem
@@ -25,6 +26,12 @@ def why_not(layer: Layer, walk: Walk, target: LayerTarget, memory: int) -> str |
     bias = bias_input(layer.node)
     if layer.bias is None and bias is not None and constant(bias) is None:
         return layer.note
+    if not isinstance(weights, QuantParams):
+        return f"its weights are {weights.format.label}"
+    if weights.block:
+        return "its weights have a scale for each group"
+    if layer.bias is not None and not isinstance(walk.plan.of(str(layer.bias.name)), QuantParams):
+        return f"its bias is {walk.plan.of(str(layer.bias.name)).format.label}"
     if np.unique(weights.zero_point).size > 1:
         return "its weights have a zero point for each channel"
     groups, channels, inputs = layer.matrix().shape
@@ -79,7 +86,7 @@ def _without_rows(layer: Layer, walk: Walk) -> LayerProblem:
     """What is known of a layer before any data."""
     plan, weight = walk.plan, layer.matrix()
     groups, channels, inputs = weight.shape
-    params, site = plan.of(str(layer.weight.name)), plan.layout.output_site(layer.node)
+    params, site = plan.integers(str(layer.weight.name)), plan.layout.output_site(layer.node)
     zero_point = int(params.zero_point.flat[0])
     scale = params.scale.reshape(-1 if params.scale.size == 1 else (groups, channels))
     return LayerProblem(
@@ -91,7 +98,7 @@ def _without_rows(layer: Layer, walk: Walk) -> LayerProblem:
         weight_scale=np.broadcast_to(scale.astype(np.float64), (groups, channels)).copy(),
         low=params.format.low - zero_point,
         high=params.format.high - zero_point,
-        bias_params=params if layer.bias is None else plan.of(str(layer.bias.name)),
+        bias_params=params if layer.bias is None else plan.integers(str(layer.bias.name)),
         activation=activation_of(layer, plan.layout),
         output=None if site is None else plan.of(site),
         free_bias=layer.bias is not None,

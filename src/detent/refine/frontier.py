@@ -13,8 +13,10 @@ from detent.refine.codes import Array, decode, encode
 
 
 class Frontier:
-    """Values by name, each with an entry for every sample. A site of integers is kept as its codes, one in another format
-    rounded to it, and anything else as it is."""
+    """Values by name, each with an entry for every sample. A site of integers is kept as its codes.
+
+    A site in another format is kept rounded to it, and anything else as it is.
+    """
 
     def __init__(self, plan: Plan, samples: int) -> None:
         formats = {site.value: plan.of(site.value) for site in plan.layout.of_role(Role.ACTIVATION)}

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.formats import QuantParams
+from detent.numerics.params import Params
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,7 +57,7 @@ class LayerProblem:
     high: int
     bias_params: QuantParams
     activation: Activation
-    output: QuantParams | None
+    output: Params | None
     float_rows: npt.NDArray[np.float32] | None = None  # `rows` as the float model gives them, for who mixes both
     free_bias: bool = True  # where not, `bias` is what the quantized layer adds
 

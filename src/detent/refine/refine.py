@@ -11,12 +11,12 @@ from detent.numerics.formats import IntegerFormat
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
+from detent.recipe import Recipe
 from detent.refine.budget import make_budget
 from detent.refine.layers import LayerReport, find_layers
 from detent.refine.step import Step
 from detent.refine.targets import STAGE, float_targets
 from detent.refine.walk import Walk
-from detent.recipe import Recipe
 from detent.refinements import AdaRound, Refinement, Rounding
 
 

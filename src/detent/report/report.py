@@ -13,12 +13,14 @@ from typing import Any
 import onnx
 
 from detent.equalize.equalize import Equalization
+from detent.equalize.smooth import Smoothing
 from detent.graph.save import write_text
 from detent.measure.fidelity import Closeness, Fidelity
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.prepare.base import Change
 from detent.recipe import Recipe
+from detent.recipe_file import to_plain
 from detent.refine.layers import LayerReport
 
 
@@ -83,6 +85,7 @@ class Report:
     declined: Sequence[Change]
     moves: Sequence[Move]
     equalization: Equalization | None
+    smoothing: Smoothing | None
     refined: Sequence[LayerReport]
     calibration: Calibration | None
     fidelity: Fidelity | None
@@ -115,7 +118,9 @@ class Report:
         shallow = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "model"}
         if self.equalization is not None:  # without thousands of factors
             shallow["equalization"] = dataclasses.replace(self.equalization, factors=())
-        plain = _plain({**shallow, "recipe": self.recipe.to_dict()})
+        if self.smoothing is not None:
+            shallow["smoothing"] = dataclasses.replace(self.smoothing, factors={})
+        plain = _plain({**shallow, "recipe": to_plain(self.recipe)})
         assert isinstance(plain, dict)
         return plain
 

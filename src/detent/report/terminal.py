@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from detent.equalize.equalize import Equalization
+from detent.equalize.smooth import Smoothing
 from detent.measure.inspection import Inspection
 from detent.prepare.base import Change
-from detent.report.report import Report, TensorReport
+from detent.report.report import Calibration, Report, TensorReport
 
 
 def report_text(report: Report, width: int = 120) -> str:
@@ -30,13 +31,14 @@ def print_report(report: Report, console: Console) -> None:
     """Everything about one quantization."""
     console.print(_headline(report))
     if report.calibration is not None:
-        verb = "Would calibrate" if report.dry_run else "Calibrated"
-        console.print(Text(f"{verb} on {report.calibration.source}, method {type(report.recipe.method).__name__}."))
+        console.print(_calibration(report, report.calibration))
         if report.calibration.note:
             console.print(Text(report.calibration.note))
     console.print(_operator_table(report))
     if report.changes:
         console.print(_change_summary(report.changes))
+    if report.smoothing is not None:
+        console.print(_smoothing(report.smoothing))
     if report.equalization is not None:
         console.print(_equalization(report.equalization))
     if report.moves:
@@ -47,7 +49,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_refinement(report))
     if report.fidelity is not None:
         console.print(_fidelity(report))
-        console.print(_worst_table(report.worst_tensors()))
+        if report.fidelity.tensors:
+            console.print(_worst_table(report.worst_tensors()))
     for warning in report.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
     for suggestion in report.suggestions:
@@ -81,6 +84,20 @@ def _operator_table(report: Report) -> Table:
 def _change_summary(changes: Iterable[Change]) -> Text:
     counts = Counter(change.by for change in changes if change.by != "InferShapes")  # annotates, rewrites nothing
     return Text("Rewritten: " + ", ".join(f"{name} {count}" for name, count in counts.items()) + ".")
+
+
+def _calibration(report: Report, calibration: Calibration) -> Text:
+    if not report.dry_run and not calibration.samples:
+        return Text(f"Not calibrated: this recipe needs no statistics. Measured on {calibration.source}.")
+    verb = "Would calibrate" if report.dry_run else "Calibrated"
+    return Text(f"{verb} on {calibration.source}, method {type(report.recipe.method).__name__}.")
+
+
+def _smoothing(done: Smoothing) -> Text:
+    said = f"Smoothed {len(done.layers)} layers, by factors up to {done.largest_factor:.3g}"
+    return Text(
+        f"{said}; {len(done.declined)} left, as what they read cannot be divided." if done.declined else f"{said}."
+    )
 
 
 def _equalization(done: Equalization) -> Text:

@@ -56,6 +56,7 @@ class NodePass(Pass):
         self._quantizes = quantizes
 
     def run(self, model: ir.Model) -> None:
+        """Rewrite every such node."""
         for node in list(model.graph):
             if node.op_type in self.op_types and self._quantizes(node):
                 self.rewrite(model, node)

@@ -1,9 +1,9 @@
 """Rewrites that are done only on request (`also` in a recipe), and the names of all steps that a recipe may leave out.
 
-| step         | what it does                                                                                          |
-| ------------ | ----------------------------------------------------------------------------------------------------- |
-| clip_to_relu | a Clip from 0 becomes a Relu; what its upper bound cut off is cut off by the range of the codes, or not |
-| whole_clip   | the bounds of a Clip become whole numbers in -128..127, as the DPU has them                            |
+| step         | what it does                                                                                |
+| ------------ | ------------------------------------------------------------------------------------------- |
+| clip_to_relu | a Clip from 0 becomes a Relu: what its upper bound cut off, the range of the codes cuts off |
+| whole_clip   | the bounds of a Clip become whole numbers in -128..127, as the DPU has them                 |
 
 Both change what the model computes, so they come after calibration, and only where the recipe says so.
 """

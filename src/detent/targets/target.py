@@ -20,7 +20,7 @@ from detent.targets.shifts import constrain
 Constrain = Callable[[ir.Model, Plan, Collection[str]], list[str]]
 
 
-def _no_constraints(model: ir.Model, plan: Plan, without: Collection[str]) -> list[str]:  # noqa: ARG001
+def _no_constraints(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:  # noqa: ARG001
     return []
 
 

@@ -18,7 +18,8 @@ from detent.emit.functions.names import Operator
 LABEL = "detent.body"
 """The metadata key under which a function says which definition its body was written from."""
 
-_REDUCTIONS_TAKE_AXES_AS_INPUT = 18
+_AXES_ARE_AN_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMin": 18}
+"""The opsets from which reductions take their axes as an input; before it, as an attribute."""
 
 Argument = ir.Value | npt.NDArray[Any] | np.generic
 """What a node reads: a value, or a constant."""
@@ -66,11 +67,11 @@ class Body:
         """`value` as another type."""
         return self("Cast", value, to=int(dtype))
 
-    def reduce_max(self, value: ir.Value, axis: int) -> ir.Value:
-        """The greatest along an axis, which stays with length 1."""
-        if self.opset >= _REDUCTIONS_TAKE_AXES_AS_INPUT:
-            return self("ReduceMax", value, np.array([axis]), keepdims=1)
-        return self("ReduceMax", value, axes=[axis], keepdims=1)
+    def reduce(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
+        """A reduction along one axis, which stays with length 1."""
+        if self.opset >= _AXES_ARE_AN_INPUT[op_type]:
+            return self(op_type, value, np.array([axis]), keepdims=1)
+        return self(op_type, value, axes=[axis], keepdims=1)
 
     def _constant(self, array: npt.NDArray[Any]) -> ir.Value:
         key = (str(array.dtype), array.shape, array.tobytes())

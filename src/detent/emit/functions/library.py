@@ -20,7 +20,9 @@ import onnx_ir as ir
 
 from detent.emit.functions import linear
 from detent.emit.functions.attributes import described
+from detent.emit.functions.block_float import read_block_float
 from detent.emit.functions.body import LABEL, Body, Definition
+from detent.emit.functions.microscaling import read_microscaling
 from detent.emit.functions.names import DOMAIN_VERSION, DOMAINS, FIX_NEURON, Operator, both_generations
 from detent.errors import ModelError, nearest
 
@@ -35,6 +37,8 @@ def _readers() -> dict[Operator, Reader]:
     twins: dict[str, Reader] = {
         "ExtendedQuantizeLinear": linear.read_quantize,
         "ExtendedDequantizeLinear": linear.read_dequantize,
+        "BFPQuantizeDequantize": read_block_float,
+        "MXQuantizeDequantize": read_microscaling,
     }
     return {
         FIX_NEURON: linear.read_fix_neuron,

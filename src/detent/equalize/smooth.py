@@ -1,0 +1,233 @@
+"""SmoothQuant: channels that are much larger than the others hand some of their size to the weights that read them.
+
+A value x that MatMul or Gemm multiplies with a constant weight W may be divided by a factor s[j] for each channel j, if
+row j of W is multiplied by it:
+
+    x @ W  =  (x / s) @ (s * W)          s[j] = max|x[j]|^alpha / max|W[j]|^(1 - alpha)
+
+With alpha = 1/2 both become equally large, and both are rounded equally well. Several layers that read one x (query,
+key and value behind one normalization) share its factors, from the largest of their rows. Only the ratios of factors
+matter, so their geometric mean is made 1; a channel that is zero in x or in W has the factor 1.
+
+The division costs nothing where whoever computes x takes it in: LayerNormalization in its scale and bias, a layer in
+its columns, Mul in its constant, and through Add, Relu, Gather and the like what is before them. Where that is not
+possible, the layers are left as they are; or, with `insert`, a Mul is put before them. Where x can be divided but is
+read by others too, as by the sum around an attention block, `insert` puts a Mul by s before these instead. In float the
+function of the model stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.equalize.divide import Division, divide, find_divisions
+from detent.equalize.moments import observe_channels
+from detent.errors import UsageError
+from detent.graph.names import Names
+from detent.graph.values import add_initializer, constant, input_at, is_constant, is_standard
+from detent.observe.samples import PendingSample
+
+Floats = npt.NDArray[np.float64]
+
+LEAST_SHARE = 1e-3
+"""Of the largest channel: a smaller one counts as this much, or what calibration hardly saw would be scaled up."""
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """What was smoothed: the layers, the largest factor up or down, and why other layers were not.
+
+    `inserted` counts the Mul nodes. `factors` are those of each value that was divided, to do the same again.
+    """
+
+    layers: tuple[str, ...] = ()
+    largest_factor: float = 1.0
+    declined: Mapping[str, str] = field(default_factory=dict)
+    inserted: int = 0
+    factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The layers that read one value."""
+
+    source: ir.Value
+    layers: tuple[ir.Node, ...]
+
+    @property
+    def others(self) -> list[tuple[ir.Node, int]]:
+        """Who reads the value too."""
+        return [(node, index) for node, index in self.source.uses() if node not in self.layers or index != 0]
+
+
+def smooth(
+    model: ir.Model,
+    samples: Sequence[PendingSample],
+    alpha: float = 0.5,
+    threads: int = 0,
+    *,
+    insert: bool = False,
+) -> Smoothing:
+    """Smooth every layer of `model` that can be, in place. `insert` lets it add nodes: lay the model out afterwards."""
+    if not 0.0 <= alpha <= 1.0:
+        raise UsageError(
+            f"alpha of SmoothQuant is {alpha:g}: it must be from 0 (weights only) to 1 (activations only)."
+        )
+    groups = _groups(model.graph)
+    if not groups or not samples:
+        return Smoothing()
+    moments = observe_channels(model, [str(group.source.name) for group in groups], samples, threads, last=True)
+    factors: dict[str, Floats] = {}
+    for group in groups:
+        name = str(group.source.name)
+        if name in moments and np.isfinite(moments[name].power).all():  # else the sweep will name what is not finite
+            factors[name] = _factors(moments[name].largest, _row_sizes(group.layers), alpha)
+    return _apply_all(model, groups, factors, insert)
+
+
+def smooth_again(model: ir.Model, factors: Mapping[str, Sequence[float]], *, insert: bool = False) -> Smoothing:
+    """Smooth by factors that an earlier run on the same model found."""
+    groups = _groups(model.graph)
+    known = {str(group.source.name) for group in groups}
+    for name in factors:
+        if name not in known:
+            raise UsageError(
+                f"The model has no layer that reads '{name}', which was smoothed when its statistics were counted. "
+                "Prepare it in the same way, or calibrate again."
+            )
+    return _apply_all(model, groups, {name: np.array(each) for name, each in factors.items()}, insert)
+
+
+def _groups(graph: ir.Graph) -> list[_Group]:
+    """The layers with a constant weight, by the value that they read."""
+    found: dict[ir.Value, list[ir.Node]] = {}
+    for node in graph:
+        source = input_at(node, 0)
+        if source is not None and not is_constant(source) and _row_axis(node) is not None:
+            found.setdefault(source, []).append(node)
+    return [_Group(source, tuple(layers)) for source, layers in found.items()]
+
+
+def _row_axis(node: ir.Node) -> int | None:
+    """The axis of a layer's weight that its input's channels meet; None where the node is no such layer."""
+    weight = constant(input_at(node, 1)) if is_standard(node, "MatMul", "Gemm") else None
+    if weight is None or weight.dtype != np.float32 or weight.ndim < 2:
+        return None
+    if node.op_type == "Gemm":
+        transposed = node.attributes.get_int("transB", 0)
+        return None if node.attributes.get_int("transA", 0) else (-1 if transposed else -2)
+    return -2
+
+
+def _row_sizes(layers: Sequence[ir.Node]) -> Floats:
+    """The largest magnitude in each row of the layers' weights."""
+    sizes = []
+    for node in layers:
+        weight, axis = constant(node.inputs[1]), _row_axis(node)
+        assert weight is not None and axis is not None, "a group holds layers"
+        rows = np.moveaxis(np.abs(weight.astype(np.float64)), axis, 0)
+        sizes.append(rows.reshape(rows.shape[0], -1).max(axis=1, initial=0.0))
+    largest: Floats = np.max(sizes, axis=0)
+    return largest
+
+
+def _factors(activations: Floats, weights: Floats, alpha: float) -> Floats:
+    """The factor of each channel, from the largest magnitudes in the value and in the weights."""
+    live = (activations > 0) & (weights > 0) & np.isfinite(weights)
+    factors = np.ones_like(activations)
+    if live.any():
+        wanted = alpha * np.log(_floored(activations[live])) - (1 - alpha) * np.log(_floored(weights[live]))
+        factors[live] = np.exp(wanted - wanted.mean())
+    return factors
+
+
+def _floored(magnitudes: Floats) -> Floats:
+    floored: Floats = np.maximum(magnitudes, LEAST_SHARE * magnitudes.max())
+    return floored
+
+
+def _apply_all(model: ir.Model, groups: Sequence[_Group], factors: Mapping[str, Floats], insert: bool) -> Smoothing:
+    layers: list[str] = []
+    declined: dict[str, str] = {}
+    done: dict[str, Floats] = {}
+    editor = _Editor(model, insert)
+    for group in groups:
+        name = str(group.source.name)
+        names = [str(node.name) for node in group.layers]
+        reason = editor.apply(group, factors[name]) if name in factors else f"no factors are known for '{name}'"
+        if reason is None:
+            layers += names
+            done[name] = factors[name]
+        else:
+            declined.update(dict.fromkeys(names, reason))
+    largest = max((float(np.exp(np.abs(np.log(each)).max())) for each in done.values()), default=1.0)
+    return Smoothing(
+        tuple(layers), largest, declined, editor.inserted, {name: tuple(each.tolist()) for name, each in done.items()}
+    )
+
+
+class _Editor:
+    """Moves factors from values into weights."""
+
+    def __init__(self, model: ir.Model, insert: bool) -> None:
+        self._graph = model.graph
+        self._names = Names(model)
+        self._insert = insert
+        self.inserted = 0
+
+    def apply(self, group: _Group, factors: Floats) -> str | None:
+        """Divide the value that a group reads, and multiply its weights; the reason where that cannot be."""
+        weights = [node.inputs[1] for node in group.layers]
+        for value in weights:
+            if value is not None and (len(value.uses()) > 1 or value.is_graph_output()):
+                return f"the weight '{value.name}' has several uses"
+        divisions = find_divisions(group.source, self._graph, factors.size)
+        reason = divisions if isinstance(divisions, str) else _why_others_matter(group)
+        if reason is not None and not self._insert:
+            return reason
+        if isinstance(divisions, str):
+            self._multiply(group.source, 1.0 / factors, [(node, 0) for node in group.layers])
+        else:
+            self._divide(group, divisions, factors)
+        for node in group.layers:
+            axis = _row_axis(node)
+            assert axis is not None, "a group holds layers"
+            divide(Division(node, 1, axis), 1.0 / factors)
+        return None
+
+    def _divide(self, group: _Group, divisions: Sequence[Division], factors: Floats) -> None:
+        """Divide the value where it is computed; whoever else reads it gets it back as it was."""
+        for division in divisions:
+            divide(division, factors)
+        if group.others or group.source.is_graph_output():
+            self._multiply(group.source, factors, group.others)
+
+    def _multiply(self, source: ir.Value, factors: Floats, readers: Sequence[tuple[ir.Node, int]]) -> None:
+        """Let `readers` read the value times the factors."""
+        stem = self._names.fresh(f"{source.name}/smooth")
+        constant_value = add_initializer(self._graph, self._names.fresh(f"{stem}/factors"), factors.astype(np.float32))
+        node = ir.node("Mul", [source, constant_value], name=stem)
+        result = node.outputs[0]
+        result.name, result.type, result.shape = self._names.fresh(f"{stem}/result"), source.type, source.shape
+        for reader, index in readers:
+            reader.replace_input_with(index, result)
+        producer = source.producer()
+        if producer is None:
+            self._graph.insert_before(next(iter(self._graph)), node)
+        else:
+            self._graph.insert_after(producer, node)
+        self.inserted += 1
+
+
+def _why_others_matter(group: _Group) -> str | None:
+    """Why the value must keep its channels for somebody else."""
+    if group.source.is_graph_output():
+        return f"'{group.source.name}' is a graph output"
+    for node, _ in group.others:
+        return f"{node.op_type} '{node.name}' reads '{group.source.name}' too"
+    return None

@@ -1,0 +1,114 @@
+"""What the passes share that put one operator in the place of many: matching a subgraph, and replacing it.
+
+A subgraph may be replaced when nothing outside of it reads a value inside of it, other than its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from detent.graph.values import constant, constant_ints, input_at, is_standard, is_unused, remove_node, take_over
+from detent.prepare.base import Pass, int_attribute, ints_attribute
+
+
+def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that computes a value, where it is one of these operators."""
+    node = None if value is None else value.producer()
+    return node if node is not None and is_standard(node, *op_types) else None
+
+
+def number(value: ir.Value | None) -> float | None:
+    """The single number that a value always holds, or None."""
+    array = constant(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """The two operands of a commutative node, in both orders."""
+    one, other = input_at(node, 0), input_at(node, 1)
+    if one is not None and other is not None:
+        yield one, other
+        yield other, one
+
+
+def with_number(node: ir.Node | None) -> tuple[ir.Value, float] | None:
+    """The operand of a commutative node, and the number that is the other one."""
+    for operand, other in () if node is None else either_way(node):
+        known = number(other)
+        if known is not None:
+            return operand, known
+    return None
+
+
+def divisions(node: ir.Node) -> list[tuple[ir.Value, ir.Value, tuple[ir.Node, ...]]]:
+    """What a node may divide and by what; with the Reciprocal, where it multiplies with that."""
+    dividend, divisor = input_at(node, 0), input_at(node, 1)
+    if is_standard(node, "Div") and dividend is not None and divisor is not None:
+        return [(dividend, divisor, ())]
+    found: list[tuple[ir.Value, ir.Value, tuple[ir.Node, ...]]] = []
+    for operand, other in either_way(node) if is_standard(node, "Mul") else ():
+        inverse = made_by(other, "Reciprocal")
+        if inverse is not None and inverse.inputs[0] is not None:
+            found.append((operand, inverse.inputs[0], (inverse,)))
+    return found
+
+
+def square_of(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
+    """What a value is the square of, as x * x or x ^ 2, and the node that computes it."""
+    node = made_by(value, "Mul", "Pow")
+    source = None if node is None else node.inputs[0]
+    if node is None or source is None:
+        return None
+    squares = node.inputs[1] is source if node.op_type == "Mul" else number(node.inputs[1]) == 2.0
+    return (source, node) if squares else None
+
+
+def reduced_axes(node: ir.Node, dims: int | None) -> list[int] | None:
+    """The axes, of `dims`, that a node reduces and keeps, counted from the end; None where not known, or not kept."""
+    given = ints_attribute(node, "axes") if input_at(node, 1) is None else constant_ints(input_at(node, 1))
+    if not given or not int_attribute(node, "keepdims", 1):
+        return None
+    if all(axis < 0 for axis in given):
+        return sorted(given)
+    return None if dims is None else sorted(axis % dims - dims for axis in given)
+
+
+def why_it_escapes(nodes: Collection[ir.Node], result: ir.Value) -> str | None:
+    """Why the nodes cannot be replaced: a value of theirs, other than the result, is read elsewhere."""
+    for node in nodes:
+        for value in node.outputs:
+            if value is result:
+                continue
+            if value.is_graph_output() or any(use.node not in nodes for use in value.uses()):
+                return f"'{value.name}', a value inside of it, is used elsewhere"
+    return None
+
+
+def replace_nodes(
+    owner: Pass,
+    model: ir.Model,
+    nodes: Sequence[ir.Node],
+    result: ir.Value,
+    op_type: str,
+    inputs: Sequence[ir.Value],
+    attributes: Mapping[str, int | float | str],
+) -> None:
+    """Let one new node compute the result. It takes the name of the node that did."""
+    last = result.producer()
+    assert last is not None, "a result of nodes has a producer"
+    new = ir.node(op_type, list(inputs), dict(attributes), name=last.name)
+    model.graph.insert_before(last, new)
+    take_over(result, new.outputs[0])
+    _remove_unread(model.graph, last)
+    owner.changed(new, f"{len(nodes)} nodes became one {op_type}")
+
+
+def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
+    """Remove a node, and everything before it that nobody reads any more."""
+    sources = [value.producer() for value in node.inputs if value is not None]
+    remove_node(graph, node)
+    for source in dict.fromkeys(sources):
+        if source is not None and source.graph is graph and all(is_unused(value) for value in source.outputs):
+            _remove_unread(graph, source)

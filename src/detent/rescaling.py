@@ -1,0 +1,57 @@
+"""What is done to a float model before it is observed: smoothing and equalizing, anew or as it was done before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.smooth import Smoothing, smooth, smooth_again
+from detent.observe.samples import PendingSample
+from detent.observe.statistics_file import StatisticsFile
+from detent.recipe import EQUALIZING_SAMPLES, Recipe
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """What was done: each is None where the recipe did not ask for it."""
+
+    smoothing: Smoothing | None = None
+    equalization: Equalization | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model may differ from the prepared one in more than names."""
+        return self.smoothing is not None or self.equalization is not None
+
+    @property
+    def factors(self) -> tuple[float, ...] | None:
+        """The factors of channels, for a file of statistics."""
+        return None if self.equalization is None else self.equalization.factors
+
+    @property
+    def smoothed(self) -> Mapping[str, tuple[float, ...]] | None:
+        """The factors of smoothed values, for a file of statistics."""
+        return None if self.smoothing is None else self.smoothing.factors
+
+
+def rescale(
+    model: ir.Model,
+    sites: Collection[str],
+    recipe: Recipe,
+    samples: Sequence[PendingSample],
+    saved: StatisticsFile | None,
+    threads: int = 0,
+) -> Rescaling:
+    """Smooth and equalize `model` in place, as the recipe says; as it was done for `saved` statistics, if there are."""
+    smoothing = equalization = None
+    few = samples[:EQUALIZING_SAMPLES]
+    if recipe.smooth is not None:
+        known = None if saved is None else saved.smoothed
+        smoothing = smooth(model, few, recipe.smooth, threads) if known is None else smooth_again(model, known)
+    if recipe.equalize:
+        factors = None if saved is None else saved.factors
+        equalization = equalize(model, sites, few, threads) if factors is None else equalize_again(model, factors)
+    return Rescaling(smoothing, equalization)

@@ -1,0 +1,112 @@
+"""Whole transformers, quantized: what is quantized, what is left and why, and how well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import detent
+from detent.plan.masks import MASK_REASON, SCORE_REASON
+from tests.models import build, info, node, normal, run
+from tests.transformer_models import LOWEST, Style, bert, bert_data, vit, vit_data
+
+STYLES = {
+    "bert": (bert, Style()),
+    "bert, subgraphs": (bert, Style(opset=20, layer_norm="subgraph", gelu="tanh")),
+    "bert, operators": (bert, Style(opset=21, gelu="operator", mask=LOWEST)),
+    "bert, causal": (bert, Style(mask=-np.inf, causal=True)),
+    "vit": (vit, Style(mask=0.0, layer_norm="subgraph")),
+    "vit, operators": (vit, Style(mask=0.0, opset=20, gelu="operator")),
+}
+
+
+def decibels(want, got):
+    return 10 * np.log10((want**2).sum() / ((want - got) ** 2).sum())
+
+
+def quality(proto, quantized, feeds):
+    want, got = ([run(model, each) for each in feeds] for model in (proto, quantized))
+    return decibels(*(np.concatenate([next(iter(each.values())).ravel() for each in side]) for side in (want, got)))
+
+
+@pytest.mark.parametrize(("recipe", "enough"), [("A8W8", 20.0), ("A16W8", 30.0), ("XINT8", 15.0)])
+@pytest.mark.parametrize("name", STYLES)
+def test_a_transformer(name, recipe, enough):
+    make, style = STYLES[name]
+    proto = make(style, layers=1)
+    data = bert_data if make is bert else vit_data
+    report = detent.quantize(proto, calibration=data(32), recipe=recipe)
+    assert quality(proto, report.model, data(16, seed=5)) > enough
+    left = {each.op_type for each in report.nodes if not each.quantized}
+    assert left <= {"Unsqueeze", "Cast", "Sub", "Mul", "Where", "Add"}, "only the mask is left"
+    reasons = {each.reason for each in report.nodes if not each.quantized}
+    assert reasons >= {MASK_REASON, SCORE_REASON} if make is bert else not reasons
+    codes = {tensor.name for tensor in report.model.graph.initializer}
+    assert any(each.endswith("_quantized") for each in codes)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+def test_subgraphs_become_operators(opset):
+    report = detent.quantize(
+        bert(Style(opset=opset, layer_norm="subgraph"), layers=1), calibration=bert_data(4), recipe="A8W8"
+    )
+    counts = [each.op_type for each in report.nodes]
+    assert counts.count("LayerNormalization") == 3
+    assert counts.count("Gelu") == (opset >= 20)
+    declined = " ".join(each.what for each in report.declined if each.by == "FuseGelu")
+    assert ("Gelu exists from opset 20" in declined) == (opset < 20)
+
+
+def test_the_scale_of_a_normalization_survives_an_outlier():
+    constants = {"g": np.array([1.0, 0.7, 300.0, 1.3], np.float32), "h": normal(4) / 10}
+    proto = build([node("LayerNormalization", "x g h", "y", axis=-1)], "y", constants, inputs=[info("x", (2, 3, 4))])
+    feeds = [{"x": normal(2, 3, 4, seed=index)} for index in range(40)]
+    quantized = detent.quantize(proto, calibration=feeds, recipe="A16W8").model
+    want, got = (np.concatenate([run(each, feed)["y"] for feed in feeds]) for each in (proto, quantized))
+    ordinary = [0, 1, 3]  # with a scale on the grid of the outlier they would be multiplied by 0 or 2.4
+    assert decibels(want[..., ordinary], got[..., ordinary]) > 35
+
+
+def operands(*shapes):
+    names = "xz"[: len(shapes)]
+    return (
+        [info(name, shape) for name, shape in zip(names, shapes, strict=True)],
+        [
+            {name: normal(*shape, seed=10 * index + ord(name)) for name, shape in zip(names, shapes, strict=True)}
+            for index in range(60)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "shapes"),
+    [
+        ([node("MatMul", "x z", "y")], {}, [(2, 3, 4), (2, 4, 5)]),
+        ([node("MatMul", "w x", "y")], {"w": normal(6, 3)}, [(2, 3, 4)]),
+        ([node("MatMul", "x w", "y")], {"w": normal(2, 4, 5)}, [(2, 3, 4)]),
+        ([node("MatMul", "x w", "y")], {"w": normal(4)}, [(2, 3, 4)]),
+        ([node("MatMul", "x w", "t"), node("Add", "t b", "y")], {"w": normal(4, 5), "b": normal(5)}, [(2, 3, 4)]),
+        ([node("MatMul", "x w", "t"), node("MatMul", "t w", "y")], {"w": normal(4, 4)}, [(2, 3, 4)]),
+        ([node("Gemm", "x z", "y", transA=1, transB=1, alpha=0.5)], {}, [(4, 3), (5, 4)]),
+        ([node("Gemm", "x z b", "y")], {"b": normal(5)}, [(3, 4), (4, 5)]),
+        ([node("Gemm", "w x b", "y")], {"w": normal(2, 3), "b": normal(4)}, [(3, 4)]),
+        ([node("Gemm", "x w z", "y")], {"w": normal(4, 5)}, [(3, 4), (3, 5)]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("recipe", "enough"), [("A8W8", 30), ("A16W8", 38), ("XINT8", 25)])
+def test_products(nodes, constants, shapes, recipe, enough):
+    inputs, feeds = operands(*shapes)
+    proto = build(nodes, "y", constants, inputs=inputs)
+    report = detent.quantize(proto, calibration=feeds, recipe=recipe)
+    assert all(each.quantized for each in report.nodes)
+    assert quality(proto, report.model, feeds[:44]) > enough
+
+
+@pytest.mark.parametrize(("recipe", "scale"), [("A8W8", 1 / 128), ("A16W8", 1 / 32768), ("XINT8", 1 / 128)])
+def test_the_scale_of_attention_weights(recipe, scale):
+    proto = build([node("Softmax", "x", "s"), node("MatMul", "s w", "y")], "y", {"w": normal(8, 8)})
+    report = detent.quantize(
+        proto, calibration=[{"x": normal(1, 3, 8, 8, seed=index)} for index in range(4)], recipe=recipe
+    )
+    held = {tensor.name: tensor for tensor in report.model.graph.initializer}
+    assert np.frombuffer(held["s_scale"].raw_data, np.float32) == np.float32(scale)
