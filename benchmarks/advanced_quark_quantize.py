@@ -1,4 +1,4 @@
-"""A user's script in the manner of the Quark tutorials, to be run as it is: `detent run advanced_quark_quantize.py ...`.
+"""A user's script in the manner of the Quark tutorials, run as it is: `detent run advanced_quark_quantize.py ...`.
 
 It knows nothing of Detent: it makes the imports and calls of the tutorials, with their flags and their data reader.
 """

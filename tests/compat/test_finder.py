@@ -87,6 +87,6 @@ def test_an_unknown_name_is_an_error_of_the_script():
 
 def test_counterparts_of_all_roots_exist():
     for root, ours in ROOTS.items():
-        assert counterpart(root) == ours
+        assert counterpart(root).__name__ == ours
     with pytest.raises(ModuleNotFoundError, match="none of quark"):
         counterpart("numpy")

@@ -64,6 +64,10 @@ HONOURED = {
     "SplitLargeKernelPool": (NPU, False, {"without": ("split_global_pool",)}),
     "ConvertSplitToSlice": (NPU, False, {"without": ("split_to_slice",)}),
     "ConvertClipToRelu": (NPU, True, {"also": ("clip_to_relu",)}),
+    "FuseInstanceNorm": (FLOAT, False, {"without": ("fuse_instance_norm",)}),
+    "FuseL2Norm": (FLOAT, False, {"without": ("fuse_l2_norm",)}),
+    "FuseGelu": (FLOAT, False, {"without": ("fuse_gelu",)}),
+    "FuseLayerNorm": (FLOAT, False, {"without": ("fuse_layer_norm",)}),
     "FoldBatchNorm": (NPU, False, {"without": ("fold_batch_norm",)}),
     "OpTypesToQuantize": (FLOAT, ["Conv"], {"operators": ("Conv",)}),
     "ExtraOpTypesToQuantize": (FLOAT, ["Exp"], {"more_operators": ("Exp",)}),
@@ -118,7 +122,6 @@ HONOURED = {
     "AlignEltwiseQuantType": (FLOAT, True, {"constants_as_activations": True}),
     "BF16WithClip": (BF16, True, {"activations": FloatFormat("bfloat16", clip=True)}),
     "BF16QDQToCast": (BF16, True, {"format": "cast"}),
-    "EnableVaimlBF16": (BF16, True, {"format": "bfloat16"}),
     "BFPAttributes": (BFP, {"bit_width": 13, "rounding_mode": 1}, {"weights": BlockFloat(13, rounding="half_up")}),
     "MXAttributes": (
         MX,
@@ -157,7 +160,6 @@ BESIDE = {
 ELSEWHERE = {
     *("SimulateDPU", "NPULimitationCheck", "IPULimitationCheck", "CalibTensorRangeSymmetric", "MinMSEModeFloatScale"),
     *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha"),
-    *("FuseInstanceNorm", "FuseL2Norm", "FuseGelu", "FuseLayerNorm"),
 }
 """Options with a test of their own below."""
 
@@ -232,11 +234,6 @@ def test_random_data():
 
 def test_formats_without_scales_need_no_calibration():
     assert request(BF16, CalibDataSize=1).limit is None
-
-
-def test_fusions_can_be_left_out():
-    for name, step in (("FuseGelu", "fuse_gelu"), ("FuseLayerNorm", "fuse_layer_norm"), ("FuseL2Norm", "fuse_l2_norm")):
-        assert step in OPTIONS[name].says
 
 
 REFUSED = [name for name, option in OPTIONS.items() if option.verdict == "refused"]

@@ -48,7 +48,7 @@ def test_random_data_fits_the_model_and_repeats():
     samples = [feeds["x"] for feeds in reader]
     assert {sample.shape for sample in samples} == {(1, 3, 8, 8)}
     assert samples[0].dtype == np.float32
-    assert 0 <= min(sample.min() for sample in samples)
+    assert min(sample.min() for sample in samples) >= 0
     assert max(sample.max() for sample in samples) <= 1
     assert not np.array_equal(samples[0], samples[1])
     reader.reset_iter()

@@ -29,27 +29,28 @@ def _root_of(name: str) -> str | None:
     return next((root for root in ROOTS if name == root or name.startswith(f"{root}.")), None)
 
 
-def counterpart(name: str) -> str:
+def counterpart(name: str) -> ModuleType:
     """The module of ours for one of theirs; ModuleNotFoundError, naming what exists, where there is none."""
     root = _root_of(name)
     if root is None:
         raise ModuleNotFoundError(f"{name} is none of {', '.join(ROOTS)}.")
-    ours = ROOTS[root] + name.removeprefix(root)
-    parent, _, _ = ours.rpartition(".")
-    # The parent first: find_spec would import it, and a missing one is what the message is about.
-    if ours != ROOTS[root]:
-        counterpart(name.rpartition(".")[0])
-        if not hasattr(importlib.import_module(parent), "__path__") or importlib.util.find_spec(ours) is None:
-            raise _missing(name, parent)
-    return ours
-
-
-def _missing(name: str, parent: str) -> ModuleNotFoundError:
-    """Without `name=`: Python would drop the message of an import that names its module."""
+    if name == root:
+        return importlib.import_module(ROOTS[root])
     package, _, wanted = name.rpartition(".")
-    module = importlib.import_module(parent)
-    modules = [found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))]
-    names = sorted({*modules, *(each for each in vars(module) if not each.startswith("_"))})
+    parent = counterpart(package)  # first, because a parent that is missing is what the message is about
+    ours = f"{parent.__name__}.{wanted}"
+    if hasattr(parent, "__path__") and importlib.util.find_spec(ours) is not None:
+        return importlib.import_module(ours)
+    made = getattr(parent, wanted, None)  # some packages make their modules from a table
+    if isinstance(made, ModuleType) and made.__name__ == ours:
+        return made
+    raise _missing(wanted, package, parent)
+
+
+def _missing(wanted: str, package: str, parent: ModuleType) -> ModuleNotFoundError:
+    """Without `name=`: Python would drop the message of an import that names its module."""
+    modules = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
+    names = sorted({*modules, *(each for each in dir(parent) if not each.startswith("_"))})
     return ModuleNotFoundError(
         f"Detent has no '{wanted}' in {package}.{nearest(wanted, names)} There is: {', '.join(names)}."
     )
@@ -58,16 +59,16 @@ def _missing(name: str, parent: str) -> ModuleNotFoundError:
 class _Alias(Loader):
     """Hands out a module that exists already."""
 
-    def __init__(self, ours: str) -> None:
-        self._ours = ours
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._own_spec = module, module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002 - the protocol's signature
-        module = importlib.import_module(self._ours)
-        self._own_spec = module.__spec__
-        return module
+        """The module itself."""
+        return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own_spec  # the import machinery has put the alias' there
+        """It has run already; only its own specification is put back where the import machinery replaced it."""
+        module.__spec__ = self._own_spec
 
 
 class _Finder(MetaPathFinder):

@@ -49,7 +49,7 @@ def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None
     request = translate(config)
     report = _quantize(request, model, output, data)
     if request.external_data and output is not None:
-        _move_tensors_out(Path(output))
+        move_tensors_out(Path(output))
     if request.summary:
         from detent.report.terminal import report_text
 
@@ -109,7 +109,7 @@ def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _move_tensors_out(path: Path) -> None:
+def move_tensors_out(path: Path) -> None:
     """Put the tensors into a file beside the model, as use_external_data_format asks for."""
     proto = onnx.load(path)
     onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)

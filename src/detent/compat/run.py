@@ -13,7 +13,6 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 
 from detent.compat.finder import ROOTS, counterpart, other_tools
@@ -36,7 +35,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
             return
         try:
-            module = import_module(counterpart(name))
+            module = counterpart(name)
         except ModuleNotFoundError as error:
             raise UsageError(str(error)) from None
         if not hasattr(module, "main"):

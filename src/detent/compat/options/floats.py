@@ -13,7 +13,6 @@ from detent.numerics.block_float import BlockFloat
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.microscaling import Microscaling
-from detent.recipe import OutputFormat
 
 
 def _floats_of(request: Request, name: str) -> dict[str, FloatFormat]:
@@ -30,14 +29,11 @@ def _clip(request: Request, value: Any) -> Request:
     return request.with_recipe(**{role: dataclasses.replace(fmt, clip=True) for role, fmt in floats.items()})
 
 
-def _written_as(name: str, wanted: OutputFormat, says: str) -> Option:
-    def apply(request: Request, value: Any) -> Request:
-        if not boolean(name, value):
-            return request
-        _floats_of(request, name)
-        return request.with_recipe(format=wanted)
-
-    return honoured(name, says, apply)
+def _cast(request: Request, value: Any) -> Request:
+    if not boolean("BF16QDQToCast", value):
+        return request
+    _floats_of(request, "BF16QDQToCast")
+    return request.with_recipe(format="cast")
 
 
 def _blocks(name: str, kind: type[BlockFloat] | type[Microscaling], parse: Any) -> Option:
@@ -85,8 +81,12 @@ def _few_bits_params(request: Request, value: Any) -> Request:
 
 OPTIONS: tuple[Option, ...] = (
     honoured("BF16WithClip", "numbers past the largest one become it, not infinity (`clip`)", _clip),
-    _written_as("BF16QDQToCast", "cast", "pairs of Cast around every value (`format`)"),
-    _written_as("EnableVaimlBF16", "bfloat16", "a model in bfloat16 itself (`format`)"),
+    honoured("BF16QDQToCast", "pairs of Cast around every value (`format`)", _cast),
+    refused(
+        "EnableVaimlBF16",
+        "it is a float32 model with rounded weights",
+        "`detent convert MODEL OUTPUT --to bfloat16:form=simulated` writes it.",
+    ),
     met("RefineBlockAxis", "blocks always lie along the axis that is summed over", (True,), "Delete the option."),
     _blocks("BFPAttributes", BlockFloat, block_float),
     _blocks("MXAttributes", Microscaling, microscaling),

@@ -12,17 +12,19 @@ from detent.errors import UsageError
 _BY_NAME = "Leave single preparations out by their own options, or with Recipe(without=...)."
 
 
-def _fix_shapes(request: Request, value: Any) -> Request:
+def parse_shapes(option: str, text: str) -> dict[str, list[int]]:
     """`input:[1,3,224,224];other:[1,4]`."""
-    if not value:
-        return request
     shapes: dict[str, list[int]] = {}
-    for part in filter(None, re.split(r";\s*", str(value).strip())):
+    for part in filter(None, re.split(r";\s*", text.strip())):
         found = re.fullmatch(r"\s*(.+?)\s*:\s*\[([\d\s,]+)\]\s*", part)
         if found is None:
-            raise UsageError(f"The option FixShapes is {value!r}: expected 'input:[1,3,224,224];other:[1,4]'.")
+            raise UsageError(f"{option} is {text!r}: expected 'input:[1,3,224,224];other:[1,4]'.")
         shapes[found[1]] = [int(dim) for dim in found[2].split(",") if dim.strip()]
-    return request.replace(fix_shapes=shapes)
+    return shapes
+
+
+def _fix_shapes(request: Request, value: Any) -> Request:
+    return request.replace(fix_shapes=parse_shapes("The option FixShapes", str(value))) if value else request
 
 
 def _opset(request: Request, value: Any) -> Request:
