@@ -23,6 +23,7 @@ from detent.compat.quark.onnx import quantize_dynamic as quark_dynamic
 from detent.compat.quark.onnx import quantize_static as quark_static
 from detent.errors import UsageError
 from tests.conftest import tiny_model
+from tests.models import run
 
 
 class Reader:
@@ -105,6 +106,15 @@ def test_external_data(tmp_path, samples):
         onnx.checker.check_model(tmp_path / "out.onnx")
 
 
+def test_channels_last(tiny, tmp_path, samples):
+    plain, turned = tmp_path / "plain.onnx", tmp_path / "turned.onnx"
+    ModelQuantizer(_quiet()).quantize_model(tiny, plain, Reader(samples))
+    ModelQuantizer(_quiet(convert_nchw_to_nhwc=True)).quantize_model(tiny, turned, Reader(samples))
+    expected = run(onnx.load(plain), {"x": samples[:1]})["y"]
+    found = run(onnx.load(turned), {"x": samples[:1].transpose(0, 2, 3, 1)})["y"]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_statistics_are_kept_and_used_again(tiny, tmp_path, samples):
     options = {"SaveAndRestore": str(tmp_path / "ranges.stats"), "ActivationSymmetric": True}
     first = ModelQuantizer(_quiet(extra_options=options)).quantize_model(tiny, None, Reader(samples))
@@ -118,7 +128,7 @@ def test_arguments_that_mean_nothing(tiny):
         ModelQuantizer("XINT8")
     with pytest.raises(UsageError, match="algo_config"):
         ModelQuantizer(_quiet()).quantize_model(tiny, algorithms=["cle"])
-    with pytest.raises(UsageError, match="detent convert"):
+    with pytest.raises(UsageError, match="convert_nchw_to_nhwc needs a model_output"):
         ModelQuantizer(_quiet(convert_nchw_to_nhwc=True)).quantize_model(tiny)
     with pytest.raises(UsageError, match="plain onnxruntime"):
         get_library_path()

@@ -234,6 +234,8 @@ def test_a_configuration_prints_its_recipe_and_what_was_said():
 def test_every_field_is_in_the_record():
     # The names and the order of Quark's configuration, which scripts may rely on by position.
     names = [field.name for field in dataclasses.fields(QuantizationConfig)]
+    assert len(names) == 33
     assert names[:4] == ["calibrate_method", "quant_format", "activation_type", "weight_type"]
+    assert names[-3:] == ["ignore_warnings", "log_severity_level", "extra_options"]
     assert QuantizationConfig().include_cle is True
     assert QuantizationConfig().optimize_model is True

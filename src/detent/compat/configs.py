@@ -51,6 +51,7 @@ class QuantizationConfig:
     crypto_mode: bool = False
     print_summary: bool = True
     ignore_warnings: bool = True
+    log_severity_level: Any = None  # of Quark's own log, which there is none of here
     extra_options: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:

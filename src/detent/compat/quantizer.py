@@ -14,6 +14,7 @@ from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.readers import RandomDataReader
 from detent.compat.request import Request
 from detent.compat.translate import translate
+from detent.convert.run import convert
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, load
 
@@ -47,7 +48,10 @@ class ModelQuantizer:
 def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None, data: Any) -> onnx.ModelProto | None:
     """Quantize as the configuration says. Data is a reader, a path or None for random numbers."""
     request = translate(config)
-    report = _quantize(request, model, output, data)
+    if request.channels_last:
+        report = _with_channels_last(request, model, output, data)
+    else:
+        report = _quantize(request, model, output, data)
     if request.external_data and output is not None:
         move_tensors_out(Path(output))
     if request.summary:
@@ -57,12 +61,17 @@ def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None
     return report.model if output is None else None
 
 
+def _with_channels_last(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
+    """Data is given as the float model takes it; only the result takes images channels last."""
+    if output is None:
+        raise UsageError("convert_nchw_to_nhwc needs a model_output to write to.")
+    report = _quantize(request, model, None, data)
+    assert report.model is not None, "a model without an output is handed back"
+    convert(report.model, output, "nhwc")
+    return report
+
+
 def _quantize(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
-    if request.channels_last:
-        raise UsageError(
-            "convert_nchw_to_nhwc: convert the model first, with `detent convert MODEL OUTPUT --to nhwc`, and give "
-            "data of that layout."
-        )
     kept = request.statistics
     known = kept is not None and kept.exists()
     return detent.quantize(

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
+from google.protobuf.text_format import ParseError
 
 import detent
 from detent.compat.options.preparation import parse_shapes
 from detent.compat.quantizer import move_tensors_out
 from detent.convert.run import convert
 from detent.errors import ModelError, UsageError
+from detent.graph.save import check_output
 
 Arguments = argparse.Namespace
 Steps = Callable[[Arguments], list[str]]
@@ -84,17 +87,19 @@ def _between(given: Arguments) -> list[str]:
 
 
 def _to_text(given: Arguments) -> None:
+    check_output(Path(given.output), given.input)
     onnx.save(_load(given.input, None), given.output, format="textproto")
 
 
 def _from_text(given: Arguments) -> None:
+    check_output(Path(given.output), given.input)
     onnx.save(_load(given.input, "textproto"), given.output)
 
 
 def _load(path: Path, kind: str | None) -> onnx.ModelProto:
     try:
         return onnx.load(path, format=kind)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+    except (OSError, ValueError, DecodeError, ParseError) as error:
         raise ModelError(f"Cannot read {path}: {error}") from error
 
 
