@@ -144,7 +144,12 @@ HONOURED = {
 """By option: fields of the configuration, a value, and what becomes of the recipe."""
 
 BESIDE = {
-    "ConvertNCHWToNHWC": (True, {"channels_last": True}),
+    "ConvertNCHWToNHWC": (True, {"conversions": ("nhwc",)}),
+    "RemoveQDQMulAdd": (True, {"conversions": ("without-qdq-between:pairs=Mul/Add",)}),
+    "RemoveQDQBetweenOps": (
+        [("Conv", "Relu"), ["Mul", "Add"]],
+        {"conversions": ("without-qdq-between:pairs=Conv/Relu+Mul/Add",)},
+    ),
     "FixShapes": ("x:[1,3,8,8]; y:[2]", {"fix_shapes": {"x": [1, 3, 8, 8], "y": [2]}}),
     "NodesToQuantize": (["a"], {"include": ("a",)}),
     "InputNodes": (["a"], {"start": ("a",)}),
@@ -264,6 +269,8 @@ def test_a_met_option_changes_nothing_or_says_that_it_cannot_be_had(name):
     [
         ({"QuantizeBias": "yes"}, "QuantizeBias is 'yes': it must be True or False"),
         ({"OpTypesToQuantize": "Conv"}, "OpTypesToQuantize is 'Conv': it must be a list"),
+        ({"RemoveQDQBetweenOps": [("Conv",)]}, "expected pairs"),
+        ({"RemoveQDQBetweenOps": "Conv,Relu"}, "RemoveQDQBetweenOps"),
         ({"FixShapes": "x=1,3"}, "expected 'input:"),
         ({"ConvertOpsetVersion": "21"}, "ConvertOpsetVersion is '21'"),
         ({"Percentile": 99.9}, "Percentile=99.9 is for the method Percentile"),

@@ -23,7 +23,7 @@ from detent.compat.quark.onnx import quantize_dynamic as quark_dynamic
 from detent.compat.quark.onnx import quantize_static as quark_static
 from detent.errors import UsageError
 from tests.conftest import tiny_model
-from tests.models import run
+from tests.models import build, node, run
 
 
 class Reader:
@@ -113,6 +113,20 @@ def test_channels_last(tiny, tmp_path, samples):
     expected = run(onnx.load(plain), {"x": samples[:1]})["y"]
     found = run(onnx.load(turned), {"x": samples[:1].transpose(0, 2, 3, 1)})["y"]
     np.testing.assert_array_equal(found, expected)
+    returned = ModelQuantizer(_quiet(convert_nchw_to_nhwc=True)).quantize_model(tiny, None, Reader(samples))
+    assert returned == onnx.load(turned)
+
+
+def test_pairs_between_operators_are_removed(samples):
+    model = build(
+        [node("Mul", "x c", "m"), node("Add", "m c", "a"), node("Relu", "a", "y")], "y", {"c": np.float32(1.5)}
+    )
+    counts = []
+    for options in ({}, {"RemoveQDQMulAdd": True}, {"RemoveQDQBetweenOps": [("Conv", "Conv")]}):
+        config = _quiet("S8S8_AAWS", extra_options=options)
+        quantized = ModelQuantizer(config).quantize_model(model, None, Reader(samples))
+        counts.append(sum(each.op_type == "QuantizeLinear" for each in quantized.graph.node))
+    assert counts == [counts[0], counts[0] - 1, counts[0]]
 
 
 def test_statistics_are_kept_and_used_again(tiny, tmp_path, samples):
@@ -128,8 +142,6 @@ def test_arguments_that_mean_nothing(tiny):
         ModelQuantizer("XINT8")
     with pytest.raises(UsageError, match="algo_config"):
         ModelQuantizer(_quiet()).quantize_model(tiny, algorithms=["cle"])
-    with pytest.raises(UsageError, match="convert_nchw_to_nhwc needs a model_output"):
-        ModelQuantizer(_quiet(convert_nchw_to_nhwc=True)).quantize_model(tiny)
     with pytest.raises(UsageError, match="plain onnxruntime"):
         get_library_path()
 

@@ -146,7 +146,9 @@ def test_evaluate_complains_by_name(detent, results, tmp_path):
     np.save(one / "1.npy", np.zeros(2))
     missing = detent("run", "-m", "quark.onnx.tools.evaluate", one, other)
     assert (missing.code, "1.npy" in missing.err) == (4, True)
-    assert detent("run", "-m", "quark.onnx.tools.evaluate", one).code == 2
+    for folders in ([one], [one, other, one], ["--baseline_results_folder", one, other, one]):
+        wrong = detent("run", "-m", "quark.onnx.tools.evaluate", *folders)
+        assert (wrong.code, "two folders" in wrong.err) == (2, True)
 
 
 def test_modules_of_others_and_none(detent, monkeypatch, write):

@@ -58,6 +58,18 @@ _REFINED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 _KNOWN = ("OptimAlgorithm", "TargetOpType", *_FIELDS, *_OTHER_ALGORITHM, *_DEVICES, *_MET, *_ASKS_FOR_NOTHING)
 
 
+def rows() -> list[tuple[str, str, str]]:
+    """Each parameter, whether it is honoured, met or refused, and what becomes of it: for the manual."""
+    found = [("OptimAlgorithm", "honoured", "adaround or adaquant: `AdaRound` or `AdaQuant`")]
+    found += [(name, "honoured", f"`{field}`") for name, (field, _) in _FIELDS.items()]
+    found += [(name, "honoured", f"`AdaRound.{field}`") for name, (field, _) in _ADAROUND_FIELDS.items()]
+    found += [(name, "honoured", f"`AdaQuant.{field}`") for name, (field, _) in _ADAQUANT_FIELDS.items()]
+    found += [(name, "met", why) for name, why in _MET.items()]
+    found += [(name, "refused", "layers are refined on the CPU: give 'cpu'") for name in _DEVICES]
+    found += [("TargetOpType", "refused", "every layer is refined: name at least all four types, or delete it")]
+    return found + [(name, "refused", "delete it") for name in _ASKS_FOR_NOTHING]
+
+
 def refinement_of(params: Mapping[str, Any]) -> AdaRound | AdaQuant:
     """The refinement that FastFinetune describes. UsageError, by name, for what cannot be had."""
     for name in params:

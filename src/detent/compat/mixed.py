@@ -41,6 +41,18 @@ _OLDER_TYPES = {
 _KNOWN = ("TargetLayerConfig", "TargetOpType", "IncludeLayers", *_OLDER_TYPES, *_MET, *_SEARCHES)
 
 
+def rows() -> list[tuple[str, str, str]]:
+    """Each parameter, whether it is honoured, met or refused, and what becomes of it: for the manual."""
+    found = [
+        ("TargetLayerConfig", "honoured", "the format of the layers (`activations`, `weights`)"),
+        ("TargetOpType", "honoured", "which operators are layers (`op_types`)"),
+        ("IncludeLayers", "honoured", "only these nodes (`nodes`)"),
+    ]
+    found += [(name, "honoured", f"the older name: {', '.join(roles)}") for name, roles in _OLDER_TYPES.items()]
+    found += [(name, "met", why) for name, why in _MET.items()]
+    return found + [(name, "refused", "it asks for a search: name the layers in IncludeLayers") for name in _SEARCHES]
+
+
 def override_of(params: Mapping[str, Any]) -> Override:
     """The override that stands for promoting every candidate. UsageError, by name, for what asks for a search."""
     for name, value in params.items():

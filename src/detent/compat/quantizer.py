@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
+import onnx_ir as ir
 
 import detent
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.readers import RandomDataReader
 from detent.compat.request import Request
 from detent.compat.translate import translate
-from detent.convert.run import convert
+from detent.convert.step import Notes
+from detent.convert.steps import parse_steps
+from detent.emit.functions import add_functions
 from detent.errors import UsageError
-from detent.graph.load import ModelLike, load
+from detent.graph.load import ModelLike, load, read
+from detent.graph.save import check_output, save
 
 if TYPE_CHECKING:
     from detent.report.report import Report
@@ -48,27 +52,30 @@ class ModelQuantizer:
 def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None, data: Any) -> onnx.ModelProto | None:
     """Quantize as the configuration says. Data is a reader, a path or None for random numbers."""
     request = translate(config)
-    if request.channels_last:
-        report = _with_channels_last(request, model, output, data)
-    else:
-        report = _quantize(request, model, output, data)
+    if request.conversions and output is not None:
+        check_output(Path(output), model)  # before the work, not after it
+    report = _quantize(request, model, None if request.conversions else output, data)
+    result = report.model
+    if request.conversions and result is not None:
+        result = _converted(result, request.conversions, None if output is None else Path(output))
     if request.external_data and output is not None:
         move_tensors_out(Path(output))
     if request.summary:
         from detent.report.terminal import report_text
 
         sys.stdout.write(f"{report_text(report)}\n")
-    return report.model if output is None else None
+    return result if output is None else None
 
 
-def _with_channels_last(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
-    """Data is given as the float model takes it; only the result takes images channels last."""
-    if output is None:
-        raise UsageError("convert_nchw_to_nhwc needs a model_output to write to.")
-    report = _quantize(request, model, None, data)
-    assert report.model is not None, "a model without an output is handed back"
-    convert(report.model, output, "nhwc")
-    return report
+def _converted(proto: onnx.ModelProto, steps: tuple[str, ...], output: Path | None) -> onnx.ModelProto:
+    """The quantized model after more steps, written where that was asked for. A step may find nothing to do."""
+    model = read(proto)
+    for name, step in parse_steps(steps):
+        model = step.apply(model, Notes(name))
+    add_functions(model)
+    if output is not None:
+        save(model, output)
+    return ir.to_proto(model)
 
 
 def _quantize(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:

@@ -24,7 +24,7 @@ class Request:
     """One quantization.
 
     `patterns` are regular expressions of nodes to leave float. `always_random` means that data is not even looked at
-    where it is given.
+    where it is given. `conversions` are steps of `detent convert` that the result goes through.
     """
 
     recipe: Recipe
@@ -40,7 +40,7 @@ class Request:
     statistics: Path | None = None
     random: RandomData = RandomData()
     always_random: bool = False
-    channels_last: bool = False
+    conversions: tuple[str, ...] = ()
     external_data: bool = False
     summary: bool = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from detent.compat import finetune, mixed
 from detent.compat.options import OPTIONS, SECTIONS
 
 _HEAD = f"""# Options of other quantizers
@@ -27,9 +28,15 @@ def page() -> str:
     """The whole page."""
     parts = [_HEAD]
     for title, options in SECTIONS.items():
-        rows = [f"| {option.name} | {option.verdict} | {option.says} |" for option in options]
-        parts.append("\n".join([f"## {title}\n", "| option | | |", "|---|---|---|", *rows]) + "\n")
+        parts.append(_section(title, [(option.name, option.verdict, option.says) for option in options]))
+    parts.append(_section("FastFinetune, with include_fast_ft=True", finetune.rows()))
+    parts.append(_section("AutoMixprecision, with include_auto_mp=True", mixed.rows()))
     return "\n".join(parts)
+
+
+def _section(title: str, rows: list[tuple[str, str, str]]) -> str:
+    lines = [f"| {name} | {verdict} | {says} |" for name, verdict, says in rows]
+    return "\n".join([f"## {title}\n", "| option | | |", "|---|---|---|", *lines]) + "\n"
 
 
 def main(arguments: list[str]) -> None:

@@ -201,7 +201,7 @@ def _selected(request: Request, config: QuantizationConfig) -> Request:
         patterns=tuple(name for name in config.nodes_to_exclude if _is_regex(name)),
         providers=tuple(config.execution_providers or ()),
         external_data=config.use_external_data_format,
-        channels_last=config.convert_nchw_to_nhwc,
+        conversions=("nhwc",) if config.convert_nchw_to_nhwc else (),
         summary=config.print_summary,
     )
     for part in config.subgraphs_to_exclude:

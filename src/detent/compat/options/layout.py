@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from detent.compat.options.base import Option, boolean, field, honoured, met, refused
+from detent.compat.options.base import Option, boolean, field, honoured, met, names, refused
 from detent.compat.request import Request
+from detent.errors import UsageError
 from detent.recipe import FUSABLE_ACTIVATIONS
 
 _PAIRS = "Leave single nodes float with nodes_to_exclude, or give Recipe(overrides=...)."
@@ -17,6 +18,21 @@ def _fused(name: str, op_type: str) -> Option:
         return request.with_recipe(fuse=tuple(each for each in FUSABLE_ACTIVATIONS if each in wanted))
 
     return honoured(name, f"whether a layer computes a {op_type} behind it before it rounds (`fuse`)", apply)
+
+
+def _between(request: Request, value: Any) -> Request:
+    """[("Conv", "Relu"), ("Mul", "Add")]."""
+    if not value:
+        return request
+    pairs = [names("RemoveQDQBetweenOps", pair) for pair in value]
+    if any(len(pair) != 2 for pair in pairs):
+        raise UsageError(f"The option RemoveQDQBetweenOps is {value!r}: expected pairs, such as [('Mul', 'Add')].")
+    step = "without-qdq-between:pairs=" + "+".join("/".join(pair) for pair in pairs)
+    return request.replace(conversions=(step, *request.conversions))
+
+
+def _mul_add(request: Request, value: Any) -> Request:
+    return _between(request, [("Mul", "Add")]) if boolean("RemoveQDQMulAdd", value) else request
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -38,8 +54,12 @@ OPTIONS: tuple[Option, ...] = (
     _fused("RemoveQDQConvLeakyRelu", "LeakyRelu"),
     _fused("RemoveQDQConvPRelu", "PRelu"),
     _fused("RemoveQDQConvGelu", "Gelu"),
-    refused("RemoveQDQMulAdd", "the device rounds between Mul and Add", _PAIRS),
-    refused("RemoveQDQBetweenOps", "only activation functions are computed by the layer before them", _PAIRS),
+    honoured("RemoveQDQMulAdd", "no pairs between Mul and Add (`without-qdq-between` of `detent convert`)", _mul_add),
+    honoured(
+        "RemoveQDQBetweenOps",
+        "no pairs between these operators (`without-qdq-between` of `detent convert`)",
+        _between,
+    ),
     refused("RemoveQDQInstanceNorm", "only layers compute the activation function behind them", _PAIRS),
     refused("RemoveFusedQDQ", "block formats round what a layer hands to its activation function", "Delete it."),
     met("QDQKeepRemovableActivations", "activation functions always stay in the file"),

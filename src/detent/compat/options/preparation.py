@@ -50,8 +50,8 @@ OPTIONS: tuple[Option, ...] = (
     met("ConvertFP16ToFP32", "half-precision models are always computed in float32"),
     honoured(
         "ConvertNCHWToNHWC",
-        "inputs are taken channels last",
-        lambda request, value: request.replace(channels_last=boolean("ConvertNCHWToNHWC", value)),
+        "the result takes images channels last (`nhwc` of `detent convert`); data is given as the float model takes it",
+        lambda request, value: request.replace(conversions=("nhwc",) if boolean("ConvertNCHWToNHWC", value) else ()),
     ),
     honoured("ConvertOpsetVersion", "the least operator set of the result (`opset`)", _opset),
     switch("ConvertBNToConv", "batch_norm_to_conv"),

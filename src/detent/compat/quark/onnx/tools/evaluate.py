@@ -22,13 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--baseline_results_folder", type=Path)
     parser.add_argument("--quantized_results_folder", type=Path)
     given = parser.parse_args(arguments)
-    by_flag = [given.baseline_results_folder, given.quantized_results_folder]
-    folders = [folder for folder in by_flag if folder is not None] + given.folders
-    if len(folders) != 2:
+    positions = iter(given.folders)
+    by_flag = (given.baseline_results_folder, given.quantized_results_folder)
+    folders = [next(positions, None) if folder is None else folder for folder in by_flag]
+    if None in folders or next(positions, None) is not None:
         raise UsageError(
-            f"evaluate compares two folders, {len(folders)} were given. Usage: evaluate BASELINE QUANTIZED, or "
+            "evaluate compares two folders. Usage: evaluate BASELINE QUANTIZED, or "
             "--baseline_results_folder BASELINE --quantized_results_folder QUANTIZED."
         )
-    baseline = folders[0] if given.baseline_results_folder or not given.quantized_results_folder else folders[1]
-    other = next(folder for folder in reversed(folders) if folder is not baseline)
-    sys.stdout.write(results_table(compare_folders(baseline, other)))
+    sys.stdout.write(results_table(compare_folders(*folders)))
