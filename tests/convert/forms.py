@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from detent.emit.qdq import emit_qdq
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.convert import Conversion, convert
+from detent.emit.emitter import emit
 from detent.emit.functions import add_functions
-from detent.presets import find_recipe
+from detent.recipe_file import find_recipe
 from tests.models import IMAGE, build, info, node, normal, planned, run
 
 IMAGES = [normal(*IMAGE, seed=seed) * size for seed, size in ((21, 1), (22, 3), (23, 40))]
@@ -22,7 +22,7 @@ IMAGES = [normal(*IMAGE, seed=seed) * size for seed, size in ((21, 1), (22, 3), 
 def quantized(proto: onnx.ModelProto, recipe: str = "XINT8", **changes) -> onnx.ModelProto:
     """A QDQ model as `detent quantize` writes it."""
     model, plan = planned(proto, recipe=find_recipe(recipe).replace(**changes))
-    emit_qdq(model, plan)
+    emit(model, plan)
     return ir.to_proto(model)
 
 

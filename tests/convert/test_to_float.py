@@ -5,12 +5,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from detent.emit.qdq import emit_qdq
 from onnx import TensorProto, helper, numpy_helper
 
+from detent.emit.emitter import emit
 from detent.errors import ModelError
 from detent.plan.layout import Role
-from detent.presets import find_recipe
+from detent.recipe_file import find_recipe
 from tests.convert.forms import constants, converted, foreign, ops, pair, quantized, same
 from tests.models import SMALL_MODELS, build, conv_relu_conv, info, node, normal, planned, run
 
@@ -27,10 +27,10 @@ def test_weights_stay_rounded_and_activations_do_not(name, recipe):
         site = plan.layout.sites.get(tensor.name)
         if site is not None and site.role is not Role.ACTIVATION:
             params = plan.of(tensor.name)
-            codes = params.encode(numpy_helper.to_array(tensor)) - params._broadcast(len(tensor.dims))[1]
-            scale = params._broadcast(len(tensor.dims))[0].astype(np.float32)
+            codes = params.encode(numpy_helper.to_array(tensor)) - params.broadcast(tuple(tensor.dims))[1]
+            scale = params.broadcast(tuple(tensor.dims))[0].astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(codes.astype(np.float32) * scale, tensor.name))
-    emit_qdq(model, plan)
+    emit(model, plan)
     result, done = converted(ir.to_proto(model), "float")
     assert ops(result) == ops(expected)
     same(expected, result)

@@ -39,11 +39,13 @@ U8 = recipe(IntegerFormat("uint8", symmetric=False), IntegerFormat("int8"))
 S8 = recipe(IntegerFormat("int8"), IntegerFormat("int8"))
 RECIPES = {
     "u8": U8,
-    "u8-channels": recipe(U8.activations, IntegerFormat("int8", per_channel=True)),
+    "u8-channels": recipe(U8.activations, IntegerFormat("int8", granularity="per_channel")),
     "u8-unsigned-weights": recipe(U8.activations, IntegerFormat("uint8", symmetric=False)),
     "u8-symmetric": recipe(IntegerFormat("uint8"), IntegerFormat("int8")),
     "s8": S8,
-    "s8-asymmetric-channels": recipe(IntegerFormat("int8", symmetric=False), IntegerFormat("int8", per_channel=True)),
+    "s8-asymmetric-channels": recipe(
+        IntegerFormat("int8", symmetric=False), IntegerFormat("int8", granularity="per_channel")
+    ),
     "s8-unsigned-weights": recipe(S8.activations, IntegerFormat("uint8", symmetric=False)),
     "power-of-two": XINT8,
 }

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detent.recipe import Override
 from tests.emit.qoperator.forms import FEEDS, RECIPES, S8, U8, assert_same, forms
 from tests.models import IMAGE, build, info, node, normal
 
@@ -96,8 +97,9 @@ def test_softmax(axis, scheme):
 
 
 def test_softmax_whose_scale_is_no_whole_part_of_one_is_declined():
-    """Codes -127..127 around 128 have the scale 2/255."""
-    both = forms(build([node("Softmax", "x", "y")], "y"), RECIPES["u8-symmetric"])
+    """A range of 0.9, which the user gave, has the scale 1.8/255."""
+    given = RECIPES["u8-symmetric"].replace(overrides=(Override(tensors=("y",), range=(0.0, 0.9)),))
+    both = forms(build([node("Softmax", "x", "y")], "y"), given)
     assert "Softmax" in both.operators and "whole number" in both.declined[0].what
 
 
