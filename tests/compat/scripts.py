@@ -82,4 +82,22 @@ quantize_static("prepared.onnx", sys.argv[2], Reader(), QuantFormat.QDQ, per_cha
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
 """
 
+IMAGE_SCRIPT = """
+import sys
+import numpy as np
+from quark.onnx import ModelQuantizer
+from quark.onnx.quantization.config import Config, get_default_config
+
+class Reader:
+    def __init__(self):
+        self.images = iter(np.random.default_rng(1).standard_normal((4, 1, 3, 224, 224)).astype(np.float32))
+
+    def get_next(self):
+        image = next(self.images, None)
+        return None if image is None else {"input": image}
+
+config = Config(global_quant_config=get_default_config("XINT8"))
+ModelQuantizer(config).quantize_model(sys.argv[1], sys.argv[2], Reader())
+"""
+
 ALL = {"custom": CUSTOM, "newer": NEWER, "vai_q_onnx": VAI, "onnxruntime": ONNXRUNTIME}

@@ -74,6 +74,19 @@ HONOURED = {
     "QuantizeAllOpTypes": (FLOAT, True, {"all_operators": True}),
     "WeightsOnly": (FLOAT, True, {"activations": None}),
     "MatMulConstBOnly": (FLOAT, True, {"products_of_activations": False}),
+    "MixedPrecisionTensor": (
+        {"specific_tensor_precision": True},
+        {ExtendedQuantType.QInt16: ["a", "b"]},
+        {
+            "overrides": (
+                Override(
+                    tensors=("a", "b"),
+                    activations=IntegerFormat("int16", symmetric=False),
+                    weights=IntegerFormat("int16", symmetric=False),
+                ),
+            )
+        },
+    ),
     "AddQDQPairToWeight": (FLOAT, True, {"weight_pairs": True}),
     "DedicatedQDQPair": (FLOAT, True, {"dedicated_pairs": True}),
     "DedicateDQNode": (FLOAT, True, {"dedicated_pairs": True}),

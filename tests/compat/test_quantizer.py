@@ -117,6 +117,13 @@ def test_channels_last(tiny, tmp_path, samples):
     assert returned == onnx.load(turned)
 
 
+def test_the_result_may_take_the_place_of_the_model(tiny, tmp_path, samples):
+    ModelQuantizer(_quiet()).quantize_model(tiny, tmp_path / "other.onnx", Reader(samples))
+    ModelQuantizer(_quiet()).quantize_model(tiny, tiny, Reader(samples))
+    feeds = {"x": samples[:1]}
+    np.testing.assert_array_equal(run(onnx.load(tiny), feeds)["y"], run(onnx.load(tmp_path / "other.onnx"), feeds)["y"])
+
+
 def test_pairs_between_operators_are_removed(samples):
     model = build(
         [node("Mul", "x c", "m"), node("Add", "m c", "a"), node("Relu", "a", "y")], "y", {"c": np.float32(1.5)}

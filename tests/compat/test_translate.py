@@ -132,6 +132,7 @@ def test_methods_decide_the_scales(method, expected, scale):
     [
         ({"enable_npu_cnn": True, "calibrate_method": PowerOfTwoMethod.MinMSE}, "npu-cnn", "qdq"),
         ({"calibrate_method": PowerOfTwoMethod.MinMSE}, "npu-vaiml", "qdq"),
+        ({"enable_npu_cnn": True}, "npu-float-scale", "qdq"),
         (
             {"calibrate_method": PowerOfTwoMethod.MinMSE, "quant_format": VitisQuantFormat.FixNeuron},
             "npu-cnn",
@@ -194,7 +195,7 @@ def test_accuracy_steps_are_on_unless_they_are_switched_off():
         ({"crypto_mode": True}, "crypto_mode"),
         ({"debug_mode": True}, "debug_mode"),
         ({"include_rotation": True}, "include_rotation"),
-        ({"specific_tensor_precision": True}, "TensorQuantOverrides"),
+        ({"extra_options": {"MixedPrecisionTensor": {}}}, "without specific_tensor_precision=True"),
         ({"calibrate_method": "MinMax"}, "calibrate_method is 'MinMax'"),
         ({"quant_format": "QDQ"}, "quant_format is 'QDQ'"),
         ({"activation_type": "int8"}, "'int8' is no number format"),

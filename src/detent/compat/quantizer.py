@@ -52,11 +52,12 @@ class ModelQuantizer:
 def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None, data: Any) -> onnx.ModelProto | None:
     """Quantize as the configuration says. Data is a reader, a path or None for random numbers."""
     request = translate(config)
-    if request.conversions and output is not None:
-        check_output(Path(output), model)  # before the work, not after it
-    report = _quantize(request, model, None if request.conversions else output, data)
+    later = bool(request.conversions) or _overwrites(output, model)
+    if later and output is not None:
+        check_output(Path(output))  # before the work, not after it
+    report = _quantize(request, model, None if later else output, data)
     result = report.model
-    if request.conversions and result is not None:
+    if later and result is not None:
         result = _converted(result, request.conversions, None if output is None else Path(output))
     if request.external_data and output is not None:
         move_tensors_out(Path(output))
@@ -67,10 +68,17 @@ def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None
     return result if output is None else None
 
 
+def _overwrites(output: str | Path | None, model: ModelLike) -> bool:
+    """Whether the result takes the place of the float model, which other tools allow."""
+    if output is None or isinstance(model, onnx.ModelProto):
+        return False
+    return Path(output).exists() and Path(output).samefile(model)
+
+
 def _converted(proto: onnx.ModelProto, steps: tuple[str, ...], output: Path | None) -> onnx.ModelProto:
     """The quantized model after more steps, written where that was asked for. A step may find nothing to do."""
     model = read(proto)
-    for name, step in parse_steps(steps):
+    for name, step in parse_steps(steps) if steps else ():
         model = step.apply(model, Notes(name))
     add_functions(model)
     if output is not None:

@@ -13,7 +13,7 @@ _HEAD = f"""# Options of other quantizers
 A script written for AMD Quark, vai_q_onnx or onnxruntime's quantizer runs as it is:
 
 ```sh
-detent run quantize.py --model_input float.onnx
+detent run quantize.py model.onnx model_int8.onnx
 ```
 
 Its `extra_options` ({len(OPTIONS)} names) are *honoured* (a field of the recipe, in brackets, or an argument of

@@ -1,8 +1,9 @@
 """From a configuration of another tool to a Request: first what the fields say, then the extra options in table order.
 
     scales          PowerOfTwoMethod: powers of two; Int16Method: 16-bit integers over these; all others: any float
-    target          enable_npu_cnn, or one of vai_q_onnx's formats: npu-cnn; other power-of-two scales: npu-vaiml;
-                    small floats and blocks: npu-bf16; AlignConcat=True: npu-float-scale; all else: cpu
+    target          power-of-two scales: npu-cnn with enable_npu_cnn or one of vai_q_onnx's formats, else npu-vaiml;
+                    other scales: npu-float-scale with enable_npu_cnn or AlignConcat, else cpu;
+                    small floats and blocks: npu-bf16
     biases          npu-cnn: the weights' type with a scale of their own; other integers: 32 bits; floats: as weights
     accuracy        channels are equalized unless include_cle=False, and biases corrected
 
@@ -66,11 +67,19 @@ _FORMATS: dict[Any, OutputFormat] = {
 _DEVICE_FORMATS = ("vitis-qdq", "fix-neuron")
 _REFUSED_FIELDS = {
     "reduce_range": "7-bit weights are for old CPUs. Delete it; sessions can be told to be exact instead",
-    "specific_tensor_precision": "give extra_options={'TensorQuantOverrides': ...} instead",
     "include_rotation": "rotations are for language models. Give include_sq=True: SmoothQuant",
     "debug_mode": "intermediate models are not written. The report says what was done",
     "crypto_mode": "no temporary files are written, so there is nothing to encrypt. Delete it",
 }
+
+
+_SWITCHES = {
+    "FastFinetune": "include_fast_ft",
+    "SmoothAlpha": "include_sq",
+    "AutoMixprecision": "include_auto_mp",
+    "MixedPrecisionTensor": "specific_tensor_precision",
+}
+"""Parameters, and the field that asks for what they are parameters of."""
 
 
 def translate(config: AnyConfig) -> Request:
@@ -176,11 +185,9 @@ def _target(
 ) -> str:
     if not integers:
         return "npu-bf16"
-    if config.enable_npu_cnn or (written in _DEVICE_FORMATS and scale == "power_of_two"):
-        return "npu-cnn"
     if scale == "power_of_two":
-        return "npu-vaiml"
-    return "npu-float-scale" if options.get("AlignConcat") else "cpu"
+        return "npu-cnn" if config.enable_npu_cnn or written in _DEVICE_FORMATS else "npu-vaiml"
+    return "npu-float-scale" if config.enable_npu_cnn or options.get("AlignConcat") else "cpu"
 
 
 def _operators(config: QuantizationConfig) -> tuple[str, ...]:
@@ -227,16 +234,11 @@ def _is_regex(name: str) -> bool:
 
 def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict[str, Any]:
     """Parameters of algorithms count only where the algorithm is asked for; asked for without, they have defaults."""
-    switches = {
-        "FastFinetune": (config.include_fast_ft, {"OptimAlgorithm": "adaround"}),
-        "SmoothAlpha": (config.include_sq, 0.5),
-        "AutoMixprecision": (config.include_auto_mp, {}),
-    }
-    for name, (wanted, default) in switches.items():
-        if wanted:
-            options.setdefault(name, default)
+    defaults: dict[str, Any] = {"FastFinetune": {"OptimAlgorithm": "adaround"}, "SmoothAlpha": 0.5}
+    for name, field in _SWITCHES.items():
+        if getattr(config, field):
+            options.setdefault(name, defaults.get(name, {}))
         elif name in options:
-            field = {"FastFinetune": "include_fast_ft", "SmoothAlpha": "include_sq"}.get(name, "include_auto_mp")
             raise UsageError(f"The option {name} has no effect without {field}=True. Give both, or neither.")
     return options
 

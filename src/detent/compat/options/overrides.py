@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from detent.compat.formats import format_of
+from detent.compat.options.base import names
 from detent.compat.request import Request
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
@@ -19,6 +20,19 @@ def tensor_overrides(request: Request, value: Any) -> Request:
         if len(entries) != 1:
             raise UsageError(f"TensorQuantOverrides of '{tensor}': one entry for each tensor, not {len(entries)}.")
         request = request.with_override(_override(request, tensor, entries[0]))
+    return request
+
+
+def tensors_by_type(request: Request, value: Any) -> Request:
+    """MixedPrecisionTensor, an older way to say it: {type: [tensor, ...]}."""
+    for quant_type, tensors in (value or {}).items():
+        usual = request.recipe.activations
+        symmetric = not isinstance(usual, IntegerFormat) or usual.symmetric
+        chosen = format_of(
+            quant_type, symmetric=symmetric, scale=usual.scale if isinstance(usual, IntegerFormat) else "float"
+        )
+        part = names("MixedPrecisionTensor", tensors)
+        request = request.with_override(Override(tensors=part, activations=chosen, weights=chosen))
     return request
 
 

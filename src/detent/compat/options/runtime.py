@@ -13,7 +13,7 @@ _ENCRYPTION = "no temporary files are written, so there is nothing to encrypt"
 
 def _device(request: Request, value: Any) -> Request:
     """It was taken for enable_npu_cnn before anything else, because much depends on it; here it is only checked."""
-    if boolean("EnableNPUCnn", value) != (request.recipe.target == "npu-cnn"):
+    if boolean("EnableNPUCnn", value) and request.recipe.target not in ("npu-cnn", "npu-float-scale"):
         raise UsageError(f"EnableNPUCnn={value} contradicts the other options, which give {request.recipe.target}.")
     return request
 

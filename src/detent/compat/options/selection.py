@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from detent.compat.options.base import Option, boolean, field, honoured, names, refused
+from detent.compat.options.overrides import tensors_by_type
 from detent.compat.request import Request
 
 
@@ -35,11 +36,11 @@ OPTIONS: tuple[Option, ...] = (
     honoured(
         "MatMulConstBOnly", "products of two activations stay float (`products_of_activations`)", _only_with_weights
     ),
-    refused(
+    honoured(
         "MixedPrecisionTensor",
-        "it is the older name of tensor overrides",
-        "Give TensorQuantOverrides, or Recipe(overrides=...).",
+        "formats of single tensors (`overrides`), with specific_tensor_precision=True",
+        tensors_by_type,
     ),
-    refused("SpecificTensorPrecision", "it announces MixedPrecisionTensor", "Give TensorQuantOverrides."),
+    refused("SpecificTensorPrecision", "it is a field of the configuration", "Give specific_tensor_precision=True."),
     refused("NodesWithMixedPrecision", "it is Quark's own bookkeeping", "Delete the option."),
 )

@@ -23,6 +23,7 @@ from detent.compat.quantizer import quantize_with
 from detent.compat.quark.onnx.quantization.quantize import quantize_dynamic
 from detent.compat.readers import CachedDataReader, CalibrationDataReader, PathDataReader, RandomDataReader
 from detent.graph.load import ModelLike
+from detent.version import __version__
 
 __all__ = [
     "CachedDataReader",
@@ -37,6 +38,7 @@ __all__ = [
     "RandomDataReader",
     "VitisQuantFormat",
     "VitisQuantType",
+    "__version__",
     "dump_model",
     "quantize_dynamic",
     "quantize_static",

@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quantized_results_folder", type=Path)
     given = parser.parse_args(arguments)
     positions = iter(given.folders)
-    by_flag = (given.baseline_results_folder, given.quantized_results_folder)
-    folders = [next(positions, None) if folder is None else folder for folder in by_flag]
-    if None in folders or next(positions, None) is not None:
+    baseline: Path | None = given.baseline_results_folder or next(positions, None)
+    quantized: Path | None = given.quantized_results_folder or next(positions, None)
+    if baseline is None or quantized is None or next(positions, None) is not None:
         raise UsageError(
             "evaluate compares two folders. Usage: evaluate BASELINE QUANTIZED, or "
             "--baseline_results_folder BASELINE --quantized_results_folder QUANTIZED."
         )
-    sys.stdout.write(results_table(compare_folders(*folders)))
+    sys.stdout.write(results_table(compare_folders(baseline, quantized)))
