@@ -21,13 +21,14 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import detent
 from benchmarks.common import CASES, Case, calibration_array, chosen, evaluation_images, print_table
-from detent.emit.qoperator import check_qoperator, to_qoperator
+from detent.emit.qoperator import UnsignedCodes, check_qoperator, to_qoperator
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
+from detent.presets import find_recipe
 from detent.recipe import Recipe
 
 RECIPE = Recipe(
-    "integers",
+    "A8W8-asymmetric",
     "asymmetric 8-bit activations, as is usual on CPUs",
     activations=IntegerFormat("uint8", symmetric=False),
     weights=IntegerFormat("int8"),
@@ -37,8 +38,9 @@ RECIPE = Recipe(
     equalize=False,
     refinement=None,
 )
+PRESETS = [find_recipe(name).replace(equalize=False, refinement=None) for name in ("A8W8", "XINT8")]
 FLOAT, THEIR_QDQ, THEIR_INTEGER = "float", "onnxruntime, QDQ", "onnxruntime, QOperator"
-OUR_QDQ, OUR_INTEGER = "detent, QDQ", "detent, QOperator"
+RUNS = 10
 COUNTED = ("QLinearConv", "Conv", "QuantizeLinear", "DequantizeLinear", "Clip")
 
 
@@ -46,34 +48,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Latency of integer models on this CPU, one image at a time.")
     parser.add_argument("--models", nargs="*", default=["mobilenetv2"], choices=[case.name for case in CASES])
     parser.add_argument("--samples", type=int, default=8, help="calibration images")
-    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds of 5 images each")
+    parser.add_argument("--rounds", type=int, default=40, help=f"interleaved rounds of {RUNS} runs each")
     parser.add_argument("--agreement", type=int, default=100, help="evaluation images to compare both forms on")
     options = parser.parse_args()
     for case in chosen(options.models):
         with tempfile.TemporaryDirectory() as folder:
             images = calibration_array(case, options.samples)
-            files = {FLOAT: case.path, **quantized(case, images, Path(folder))}
+            files = {FLOAT: case.path, **theirs(case, images, Path(folder))}
+            for recipe in (RECIPE, *PRESETS):
+                files |= ours(case, images, Path(folder), recipe)
             report(case, files, images[:1], options.rounds)
             print(f"{agreement(case, files, options.agreement)}\n")
 
 
-def quantized(case: Case, images, folder: Path) -> dict[str, Path]:
-    files = {
-        name: folder / f"{index}.onnx" for index, name in enumerate((THEIR_QDQ, THEIR_INTEGER, OUR_QDQ, OUR_INTEGER))
-    }
+def theirs(case: Case, images, folder: Path) -> dict[str, Path]:
+    """Both forms from onnxruntime's quantizer, as it is by default but for unsigned activations."""
+    files = {THEIR_QDQ: folder / "their_qdq.onnx", THEIR_INTEGER: folder / "their_integer.onnx"}
     prepared = folder / "prepared.onnx"
     quant_pre_process(str(case.path), str(prepared))
     for name, form in ((THEIR_QDQ, QuantFormat.QDQ), (THEIR_INTEGER, QuantFormat.QOperator)):
-        quantize_static(
-            str(prepared), str(files[name]), Reader(case, images), quant_format=form, activation_type=QuantType.QUInt8
-        )
-    check_qoperator(RECIPE)
-    detent.quantize(case.path, files[OUR_QDQ], images, recipe=RECIPE)
-    model = ir.load(files[OUR_QDQ])
-    for note in to_qoperator(model):
-        print(f"left float: {note.node}: {note.what}")
-    ir.save(model, files[OUR_INTEGER])
+        reader = Reader(case, images)
+        quantize_static(str(prepared), str(files[name]), reader, quant_format=form, activation_type=QuantType.QUInt8)
     return files
+
+
+def ours(case: Case, images, folder: Path, recipe: Recipe) -> dict[str, Path]:
+    """Both forms from Detent; that of integers with unsigned activations, which run faster on x64."""
+    qdq, integer = (folder / f"{recipe.name}_{form}.onnx" for form in ("qdq", "integer"))
+    check_qoperator(recipe)
+    detent.quantize(case.path, qdq, images, recipe=recipe)
+    model = ir.load(qdq)
+    UnsignedCodes()(model)
+    for note in to_qoperator(model):
+        print(f"{recipe.name} leaves {note.node} float: {note.what}")
+    ir.save(model, integer)
+    return {f"detent {recipe.name}, QDQ": qdq, f"detent {recipe.name}, QOperator": integer}
 
 
 class Reader(CalibrationDataReader):
@@ -88,16 +97,17 @@ class Reader(CalibrationDataReader):
 
 
 def report(case: Case, files: dict[str, Path], image, rounds: int) -> None:
-    print(f"{case.name}, one image at a time, medians of {rounds} interleaved rounds of 5")
+    print(f"{case.name}, one image at a time, the fastest of {RUNS} runs, medians of {rounds} interleaved rounds")
     threads = (1, 2)
     times = {count: latencies(files, image, count, rounds) for count in threads}
     rows = []
     for name, file in files.items():
-        operators = optimized_operators(file)
         row = [name]
         for count in threads:
-            median = statistics.median(times[count][name])
-            row += [f"{1000 * median:.2f}", f"{median / statistics.median(times[count][FLOAT]):.2f}"]
+            ours, plain = times[count][name], times[count][FLOAT]
+            ratio = statistics.median(one / other for one, other in zip(ours, plain, strict=True))
+            row += [f"{1000 * statistics.median(ours):.2f}", f"{ratio:.2f}"]
+        operators = optimized_operators(file)
         rows.append([*row, *(operators[op] for op in COUNTED), operators.total()])
     header = ["model"]
     for count in threads:
@@ -106,18 +116,21 @@ def report(case: Case, files: dict[str, Path], image, rounds: int) -> None:
 
 
 def latencies(files: dict[str, Path], image, threads: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds for one image, round by round; every round runs every model."""
+    """Seconds for one image, round by round; every round runs every model, each time from another one on."""
     sessions = {name: open_session(file, threads) for name, file in files.items()}
     times: dict[str, list[float]] = {name: [] for name in files}
-    for turn in range(rounds + 2):
-        for name, session in sessions.items():
-            feeds = {session.get_inputs()[0].name: image}
-            start = time.perf_counter()
-            for _ in range(5):
-                session.run(None, feeds)
-            if turn >= 2:
-                times[name].append((time.perf_counter() - start) / 5)
+    names = list(files)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            times[name].append(min(timed(sessions[name], image) for _ in range(RUNS)))
     return times
+
+
+def timed(session, image) -> float:
+    feeds = {session.get_inputs()[0].name: image}
+    start = time.perf_counter()
+    session.run(None, feeds)
+    return time.perf_counter() - start
 
 
 def open_session(file: Path, threads: int = 1, optimized: Path | None = None, **config: str):
@@ -140,15 +153,23 @@ def optimized_operators(file: Path) -> Counter[str]:
 
 
 def agreement(case: Case, files: dict[str, Path], count: int) -> str:
-    """How alike Detent's two forms answer, in arithmetic that does not saturate."""
+    """How often Detent's integer form gives the answer of its QDQ form, in arithmetic that does not saturate.
+
+    The QDQ form runs in float, as it is written, and on the integer kernels that onnxruntime puts in its place.
+    """
     images, preprocess = evaluation_images(case)
-    qdq = open_session(files[OUR_QDQ], 2, x64quantprecision="1", disable_quant_qdq="1")
-    integer = open_session(files[OUR_INTEGER], 2, x64quantprecision="1")
-    same = 0
+    integer = open_session(files[f"detent {RECIPE.name}, QOperator"], 2, x64quantprecision="1")
+    others = {
+        "in float": open_session(files[f"detent {RECIPE.name}, QDQ"], 2, disable_quant_qdq="1"),
+        "on integer kernels": open_session(files[f"detent {RECIPE.name}, QDQ"], 2, x64quantprecision="1"),
+    }
+    same = Counter[str]()
     for image in images[:count]:
-        feeds = {qdq.get_inputs()[0].name: preprocess.load(image.file)[None]}
-        same += int(np.argmax(qdq.run(None, feeds)[0]) == np.argmax(integer.run(None, feeds)[0]))
-    return f"the same answer from detent's QDQ and QOperator: {same} of {len(images[:count])} images"
+        feeds = {integer.get_inputs()[0].name: preprocess.load(image.file)[None]}
+        answer = np.argmax(integer.run(None, feeds)[0])
+        same.update(name for name, other in others.items() if np.argmax(other.run(None, feeds)[0]) == answer)
+    found = ", ".join(f"{same[name]} {name}" for name in others)
+    return f"detent's QOperator answers as its QDQ on {found}, of {len(images[:count])} images"
 
 
 if __name__ == "__main__":

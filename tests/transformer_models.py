@@ -32,6 +32,7 @@ class Style:
     mask: float = -1e4
     causal: bool = False
     outliers: float = 1.0
+    seed: int = 7
 
 
 PLAIN = Style()
@@ -44,9 +45,11 @@ class Writer:
     """Collects nodes and constants; every method returns the name of the value that it computes."""
 
     style: Style
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.style.seed)
 
     def constant(self, array: Any, dtype: Any = np.float32) -> str:
         name = f"constant_{len(self.constants)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from detent.convert import Conversion, convert
 from detent.emit.emitter import emit
@@ -49,7 +49,12 @@ def ops(model: onnx.ModelProto) -> list[str]:
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return {held.name: ir.from_proto(held).numpy() for held in model.graph.initializer}
+
+
+def tensor(name: str, array) -> onnx.TensorProto:
+    """A tensor of any type; old versions of onnx's helper do not take bfloat16."""
+    return ir.to_proto(ir.Tensor(np.asarray(array), name=name))
 
 
 def shape_of_graph(model: onnx.ModelProto) -> list:
@@ -74,7 +79,7 @@ def foreign(nodes, constants_, outputs="y", inputs=(("x", (4, 6)),), opset: int 
         "foreign",
         [info(name, shape) for name, shape in inputs],
         [info(outputs, inputs[0][1])],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants_.items()],
+        [tensor(name, array) for name, array in constants_.items()],
     )
     domains = sorted({item.domain for item in nodes})
     imports = [helper.make_opsetid(domain, 1 if domain else opset) for domain in {"", *domains}]
@@ -96,7 +101,7 @@ def pair(dtype: str, zero_point, scale=0.05, shape=(4, 6), opset: int = 17) -> o
         "pair",
         [info("x", shape)],
         [info("y", shape)],
-        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+        [tensor(name, array) for name, array in tensors.items()],
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)

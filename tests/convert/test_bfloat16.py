@@ -125,6 +125,24 @@ def test_a_weight_beyond_bfloat16():
     assert np.isfinite(stored.astype(np.float32)).all()
 
 
+def test_constants_in_nodes_are_weights_too():
+    weight = onnx.numpy_helper.from_array(normal(8))
+    proto = build([node("Constant", "", "w", value=weight), node("Mul", "x w", "y")], "y")
+    expected = X["x"] * rounded(normal(8))
+    simulated, _ = converted(proto, "bfloat16:form=simulated")
+    np.testing.assert_array_equal(run(simulated, X)["y"], expected)
+    cast, done = converted(proto, "bfloat16:form=cast")
+    assert done.after.constants == {"BFLOAT16": 16}
+    np.testing.assert_array_equal(run(cast, X)["y"], rounded(rounded(X["x"]) * rounded(normal(8))))
+
+
+def test_an_old_opset_is_raised_to_one_that_casts():
+    proto = build([node("Mul", "x w", "y")], "y", {"w": normal(8)}, opset=11)
+    result, done = converted(proto, "bfloat16")
+    assert done.after.opset["ai.onnx"] == 13
+    np.testing.assert_array_equal(run(result, X)["y"], rounded(rounded(X["x"]) * rounded(normal(8))))
+
+
 def test_bad_settings():
     with pytest.raises(UsageError, match="no form 'real'. Choose from cast, simulated, pure"):
         converted(conv_relu_conv(), "bfloat16:form=real")

@@ -45,10 +45,12 @@ def test_one_scale(dtype, zero_point, scale):
     np.testing.assert_array_equal(linear.decode(linear.encode(values)), expected["y"])
 
 
-def test_a_scale_for_each_channel():
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_scale_for_each_channel(axis):
     rng = np.random.default_rng(2)
-    linear = Linear(rng.uniform(0.01, 0.2, 5).astype(np.float32), rng.integers(-9, 9, 5).astype(np.int8), axis=-2)
     values = rng.normal(0, 5, (3, 5, 4)).astype(np.float32)
+    count = values.shape[axis]
+    linear = Linear(rng.uniform(0.01, 0.2, count).astype(np.float32), rng.integers(-9, 9, count).astype(np.int8), axis)
     expected = quantize(linear, values)
     np.testing.assert_array_equal(linear.encode(values), expected["q"])
     np.testing.assert_array_equal(linear.decode(linear.encode(values)), expected["y"])

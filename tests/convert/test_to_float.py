@@ -110,17 +110,13 @@ def test_fix_neuron_goes_and_its_weights_are_rounded():
 
 def test_cast_pairs_through_bfloat16():
     w = normal(2, 3)
-    proto = build(
-        [
-            node("Cast", "x", "b", to=TensorProto.BFLOAT16),
-            node("Cast", "b", "f", to=TensorProto.FLOAT),
-            node("Cast", "w", "v", to=TensorProto.FLOAT),
-            node("Mul", "f v", "y"),
-        ],
-        "y",
-        {"w": w.astype(ml_dtypes.bfloat16)},
-        inputs=(info("x", (2, 3)),),
-    )
+    nodes = [
+        node("Cast", "x", "b", to=TensorProto.BFLOAT16),
+        node("Cast", "b", "f", to=TensorProto.FLOAT),
+        node("Cast", "w", "v", to=TensorProto.FLOAT),
+        node("Mul", "f v", "y"),
+    ]
+    proto = foreign(nodes, {"w": w.astype(ml_dtypes.bfloat16)}, inputs=(("x", (2, 3)),))
     result, _ = converted(proto, "float")
     assert ops(result) == ["Mul"]
     x = normal(2, 3, seed=8)

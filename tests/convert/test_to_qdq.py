@@ -3,10 +3,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import helper
 
 from detent.errors import ModelError
-from tests.convert.forms import constants, converted, foreign, ops, pair, quantized, same, shape_of_graph
-from tests.models import SMALL_MODELS, build, conv_relu_conv, node, normal
+from tests.convert.forms import constants, converted, foreign, ops, pair, quantized, same, shape_of_graph, tensor
+from tests.models import SMALL_MODELS, build, conv_relu_conv, info, node, normal
 
 VALUES = [{"x": normal(4, 6, seed=seed) * size} for seed, size in ((1, 1), (2, 9), (3, 1e4))]
 QUARK, VITIS, CONTRIB = "com.amd.quark", "com.vai.quantize", "ai.onnx.contrib"
@@ -68,6 +69,18 @@ def test_types(dtype, domain_names):
     same(proto, result, VALUES)
 
 
+def test_an_axis_without_meaning_goes():
+    """With one scale the standard operators are written without it."""
+    nodes = [
+        node("ExtendedQuantizeLinear", "x s z", "q", domain=QUARK, axis=1),
+        node("ExtendedDequantizeLinear", "q s z", "y", domain=QUARK, axis=1),
+    ]
+    tensors = {"s": np.float32(0.05), "z": np.int8(0)}
+    result, _ = converted(foreign(nodes, tensors, opset=13), "qdq")
+    assert not any(item.attribute for item in result.graph.node)
+    same(pair("int8", 0), result, VALUES)
+
+
 def test_sixteen_bits_are_standard_from_opset_21_on():
     nodes = [
         node("ExtendedQuantizeLinear", "x s z", "q", domain=QUARK),
@@ -93,18 +106,10 @@ def test_vai_quantize_which_no_runtime_knows():
         node("VaiQuantize", "x s z", "q", domain=CONTRIB),
         node("VaiDeQuantize", "q s z", "y", domain=CONTRIB),
     ]
-    import onnx
-    from onnx import helper, numpy_helper
-
-    from tests.models import info
-
-    tensors = [
-        numpy_helper.from_array(np.array(0.05, np.float32), "s"),
-        numpy_helper.from_array(np.array(0, np.int8), "z"),
-    ]
+    tensors = [tensor("s", np.float32(0.05)), tensor("z", np.int8(0))]
     graph = helper.make_graph(nodes, "vai", [info("x", (4, 6))], [info("y", (4, 6))], tensors)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
-    proto: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
     result, _ = converted(proto, "qdq")
     same(pair("int8", 0), result, VALUES)
 
@@ -169,3 +174,12 @@ def test_what_fix_neuron_cannot_hold_is_declined():
     assert {note.what for note in done.declined} == {"FixNeuron has no codes of type int32"}
     assert "DequantizeLinear" in ops(result)
     same(quantized(conv_relu_conv(), "A8W8"), result)
+
+
+def test_another_tools_operators_to_operators_on_codes():
+    proto = quantized(conv_relu_conv(), "A8W8")
+    there, _ = converted(proto, "vitis-qdq")
+    result, _ = converted(there, "qdq", "qoperator")
+    assert "QLinearConv" in ops(result)
+    direct, _ = converted(proto, "qoperator")
+    same(direct, result)

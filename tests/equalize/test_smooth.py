@@ -16,6 +16,8 @@ X = info("x", (2, 3, 4))
 NORM = node("LayerNormalization", "x g h", "n", axis=-1)
 PARAMETERS = {"g": np.array([1, 30, 1, 2], np.float32), "h": normal(4, seed=1), "w": normal(4, 5, seed=2)}
 
+WIDE = np.array([1, 1, 30, 1], np.float32)
+
 
 def pending(*feeds):
     return [PendingSample(index, f"sample {index}", False, lambda each=each: each) for index, each in enumerate(feeds)]
@@ -100,7 +102,7 @@ def test_constants_with_several_uses_are_left_alone():
             {"c": 9 * normal(4), "d": np.ones(1, np.float32), "c2": normal(1, 1, 4)},
             (2, 3, 4),
         ),
-        ([node("MatMul", "x v", "n"), node("MatMul", "n w", "y")], {"v": 9 * normal(4, 4)}, (2, 3, 4)),
+        ([node("MatMul", "x v", "n"), node("MatMul", "n w", "y")], {"v": normal(4, 4) * WIDE}, (2, 3, 4)),
         (
             [node("MatMul", "x v", "m"), node("Add", "b m", "a"), node("Relu", "a", "n"), node("MatMul", "n w", "y")],
             {"v": normal(4, 4), "b": 9 * normal(4)},
@@ -168,8 +170,20 @@ def test_dead_channels_keep_their_size():
     assert np.prod(factors) == pytest.approx(1.0)
     constants["w"][:] = 0
     _, report = smoothed(build([NORM, node("MatMul", "n w", "y")], "y", constants, inputs=[X]), inputs(2, 3, 4))
-    assert report.factors["n"] == (1.0,) * 4
+    assert not report.layers
     assert report.largest_factor == 1.0
+
+
+def test_only_where_rounding_gets_better():
+    """A channel that is larger than the others, and weights that are not: with 16 bits only the weights matter."""
+    flat = PARAMETERS | {"g": WIDE, "w": np.sign(PARAMETERS["w"])}
+    proto = build([NORM, node("MatMul", "n w", "y")], "y", flat, inputs=[X])
+    assert smoothed(proto, inputs(2, 3, 4), bits=(8, 8))[1].layers == ("matmul_y",)
+    report = smoothed(proto, inputs(2, 3, 4), bits=(16, 8))[1]
+    assert "would not get better" in report.declined["matmul_y"]
+    # Where the weights make up for the channel, they gain by the same factors.
+    proto = build([NORM, node("MatMul", "n w", "y")], "y", flat | {"w": flat["w"] / WIDE[:, None]}, inputs=[X])
+    assert smoothed(proto, inputs(2, 3, 4), bits=(16, 8))[1].layers == ("matmul_y",)
 
 
 def test_a_channel_that_was_hardly_seen_is_not_blown_up():

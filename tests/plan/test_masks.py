@@ -109,3 +109,25 @@ def test_how_a_mask_is_written_does_not_matter(recipe):
     assert np.isfinite(answers).all()
     np.testing.assert_allclose(answers[1], answers[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(answers[2], answers[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_that_is_masked_throughout():
+    nodes = [
+        node("MatMul", "x k", "scores"),
+        node("Where", "flags scores low", "masked"),
+        node("Softmax", "masked", "s"),
+        node("IsNaN", "s", "lost"),
+        node("Where", "lost zero s", "p"),
+        node("MatMul", "p w", "y"),
+    ]
+    constants = {"k": normal(8, 4), "low": np.float32(-np.inf), "zero": np.float32(0), "w": normal(4, 4, seed=1)}
+    inputs = [info("x", (1, 4, 8)), info("flags", (4, 4), TensorProto.BOOL)]
+    proto = build(nodes, "y", constants, inputs=inputs)
+    flags = np.tri(4, dtype=bool)
+    flags[1] = False
+    feeds = [{"x": normal(1, 4, 8, seed=index), "flags": flags} for index in range(4)]
+    report = detent.quantize(proto, calibration=feeds, recipe="A8W8")
+    want, got = run(proto, feeds[0])["y"], run(report.model, feeds[0])["y"]
+    assert not want[0, 1].any()
+    assert not got[0, 1].any()
+    np.testing.assert_allclose(got, want, atol=0.05 * np.abs(want).max())

@@ -36,6 +36,8 @@ _RUNS_IN_BFLOAT16 = (
     *("Loop", "Reshape", "Scan", "ScatterElements", "ScatterND", "Shape", "Sign", "Slice", "Split", "Squeeze"),
     *("Transpose", "Unsqueeze"),
 )
+_CAST_OPSET = 13
+"""The opset with which Cast got bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class ToBfloat16(Step):
 
     def apply(self, model: ir.Model, notes: Notes) -> ir.Model:
         """Convert all graphs of the model."""
+        if self.form == "cast":
+            model = raise_opset(model, _CAST_OPSET, "the model")
         if self.form == "pure":
             model = raise_opset(model, BFLOAT16_OPSET, "the model")
         prepare_types(model, notes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
 
 from detent.convert.narrowing import narrow
 from detent.convert.operators import is_quantizing
@@ -47,11 +48,15 @@ def check_float_model(model: ir.Model) -> None:
 
 
 def prepare_types(model: ir.Model, notes: Notes) -> None:
-    """Inline functions and infer types; ModelError where a value's type stays unknown or is no tensor."""
+    """Inline functions, make initializers of Constant nodes, infer types.
+
+    ModelError where a value's type stays unknown or is no tensor.
+    """
     check_float_model(model)
     inline = InlineFunctions()
     inline(model)
     notes.declined += inline.declined
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     reason = infer(model)
     for node in model.graph.all_nodes():
         for value in node.outputs:

@@ -71,7 +71,7 @@ def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) ->
     parsed = parse_steps(texts)
     target = Path(output)
     check_output(target, model)
-    graph_model = read(model, keep_defaults=True)
+    graph_model = read(_own(model), keep_defaults=True)
     before = _summary(graph_model, stored_bytes(model))
     reading = Notes(READING)
     if not any(isinstance(step, InputsWithoutInitializers) for _, step in parsed):
@@ -84,6 +84,15 @@ def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) ->
     _verify(graph_model)
     size = save(graph_model, target)
     return Conversion(name_of(model), str(target), texts, before, _summary(graph_model, size), changes, declined)
+
+
+def _own(model: ModelLike) -> ModelLike:
+    """The model, or a copy of a message: steps rename tensors, which would show in the caller's."""
+    if not isinstance(model, onnx.ModelProto):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
 
 
 def _apply(model: ir.Model, name: str, step: Step, where: str) -> tuple[ir.Model, Notes]:

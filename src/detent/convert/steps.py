@@ -50,8 +50,11 @@ STEPS: Mapping[str, Step] = {
     "finite-weights": FiniteWeights(),
 }
 ALIASES: Mapping[str, str] = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+# Not qdq and qoperator: what another tool wrote becomes standard first, and operators on codes then.
 EXCLUSIVE = (
-    ("float", "qdq", "extended-qdq", "vitis-qdq", "fix-neuron", "qoperator"),
+    ("float", "extended-qdq", "vitis-qdq", "fix-neuron", "qoperator"),
+    ("qdq", "extended-qdq", "vitis-qdq", "fix-neuron"),
+    ("qdq", "float"),
     ("float16", "float32", "bfloat16"),
     ("int8", "uint8"),
     ("int16", "uint16"),

@@ -34,7 +34,7 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
         proto = onnx.version_converter.convert_version(light_proto(model), wanted)
     except (RuntimeError, ValueError, IndexError) as error:
         raise ModelError(
-            f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {str(error).strip()} "
+            f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {_reason(error)} "
             f"Export it again with opset {wanted}."
         ) from error
     converted = ir.from_proto(proto)
@@ -50,6 +50,12 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     common_passes.RemoveInitializersFromInputsPass()(converted)
     repair_names(converted)
     return converted
+
+
+def _reason(error: Exception) -> str:
+    """What the converter says, without the place in its source where it says it."""
+    text = str(error).strip().rpartition("failed: ")[2].replace("$", "")
+    return text if text.endswith(".") else f"{text}."
 
 
 def _keep_resize_meaning(before: ir.Model, after: ir.Model) -> None:

@@ -11,6 +11,9 @@ A node masks scores where its result reaches a Softmax through nothing but resha
                             model's inputs and constants with no layer in between, as (1 - input) * -1e4 is.
 
 A bias of positions, which is a constant of ordinary numbers, masks nothing.
+
+Where every score of a row is -inf, Softmax gives NaN, and exporters put Where(IsNaN(y), 0, y) behind it. Then it is the
+result of that which is quantized, and not y.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _FLAGS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "A
 
 @dataclass(frozen=True)
 class Masks:
-    """Why nodes stay float, by name, and the values after masking, which no grid can hold."""
+    """Why nodes stay float, by name, and the values that no grid can hold: masked scores, and what may be NaN."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     masked: frozenset[str] = frozenset()
@@ -52,7 +55,12 @@ def find_masks(graph: ir.Graph) -> Masks:
     for node in graph:
         if is_standard(node, "Softmax"):
             _search(node.inputs[0], reasons, masked)
+            masked.update(str(value.name) for value in node.outputs if _may_be_nan(value))
     return Masks(reasons, frozenset(masked))
+
+
+def _may_be_nan(value: ir.Value) -> bool:
+    return any(is_standard(use.node, "IsNaN") for use in value.uses())
 
 
 def _search(value: ir.Value | None, reasons: dict[str, str], masked: set[str]) -> None:

@@ -78,6 +78,12 @@ def symbolic(rank: int) -> ir.Shape:
     return ir.Shape([f"d{index}" for index in range(rank)])
 
 
+def fixed_at(shape: Sequence[int], axis: int) -> ir.Shape:
+    """A shape of which one dimension is known."""
+    known = axis % len(shape)
+    return ir.Shape([size if index == known else f"d{index}" for index, size in enumerate(shape)])
+
+
 def session(model: ir.Model, *, optimize: bool = True) -> onnxruntime.InferenceSession:
     """Checked by onnx, loaded by a plain onnxruntime."""
     proto = ir.to_proto(model)

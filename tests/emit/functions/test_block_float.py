@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from detent.emit.functions import both_generations
 from detent.emit.functions.attributes import ROUNDINGS
 from detent.numerics.block_float import BlockFloat
-from tests.emit.functions.models import OPSETS, model_of, run, same_bits, symbolic
+from tests.emit.functions.models import OPSETS, fixed_at, model_of, run, same_bits, symbolic
 from tests.emit.functions.numbers import SHAPES, blocks_of_all_kinds, spread
 
 BFP, OLD_BFP = both_generations("BFPQuantizeDequantize")
@@ -40,8 +41,9 @@ def attributes(fmt: BlockFloat, axis: int) -> dict[str, int | str]:
 def test_any_shape_and_axis(fmt: BlockFloat, opset: int) -> None:
     for operator, (shape, axis) in zip((BFP, OLD_BFP) * len(SHAPES), SHAPES, strict=False):
         x = spread(shape)
-        model = model_of(operator, symbolic(len(shape)), attributes=attributes(fmt, axis), opset=opset)
-        assert same_bits(run(model, x), fmt.snap(x, axis)), (shape, axis)
+        for known in (symbolic(len(shape)), fixed_at(shape, axis), ir.Shape(shape)):
+            model = model_of(operator, known, attributes=attributes(fmt, axis), opset=opset)
+            assert same_bits(run(model, x), fmt.snap(x, axis)), (known, axis)
 
 
 @pytest.mark.parametrize("optimize", [False, True])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from detent.emit.functions import both_generations
 from detent.emit.functions.attributes import ROUNDINGS
 from detent.numerics.microscaling import ELEMENTS, Element, Microscaling
-from tests.emit.functions.models import OPSETS, model_of, run, same_bits, symbolic
+from tests.emit.functions.models import OPSETS, fixed_at, model_of, run, same_bits, symbolic
 from tests.emit.functions.numbers import SHAPES, blocks_of_all_kinds, spread
 
 MX, OLD_MX = both_generations("MXQuantizeDequantize")
@@ -23,8 +24,9 @@ def attributes(element: Element, axis: int, block_size: int = 32) -> dict[str, i
 def test_any_shape_and_axis(element: Element, opset: int) -> None:
     for operator, (shape, axis) in zip((MX, OLD_MX) * len(SHAPES), SHAPES, strict=False):
         x = spread(shape)
-        model = model_of(operator, symbolic(len(shape)), attributes=attributes(element, axis, 4), opset=opset)
-        assert same_bits(run(model, x), Microscaling(element, 4).snap(x, axis)), (shape, axis)
+        for known in (symbolic(len(shape)), fixed_at(shape, axis), ir.Shape(shape)):
+            model = model_of(operator, known, attributes=attributes(element, axis, 4), opset=opset)
+            assert same_bits(run(model, x), Microscaling(element, 4).snap(x, axis)), (known, axis)
 
 
 @pytest.mark.parametrize("optimize", [False, True])

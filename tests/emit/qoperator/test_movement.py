@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.emit.qoperator.forms import FEEDS, RECIPES, S8, U8, assert_same, forms
-from tests.models import build, node, normal
+from tests.emit.qoperator.forms import FEEDS, RECIPES, S8, U8, assert_same, exact_run, forms
+from tests.models import build, node, normal, run
 
 MOVES = {
     "Reshape": (node("Reshape", "x shape", "y"), {"shape": np.array([1, 3, 64])}),
@@ -81,3 +81,11 @@ def test_reflecting_pad():
     both = forms(build([node("Pad", "x pads", "y", mode="reflect")], "y", constants))
     assert both.between == ["Pad"]
     assert_same(both, FEEDS)
+
+
+@pytest.mark.parametrize("op", ["Shape", "Size", "ArgMax"])
+def test_what_depends_on_shape_or_order_reads_codes(op):
+    nodes = [node("Relu", "x", "r"), node(op, "r", "y")]
+    both = forms(build(nodes, "y"), S8)
+    assert both.operators[-1] == op and "DequantizeLinear" not in both.operators and both.declined == []
+    assert np.array_equal(run(both.qdq, FEEDS)["y"], exact_run(both.integer, FEEDS)["y"])

@@ -182,6 +182,18 @@ def test_scales_along_another_axis_are_declined():
     assert "not along its output channels" in qdq(nodes, changes=changes).declined[0].what
 
 
+def test_a_split_with_an_output_that_nobody_wants_keeps_its_parts():
+    split = helper.make_node("Split", ["xd"], ["", "b", ""], name="split", axis=1)
+    proto = build([*QUANTIZE, node("Identity", "xd", "b"), node("QuantizeLinear", "b sx zx", "bq")], "bq", PARAMETERS)
+    proto.graph.node[2].CopyFrom(split)
+    del proto.graph.output[0].type.tensor_type.shape.dim[:]
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    model = ir.from_proto(proto)
+    rewrite = ToQOperator()
+    rewrite(model)
+    assert [(note.node, note.what) for note in rewrite.declined] == [("split", "one of its outputs is not used")]
+
+
 def test_before_opset_12_nothing_cuts_codes():
     nodes = [*CONV, node("Relu", "c", "r"), node("QuantizeLinear", "r sy zy", "cq"), RESULT[1]]
     both = qdq(nodes, opset=11)

@@ -134,11 +134,11 @@ def test_settled_outputs():
         assert settled_params(1.0, power_of_two(dtype), MinMSE()).scale == 2.0**-7
         assert settled_params(1.0, power_of_two(dtype), MinMax()).scale == 2.0**-7
         assert settled_params(1.0, power_of_two(dtype), NonOverflow()).scale == 2.0**-6
-    floats = {("int8", True): (7, 0), ("uint8", True): (7, 128), ("int16", True): (15, 0)}
-    floats |= {("uint8", False): (8, 0), ("int8", False): (8, -128), ("uint16", False): (16, 0)}
-    for (dtype, symmetric), (position, zero_point) in floats.items():
+    floats = {("int8", True): (127, 0), ("uint8", False): (255, 0), ("int8", False): (255, -128)}
+    floats |= {("int16", True): (32767, 0), ("uint16", False): (65535, 0)}
+    for (dtype, symmetric), (steps, zero_point) in floats.items():
         params = settled_params(1.0, IntegerFormat(dtype, symmetric=symmetric), Entropy())
-        assert (params.scale, params.zero_point) == (2.0**-position, zero_point)
+        assert (params.scale, params.zero_point) == (np.float32(1 / steps), zero_point)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,6 @@ def _attribute(node: ir.Node, name: str, kind: ir.AttributeType, default: int | 
         return default
     if attribute.is_ref() or attribute.type is not kind:
         raise ModelError(
-            f"The attribute {name} of {described(node)} must be a {kind.name.lower()} that is written out."
+            f"The attribute {name} of {described(node)} must be of type {kind.name.lower()} and written out."
         )
     return attribute.as_int() if kind is ir.AttributeType.INT else attribute.as_string()

@@ -1,20 +1,19 @@
-"""What the bodies of the block formats have in common, in standard operators and exact for every float32.
+"""Cutting a tensor along an axis into blocks, and joining them again, in standard operators.
 
-Cutting a tensor of any rank along any axis, of n elements, into blocks of b:
+Where the length n of the axis is known, a few Reshapes with constant shapes do it, which copy (0) the dimensions before
+the axis and work out (-1) those behind it. For blocks of b along axis 1, where m elements are missing in the last one:
 
-    Flatten to [outer, n * inner], Reshape to [outer, n, inner], Pad n to a multiple of b, Reshape to
-    [outer, blocks, pieces, elements of a piece, inner]; and back again. What is calculated from static shapes is
-    calculated once, when a model is loaded.
+    Reshape [0, 0, 1, -1]    Pad m behind n    Reshape [0, -1, b, 0]        and back:
+    Reshape [0, -1, 1, 0]    Slice m off       Reshape to the shape of the input
 
-The leading power of two of a number, 2^floor(log2|x|), without access to its bits: with p bits of precision, u = 2^-p,
+so that onnxruntime knows the shape of every value but for the batch. That matters: with unknown shapes, the time that
+it takes to load a model grows with the square of the number of nodes. Such a body serves one axis and one m.
 
-    t = (2^(p-1) + 1) x          t - (1 - u) t = the leading power of two of x, with its sign
+Where n is not known, one body calculates everything from the shape, for any axis:
 
-each operation rounded to nearest. (S. M. Rump's "unit in the first place".) A power of two times the first constant
-scales the result. It holds where neither t overflows nor its last bit underflows, so in float64 for every float32.
+    Flatten to [outer, n * inner], Reshape to [outer, n, 1, inner], and the rest as above.
 
-Infinities and NaN, without Where, which costs as much as six additions: ThresholdedRelu(-|x|, alpha = -inf) is -|x|, or
-0 where x is not finite; and x - Clip(x, -largest, largest) is 0, or x itself where x is not finite.
+An axis that is shorter than a block is one block as it is: zeros would change nothing, and only take time.
 """
 
 from __future__ import annotations
@@ -24,114 +23,107 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from detent.emit.functions.attributes import described, int_attribute
 from detent.emit.functions.body import Body, ref
-from detent.numerics.rounding import Rounding
+from detent.errors import ModelError
 
-LARGEST = np.finfo(np.float32).max
-LEAST_NORMAL = np.finfo(np.float32).tiny
-SIZE_AXIS, INNER_SIZE_AXIS = 2, 3
-"""The axes of the pieces of a block, and of the elements of a piece."""
 
-EXPONENT_OF_ZERO = -127
-"""What stands in the place of the exponent of zero and of subnormal numbers."""
+@dataclass(frozen=True)
+class Static:
+    """What is known: the axis, how many elements its last block lacks, and whether no axis is behind it."""
+
+    axis: int
+    missing: int
+    last: bool
+
+    @property
+    def label(self) -> str:
+        """A few words that no other layout with the same blocks has."""
+        return f"_axis{self.axis}" + "_last" * self.last + f"_pad{self.missing}" * (self.missing > 0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Blocks of `size` pieces of `inner_size` elements, or of `size` elements where that is 1."""
+
+    size: int
+    inner_size: int = 1
+    static: Static | None = None
+
+    def at(self, node: ir.Node) -> Layout:
+        """These blocks along the attribute `axis` of a node, as well as that is known."""
+        shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
+        if shape is None:
+            return self
+        rank, axis = len(shape), int_attribute(node, "axis", 1)
+        if not -rank <= axis < rank:
+            raise ModelError(f"{described(node)} has axis {axis}, but its input has {rank} dimensions.")
+        length = shape[axis]
+        if not isinstance(length, int) or length == 0:
+            return self
+        size = min(self.size, -(-length // self.inner_size))
+        missing = -length % (size * self.inner_size)
+        return Layout(size, self.inner_size, Static(axis % rank, missing, axis % rank == rank - 1))
+
+    @property
+    def label(self) -> str:
+        """A few words that no other layout has."""
+        return "" if self.static is None else f"_of{self.size * self.inner_size}{self.static.label}"
+
+    @property
+    def sizes(self) -> list[int]:
+        """The lengths of the dimensions that a block has."""
+        return [self.size] if self.inner_size == 1 else [self.size, self.inner_size]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor in blocks: `values` is [outer, blocks, size, inner_size, inner]."""
+    """A tensor in blocks, as `values`; `axes` are those of a block: its elements, or its pieces and their elements."""
 
     values: ir.Value
-    _length: ir.Value
-    _padded: ir.Value
+    axes: tuple[int, ...]
+    _length: ir.Value | None = None
 
-    def joined(self, body: Body, values: ir.Value) -> ir.Value:
-        """Values in blocks, as a tensor of the shape that was cut."""
-        padded = body("Reshape", values, self._padded)
-        return body(
-            "Reshape", body("Slice", padded, np.array([0]), self._length, np.array([1])), body("Shape", body.inputs[0])
-        )
+    def joined(self, body: Body, values: ir.Value, layout: Layout) -> ir.Value:
+        """`values`, which are in blocks like these, as a tensor of the shape that was cut."""
+        static, ones = layout.static, [1] * len(self.axes)
+        if static is None:
+            assert self._length is not None
+            rows = body("Reshape", values, np.array([0, -1, *ones, 0]))
+            rows = body("Slice", rows, np.array([0]), self._length, np.array([1]))
+            return body("Reshape", rows, body("Shape", body.inputs[0]))
+        before = [0] * static.axis
+        rows = body("Reshape", values, np.array([*before, -1] if static.last else [*before, -1, *ones, 0]))
+        if static.missing:
+            rows = body("Slice", rows, np.array([0]), np.array([-static.missing]), np.array([static.axis]))
+        return rows if static.last else body("Reshape", rows, body("Shape", body.inputs[0]))
 
 
-def cut(body: Body, x: ir.Value, size: int, inner_size: int = 1) -> Blocks:
-    """Cut `x` along the attribute `axis` into blocks of `size` pieces of `inner_size` elements."""
+def cut(body: Body, x: ir.Value, layout: Layout) -> Blocks:
+    """Cut `x` into blocks."""
+    if layout.static is None:
+        return _cut_any(body, x, layout)
+    static, before = layout.static, [0] * layout.static.axis
+    rows = x if static.last else body("Reshape", x, np.array([*before, 0, *([1] * len(layout.sizes)), -1]))
+    if static.missing:
+        behind = [] if static.last else [0] * (len(layout.sizes) + 1)
+        rows = body("Pad", rows, np.array([*before, 0, *behind, *before, static.missing, *behind]))
+    values = body("Reshape", rows, np.array([*before, -1, *layout.sizes, *([] if static.last else [0])]))
+    return Blocks(values, _axes(static.axis, layout))
+
+
+def _cut_any(body: Body, x: ir.Value, layout: Layout) -> Blocks:
+    ones = [1] * len(layout.sizes)
     length = body("Gather", body("Shape", x, start=ref("start", "axis")), np.array([0]))
-    pieces = body("Div", body("Add", length, np.array([inner_size - 1])), np.array([inner_size]))
-    # An axis that is shorter than a block is one block as it is: zeros would change nothing, and only take time.
-    size_here = body("Min", pieces, np.array([size]))
-    missing = body("Mod", body("Neg", length), body("Mul", size_here, np.array([inner_size])))
-    shape = body("Concat", np.array([0]), length, np.array([-1]), axis=0)
+    pieces = body("Div", body("Add", length, np.array([layout.inner_size - 1])), np.array([layout.inner_size]))
+    size = body("Min", pieces, np.array([layout.size]))
+    missing = body("Mod", body("Neg", length), body("Mul", size, np.array([layout.inner_size])))
+    shape = body("Concat", np.array([0]), length, np.array([*ones, -1]), axis=0)
     rows = body("Reshape", body("Flatten", x, axis=ref("axis", "axis")), shape)
-    padded = body("Pad", rows, body("Concat", np.array([0, 0, 0, 0]), missing, np.array([0]), axis=0))
-    shape = body("Concat", np.array([0, -1]), size_here, np.array([inner_size]), body("Shape", padded, start=2), axis=0)
-    return Blocks(body("Reshape", padded, shape), length, body("Shape", padded))
+    pads = body("Concat", np.array([0] * (len(ones) + 4)), missing, np.array([*([0] * len(ones)), 0]), axis=0)
+    shape = body("Concat", np.array([0, -1]), size, np.array([*layout.sizes[1:], 0]), axis=0)
+    return Blocks(body("Reshape", body("Pad", rows, pads), shape), _axes(1, layout), length)
 
 
-def largest_finite(body: Body, x: ir.Value) -> ir.Value:
-    """The largest magnitude of each block; what is not finite counts as 0."""
-    negative = body("ThresholdedRelu", body("Neg", body("Abs", x)), alpha=float("-inf"))
-    return body("Abs", body.reduce("ReduceMin", negative, SIZE_AXIS))
-
-
-def with_infinities(body: Body, y: ir.Value, x: ir.Value) -> ir.Value:
-    """`y`, which is finite, or x where x is not finite."""
-    return body("Add", y, body("Sub", x, body("Clip", x, -LARGEST, LARGEST)))
-
-
-def all_finite(body: Body, magnitudes: ir.Value) -> ir.Value:
-    """1 for a block, or NaN where something in it is not finite; in float64."""
-    finite = compared(body, "Less", magnitudes, np.float32(np.inf))
-    for axis in (INNER_SIZE_AXIS, SIZE_AXIS):
-        finite = body.reduce("ReduceMin", finite, axis)
-    wide = body.cast(finite, ir.DataType.DOUBLE)
-    return body("Div", wide, wide)
-
-
-def compared(body: Body, op_type: str, x: ir.Value, limit: np.float32) -> ir.Value:
-    """1.0 where the comparison of `x` with a number holds, 0.0 elsewhere."""
-    holds = body(op_type, _flat(body, x), limit)
-    return body("Reshape", body.cast(holds, ir.DataType.FLOAT), body("Shape", x))
-
-
-def shared_power(body: Body, magnitudes: ir.Value, exponent: int) -> ir.Value:
-    """The leading powers of two of float32 numbers that are not negative, times 2^exponent, in float64.
-
-    Those of zero and of subnormal numbers are 2^-127.
-    """
-    wide = body.cast(magnitudes, ir.DataType.DOUBLE)
-    return body("Clip", _leading_power(body, wide, 53, exponent), np.float64(2.0 ** (EXPONENT_OF_ZERO + exponent)))
-
-
-def own_power(body: Body, x: ir.Value, exponent: int) -> ir.Value:
-    """The leading powers of two of float32 numbers below 2^100, times 2^exponent; 0 for 0."""
-    return body("Abs", _leading_power(body, x, 24, exponent))
-
-
-def _leading_power(body: Body, x: ir.Value, precision: int, exponent: int) -> ir.Value:
-    number = np.float32 if precision == 24 else np.float64
-    scaled = body("Mul", _flat(body, x), number((2.0 ** (precision - 1) + 1) * 2.0 ** (exponent - 1)))
-    # 2t - (2 - 2u)t, not t - (1 - u)t: onnxruntime takes a factor of 1 - u for a 1, and leaves the multiplication out.
-    power = body("Sub", body("Add", scaled, scaled), body("Mul", scaled, number(2 - 2.0 ** (1 - precision))))
-    return body("Reshape", power, body("Shape", x))
-
-
-def _flat(body: Body, x: ir.Value) -> ir.Value:
-    """`x` with one dimension. onnxruntime's operations with a scalar are 20 times slower where the last one is 1."""
-    return body("Reshape", x, np.array([-1]))
-
-
-def to_multiples(
-    body: Body, x: ir.Value, step: ir.Value, low: float, high: float, rounding: Rounding = "half_even"
-) -> ir.Value:
-    """The multiples of `step`, low to high times it, that are nearest to `x`."""
-    # Clipping first gives the same, since low and high are whole numbers, and leaves no infinity to calculate with.
-    ratio = body("Clip", body("Div", x, step), np.float32(low), np.float32(high))
-    return body("Mul", _rounded(body, ratio, rounding), step)
-
-
-def _rounded(body: Body, x: ir.Value, rounding: Rounding) -> ir.Value:
-    if rounding == "half_even":
-        return body("Round", x)
-    if rounding == "half_up":
-        nearest = body("Round", x)
-        return body("Add", nearest, compared(body, "Equal", body("Sub", x, nearest), np.float32(0.5)))
-    return body("Mul", _rounded(body, body("Abs", x), "half_up"), body("Sign", x))
+def _axes(axis: int, layout: Layout) -> tuple[int, ...]:
+    return tuple(axis + 1 + index for index in range(len(layout.sizes)))

@@ -40,6 +40,10 @@ class Definition(Protocol):
     def attributes(self) -> Sequence[ir.Attr]:
         """Every attribute that a call may have, with its default."""
 
+    @property
+    def general(self) -> Definition:
+        """The definition that serves this node and as many others as one body can, if more slowly."""
+
     def write(self, body: Body) -> ir.Value:
         """Add the nodes to `body`; the result."""
 

@@ -4,10 +4,14 @@
 
 A compiler for an NPU sees the node that it knows; any other runtime executes the function of the same name.
 
-A body is written for what the model contains: for the type of the codes, for the attributes of a block format. It
-does serve any shape, and any value of `axis`. Where one model needs two bodies for one operator, the second is an
-overload of the function, which its nodes name in their field `overload`. Overloads came with version 10 of ONNX's file
-format, to which the model is raised; onnxruntime honours them.
+A body is written for what the model contains: for the type of the codes, for the attributes of a block format, for the
+axis and the remainder of its blocks where the shape is known. The batch, and whatever else is not known, may have any
+size but 0.
+
+Where the nodes of one operator would want several bodies, a more general and slower one serves them all, as long as the
+format is the same. Or else, if permitted, the others are overloads of the function, which nodes name in their field
+`overload` (since version 10 of ONNX's file format, to which such a model is raised). That is not the default, since
+onnxruntime 1.20 to 1.23 run any one of the overloads for all nodes, without a warning (1.31 honours them).
 """
 
 from __future__ import annotations
@@ -50,22 +54,48 @@ READERS: Mapping[Operator, Reader] = MappingProxyType(_readers())
 """Every operator that there is a function for."""
 
 
-def add_functions(model: ir.Model) -> None:
+def add_functions(model: ir.Model, *, overloads: bool = False) -> None:
     """Add a function for every node of these domains that has none yet, and the opset imports. In place, idempotent.
 
-    A function that the model brought along, not written by this module, is left alone and so are its nodes. ModelError
-    names a node whose operator, attributes or types have no definition.
+    A function that the model brought along, not written by this module, is left alone and so are its nodes. `overloads`
+    permits several bodies for one operator (see above). ModelError names a node whose operator, attributes or types
+    have no definition, or would need a body of their own without `overloads`.
     """
-    opset = model.graph.opset_imports[""]
-    for node in [node for node in _nodes(model) if node.domain in DOMAINS]:
+    calls: dict[Operator, list[tuple[ir.Node, Definition]]] = {}
+    for node in _nodes(model):
         present = model.functions.get(node.op_identifier())
-        if present is not None and LABEL not in present.metadata_props:
-            continue
-        definition = _definition(node, opset)
-        node.overload = _overload(model, Operator.of(node), definition)
-        model.graph.opset_imports.setdefault(node.domain, DOMAIN_VERSION)
-        needed = _IR_VERSION_OF_OVERLOADS if node.overload else _IR_VERSION_OF_DEFAULTS
-        model.ir_version = max(model.ir_version, needed)
+        if node.domain in DOMAINS and (present is None or LABEL in present.metadata_props):
+            definition = _definition(node, model.graph.opset_imports[""])
+            calls.setdefault(Operator.of(node), []).append((node, definition))
+    for operator, pairs in calls.items():
+        _drop_functions(model, operator)
+        for node, definition in pairs if overloads else _unified(operator, pairs):
+            node.overload = _overload(model, operator, definition)
+            needed = _IR_VERSION_OF_OVERLOADS if node.overload else _IR_VERSION_OF_DEFAULTS
+            model.ir_version = max(model.ir_version, needed)
+        model.graph.opset_imports.setdefault(operator.domain, DOMAIN_VERSION)
+
+
+def _unified(operator: Operator, pairs: list[tuple[ir.Node, Definition]]) -> list[tuple[ir.Node, Definition]]:
+    """The same nodes with one definition that serves them all."""
+    if len({definition.label for _, definition in pairs}) == 1:
+        return pairs
+    general = [(node, definition.general) for node, definition in pairs]
+    first, first_definition = general[0]
+    for node, definition in general:
+        if definition.label != first_definition.label:
+            raise ModelError(
+                f"Nodes '{first.name}' ({first_definition.label}) and '{node.name}' ({definition.label}) are both of "
+                f"{operator}, which can have one body in a model. Use one format for both, or permit overloads."
+            )
+    return general
+
+
+def _drop_functions(model: ir.Model, operator: Operator) -> None:
+    """Remove what an earlier call wrote for an operator: its nodes may have changed since."""
+    for identifier, function in list(model.functions.items()):
+        if Operator(function.domain, function.name) == operator and LABEL in function.metadata_props:
+            del model.functions[identifier]
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:

@@ -49,6 +49,11 @@ class StandardOperator:
     inputs = ("x", "scale", "zero_point")
     attributes = (AXIS,)
 
+    @property
+    def general(self) -> Definition:
+        """See `Definition`."""
+        return self if self.op_type == "QuantizeLinear" else Dequantize(wide=True, per_axis=True)
+
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
         return body(self.op_type, *body.inputs, axis=ref("axis", "axis"))
@@ -68,6 +73,11 @@ class Quantize:
 
     inputs = ("x", "scale", "zero_point")
     attributes = (AXIS,)
+
+    @property
+    def general(self) -> Definition:
+        """See `Definition`."""
+        return Quantize(self.dtype, per_axis=True)
 
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
@@ -100,6 +110,11 @@ class Dequantize:
     inputs = ("x", "scale", "zero_point")
     attributes = (AXIS,)
 
+    @property
+    def general(self) -> Definition:
+        """See `Definition`."""
+        return Dequantize(wide=True, per_axis=True)
+
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
         x, scale, zero_point = _along_axis(body, self.per_axis)
@@ -123,6 +138,11 @@ class FixNeuron:
 
     inputs = ("x", "scale", "zero_point")
     attributes = (ir.Attr("bit_width", ir.AttributeType.STRING, None), ir.Attr("pos", ir.AttributeType.STRING, None))
+
+    @property
+    def general(self) -> Definition:
+        """See `Definition`."""
+        return self
 
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
@@ -196,5 +216,6 @@ def _along_axis(body: Body, per_axis: bool) -> tuple[ir.Value, ir.Value, ir.Valu
     if not per_axis:
         return x, scale, zero_point
     behind = body("Sub", body("Shape", body("Shape", x, start=ref("start", "axis"))), np.array([1]))
+    behind = body("Max", behind, np.array([0]))  # a scalar may come with an axis that there is not
     shape = body("Concat", np.array([-1]), body("Expand", np.array([1]), behind), axis=0)
     return x, body("Reshape", scale, shape), body("Reshape", zero_point, shape)

@@ -17,6 +17,9 @@ MOVES = (
     "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "GatherElements", "GatherND",
     "Expand", "Tile", "Identity",
 )  # fmt: skip
+READS = {"Shape": 1, "Size": 1, "ArgMax": 13}
+"""Operators whose answer is no number of the grid, and the opset from which codes give the same one."""
+
 PADS_AT_RUNTIME = 11
 """The opset from which the pads and sizes of Pad and Resize are inputs."""
 

@@ -58,6 +58,7 @@ class ToQOperator(Pass):
     - every data input is dequantized and every output quantized: one integer operator on the codes, with the Relu and
       Clip nodes behind it, which cut off codes or are not needed at all;
     - codes that are dequantized and quantized again on the same grid are taken over;
+    - an operator that asks for a shape or the place of the largest reads codes;
     - declined: an operator without an integer twin, and whatever its twin cannot hold; it keeps its nodes around it.
     """
 
@@ -70,6 +71,9 @@ class ToQOperator(Pass):
                 continue
             site = Site(node, model.graph, opset)
             try:
+                if is_standard(node, *movement.READS) and opset >= movement.READS[node.op_type]:
+                    self._read(model, site)
+                    continue
                 operation, results = _rule(node)(site), site.results
             except DeclinedError as reason:
                 self.decline(node, str(reason))
@@ -80,6 +84,12 @@ class ToQOperator(Pass):
                 remove_node(model.graph, node)
         if any(node.domain == MICROSOFT for node in model.graph):
             model.graph.opset_imports[MICROSOFT] = 1
+
+    def _read(self, model: ir.Model, site: Site) -> None:
+        """Let a node that gives no quantized value read codes."""
+        node = site.node
+        node.replace_input_with(0, self._value(model, node, site.input(0).whole().codes))
+        self.changed(node, f"{node.op_type} reads codes")
 
     def _write(self, model: ir.Model, node: ir.Node, operation: Operation, results: list[Result]) -> None:
         """Put the operation in the place of the node and all that hangs on it."""

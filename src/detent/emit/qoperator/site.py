@@ -84,6 +84,8 @@ class Site:
     def results(self) -> list[Result]:
         """All outputs, which must be quantized."""
         named = [value for value in self.node.outputs if value.name]
+        if self.node.op_type == "Split" and len(named) < len(self.node.outputs):
+            raise DeclinedError("one of its outputs is not used")
         return [self._follow(value, clip_bounds(self.node) or (-math.inf, math.inf)) for value in named]
 
     def like_result(self, index: int) -> Coded:

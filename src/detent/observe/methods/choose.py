@@ -80,16 +80,9 @@ def choose_params_of_groups(
 
 
 def settled_params(largest: float, fmt: IntegerFormat, method: Method) -> QuantParams:
-    """The parameters of an output that the operator itself keeps within 0..largest, whatever the data.
-
-    A float scale divides the range by the number of codes and not by that of the steps between them, as devices do:
-    for a Softmax it is 1/128 or 1/32768 where the zero point is in the middle, else 1/256 or 1/65536.
-    """
+    """The parameters of an output that the operator itself keeps within 0..largest, whatever the data."""
     check_method(fmt, method)
-    if fmt.power_of_two:
-        return _of_extremes(Range(0.0, largest), fmt, method)
-    codes = 1 << (fmt.bits - fmt.symmetric)
-    return QuantParams.of(fmt, float(np.float32(largest / codes)), fmt.middle if fmt.symmetric else fmt.low)
+    return _of_extremes(Range(0.0, largest), fmt, method)
 
 
 def method_choices(
