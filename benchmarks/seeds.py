@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -79,11 +80,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--calib", type=Path, default=CALIBRATION)
+    parser.add_argument("--skip", default="^$", metavar="REGEX", help="leave out blocks in which this is found")
     options = parser.parse_args()
     seeds = Path(os.environ["DETENT_SEEDS"])
     failed = 0
     for document in sorted(path for path in seeds.iterdir() if path.is_file()):
         for block in blocks_of(document):
+            if re.search(options.skip, block.text):
+                continue
             start = time.perf_counter()
             with workplace(options.model, options.calib):
                 outcome = run_block(block)
