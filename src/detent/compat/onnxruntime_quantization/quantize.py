@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detent.compat.configs import QuantizationConfig
+from detent.compat.configs import config_of
 from detent.compat.enums import CalibrationMethod, QuantFormat, QuantType
 from detent.compat.quantizer import quantize_with
 from detent.errors import UsageError
@@ -36,21 +36,12 @@ def quantize_static(
     options = dict(extra_options or {})
     if calibration_cache_path is not None:
         options["SaveAndRestore"] = calibration_cache_path
-    config = QuantizationConfig(
-        calibrate_method=calibrate_method,
-        quant_format=quant_format,
-        activation_type=activation_type,
-        weight_type=weight_type,
-        op_types_to_quantize=list(op_types_to_quantize or ()),
-        nodes_to_quantize=list(nodes_to_quantize or ()),
-        nodes_to_exclude=list(nodes_to_exclude or ()),
+    config = config_of(
+        locals(),
+        extra_options=options,
         execution_providers=list(calibration_providers or ["CPUExecutionProvider"]),
-        per_channel=per_channel,
-        reduce_range=reduce_range,
-        use_external_data_format=use_external_data_format,
         include_cle=False,
         print_summary=False,
-        extra_options=options,
     )
     quantize_with(config, model_input, model_output, calibration_data_reader)
 
@@ -68,19 +59,7 @@ def quantize_dynamic(
     extra_options: dict[str, Any] | None = None,
 ) -> None:
     """Quantize weights; activations find their ranges while the model runs."""
-    config = QuantizationConfig(
-        weight_type=weight_type,
-        op_types_to_quantize=list(op_types_to_quantize or ()),
-        nodes_to_quantize=list(nodes_to_quantize or ()),
-        nodes_to_exclude=list(nodes_to_exclude or ()),
-        per_channel=per_channel,
-        reduce_range=reduce_range,
-        use_dynamic_quant=True,
-        use_external_data_format=use_external_data_format,
-        include_cle=False,
-        print_summary=False,
-        extra_options=dict(extra_options or {}),
-    )
+    config = config_of(locals(), use_dynamic_quant=True, include_cle=False, print_summary=False)
     quantize_with(config, model_input, model_output, None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from detent.compat.configs import QuantizationConfig
+from detent.compat.configs import config_of
 from detent.compat.dump import dump_model
 from detent.compat.enums import (
     CalibrationMethod,
@@ -85,32 +85,10 @@ def quantize_static(
     options = dict(extra_options or {})
     if random_data_reader_input_shape:
         options.setdefault("RandomDataReaderInputShape", random_data_reader_input_shape)
-    config = QuantizationConfig(
-        calibrate_method=calibrate_method,
-        quant_format=quant_format,
-        activation_type=activation_type,
-        weight_type=weight_type,
-        input_nodes=list(input_nodes or ()),
-        output_nodes=list(output_nodes or ()),
-        op_types_to_quantize=list(op_types_to_quantize or ()),
-        nodes_to_quantize=list(nodes_to_quantize or ()),
-        nodes_to_exclude=list(nodes_to_exclude or ()),
-        subgraphs_to_exclude=list(subgraphs_to_exclude or ()),
-        execution_providers=list(execution_providers or ["CPUExecutionProvider"]),
-        per_channel=per_channel,
-        reduce_range=reduce_range,
-        optimize_model=optimize_model,
-        use_external_data_format=use_external_data_format,
-        convert_fp16_to_fp32=convert_fp16_to_fp32,
-        convert_nchw_to_nhwc=convert_nchw_to_nhwc,
-        include_cle=include_cle,
-        include_sq=include_sq,
-        include_fast_ft=include_fast_ft,
-        include_auto_mp=include_auto_mp,
+    config = config_of(
+        locals(),
+        extra_options=options,
         enable_npu_cnn=use_dpu or enable_dpu or enable_ipu_cnn or enable_npu_cnn,
         enable_npu_transformer=enable_ipu_transformer or enable_npu_transformer,
-        debug_mode=debug_mode,
-        print_summary=print_summary,
-        extra_options=options,
     )
     return quantize_with(config, model_input, model_output, calibration_data_reader)

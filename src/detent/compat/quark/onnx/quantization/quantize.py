@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from detent.compat.configs import QuantizationConfig
+from detent.compat.configs import config_of
 from detent.compat.enums import CalibrationMethod, QuantFormat, QuantType
 from detent.compat.quantizer import quantize_with
 from detent.graph.load import ModelLike
@@ -51,39 +51,9 @@ def quantize_static(
     extra_options: dict[str, Any] | None = None,
 ) -> onnx.ModelProto | None:
     """Quantize with ranges from calibration data; returns the model where there is no `model_output`."""
-    config = QuantizationConfig(
-        calibrate_method=calibrate_method,
-        quant_format=quant_format,
-        activation_type=activation_type,
-        weight_type=weight_type,
-        input_nodes=list(input_nodes or ()),
-        output_nodes=list(output_nodes or ()),
-        op_types_to_quantize=list(op_types_to_quantize or ()),
-        nodes_to_quantize=list(nodes_to_quantize or ()),
-        extra_op_types_to_quantize=list(extra_op_types_to_quantize or ()),
-        nodes_to_exclude=list(nodes_to_exclude or ()),
-        subgraphs_to_exclude=list(subgraphs_to_exclude or ()),
-        specific_tensor_precision=specific_tensor_precision,
-        execution_providers=list(execution_providers or ["CPUExecutionProvider"]),
-        per_channel=per_channel,
-        reduce_range=reduce_range,
-        optimize_model=optimize_model,
-        use_external_data_format=use_external_data_format,
-        convert_fp16_to_fp32=convert_fp16_to_fp32,
-        convert_nchw_to_nhwc=convert_nchw_to_nhwc,
-        include_sq=include_sq,
-        include_rotation=include_rotation,
-        include_cle=include_cle,
-        include_auto_mp=include_auto_mp,
-        include_fast_ft=include_fast_ft,
-        enable_npu_cnn=enable_npu_cnn or enable_dpu,
-        enable_npu_transformer=enable_npu_transformer,
-        debug_mode=debug_mode,
-        crypto_mode=crypto_mode,
-        print_summary=print_summary,
-        extra_options=dict(extra_options or {}),
-    )
-    return quantize_with(config, model_input, model_output, calibration_data_reader or calibration_data_path)
+    config = config_of(locals(), enable_npu_cnn=enable_npu_cnn or enable_dpu)
+    data = calibration_data_reader if calibration_data_reader is not None else calibration_data_path
+    return quantize_with(config, model_input, model_output, data)
 
 
 def quantize_dynamic(
@@ -102,19 +72,5 @@ def quantize_dynamic(
     extra_options: dict[str, Any] | None = None,
 ) -> onnx.ModelProto | None:
     """Quantize weights; activations find their ranges while the model runs."""
-    config = QuantizationConfig(
-        weight_type=weight_type,
-        op_types_to_quantize=list(op_types_to_quantize or ()),
-        nodes_to_quantize=list(nodes_to_quantize or ()),
-        nodes_to_exclude=list(nodes_to_exclude or ()),
-        subgraphs_to_exclude=list(subgraphs_to_exclude or ()),
-        per_channel=per_channel,
-        reduce_range=reduce_range,
-        use_dynamic_quant=True,
-        use_external_data_format=use_external_data_format,
-        include_cle=False,
-        debug_mode=debug_mode,
-        crypto_mode=crypto_mode,
-        extra_options=dict(extra_options or {}),
-    )
+    config = config_of(locals(), use_dynamic_quant=True, include_cle=False)
     return quantize_with(config, model_input, model_output, None)
