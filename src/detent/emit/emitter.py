@@ -8,9 +8,10 @@
 | fix-neuron   | FixNeuron                                 |                   |                            |
 
 An activation x becomes x -> nodes -> its readers. A graph output keeps its name: the node before it is renamed. A
-weight or bias is encoded from float here, with the final parameters. A graph input or a weight that is a graph output
-too goes out as it is. Operators that ONNX does not have get a function that defines them. An Identity that stood for a
-conversion between formats has done its work: its input is rounded to one and its output to the other.
+weight or bias is encoded from float here, with the final parameters; a bias that stays float takes over its refined
+numbers. A graph input or a weight that is a graph output too goes out as it is. Operators that ONNX does not have get a
+function that defines them. An Identity that stood for a conversion between formats has done its work: its input is
+rounded to one and its output to the other.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ def emit(
             rounded[site.value] = emitter.activation(values[site.value])
         else:
             emitter.constant(values[site.value])
+    for name, numbers in plan.refined.items():
+        if name not in plan.layout.sites:
+            values[name].const_value = ir.tensor(numbers, name=name)
     for node in [node for node in model.graph if node.op_type == "Identity"]:
         if str(node.outputs[0].name) in plan.layout.sites:
             bypass(model.graph, node)

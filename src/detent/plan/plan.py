@@ -54,7 +54,8 @@ class Plan:
     the unit of its layer's products, the input and the weight whose scales make up its own.
     `finest`, for each bias with a scale of its own, is the largest position at which it does not saturate: a rule
     should not move it further. `free` are the tensors that are zero throughout: every scale is right for them, so none
-    of theirs should decide. `refined` holds the numbers to encode in the place of a weight's or bias's own.
+    of theirs should decide. `refined` holds the numbers to write in the place of a weight's or bias's own:
+    encoded, or as they are where the bias is no site.
     """
 
     layout: Layout

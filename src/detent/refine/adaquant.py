@@ -1,19 +1,23 @@
 """AdaQuant: weights and biases follow the gradient that their rounded selves have (a straight-through estimate).
 
-    weight = scale * clip(rint(w / scale), low, high)          d error / d w := d error / d weight inside low..high
+    weight = round(w)          d error / d w := d error / d weight, and 0 where w saturates
 
-A small learning rate lets the gradients of many batches add up before a weight crosses into the next code.
+`round` is what the file holds: of integers scale * clip(rint(w / scale), low, high), in other formats what a `Rounder`
+says. A small learning rate lets the gradients of many batches add up before a weight crosses into the next code.
 """
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.refine.kernels import Doubles, Singles, straight_through_step
+from detent.numerics.formats import QuantParams
+from detent.refine.kernels import Doubles, Singles, adam_step, straight_through_step
 from detent.refine.problem import Floats, LayerProblem, Solution
+from detent.refine.rounders import BiasRounder, Rounder
 from detent.refine.search import Part, Search
 from detent.refinements import AdaQuant
 
@@ -23,38 +27,96 @@ def adaquant(problem: LayerProblem, options: AdaQuant) -> Solution:
     return Search(problem, options, lambda part, _: MovingVariables(problem, options, part)).solve("adaquant")
 
 
+AnyFloats = npt.NDArray[np.floating]
+
+
+class Stepper(Protocol):
+    """One step of Adam on `values`, in place, and their rounding; step 0 only rounds."""
+
+    def __call__(
+        self,
+        gradient: AnyFloats,
+        values: Doubles,
+        mean: Doubles,
+        square: Doubles,
+        step: int,
+        rate: float,
+        rounded: AnyFloats,
+    ) -> None:
+        """All are (groups, channels, inputs)."""
+
+
+@dataclass(frozen=True, eq=False)
+class OverSteps:
+    """For integers: each channel has a scale, and a least and a greatest code as steps from zero."""
+
+    scale: Doubles
+    low: Doubles
+    high: Doubles
+
+    def __call__(
+        self,
+        gradient: AnyFloats,
+        values: Doubles,
+        mean: Doubles,
+        square: Doubles,
+        step: int,
+        rate: float,
+        rounded: AnyFloats,
+    ) -> None:
+        """In one compiled loop."""
+        straight_through_step(gradient, self.scale, self.low, self.high, values, mean, square, step, rate, rounded)
+
+
+@dataclass(frozen=True, eq=False)
+class ThroughRounder:
+    """For any other format."""
+
+    rounder: Rounder
+
+    def __call__(
+        self,
+        gradient: AnyFloats,
+        values: Doubles,
+        mean: Doubles,
+        square: Doubles,
+        step: int,
+        rate: float,
+        rounded: AnyFloats,
+    ) -> None:
+        """Step, then round the part at once."""
+        if step:
+            adam_step(gradient, self.rounder.passes(values), values, mean, square, step, rate)
+        rounded[...] = self.rounder.round(values)
+
+
 Number = TypeVar("Number", np.float32, np.float64)
 
 
 class Moving(Generic[Number]):
     """Numbers on their way (groups, channels, inputs), with Adam's means, and what they are rounded to."""
 
-    def __init__(
-        self, values: Doubles, scale: Doubles, low: Doubles, high: Doubles, rounded: npt.NDArray[Number]
-    ) -> None:
+    def __init__(self, values: Doubles, stepper: Stepper, rounded: npt.NDArray[Number]) -> None:
         self.values = values.copy()
-        self._grid = scale, low, high
+        self._stepper = stepper
         self._mean, self._square = np.zeros_like(values), np.zeros_like(values)
         self.rounded: npt.NDArray[Number] = rounded
         self.move(0, 0.0, rounded)
 
     def move(self, step: int, rate: float, gradient: npt.NDArray[Number]) -> None:
         """Make a step; step 0 only rounds."""
-        state = self.values, self._mean, self._square
-        straight_through_step(gradient, *self._grid, *state, step, rate, self.rounded)
+        self._stepper(gradient, self.values, self._mean, self._square, step, rate, self.rounded)
 
 
 class MovingVariables:
     """The weights and biases of one part."""
 
     def __init__(self, problem: LayerProblem, options: AdaQuant, part: Part) -> None:
+        self._problem, self._part = problem, part
         self._moves_bias = options.update_bias and problem.free_bias
         weight, bias = problem.weight[part.where], problem.bias[part.where]
-        scale = problem.weight_scale[part.where].copy()
-        bounds = np.full(bias.shape, float(problem.low)), np.full(bias.shape, float(problem.high))
-        self._scale, self._low, self._high = scale[..., None], problem.low, problem.high
-        self._weight = Moving(weight, scale, *bounds, np.empty(weight.shape, np.float32))
-        self._bias = Moving(bias[..., None], *bias_grid(problem, part), np.empty((*bias.shape, 1)))
+        self._weight = Moving(weight, weight_stepper(problem, part), np.empty(weight.shape, np.float32))
+        self._bias = Moving(bias[..., None], bias_stepper(problem, part), np.empty((*bias.shape, 1)))
         self.weights: Singles = self._weight.rounded
         self.bias: Doubles = self._bias.rounded[..., 0] if problem.free_bias else bias.copy()
 
@@ -67,12 +129,28 @@ class MovingVariables:
 
     def settled(self) -> tuple[Floats, Floats]:
         """The codes of the weights where they are now, and the biases."""
-        return np.clip(np.rint(self._weight.values / self._scale), self._low, self._high), self._bias.values[..., 0]
+        return self._problem.codes(self._weight.values, self._part.where), self._bias.values[..., 0]
+
+
+def weight_stepper(problem: LayerProblem, part: Part) -> Stepper:
+    """How the weights of a part move."""
+    if problem.rounder is not None:
+        return ThroughRounder(problem.rounder.part(part.where))
+    scale = problem.weight_scale[part.where].copy()
+    return OverSteps(scale, np.full_like(scale, problem.low), np.full_like(scale, problem.high))
+
+
+def bias_stepper(problem: LayerProblem, part: Part) -> Stepper:
+    """How the biases of a part move."""
+    if isinstance(problem.bias_params, QuantParams):
+        return OverSteps(*bias_grid(problem, part))
+    return ThroughRounder(BiasRounder(problem.bias_params, problem.bias, part.where))
 
 
 def bias_grid(problem: LayerProblem, part: Part) -> tuple[Doubles, Doubles, Doubles]:
-    """The scale of each bias, and its least and greatest code as steps from zero."""
+    """The scale of each bias, where they are integers, and its least and greatest code as steps from zero."""
     params, shape = problem.bias_params, problem.bias.shape
+    assert isinstance(params, QuantParams), f"the biases of '{problem.name}' are no integers"
 
     def spread(numbers: npt.ArrayLike) -> Doubles:
         flat = np.broadcast_to(np.asarray(numbers, np.float64).reshape(-1), (problem.bias.size,))

@@ -16,7 +16,7 @@ import numpy as np
 
 from detent.refine.kernels import GAMMA, ZETA, Doubles, Singles, rounding_step
 from detent.refine.problem import Floats, LayerProblem, Solution
-from detent.refine.search import Part, Search, stored_bias
+from detent.refine.search import Part, Search
 from detent.refinements import AdaRound
 
 PENALTY = 10.0
@@ -25,7 +25,7 @@ PENALTY = 10.0
 
 def adaround(problem: LayerProblem, options: AdaRound) -> Solution:
     """The codes next to each weight, below or above, that bring the layer's output closest to the target."""
-    bias = stored_bias(problem, problem.bias)
+    bias = problem.stored_bias(problem.bias)
 
     def start(part: Part, errors: Floats) -> RoundingVariables:
         return RoundingVariables(problem, options, part, bias, errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,31 +10,33 @@ import numpy as np
 
 from detent.graph.values import constant
 from detent.numerics.formats import QuantParams
+from detent.numerics.params import BlockParams, FloatParams, Params
 from detent.plan.layout import bias_input
+from detent.refine.choose import WeightRefinement
 from detent.refine.layers import Layer, activation_of
+from detent.refine.means import params_of_bias
 from detent.refine.problem import Floats, LayerProblem
+from detent.refine.rounders import INPUT_CHANNELS, FormatRounder, Rounder, StepRounder, shortened
 from detent.refine.rows import gather, input_indices, why_no_rows
 from detent.refine.targets import LayerTarget
 from detent.refine.walk import Walk
+from detent.refinements import AdaQuant
 
 HOLD_OUT_EVERY = 5
 LEAST_ROWS = 16
 
 
-def why_not(layer: Layer, walk: Walk, target: LayerTarget, memory: int) -> str | None:
+def why_not(layer: Layer, walk: Walk, target: LayerTarget, refinement: WeightRefinement, memory: int) -> str | None:
     """Why a layer's weights cannot be chosen from its rows, or None."""
     weights = walk.plan.of(str(layer.weight.name))
     bias = bias_input(layer.node)
     if layer.bias is None and bias is not None and constant(bias) is None:
         return layer.note
-    if not isinstance(weights, QuantParams):
-        return f"its weights are {weights.format.label}"
-    if weights.block:
-        return "its weights have a scale for each group"
-    if layer.bias is not None and not isinstance(walk.plan.of(str(layer.bias.name)), QuantParams):
-        return f"its bias is {walk.plan.of(str(layer.bias.name)).format.label}"
-    if np.unique(weights.zero_point).size > 1:
-        return "its weights have a zero point for each channel"
+    reason = why_no_steps(weights)
+    if reason is not None and not isinstance(refinement, AdaQuant):
+        return reason
+    if _blocks_cross_groups(layer, weights):
+        return "blocks of its weights hold channels of two groups"
     groups, channels, inputs = layer.matrix().shape
     needed = 8 * groups * inputs * (2 * inputs + 6 * channels)
     if needed > memory:
@@ -42,6 +45,36 @@ def why_not(layer: Layer, walk: Walk, target: LayerTarget, memory: int) -> str |
     if rows < LEAST_ROWS:
         return f"{rows} rows are too few to choose weights with"
     return why_no_rows(layer)
+
+
+def why_no_steps(params: Params) -> str | None:
+    """Why the weights of a channel are not the multiples of one number between two limits for all, or None."""
+    if not isinstance(params, QuantParams):
+        return f"its weights are {params.format.label}"
+    if params.block:
+        return "its weights have a scale for each group"
+    return "its weights have a zero point for each channel" if np.unique(params.zero_point).size > 1 else None
+
+
+def weight_rounder(layer: Layer, params: Params) -> Rounder:
+    """The rounder of a layer's weights."""
+    if isinstance(params, FloatParams):
+        return FormatRounder(params)
+    shape = np.asarray(constant(layer.weight)).shape
+    if isinstance(params, BlockParams):
+        positions = math.prod(shape[2:])
+        blocks = shortened(params.format, layer.matrix().shape[2] // positions)
+        return FormatRounder(BlockParams(blocks, INPUT_CHANNELS), positions)
+    scale, zero_point = (layer.as_matrix(np.broadcast_to(numbers, shape)) for numbers in params.broadcast(shape))
+    return StepRounder(scale, params.format.low - zero_point, params.format.high - zero_point)
+
+
+def _blocks_cross_groups(layer: Layer, params: Params) -> bool:
+    """Only a ConvTranspose has the input channels of all groups on one axis."""
+    if layer.node.op_type != "ConvTranspose" or layer.groups == 1 or not isinstance(params, BlockParams):
+        return False
+    channels: int = np.asarray(constant(layer.weight)).shape[0] // layer.groups
+    return channels % params.format.block_size != 0
 
 
 def build_problem(layer: Layer, walk: Walk, target: LayerTarget, most_rows: int) -> tuple[LayerProblem, LayerProblem]:
@@ -86,22 +119,31 @@ def _without_rows(layer: Layer, walk: Walk) -> LayerProblem:
     """What is known of a layer before any data."""
     plan, weight = walk.plan, layer.matrix()
     groups, channels, inputs = weight.shape
-    params, site = plan.integers(str(layer.weight.name)), plan.layout.output_site(layer.node)
-    zero_point = int(params.zero_point.flat[0])
-    scale = params.scale.reshape(-1 if params.scale.size == 1 else (groups, channels))
-    return LayerProblem(
+    params, site = plan.of(str(layer.weight.name)), plan.layout.output_site(layer.node)
+    bias_params = None if layer.bias is None else params_of_bias(layer, plan)
+    problem = LayerProblem(
         name=layer.name,
         weight=weight,
         bias=_bias(layer, walk, groups * channels).reshape(groups, channels),
         rows=np.empty((groups, 0, inputs), np.float32),
         target=np.empty((0, groups, channels), np.float32),
-        weight_scale=np.broadcast_to(scale.astype(np.float64), (groups, channels)).copy(),
-        low=params.format.low - zero_point,
-        high=params.format.high - zero_point,
-        bias_params=params if layer.bias is None else plan.integers(str(layer.bias.name)),
+        weight_scale=np.ones((groups, channels)),
+        low=-np.inf,
+        high=np.inf,
+        bias_params=replace(bias_params, axis=-1) if isinstance(bias_params, BlockParams) else bias_params,
         activation=activation_of(layer, plan.layout),
         output=None if site is None else plan.of(site),
         free_bias=layer.bias is not None,
+    )
+    if not isinstance(params, QuantParams) or why_no_steps(params) is not None:
+        return replace(problem, rounder=weight_rounder(layer, params))
+    zero_point = int(params.zero_point.flat[0])
+    scale = params.scale.reshape(-1 if params.scale.size == 1 else (groups, channels))
+    return replace(
+        problem,
+        weight_scale=np.broadcast_to(scale.astype(np.float64), (groups, channels)).copy(),
+        low=params.format.low - zero_point,
+        high=params.format.high - zero_point,
     )
 
 

@@ -70,7 +70,7 @@ def matching_bias(problem: LayerProblem, codes: Floats) -> Floats:
 
 def relative_error(problem: LayerProblem, codes: Floats, bias: Floats) -> float:
     """The mean square error of a solution on the problem's rows, after activation and saturation, relative to float."""
-    stored = problem.bias_params.snap(bias.reshape(-1)).reshape(bias.shape) if problem.free_bias else bias
+    stored = problem.stored_bias(bias)
     weights = (codes * problem.weight_scale[..., None]).astype(np.float32)
     found = np.stack([rows @ matrix.T for rows, matrix in zip(problem.rows, weights, strict=True)])
     found += stored[:, None, :].astype(np.float32)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import QuantParams
+from detent.numerics.microscaling import Microscaling
 from detent.numerics.params import Params
 
 Array = npt.NDArray[Any]
@@ -44,11 +45,17 @@ def decode_constant(codes: npt.NDArray[np.int64], params: QuantParams) -> npt.ND
     return np.asarray(steps * scale.astype(np.float32), np.float32).reshape(codes.shape)
 
 
-def stored_constant(values: npt.ArrayLike, params: Params) -> npt.NDArray[np.float32]:
-    """What the nodes of the emitted model read of a weight or bias that is stored in its format."""
+def stored_constant(values: npt.ArrayLike, params: Params | None) -> npt.NDArray[np.float32]:
+    """What the nodes of the emitted model read of a weight or bias; without parameters it stays float."""
+    if params is None:
+        return np.asarray(values, np.float32)
     if isinstance(params, QuantParams):
         return decode_constant(params.encode(values), params)
-    return params.snap(values)
+    rounded = params.snap(values)
+    # Blocks are rounded again where they are read. -128 of MXINT8 is a power of two, so that its block has a larger
+    # exponent then; the second rounding is the last that changes anything.
+    again = isinstance(params.format, Microscaling) and params.format.element == "int8"
+    return params.snap(rounded) if again else rounded
 
 
 @compiled

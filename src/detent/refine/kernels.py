@@ -133,8 +133,8 @@ def rounding_step(
     gradient: Singles,
     scale: Doubles,
     floors: Singles,
-    low: int,
-    high: int,
+    low: float,
+    high: float,
     alpha: Singles,
     soft: Singles,
     mean: Singles,
@@ -199,6 +199,41 @@ def soft_slope(soft: np.float32) -> np.float32:
 
 
 @compiled
+def adam_factors(step: int, rate: float) -> tuple[float, float]:
+    """By what the rate and the root of the squares' mean are multiplied, because both means began at 0."""
+    return rate / (1.0 - DECAY**step), 1.0 / np.sqrt(1.0 - DECAY_SQUARES**step)
+
+
+@compiled
+def adam(slide: float, mean: float, square: float, pace: float, correction: float) -> tuple[float, float, float]:
+    """The means after a gradient `slide`, and what is to be taken off the number that has it."""
+    moment = DECAY * mean + (1.0 - DECAY) * slide
+    energy = DECAY_SQUARES * square + (1.0 - DECAY_SQUARES) * slide * slide
+    return moment, energy, pace * moment / (np.sqrt(energy) * correction + TINY)
+
+
+@compiled
+def adam_step(
+    gradient: npt.NDArray[np.floating],
+    passes: npt.NDArray[np.bool_],
+    values: Doubles,
+    mean: Doubles,
+    square: Doubles,
+    step: int,
+    rate: float,
+) -> None:
+    """One step of Adam on `values`; the gradient is 0 where it does not pass. All are (groups, channels, inputs)."""
+    pace, correction = adam_factors(step, rate)
+    for g in range(values.shape[0]):
+        for c in range(values.shape[1]):
+            for k in range(values.shape[2]):
+                slide = float(gradient[g, c, k]) if passes[g, c, k] else 0.0
+                moment, energy, change = adam(slide, mean[g, c, k], square[g, c, k], pace, correction)
+                mean[g, c, k], square[g, c, k] = moment, energy
+                values[g, c, k] -= change
+
+
+@compiled
 def straight_through_step(
     gradient: npt.NDArray[np.floating],
     scale: Doubles,
@@ -216,8 +251,7 @@ def straight_through_step(
     The gradient of a rounded number counts for the number itself, and is 0 where it saturates. All are (groups,
     channels, inputs), scale, low and high (groups, channels). `step` counts from 1; step 0 only rounds.
     """
-    correction = 1.0 / np.sqrt(1.0 - DECAY_SQUARES**step) if step else 0.0
-    pace = rate / (1.0 - DECAY**step) if step else 0.0
+    pace, correction = adam_factors(step, rate) if step else (0.0, 0.0)
     for g in range(values.shape[0]):
         for c in range(values.shape[1]):
             inverse, least, most = 1.0 / scale[g, c], low[g, c], high[g, c]
@@ -225,9 +259,8 @@ def straight_through_step(
                 if step:
                     code = np.rint(values[g, c, k] * inverse)
                     slide = float(gradient[g, c, k]) if least <= code <= most else 0.0
-                    moment = DECAY * mean[g, c, k] + (1.0 - DECAY) * slide
-                    energy = DECAY_SQUARES * square[g, c, k] + (1.0 - DECAY_SQUARES) * slide * slide
+                    moment, energy, change = adam(slide, mean[g, c, k], square[g, c, k], pace, correction)
                     mean[g, c, k], square[g, c, k] = moment, energy
-                    values[g, c, k] -= pace * moment / (np.sqrt(energy) * correction + TINY)
+                    values[g, c, k] -= change
                 code = min(max(np.rint(values[g, c, k] * inverse), least), most)
                 rounded[g, c, k] = code * scale[g, c]

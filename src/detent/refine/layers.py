@@ -90,7 +90,11 @@ class Layer:
 
     def matrix(self) -> npt.NDArray[np.float64]:
         """The weight as (groups, channels, inputs)."""
-        weight = np.asarray(constant(self.weight), np.float64)
+        return self.as_matrix(np.asarray(constant(self.weight)))
+
+    def as_matrix(self, tensor: Array) -> npt.NDArray[np.float64]:
+        """An array in the shape of the weight as (groups, channels, inputs)."""
+        weight = np.asarray(tensor, np.float64)
         if self.node.op_type == "Conv":
             return weight.reshape(self.groups, weight.shape[0] // self.groups, -1)
         if self.node.op_type == "ConvTranspose":
@@ -169,9 +173,11 @@ def _fixed_bias(node: ir.Node, bias: ir.Value | None, weight: ir.Value, layout: 
     if bias is None:
         return "no bias"
     site = layout.sites.get(str(bias.name))
-    if not is_constant(bias) or site is None or site.role is not Role.BIAS:
+    if not is_constant(bias) or (site is not None and site.role is not Role.BIAS):
         return "its bias is no constant"
     if len(bias.uses()) > 1:
         return f"its bias '{bias.name}' is read by other nodes too"
+    if site is None and bias.is_graph_output():
+        return f"its bias '{bias.name}' is a graph output"
     array = np.asarray(constant(bias))
     return "" if array.size == Layer(node, weight, bias).channels else "its bias is not one number per channel"

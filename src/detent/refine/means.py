@@ -5,8 +5,8 @@ channel right again is
 
     b' = b' before + mean(W x + b) - mean(W' x' + b' before)
 
-over all samples and positions, before the activation. It is encoded with the plan's own parameters; where it does not
-fit them it saturates, and where its step is coarser than the correction nothing changes.
+over all samples and positions, before the activation. It is encoded with the plan's own parameters, if it is at all;
+where it does not fit them it saturates, and where its step is coarser than the correction nothing changes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.graph.values import constant
+from detent.numerics.params import Params
 from detent.plan.plan import Plan
 from detent.refine.codes import Array, stored_constant
 from detent.refine.layers import Layer
@@ -85,20 +86,27 @@ def correct_bias(layer: Layer, walk: Walk, expected: ChannelSums) -> Correction:
     return Correction(before, float(np.square(left).mean()), note)
 
 
+def params_of_bias(layer: Layer, plan: Plan) -> Params | None:
+    """How the bias of a layer is stored; None where it stays float."""
+    assert layer.bias is not None, f"layer '{layer.name}' has no bias of its own"
+    name = str(layer.bias.name)
+    return plan.of(name) if name in plan.layout.sites else None
+
+
 def set_bias(layer: Layer, plan: Plan, wanted: npt.NDArray[np.float64]) -> str:
     """Give a layer a bias, as far as it fits the plan's parameters, and note where it does not. A fixed one stays."""
     if layer.bias is None:
         return layer.note
-    name, params = str(layer.bias.name), plan.of(str(layer.bias.name))
+    name, params = str(layer.bias.name), params_of_bias(layer, plan)
     shaped = wanted.reshape(np.asarray(constant(layer.bias)).shape)
     plan.refined[name] = stored_constant(shaped, params)
-    saturated = int(params.clipped(shaped).sum())
+    saturated = 0 if params is None else int(params.clipped(shaped).sum())
     return f"the bias of {saturated} of {shaped.size} channels saturates" if saturated else ""
 
 
 def stored_bias(layer: Layer, plan: Plan) -> npt.NDArray[np.float64]:
     """The bias of each channel as it is encoded now."""
     assert layer.bias is not None, f"layer '{layer.name}' has no bias of its own"
-    name, params = str(layer.bias.name), plan.of(str(layer.bias.name))
+    name, params = str(layer.bias.name), params_of_bias(layer, plan)
     own = np.asarray(constant(layer.bias), np.float32)
     return stored_constant(plan.refined.get(name, own), params).reshape(-1).astype(np.float64)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.formats import QuantParams
 from detent.numerics.params import Params
+from detent.refine.rounders import Rounder, Where, stored_bias
 
 Floats = npt.NDArray[np.float64]
+EVERYWHERE: Where = (slice(None), slice(None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,10 @@ class LayerProblem:
     """One layer, with what goes into it in the quantized model and what should come out.
 
     `rows` is the input as the quantized prefix gives it, and `target` the output of the float model at the same
-    positions, before the activation. Weights are those of the float model; `weight_scale` has one number, or one for
-    each output channel (group after group), and their codes are low..high. `bias_params` tells how the bias is stored.
+    positions, before the activation. Weights are those of the float model; `weight_scale` has one number for each
+    output channel (group after group), and their codes are low..high. In formats where a channel has no such steps, a
+    `rounder` rounds them; then the scale is 1, and what counts as a code is the rounded number itself. `bias_params`
+    tells how the bias is stored, None that it stays float.
     """
 
     name: str
@@ -53,13 +56,14 @@ class LayerProblem:
     rows: npt.NDArray[np.float32]  # groups, samples, inputs
     target: npt.NDArray[np.float32]  # samples, groups, channels
     weight_scale: Floats  # groups, channels (broadcast where it is the same for all)
-    low: int
-    high: int
-    bias_params: QuantParams
+    low: float
+    high: float
+    bias_params: Params | None
     activation: Activation
     output: Params | None
     float_rows: npt.NDArray[np.float32] | None = None  # `rows` as the float model gives them, for who mixes both
     free_bias: bool = True  # where not, `bias` is what the quantized layer adds
+    rounder: Rounder | None = None
 
     @property
     def samples(self) -> int:
@@ -68,7 +72,17 @@ class LayerProblem:
 
     def nearest(self) -> Floats:
         """The codes of weights that are rounded to the nearest."""
-        return np.clip(np.rint(self.weight / self.weight_scale[..., None]), self.low, self.high)
+        return self.codes(self.weight)
+
+    def codes(self, weights: Floats, where: Where = EVERYWHERE) -> Floats:
+        """The codes that the weights of a part are rounded to."""
+        if self.rounder is not None:
+            return self.rounder.part(where).round(weights)
+        return np.clip(np.rint(weights / self.weight_scale[where][..., None]), self.low, self.high)
+
+    def stored_bias(self, bias: Floats) -> Floats:
+        """Biases as the quantized layer will add them."""
+        return stored_bias(bias, self.bias_params) if self.free_bias else bias
 
 
 @dataclass(frozen=True, eq=False)

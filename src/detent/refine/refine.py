@@ -17,11 +17,11 @@ from detent.refine.layers import LayerReport, find_layers
 from detent.refine.step import Step
 from detent.refine.targets import STAGE, float_targets
 from detent.refine.walk import Walk
-from detent.refinements import AdaRound, Refinement, Rounding
+from detent.refinements import AdaRound, GradientSearch, Refinement, Rounding
 
 
 def check_refinement(recipe: Recipe) -> None:
-    """Raise UsageError where the refinement cannot choose weights of the recipe's format."""
+    """Raise UsageError where the refinement cannot work on the recipe's formats."""
     name = type(recipe.refinement).__name__
     if isinstance(recipe.refinement, AdaRound | Rounding):
         weights = [recipe.weights, *(override.weights for override in recipe.overrides if override.weights)]
@@ -31,6 +31,13 @@ def check_refinement(recipe: Recipe) -> None:
                 raise UsageError(
                     f"{name} chooses between integers, and weights of recipe {recipe.name} {what}. AdaQuant works on "
                     "every format."
+                )
+    if isinstance(recipe.refinement, GradientSearch) and recipe.refinement.output_rounded:
+        for fmt in (recipe.activations, *(override.activations for override in recipe.overrides)):
+            if fmt is not None and not isinstance(fmt, IntegerFormat):
+                raise UsageError(
+                    f"output_rounded of {name} is for activations that are integers, and those of recipe {recipe.name} "
+                    f"are {fmt.label}. Leave it out."
                 )
 
 

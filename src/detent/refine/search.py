@@ -185,7 +185,7 @@ class Search:
     def _errors(self, threads: ThreadPoolExecutor, judge: Batches, codes: Floats, bias: Floats) -> Floats:
         """Each channel's mean squared error, with weights and biases as they will be stored."""
         weights = (codes * self._problem.weight_scale[..., None]).astype(np.float32)
-        stored = stored_bias(self._problem, bias)
+        stored = self._problem.stored_bias(bias)
         errors = np.empty_like(bias)
 
         def judged(part: Part) -> None:
@@ -212,13 +212,6 @@ class Search:
         before = self._errors(threads, judge, nearest, self._problem.bias)
         worse = self._errors(threads, judge, self._codes, self._bias) >= before
         self._codes[worse], self._bias[worse] = nearest[worse], self._problem.bias[worse]
-
-
-def stored_bias(problem: LayerProblem, bias: Floats) -> Floats:
-    """The biases as the quantized layer will add them."""
-    if not problem.free_bias:
-        return bias
-    return problem.bias_params.snap(bias.reshape(-1)).reshape(bias.shape)
 
 
 def _windows(iterations: int) -> Iterator[range]:

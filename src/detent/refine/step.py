@@ -26,7 +26,7 @@ class Step:
         """Choose the layer's weights, where the refinement does, then its bias; and tell."""
         if isinstance(self.refinement, BiasCorrection):
             return self._bias_only(layer, target)
-        reason = why_not(layer, self.walk, target, self.budget.layer_bytes)
+        reason = why_not(layer, self.walk, target, self.refinement, self.budget.layer_bytes)
         if reason is not None:
             return self._bias_only(layer, target, reason)
         row_bytes = 4 * layer.matrix()[:, 0].size

@@ -100,10 +100,17 @@ class Walk:
         return {name: self.frontier.get(name, sample) for name in names}
 
     def constant(self, node: ir.Node, index: int) -> Any:
-        """What a node of the emitted model reads at a constant input: a site decoded from its codes, or as it is."""
+        """What a node of the emitted model reads at a constant input: a site as it is stored, or a number as it is.
+
+        Numbers that were refined stand in for the model's own.
+        """
         value = node.inputs[index]
         array, name = constant(value), "" if value is None else str(value.name)
         site = self.plan.layout.sites.get(name)
-        if array is None or site is None or not self.plan.layout.quantizes(node) or index not in site_inputs(node):
+        if array is None:
+            return None
+        if site is None:
+            return self.plan.refined.get(name, array)
+        if not self.plan.layout.quantizes(node) or index not in site_inputs(node):
             return array
         return stored_constant(self.plan.refined.get(name, array), self.plan.of(name))
