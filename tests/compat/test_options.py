@@ -64,6 +64,7 @@ HONOURED = {
     "SplitLargeKernelPool": (NPU, False, {"without": ("split_global_pool",)}),
     "ConvertSplitToSlice": (NPU, False, {"without": ("split_to_slice",)}),
     "ConvertClipToRelu": (NPU, True, {"also": ("clip_to_relu",)}),
+    "SimplifyModel": (FLOAT, False, {"without": ("remove_identity", "mat_mul_to_gemm")}),
     "FuseInstanceNorm": (FLOAT, False, {"without": ("fuse_instance_norm",)}),
     "FuseL2Norm": (FLOAT, False, {"without": ("fuse_l2_norm",)}),
     "FuseGelu": (FLOAT, False, {"without": ("fuse_gelu",)}),

@@ -84,6 +84,15 @@ def switch(name: str, *steps: str) -> Option:
     return honoured(name, f"{listed}: done where True, left out where False", apply)
 
 
+def all_of(name: str, steps: tuple[str, ...], says: str) -> Option:
+    """One switch for many steps: True leaves each as it is, False leaves all out."""
+
+    def apply(request: Request, value: Any) -> Request:
+        return request if boolean(name, value) else switch(name, *steps).apply(request, False)
+
+    return honoured(name, says, apply)
+
+
 def boolean(name: str, value: Any) -> bool:
     """A value that must be True or False."""
     if not isinstance(value, bool):

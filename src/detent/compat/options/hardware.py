@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from detent.compat.options.base import Option, boolean, field, honoured, met, refused, switch
-from detent.compat.request import Request
+from detent.compat.options.base import Option, all_of, field, met, refused, switch
 from detent.compat.steps import CONCAT_RULE, SHIFT_RULES, device_rewrites
 
 _LEAVE_FLOAT = "Leave such nodes float with nodes_to_exclude."
 
 
-def _all_of(name: str, steps: tuple[str, ...], says: str) -> Option:
-    """One switch for many steps: True leaves each as it is, False leaves all out."""
-
-    def apply(request: Request, value: Any) -> Request:
-        return request if boolean(name, value) else switch(name, *steps).apply(request, False)
-
-    return honoured(name, says, apply)
-
-
-_REWRITES = _all_of("SimulateDPU", device_rewrites(), "False leaves out all rewrites into the device's own operators")
+_REWRITES = all_of("SimulateDPU", device_rewrites(), "False leaves out all rewrites into the device's own operators")
 _RULES_SAY = "False leaves out all rules on positions"
 
 OPTIONS: tuple[Option, ...] = (
@@ -33,8 +21,8 @@ OPTIONS: tuple[Option, ...] = (
     switch("ConvertClipToDPUVersion", "whole_clip"),
     refused("ConvertSoftmaxToDPUVersion", "the device's Softmax is not simulated", _LEAVE_FLOAT),
     refused("ConvertInstanceNormToDPUVersion", "the device's InstanceNormalization is not simulated", _LEAVE_FLOAT),
-    _all_of("NPULimitationCheck", SHIFT_RULES, _RULES_SAY),
-    _all_of("IPULimitationCheck", SHIFT_RULES, _RULES_SAY),
+    all_of("NPULimitationCheck", SHIFT_RULES, _RULES_SAY),
+    all_of("IPULimitationCheck", SHIFT_RULES, _RULES_SAY),
     met("MaxLoopNum", "rules are applied until all of them hold, however many rounds that takes"),
     switch("AdjustShiftCut", "shift_cut"),
     switch("AdjustShiftBias", "shift_bias"),

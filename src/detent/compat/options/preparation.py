@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from detent.compat.options.base import NOTHING, Option, boolean, honoured, met, refused, switch
+from detent.compat.options.base import NOTHING, Option, all_of, boolean, honoured, met, refused, switch
 from detent.compat.request import Request
 from detent.errors import UsageError
 
@@ -40,11 +40,10 @@ OPTIONS: tuple[Option, ...] = (
     refused("PreprocessYAML", "passes are chosen by name, not in a YAML file", _BY_NAME),
     refused("SkipPreprocess", "the plan needs a prepared model", _BY_NAME),
     met("OptimizeModel", "onnxruntime's optimizer is never run on the model; Detent's preparations are its own"),
-    met(
+    all_of(
         "SimplifyModel",
-        "constants are folded and identities removed by Detent's own preparations, never by onnxslim",
-        (True,),
-        _BY_NAME,
+        ("remove_identity", "mat_mul_to_gemm"),
+        "False leaves out `remove_identity` and `mat_mul_to_gemm`; constants are folded in any case, never by onnxslim",
     ),
     refused("SimplifyModelOptions", "they are onnxslim's, which Detent does not use", "Delete the option."),
     met("ConvertFP16ToFP32", "half-precision models are always computed in float32"),
