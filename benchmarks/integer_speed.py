@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import detent
 from benchmarks.common import CASES, Case, calibration_array, chosen, evaluation_images, print_table
-from detent.emit.qoperator import UnsignedCodes, check_qoperator, to_qoperator
+from detent.convert import convert
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
 from detent.presets import find_recipe
@@ -75,13 +74,10 @@ def theirs(case: Case, images, folder: Path) -> dict[str, Path]:
 def ours(case: Case, images, folder: Path, recipe: Recipe) -> dict[str, Path]:
     """Both forms from Detent; that of integers with unsigned activations, which run faster on x64."""
     qdq, integer = (folder / f"{recipe.name}_{form}.onnx" for form in ("qdq", "integer"))
-    check_qoperator(recipe)
     detent.quantize(case.path, qdq, images, recipe=recipe)
-    model = ir.load(qdq)
-    UnsignedCodes()(model)
-    for note in to_qoperator(model):
+    unsigned = ["uint8:weights=false"] if recipe.activations.signed else []
+    for note in convert(qdq, integer, [*unsigned, "qoperator"]).declined:
         print(f"{recipe.name} leaves {note.node} float: {note.what}")
-    ir.save(model, integer)
     return {f"detent {recipe.name}, QDQ": qdq, f"detent {recipe.name}, QOperator": integer}
 
 

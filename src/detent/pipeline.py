@@ -20,17 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common as common_passes
 
 from detent.calibrate import Collecting, collect, keep, saved_statistics
-from detent.convert.bfloat16 import to_pure_bfloat16
 from detent.emit.check import check_formats
-from detent.emit.dynamic import emit_dynamic
-from detent.emit.emitter import emit
-from detent.emit.qoperator import to_qoperator
-from detent.errors import ModelError, OutputError, UsageError
+from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, files_of, load, name_of, read, stored_bytes
-from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, tensor_bytes
+from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
@@ -57,7 +52,7 @@ from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
 from detent.targets.optional import OPTIONAL, check_steps
 from detent.targets.target import Target, find_target
-from detent.version import __version__
+from detent.writing import last_form, store, write_plan
 
 HELD_OUT = 16
 """Samples kept back to measure the result with, where the data has any to spare."""
@@ -145,14 +140,15 @@ def run(job: Job) -> Report:
         refined = _refine(job, model, reference, plan, samples)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
-        rounded = _emit(model, plan, job.recipe, notes)
+        emitted = write_plan(model, plan, job.recipe)
     with watch.stage("measure"):
         before = original.result() if rescaling.changed else None
-        tapped = {name: rounded[name] for name in sites if name in rounded}
-        fidelity = _measure(job, model, before, observation, tapped)
+        fidelity = _measure(job, model, before, observation, {name: emitted.rounded[name] for name in sites})
         tensors += describe_activations(plan, observation.statistics, fidelity.tensors if fidelity else {})
     with watch.stage("save"):
-        proto, written = _write(model, job.output)
+        final, left = last_form(emitted, plan, job.recipe)
+        notes.declined += left
+        proto, written = store(final, job.output)
     calibration = _calibration(job, source, observation)
     nodes = list(layout.decisions.values())
     return Report(
@@ -176,7 +172,8 @@ def run(job: Job) -> Report:
         seconds=watch.seconds,
         warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
         + unsettled
-        + observation.notes,
+        + observation.notes
+        + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         model=proto,
     )
@@ -333,40 +330,6 @@ def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], recipe: Recipe, l
     passes = [step(layout.quantizes) for step in steps if step.step() not in recipe.without]
     notes.changes += prepare(model, passes)
     notes.declined += [note for step in passes for note in step.declined]
-
-
-def _emit(model: ir.Model, plan: Plan, recipe: Recipe, notes: Notes) -> Mapping[str, str]:
-    """Write the plan into the graph, and check that the result is a model that any tool will take.
-
-    Returns, for each activation site that is still a float value in the result, the name of that value.
-    """
-    rounded: Mapping[str, str] = {}
-    if recipe.dynamic:
-        emit_dynamic(model, plan)
-    elif recipe.format == "bfloat16":
-        to_pure_bfloat16(model, plan.refined)
-    else:
-        pairs = {"weight_pairs": recipe.weight_pairs, "dedicated_pairs": recipe.dedicated_pairs}
-        rounded = emit(model, plan, recipe.format, **pairs)
-    if recipe.format == "qoperator":
-        notes.declined += to_qoperator(model)
-        rounded = {}
-    model.producer_name, model.producer_version = "detent", __version__
-    try:
-        common_passes.CheckerPass(full_check=True)(model)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"The quantized model does not pass onnx's checker, so it is not written: {error}") from error
-    return rounded
-
-
-def _write(model: ir.Model, output: Path | None) -> tuple[onnx.ModelProto | None, int]:
-    """Save, or without an output return the model itself; and its bytes."""
-    if output is not None:
-        return None, save(model, output)
-    if tensor_bytes(model) > PROTOBUF_LIMIT:
-        raise OutputError("The quantized model is past 2 GB and cannot be one ModelProto. Give an output file.")
-    proto = complete_proto(model)
-    return proto, int(proto.ByteSize())
 
 
 def _calibration(job: Job, source: Source | None, observation: Observation) -> Calibration:

@@ -9,9 +9,14 @@ import onnx_ir as ir
 
 from detent.equalize.equalize import Equalization, equalize, equalize_again
 from detent.equalize.smooth import Smoothing, smooth, smooth_again
+from detent.numerics.formats import IntegerFormat
+from detent.numerics.params import NumberFormat
 from detent.observe.samples import PendingSample
 from detent.observe.statistics_file import StatisticsFile
 from detent.recipe import EQUALIZING_SAMPLES, Recipe
+
+SIGNIFICANT_BITS = 8
+"""Of small floats and blocks, near enough."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,13 @@ class Rescaling:
         return None if self.smoothing is None else self.smoothing.factors
 
 
+def _bits(fmt: NumberFormat | None) -> int:
+    """The bits of a number that decide how coarsely it is rounded; those of float32 where it is not."""
+    if fmt is None:
+        return 24
+    return fmt.bits if isinstance(fmt, IntegerFormat) else SIGNIFICANT_BITS
+
+
 def rescale(
     model: ir.Model,
     sites: Collection[str],
@@ -50,7 +62,10 @@ def rescale(
     few = samples[:EQUALIZING_SAMPLES]
     if recipe.smooth is not None:
         known = None if saved is None else saved.smoothed
-        smoothing = smooth(model, few, recipe.smooth, threads) if known is None else smooth_again(model, known)
+        bits = _bits(recipe.activations), _bits(recipe.weights)
+        smoothing = (
+            smooth(model, few, recipe.smooth, threads, bits=bits) if known is None else smooth_again(model, known)
+        )
     if recipe.equalize:
         factors = None if saved is None else saved.factors
         equalization = equalize(model, sites, few, threads) if factors is None else equalize_again(model, factors)

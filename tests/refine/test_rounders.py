@@ -8,7 +8,6 @@ import pytest
 from detent.numerics.block_float import BlockFloat
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.microscaling import Microscaling
 from detent.numerics.named import BLOCK_FORMATS
 from detent.numerics.params import BlockParams, FloatParams
 from detent.recipe_file import find_recipe
@@ -91,14 +90,3 @@ def test_a_bias_that_saturates_does_not_pass():
     assert rounder.passes(np.array([[[447.0], [-500.0]]])).tolist() == [[[True], [False]]]
     integers = BiasRounder(QuantParams.at(IntegerFormat("int8", scale="power_of_two"), 4), np.array([[1.0, 2.0]]))
     assert integers.round(np.array([[[0.1], [9.0]]])).tolist() == [[[0.125], [127 / 16]]]
-
-
-def test_a_stored_constant_is_left_as_it_is_when_it_is_read():
-    """-1.999 is stored as -128/64: a block whose exponent is larger, and whose 1/64 is no multiple of its step."""
-    params = BlockParams(Microscaling("int8"), 0)
-    values = np.array([-1.999, 1 / 64], np.float32)
-    once = params.snap(values)
-    assert once.tolist() == [-2, 1 / 64]
-    stored = stored_constant(values, params)
-    assert stored.tolist() == [-2, 0]
-    assert np.array_equal(params.snap(stored), stored)

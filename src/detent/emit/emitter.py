@@ -78,7 +78,7 @@ def emit(
     if any(node.domain == "com.microsoft" for node in model.graph):
         model.graph.opset_imports["com.microsoft"] = 1
     model.graph.sort()
-    add_functions(model)
+    add_functions(model, overloads=True)
     return rounded
 
 

@@ -1,7 +1,6 @@
 """Rounding as one node: block formats, and FixNeuron.
 
-A constant is stored as float, rounded already: the node leaves it as it is, and a compiler that knows the node takes
-the format from it.
+A constant is stored as float, and the node rounds it: a compiler that knows the node takes the format from it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class FusedBlocks:
         return [self.scene.node(op_type, [value], f"{name}_{op_type}", self.domain, **_attributes(params))]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: BlockParams) -> list[ir.Node]:
-        """The constant, rounded, and the node."""
-        return self.activation(name, self.scene.constant(f"{name}_rounded", params.snap(array)), params)
+        """The constant, and the node."""
+        return self.activation(name, self.scene.constant(f"{name}_float", array), params)
 
 
 def _attributes(params: BlockParams) -> dict[str, int | str]:
@@ -70,6 +69,5 @@ class FixNeurons:
         return [self.scene.node(FIX_NEURON.name, inputs, f"{name}_FixNeuron", FIX_NEURON.domain, **attributes)]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: QuantParams) -> list[ir.Node]:
-        """The constant, rounded, and the node."""
-        rounded = params.snap(array).astype(np.float32)
-        return self.activation(name, self.scene.constant(f"{name}_rounded", rounded), params)
+        """The constant, and the node."""
+        return self.activation(name, self.scene.constant(f"{name}_float", array), params)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import QuantParams
-from detent.numerics.microscaling import Microscaling
 from detent.numerics.params import Params
 
 Array = npt.NDArray[Any]
@@ -51,11 +50,7 @@ def stored_constant(values: npt.ArrayLike, params: Params | None) -> npt.NDArray
         return np.asarray(values, np.float32)
     if isinstance(params, QuantParams):
         return decode_constant(params.encode(values), params)
-    rounded = params.snap(values)
-    # Blocks are rounded again where they are read. -128 of MXINT8 is a power of two, so that its block has a larger
-    # exponent then; the second rounding is the last that changes anything.
-    again = isinstance(params.format, Microscaling) and params.format.element == "int8"
-    return params.snap(rounded) if again else rounded
+    return params.snap(values)
 
 
 @compiled

@@ -54,12 +54,13 @@ READERS: Mapping[Operator, Reader] = MappingProxyType(_readers())
 """Every operator that there is a function for."""
 
 
-def add_functions(model: ir.Model, *, overloads: bool = False) -> None:
+def add_functions(model: ir.Model, *, overloads: bool = False) -> list[Operator]:
     """Add a function for every node of these domains that has none yet, and the opset imports. In place, idempotent.
 
     A function that the model brought along, not written by this module, is left alone and so are its nodes. `overloads`
-    permits several bodies for one operator (see above). ModelError names a node whose operator, attributes or types
-    have no definition, or would need a body of their own without `overloads`.
+    permits several bodies for one operator where no general one serves (see above); the operators that have several are
+    returned. ModelError names a node whose operator, attributes or types have no definition, or would need a body of
+    its own without `overloads`.
     """
     calls: dict[Operator, list[tuple[ir.Node, Definition]]] = {}
     for node in _nodes(model):
@@ -69,21 +70,24 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> None:
             calls.setdefault(Operator.of(node), []).append((node, definition))
     for operator, pairs in calls.items():
         _drop_functions(model, operator)
-        for node, definition in pairs if overloads else _unified(operator, pairs):
+        for node, definition in _unified(operator, pairs, overloads):
             node.overload = _overload(model, operator, definition)
             needed = _IR_VERSION_OF_OVERLOADS if node.overload else _IR_VERSION_OF_DEFAULTS
             model.ir_version = max(model.ir_version, needed)
         model.graph.opset_imports.setdefault(operator.domain, DOMAIN_VERSION)
+    return [operator for operator, pairs in calls.items() if len({node.overload for node, _ in pairs}) > 1]
 
 
-def _unified(operator: Operator, pairs: list[tuple[ir.Node, Definition]]) -> list[tuple[ir.Node, Definition]]:
-    """The same nodes with one definition that serves them all."""
+def _unified(
+    operator: Operator, pairs: list[tuple[ir.Node, Definition]], overloads: bool
+) -> list[tuple[ir.Node, Definition]]:
+    """The same nodes with one definition that serves them all, or where overloads are permitted one for each format."""
     if len({definition.label for _, definition in pairs}) == 1:
         return pairs
     general = [(node, definition.general) for node, definition in pairs]
     first, first_definition = general[0]
     for node, definition in general:
-        if definition.label != first_definition.label:
+        if definition.label != first_definition.label and not overloads:
             raise ModelError(
                 f"Nodes '{first.name}' ({first_definition.label}) and '{node.name}' ({definition.label}) are both of "
                 f"{operator}, which can have one body in a model. Use one format for both, or permit overloads."

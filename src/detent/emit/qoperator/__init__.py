@@ -8,6 +8,5 @@ next door here and there, where float32 falls on the other side of a tie.
 """
 
 from detent.emit.qoperator.rewrite import ToQOperator, to_qoperator
-from detent.emit.qoperator.unsigned import UnsignedCodes
 
-__all__ = ["ToQOperator", "UnsignedCodes", "to_qoperator"]
+__all__ = ["ToQOperator", "to_qoperator"]
