@@ -13,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from tests.compat.scripts import IMAGE_SCRIPT
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
@@ -53,6 +55,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("readme")
     for name in ("mobilenetv2.onnx", "model.onnx"):
         onnx.save(classifier(), path / name)
+    (path / "quantize.py").write_text(IMAGE_SCRIPT, encoding="utf-8")
     (path / "images").mkdir()
     rng = np.random.default_rng(1)
     for index in range(12):
@@ -84,7 +87,7 @@ def test_the_readme_opens_with_the_two_commands():
 
 
 def test_every_option_that_is_named_exists():
-    known = "".join(_help(command) for command in ("quantize", "stats", "inspect"))
+    known = "".join(_help(command) for command in ("quantize", "stats", "inspect", "convert"))
     for page in PAGES:
         for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
             assert option in known, f"{option} in {page.name}"

@@ -13,6 +13,7 @@ import typer
 
 from detent import __version__, cli_convert, cli_options
 from detent.cli_options import NODES
+from detent.compat.command import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command(context_settings=PASS_THROUGH)(run)
 
 
 def main() -> None:

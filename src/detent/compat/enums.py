@@ -1,0 +1,176 @@
+"""The enumerations of Quark, vai_q_onnx and onnxruntime's quantizer.
+
+Scripts mix the families, so members are equal, and hash equal, where they mean the same: `QuantType.QInt8` of any of
+them, onnxruntime's own included. They differ where the name is the same and the meaning is not: MinMSE of
+PowerOfTwoMethod is another method than that of ExtendedCalibrationMethod, and QDQ is another file for each format.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+_FAMILIES = {"ExtendedQuantType": "QuantType", "VitisQuantType": "QuantType"}
+"""Classes whose members mean the same as those of another."""
+
+
+def _meaning(member: Enum) -> tuple[str, str]:
+    kind = type(member).__name__
+    return _FAMILIES.get(kind, kind), member.name
+
+
+class Choice(Enum):
+    """A member that equals every other one, of whatever class, with the same meaning."""
+
+    def __eq__(self, other: object) -> bool:
+        return _meaning(self) == _meaning(other) if isinstance(other, Enum) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._name_)  # as Enum does it, so that members of onnxruntime's classes hash alike
+
+    def __str__(self) -> str:
+        return self._name_
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self._name_}"
+
+    @classmethod
+    def from_string(cls, name: str) -> Any:
+        """The member of that name; ValueError where there is none, as in onnxruntime."""
+        try:
+            return cls[name]
+        except KeyError:
+            raise ValueError(f"{cls.__name__} has no member '{name}'; it has {', '.join(cls.__members__)}.") from None
+
+
+class CalibrationMethod(Choice):
+    """Methods for float scales."""
+
+    MinMax = 0
+    Entropy = 1
+    Percentile = 2
+    Distribution = 3
+
+
+class PowerOfTwoMethod(Choice):
+    """Methods for power-of-two scales."""
+
+    NonOverflow = 0
+    MinMSE = 1
+
+
+class Int16Method(Choice):
+    """Methods for scales that are a 16-bit integer over a power of two."""
+
+    MinMax = 0
+
+
+class LayerWiseMethod(Choice):
+    """Methods that choose for each tensor."""
+
+    LayerWisePercentile = 0
+
+
+class ExtendedCalibrationMethod(Choice):
+    """Methods for weights with float scales."""
+
+    MinMSE = 0
+
+
+class CalibMethod(Choice):
+    """The methods that a tensor's specification names; which one it is depends on the kind of scale too."""
+
+    MinMax = 0
+    MinMSE = 1
+    Percentile = 2
+    Entropy = 3
+    LayerwisePercentile = 4
+    Distribution = 5
+
+
+class ScaleType(Choice):
+    """What scales may be."""
+
+    Float32 = 0
+    PowerOf2 = 1
+    Int16 = 2
+
+
+class QuantGranularity(Choice):
+    """What has a scale of its own."""
+
+    Tensor = 0
+    Channel = 1
+    Group = 2
+
+
+class QuantType(Choice):
+    """Number formats, as onnxruntime names them."""
+
+    QInt8 = 0
+    QUInt8 = 1
+    QFLOAT8E4M3FN = 2
+    QInt16 = 3
+    QUInt16 = 4
+    QInt4 = 5
+    QUInt4 = 6
+
+
+class ExtendedQuantType(Choice):
+    """Number formats, as Quark names them."""
+
+    QInt8 = 1
+    QUInt8 = 2
+    QInt16 = 3
+    QUInt16 = 4
+    QInt32 = 5
+    QUInt32 = 6
+    QFloat16 = 7
+    QBFloat16 = 8
+    QBFP = 9
+    QMX = 10
+
+
+class VitisQuantType(Choice):
+    """Number formats, as vai_q_onnx names them."""
+
+    QInt8 = 1
+    QUInt8 = 2
+    QInt16 = 3
+    QUInt16 = 4
+    QInt32 = 5
+    QUInt32 = 6
+    QFloat16 = 7
+    QBFloat16 = 8
+    QBFP = 9
+    QMX = 10
+
+
+class QuantFormat(Choice):
+    """How the file says it: operators on integers, or Q/DQ pairs around float ones."""
+
+    QOperator = 0
+    QDQ = 1
+
+
+class ExtendedQuantFormat(Choice):
+    """The same with types that ONNX's own Q/DQ do not have."""
+
+    QOperator = 0
+    QDQ = 1
+
+
+class VitisQuantFormat(Choice):
+    """The same in vai_q_onnx's operators."""
+
+    QDQ = 2
+    FixNeuron = 3
+    BFPFixNeuron = 4
+    MXFixNeuron = 5
+
+
+class QuantizationMode(Choice):
+    """What onnxruntime computes in."""
+
+    IntegerOps = 0
+    QLinearOps = 1

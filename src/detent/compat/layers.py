@@ -1,0 +1,141 @@
+"""Quark's newer QConfig as the older configuration that it stands for, and its layers as overrides.
+
+activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
+both specifications PowerOf2            enable_npu_cnn, unless EnableNPUCnn says otherwise
+weight per channel                      per_channel
+no CLEConfig in algo_config             no equalization: the newer API does none unless it is asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from detent.compat.algorithms import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    AutoMixprecisionConfig,
+    CLEConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
+)
+from detent.compat.configs import QConfig, QuantizationConfig
+from detent.compat.data_types import Int8, UInt8
+from detent.compat.enums import (
+    CalibMethod,
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    ExtendedQuantFormat,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+    QuantFormat,
+    QuantGranularity,
+    ScaleType,
+)
+from detent.compat.mixed import spec_format
+from detent.compat.specs import QLayerConfig, QTensorConfig
+from detent.errors import UsageError
+from detent.recipe import Override
+
+_FLOAT_SCALE = {
+    CalibMethod.MinMax: CalibrationMethod.MinMax,
+    CalibMethod.Percentile: CalibrationMethod.Percentile,
+    CalibMethod.Entropy: CalibrationMethod.Entropy,
+    CalibMethod.Distribution: CalibrationMethod.Distribution,
+    CalibMethod.LayerwisePercentile: LayerWiseMethod.LayerWisePercentile,
+    CalibMethod.MinMSE: ExtendedCalibrationMethod.MinMSE,
+}
+_METHODS: dict[ScaleType, dict[CalibMethod, Any]] = {
+    ScaleType.Float32: _FLOAT_SCALE,
+    ScaleType.PowerOf2: {
+        CalibMethod.MinMax: PowerOfTwoMethod.NonOverflow,
+        CalibMethod.MinMSE: PowerOfTwoMethod.MinMSE,
+    },
+    ScaleType.Int16: {CalibMethod.MinMax: Int16Method.MinMax},
+}
+
+
+def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
+    """The older configuration, and the overrides for layers and operator types."""
+    inputs, weight = config.global_config.inputs, config.global_config.weight
+    if inputs is None or weight is None:
+        raise UsageError("global_config needs both input_tensors (or activation) and weight.")
+    shifted = inputs.scale_type == weight.scale_type == ScaleType.PowerOf2
+    plain = inputs.data_type in (Int8, UInt8) and weight.data_type in (Int8, UInt8)
+    algorithms = _options_of(config.algo_config)
+    kinds = {type(each) for each in config.algo_config}
+    if inputs.scale_type != weight.scale_type:
+        raise UsageError(
+            f"scale_type is {inputs.scale_type} for activations and {weight.scale_type} for weights: one only."
+        )
+    excluded = [each for each in config.exclude if isinstance(each, str)]
+    parts = [each for each in config.exclude if not isinstance(each, str)]
+    legacy = QuantizationConfig(
+        calibrate_method=_method(inputs),
+        quant_format=QuantFormat.QDQ if plain else ExtendedQuantFormat.QDQ,
+        activation_type=inputs.data_type.quant_type,
+        weight_type=weight.data_type.quant_type,
+        nodes_to_exclude=excluded,
+        subgraphs_to_exclude=[pair for part in parts for pair in (part if isinstance(part, list) else [part])],
+        per_channel=weight.quant_granularity == QuantGranularity.Channel,
+        use_external_data_format=config.use_external_data_format,
+        include_cle=CLEConfig in kinds,
+        include_sq=SmoothQuantConfig in kinds,
+        include_rotation=QuarotConfig in kinds,
+        include_fast_ft=bool(kinds & {AdaRoundConfig, AdaQuantConfig}),
+        include_auto_mp=AutoMixprecisionConfig in kinds,
+        enable_npu_cnn=config.extra_options.get("EnableNPUCnn", shifted),
+        extra_options={**_spec_options(inputs, weight), **algorithms, **config.extra_options},
+    )
+    return legacy, _overrides(config)
+
+
+def _method(spec: QTensorConfig) -> Any:
+    methods = _METHODS[spec.scale_type]
+    if spec.calibration_method not in methods:
+        raise UsageError(
+            f"calibration_method {spec.calibration_method} is not for {spec.scale_type} scales. "
+            f"Choose from {', '.join(map(str, methods))}."
+        )
+    return methods[spec.calibration_method]
+
+
+def _spec_options(inputs: QTensorConfig, weight: QTensorConfig) -> dict[str, Any]:
+    """What the specifications say that the older configuration has as options."""
+    if QuantGranularity.Group in (inputs.quant_granularity, weight.quant_granularity):
+        raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
+    options: dict[str, Any] = {"ActivationSymmetric": inputs.symmetric, "WeightSymmetric": weight.symmetric}
+    for spec in (inputs, weight):
+        if spec.data_type.attributes:
+            key = "MXAttributes" if "element_dtype" in spec.data_type.attributes else "BFPAttributes"
+            options[key] = dict(spec.data_type.attributes)
+    if weight.scale_type == ScaleType.Float32 and weight.calibration_method == CalibMethod.MinMSE:
+        options["WeightCalibrateMethod"] = ExtendedCalibrationMethod.MinMSE
+    return options
+
+
+def _options_of(algorithms: Sequence[AlgoConfig]) -> dict[str, Any]:
+    tuning = [each for each in algorithms if isinstance(each, (AdaRoundConfig, AdaQuantConfig))]
+    if len(tuning) > 1:
+        raise UsageError("algo_config lists both AdaRoundConfig and AdaQuantConfig: a layer learns by one. Choose one.")
+    options: dict[str, Any] = {}
+    for each in algorithms:
+        options.update(each.options())
+    return options
+
+
+def _overrides(config: QConfig) -> tuple[Override, ...]:
+    by_name = [_override(layer, nodes=tuple(names)) for layer, names in config.specific_layer_config.items()]
+    by_type = [_override(layer, op_types=tuple(types)) for layer, types in config.layer_type_config.items()]
+    return (*by_type, *by_name)
+
+
+def _override(layer: QLayerConfig | None, **part: tuple[str, ...]) -> Override:
+    if layer is None:
+        return Override(leave_float=True, **part)  # type: ignore[arg-type]
+    if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
+        raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
+    formats = {"activations": layer.inputs, "weights": layer.weight, "biases": layer.bias}
+    return Override(**part, **{role: spec_format(spec) for role, spec in formats.items()})  # type: ignore[arg-type]

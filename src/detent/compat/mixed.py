@@ -1,0 +1,85 @@
+"""AutoMixprecision, Quark's dictionary on mixed precision, as an override.
+
+With its default threshold of 0 Quark gives the other format to every candidate layer: that is an override. With any
+other it searches for those that need it. Detent does not search; `detent quantize` reports the tensors that are worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from detent.compat.formats import format_of
+from detent.compat.specs import QLayerConfig, QTensorConfig
+from detent.errors import UsageError, nearest
+from detent.numerics.params import NumberFormat
+from detent.presets import LAYERS
+from detent.recipe import Override
+
+_MET = {
+    "MetricDefault": "only a search measures",
+    "MetricOptimizeObject": "only a search measures",
+    "MetricOutputIndex": "only a search measures",
+    "DataSize": "only a search measures",
+    "WorkerNum": "only a search measures",
+    "DualQuantNodes": "values between two formats are converted",
+    "NoInputQdqShared": "values between two formats are converted",
+    "NoInputQDQShared": "values between two formats are converted",
+    "SharedParamMode": "what layers share is separated where they need different codes",
+    "AutoMixUseFastFT": "include_fast_ft decides",
+}
+_SEARCHES = (
+    *("SubgraphJson", "MetricDistanceFn", "MetricEvaluateFn", "MetricThreshold", "SensitivityCacheFile"),
+    *("ExcludeLayers", "L2Target", "Top1AccTarget", "EvaluateFunction", "NumTarget", "TargetIndices", "ExcludeIndices"),
+)
+_OLDER_TYPES = {
+    "TargetQuantType": ("activations", "weights"),
+    "ActTargetQuantType": ("activations",),
+    "WeightTargetQuantType": ("weights",),
+    "BiasTargetQuantType": ("biases",),
+}
+_KNOWN = ("TargetLayerConfig", "TargetOpType", "IncludeLayers", *_OLDER_TYPES, *_MET, *_SEARCHES)
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Each parameter, whether it is honoured, met or refused, and what becomes of it: for the manual."""
+    found = [
+        ("TargetLayerConfig", "honoured", "the format of the layers (`activations`, `weights`)"),
+        ("TargetOpType", "honoured", "which operators are layers (`op_types`)"),
+        ("IncludeLayers", "honoured", "only these nodes (`nodes`)"),
+    ]
+    found += [(name, "honoured", f"the older name: {', '.join(roles)}") for name, roles in _OLDER_TYPES.items()]
+    found += [(name, "met", why) for name, why in _MET.items()]
+    return found + [(name, "refused", "it asks for a search: name the layers in IncludeLayers") for name in _SEARCHES]
+
+
+def override_of(params: Mapping[str, Any]) -> Override:
+    """The override that stands for promoting every candidate. UsageError, by name, for what asks for a search."""
+    for name, value in params.items():
+        if name not in _KNOWN:
+            raise UsageError(f"AutoMixprecision has no '{name}'.{nearest(name, _KNOWN)} It has {', '.join(_KNOWN)}.")
+        if name in _SEARCHES and value not in (None, 0, [], ()):
+            raise UsageError(
+                f"AutoMixprecision: {name}={value!r} asks for a search. Detent changes every layer, or those in "
+                "IncludeLayers: choose them from what `detent quantize` reports as worst."
+            )
+    formats = _formats(params)
+    included = tuple(params.get("IncludeLayers") or ())
+    return Override(nodes=included, op_types=() if included else tuple(params.get("TargetOpType", LAYERS)), **formats)
+
+
+def _formats(params: Mapping[str, Any]) -> dict[str, Any]:
+    older = {role: format_of(params[name]) for name, roles in _OLDER_TYPES.items() if name in params for role in roles}
+    if older:
+        return older
+    layer = params.get("TargetLayerConfig")
+    if not isinstance(layer, QLayerConfig):
+        raise UsageError(f"AutoMixprecision: TargetLayerConfig is {layer!r}. Give one QLayerConfig.")
+    return {"activations": spec_format(layer.inputs), "weights": spec_format(layer.weight)}
+
+
+def spec_format(spec: QTensorConfig | None) -> NumberFormat | None:
+    """The format that a tensor's specification describes."""
+    if spec is None:
+        return None
+    return format_of(spec.data_type, symmetric=spec.symmetric, scale=spec.scale)

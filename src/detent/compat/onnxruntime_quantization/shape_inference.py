@@ -1,0 +1,74 @@
+"""onnxruntime's preparation of a float model, done by Detent's: what it folds and infers, and more."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from detent.errors import UsageError
+from detent.graph.load import ModelLike, load
+from detent.graph.save import check_output, save
+from detent.prepare import InferShapes, Pass, default_passes, prepare
+
+LOG = logging.getLogger(__name__)
+
+
+def quant_pre_process(
+    input_model: ModelLike | None = None,
+    output_model_path: str | Path | None = None,
+    skip_optimization: bool = False,
+    skip_onnx_shape: bool = False,
+    skip_symbolic_shape: bool = False,
+    auto_merge: bool = False,  # noqa: ARG001 - a conflict leaves a dimension open, it is never an error
+    int_max: int = 2**31 - 1,  # noqa: ARG001 - a bound for symbolic arithmetic, which is not done
+    guess_output_rank: bool = False,
+    verbose: int = 0,
+    save_as_external_data: bool = False,
+    all_tensors_to_one_file: bool = False,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+    *,
+    input_model_path: ModelLike | None = None,
+) -> None:
+    """Fold and rewrite `input_model` without changing what it computes, infer its shapes, and write it.
+
+    `skip_optimization` leaves out the rewrites; shapes are inferred unless both kinds of inference are skipped.
+    `verbose` 1 logs what was declined, 3 what was done. `input_model_path` is the older name of `input_model`.
+    """
+    model_input = input_model if input_model is not None else input_model_path
+    if model_input is None or output_model_path is None:
+        raise UsageError("quant_pre_process needs input_model and output_model_path.")
+    if guess_output_rank:
+        raise UsageError("quant_pre_process: guess_output_rank=True. Detent does not guess shapes: delete it.")
+    output = Path(output_model_path)
+    check_output(output)
+    model = load(model_input)
+    passes = _passes(skip_optimization, skip_shapes=skip_onnx_shape and skip_symbolic_shape)
+    changes = prepare(model, passes)
+    if verbose >= 1:
+        for note in (note for step in passes for note in step.declined):
+            LOG.warning("%s: %s", note.node, note.what)
+    if verbose >= 3:
+        for change in changes:
+            LOG.info("%s: %s", change.node, change.what)
+    if not save_as_external_data:
+        save(model, output)
+        return
+    named = external_data_location not in (None, "", "./", ".")
+    onnx.save_model(
+        ir.to_proto(model),
+        output,
+        save_as_external_data=True,
+        all_tensors_to_one_file=all_tensors_to_one_file,
+        location=external_data_location if named else f"{output.name}.data",
+        size_threshold=external_data_size_threshold,
+    )
+
+
+def _passes(skip_optimization: bool, skip_shapes: bool) -> list[Pass]:
+    if skip_optimization:
+        return [] if skip_shapes else [InferShapes()]
+    return [step for step in default_passes(None, []) if not (skip_shapes and isinstance(step, InferShapes))]

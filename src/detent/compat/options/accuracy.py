@@ -1,0 +1,64 @@
+"""Options on the steps that win accuracy back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.compat.finetune import refinement_of
+from detent.compat.mixed import override_of
+from detent.compat.options.base import Option, boolean, honoured, met, refused
+from detent.compat.request import Request
+from detent.errors import UsageError
+from detent.refinements import BiasCorrection
+
+_EQUALIZES = "equalization minimizes the error of all layers at once and stops by itself"
+_ROTATION = "rotations are for language models"
+
+
+def _bias_correction(request: Request, value: Any) -> Request:
+    recipe = request.recipe
+    if boolean("BiasCorrection", value):
+        return request if recipe.refinement is not None else request.with_recipe(refinement=BiasCorrection())
+    return request.with_recipe(refinement=None) if isinstance(recipe.refinement, BiasCorrection) else request
+
+
+def _finetune(request: Request, value: Any) -> Request:
+    return request.with_recipe(refinement=refinement_of(value)) if value else request
+
+
+def _smooth(request: Request, value: Any) -> Request:
+    return request.with_recipe(smooth=float(value))
+
+
+def _smooth_switch(request: Request, value: Any) -> Request:
+    return request.with_recipe(smooth=0.5) if boolean("SmoothQuant", value) else request
+
+
+def _smooth_alpha(request: Request, value: Any) -> Request:
+    if request.recipe.smooth is None:
+        raise UsageError(f"The option SmoothQuantAlpha={value!r} has no effect without SmoothQuant=True. Give both.")
+    return _smooth(request, value)
+
+
+def _mixed(request: Request, value: Any) -> Request:
+    return request.with_override(override_of(value)) if value else request
+
+
+OPTIONS: tuple[Option, ...] = (
+    met("CLESteps", _EQUALIZES),
+    met("CLEBalanceMethod", _EQUALIZES),
+    met("CLEWeightThreshold", _EQUALIZES),
+    met("CLEScaleAppendBias", _EQUALIZES),
+    met("CLEScaleUseThreshold", _EQUALIZES),
+    met("CLETotalLayerDiffThreshold", _EQUALIZES),
+    honoured("SmoothAlpha", "the alpha of SmoothQuant (`smooth`), with include_sq=True", _smooth),
+    honoured("SmoothQuant", "onnxruntime's switch for SmoothQuant (`smooth`)", _smooth_switch),
+    honoured("SmoothQuantAlpha", "onnxruntime's name of SmoothAlpha, with SmoothQuant=True", _smooth_alpha),
+    met("SmoothQuantFolding", "factors are folded into the layer before where there is one"),
+    honoured("BiasCorrection", "on unless said otherwise (`refinement`)", _bias_correction),
+    honoured("FastFinetune", "AdaRound or AdaQuant (`refinement`), with include_fast_ft=True", _finetune),
+    honoured("AutoMixprecision", "another format in every layer (`overrides`), with include_auto_mp=True", _mixed),
+    refused("RMatrixDim", _ROTATION, "Give include_sq=True: SmoothQuant.", (4096, None)),
+    refused("UseRandomHad", _ROTATION, "Give include_sq=True: SmoothQuant."),
+    refused("RConfigPath", _ROTATION, "Give include_sq=True: SmoothQuant."),
+)

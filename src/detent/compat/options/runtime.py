@@ -1,0 +1,45 @@
+"""Options on Quark's own machinery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.compat.options.base import Option, boolean, honoured, met, names, refused
+from detent.compat.request import Request
+from detent.errors import UsageError
+
+_ENCRYPTION = "no temporary files are written, so there is nothing to encrypt"
+
+
+def _device(request: Request, value: Any) -> Request:
+    """It was taken for enable_npu_cnn before anything else, because much depends on it; here it is only checked."""
+    if boolean("EnableNPUCnn", value) and request.recipe.target not in ("npu-cnn", "npu-float-scale"):
+        raise UsageError(f"EnableNPUCnn={value} contradicts the other options, which give {request.recipe.target}.")
+    return request
+
+
+OPTIONS: tuple[Option, ...] = (
+    honoured(
+        "ExecutionProviders",
+        "onnxruntime's providers to calibrate on (`providers`)",
+        lambda request, value: request.replace(providers=names("ExecutionProviders", value)),
+    ),
+    met("DefaultTensorType", "types are inferred; where they cannot be, the node stays float and the report says so"),
+    met("TmpDir", "no temporary files are written"),
+    refused(
+        "UserCustomOpLibPath", "only operators that plain onnxruntime has can be run", "Replace them by functions."
+    ),
+    refused("CryptoMode", _ENCRYPTION, "Delete the option."),
+    met("EncryptionAlgorithm", _ENCRYPTION),
+    refused("DebugMode", "intermediate models are not written", "`detent quantize --report FILE` says what was done."),
+    honoured(
+        "PrintSummary",
+        "whether the report is printed",
+        lambda request, value: request.replace(summary=boolean("PrintSummary", value)),
+    ),
+    met("IgnoreWarnings", "warnings of other libraries are left as the script has them; Detent's are in its report"),
+    met("EvalMetrics", "what quantization cost is always measured and reported"),
+    refused("EvalDataReader", "it is measured on calibration samples that are held out", "Use `detent run` evaluate."),
+    met("FillAllValueInfo", "types and shapes are written as far as they are known"),
+    honoured("EnableNPUCnn", "the same as enable_npu_cnn (`target`)", _device),
+)

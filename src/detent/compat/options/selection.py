@@ -1,0 +1,46 @@
+"""Options on which nodes are quantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detent.compat.options.base import Option, boolean, field, honoured, names, refused
+from detent.compat.options.overrides import tensors_by_type
+from detent.compat.request import Request
+
+
+def _only_with_weights(request: Request, value: Any) -> Request:
+    return request.with_recipe(products_of_activations=not boolean("MatMulConstBOnly", value))
+
+
+def _weights_only(request: Request, value: Any) -> Request:
+    return request.with_recipe(activations=None) if boolean("WeightsOnly", value) else request
+
+
+def _list(name: str, says: str, where: str) -> Option:
+    return honoured(
+        name,
+        f"{says} (`{where}`)",
+        lambda request, value: request.replace(**{where: (*getattr(request, where), *names(name, value))}),
+    )
+
+
+OPTIONS: tuple[Option, ...] = (
+    field("OpTypesToQuantize", "only these operators are quantized", "operators", names),
+    field("ExtraOpTypesToQuantize", "these operators are quantized too", "more_operators", names),
+    field("QuantizeAllOpTypes", "every operator with float data is quantized", "all_operators"),
+    _list("NodesToQuantize", "only these nodes are quantized", "include"),
+    _list("InputNodes", "quantization starts at these nodes", "start"),
+    _list("OutputNodes", "quantization ends at these nodes", "end"),
+    honoured("WeightsOnly", "activations stay float (`activations`)", _weights_only),
+    honoured(
+        "MatMulConstBOnly", "products of two activations stay float (`products_of_activations`)", _only_with_weights
+    ),
+    honoured(
+        "MixedPrecisionTensor",
+        "formats of single tensors (`overrides`), with specific_tensor_precision=True",
+        tensors_by_type,
+    ),
+    refused("SpecificTensorPrecision", "it is a field of the configuration", "Give specific_tensor_precision=True."),
+    refused("NodesWithMixedPrecision", "it is Quark's own bookkeeping", "Delete the option."),
+)

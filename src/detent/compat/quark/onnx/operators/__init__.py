@@ -1,0 +1,1 @@
+"""Quark's custom operators, of which Detent needs none."""

@@ -1,0 +1,5 @@
+"""Where scripts find ModelQuantizer."""
+
+from detent.compat.quantizer import ModelQuantizer
+
+__all__ = ["ModelQuantizer"]

@@ -1,0 +1,5 @@
+"""Where most scripts find the configurations."""
+
+from detent.compat.configs import Config, QConfig, QuantizationConfig
+
+__all__ = ["Config", "QConfig", "QuantizationConfig"]

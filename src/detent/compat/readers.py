@@ -1,0 +1,164 @@
+"""The data readers of the tools whose scripts run here: objects with `get_next() -> {input: array} | None`.
+
+Detent reads any object with that method as it comes; these classes are for scripts that derive from or construct one.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.errors import UsageError, nearest
+from detent.graph.load import ModelLike, load
+from detent.observe.inputs import input_specs
+from detent.observe.preprocess import InputSpec
+from detent.observe.sources import open_source
+
+Feeds = Mapping[str, npt.NDArray[Any]]
+
+RANDOM_SAMPLES = 8
+RANDOM_SEED = 42
+
+
+class CalibrationDataReader(abc.ABC):
+    """One sample per call of `get_next`, then None."""
+
+    @classmethod
+    def __subclasshook__(cls, subclass: type) -> bool:
+        return True if callable(getattr(subclass, "get_next", None)) else NotImplemented
+
+    @abc.abstractmethod
+    def get_next(self) -> Feeds | None:
+        """The next sample, by input name, or None."""
+
+    def __iter__(self) -> Iterator[Feeds]:
+        return self
+
+    def __next__(self) -> Feeds:
+        feeds = self.get_next()
+        if feeds is None:
+            raise StopIteration
+        return feeds
+
+
+class _Repeatable(CalibrationDataReader):
+    """A reader that can start again."""
+
+    def __init__(self) -> None:
+        self._pending: Iterator[Feeds] | None = None
+
+    @abc.abstractmethod
+    def samples(self) -> Iterator[Feeds]:
+        """One pass over the data."""
+
+    def get_next(self) -> Feeds | None:
+        """The next sample, or None."""
+        if self._pending is None:
+            self._pending = self.samples()
+        return next(self._pending, None)
+
+    def rewind(self) -> None:
+        """Start again."""
+        self._pending = None
+
+    def reset_iter(self) -> None:
+        """Start again."""
+        self.rewind()
+
+
+class CachedDataReader(_Repeatable):
+    """What another reader gives, kept, so that it can be read again."""
+
+    def __init__(self, dr: Any, data_size: int | None = None) -> None:
+        super().__init__()
+        self._kept = list(islice(iter(dr.get_next, None), data_size))
+
+    def samples(self) -> Iterator[Feeds]:
+        """What was kept."""
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class RandomDataReader(_Repeatable):
+    """Uniform random numbers, for a quick test: the accuracy of what is calibrated with them is not real.
+
+    `input_shape` fills dynamic dimensions: {input: shape}, a list of shapes, or one shape for a model with one input.
+    `input_data_range` is {input: (low, high)} or a list of pairs; 0 to 1 where nothing is said.
+    """
+
+    def __init__(
+        self, model_input: ModelLike, input_shape: Any = None, input_data_range: Any = None, *, seed: int = RANDOM_SEED
+    ) -> None:
+        super().__init__()
+        self._inputs = input_specs(load(model_input))
+        self._shapes = {
+            spec.name: _filled(spec, shape) for spec, shape in _by_input(self._inputs, input_shape, "input_shape")
+        }
+        self._ranges = {spec.name: given for spec, given in _by_input(self._inputs, input_data_range, "data_range")}
+        self._seed = seed
+
+    def samples(self) -> Iterator[Feeds]:
+        """The same numbers on every pass."""
+        generator = np.random.default_rng(self._seed)
+        for _ in range(RANDOM_SAMPLES):
+            yield {spec.name: self._array(spec, generator) for spec in self._inputs}
+
+    def _array(self, spec: InputSpec, generator: np.random.Generator) -> npt.NDArray[Any]:
+        low, high = self._ranges[spec.name] or (0, 1)
+        numbers = generator.uniform(low, high, self._shapes[spec.name])
+        return (numbers if spec.dtype.kind == "f" else np.rint(numbers)).astype(spec.dtype)
+
+
+def _by_input(inputs: Sequence[InputSpec], given: Any, what: str) -> list[tuple[InputSpec, Any]]:
+    """What is said for each input, None where nothing is."""
+    if isinstance(given, Mapping):
+        names = [spec.name for spec in inputs]
+        for name in given:
+            if name not in names:
+                raise UsageError(
+                    f"{what} names the input '{name}', which the model does not have.{nearest(name, names)}"
+                )
+        return [(spec, given.get(spec.name)) for spec in inputs]
+    if given is None or len(given) == 0:
+        return [(spec, None) for spec in inputs]
+    listed = [given] if np.ndim(given[0]) == 0 else list(given)
+    if len(listed) != len(inputs):
+        raise UsageError(f"{what} is given for {len(listed)} inputs, and the model has {len(inputs)}.")
+    return list(zip(inputs, listed, strict=True))
+
+
+def _filled(spec: InputSpec, shape: Any) -> tuple[int, ...]:
+    """The shape of random data for an input: its own dimensions, 1 for a dynamic batch, the given ones elsewhere."""
+    if shape is not None and len(shape) != len(spec.shape):
+        raise UsageError(f"input_shape {list(shape)} for '{spec.name}', whose shape is {spec.shape_text}.")
+    dims = [own if own is not None else None if shape is None else int(shape[i]) for i, own in enumerate(spec.shape)]
+    if dims and dims[0] is None:
+        dims[0] = 1
+    if None in dims:
+        raise UsageError(
+            f"Input '{spec.name}' has the shape {spec.shape_text}: random data needs its dynamic dimensions. "
+            f"Give input_shape={{'{spec.name}': [...]}}."
+        )
+    return tuple(dim for dim in dims if dim is not None)
+
+
+class PathDataReader(_Repeatable):
+    """A folder of .npy or .npz files or images, or one such file."""
+
+    def __init__(self, model_input: ModelLike, data_path: str | Path, input_shape: Sequence[int] = ()) -> None:
+        super().__init__()
+        if input_shape:
+            raise UsageError("input_shape of PathDataReader: files are read as they are. Save them in that shape.")
+        self._source = open_source(Path(data_path), input_specs(load(model_input)))
+
+    def samples(self) -> Iterator[Feeds]:
+        """The files, one sample each."""
+        return (pending.load().feeds for pending in self._source)

@@ -1,0 +1,184 @@
+"""Quark's command-line tools by name: which of Detent's conversions each one is.
+
+Quark's tools spell their arguments in many ways. Here every tool takes INPUT OUTPUT, and every spelling of these as
+flags: --input, --input_model, --input_model_path, and the same for the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from google.protobuf.text_format import ParseError
+
+import detent
+from detent.compat.options.preparation import parse_shapes
+from detent.compat.quantizer import move_tensors_out
+from detent.convert.run import convert
+from detent.errors import ModelError, UsageError
+from detent.graph.save import check_output
+
+Arguments = argparse.Namespace
+Steps = Callable[[Arguments], list[str]]
+Flag = tuple[str, dict[str, Any]]
+
+_TRUE = {"action": "store_true"}
+_EXTERNAL: tuple[Flag, ...] = (("--save_as_external_data", _TRUE), ("--all_tensors_to_one_file", _TRUE))
+_FORMS = {"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"}
+_BFLOAT16: tuple[Flag, ...] = (("--format", {"default": "with_cast"}),)
+_SHAPES: tuple[Flag, ...] = (("--fix_shapes", {"required": True}),)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool: what it does to INPUT and OUTPUT, its flags, and names of more positions before OUTPUT."""
+
+    run: Callable[[Arguments], None]
+    flags: tuple[Flag, ...] = ()
+    positions: tuple[str, ...] = ()
+
+
+def _converts(steps: str | Steps, *flags: Flag, positions: tuple[str, ...] = ()) -> Tool:
+    def run(given: Arguments) -> None:
+        convert(given.input, given.output, steps if isinstance(steps, str) else steps(given))
+
+    return Tool(run, flags, positions)
+
+
+def _quantizes(recipe: str | None) -> Tool:
+    """With random data, which formats without scales do not look at."""
+
+    def run(given: Arguments) -> None:
+        excluded = [name for name in getattr(given, "exclude_nodes", "").split(";") if name]
+        detent.quantize(given.input, given.output, None, recipe or given.config, exclude=excluded)
+
+    flags: tuple[Flag, ...] = (("--config", {"default": "XINT8"}), ("--exclude_nodes", {"default": ""}))
+    return Tool(run, () if recipe else flags)
+
+
+def _refused(instead: str) -> Tool:
+    def run(given: Arguments) -> None:
+        raise UsageError(f"This tool has no counterpart in Detent ({given.input}). {instead}")
+
+    return Tool(run)
+
+
+def _bfloat16(given: Arguments) -> list[str]:
+    if given.format in ("vitisqdq", "customqdq"):
+        raise UsageError(f"--format {given.format}: quantize with the recipe BF16 and --set format=extended-qdq.")
+    if given.format not in _FORMS:
+        raise UsageError(f"--format is '{given.format}'. Choose from {', '.join(_FORMS)}.")
+    return [f"bfloat16:form={_FORMS[given.format]}"]
+
+
+def _fixed_shapes(given: Arguments) -> list[str]:
+    shapes = parse_shapes("--fix_shapes", given.fix_shapes)
+    return ["fixed-shapes:shapes=" + "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())]
+
+
+def _between(given: Arguments) -> list[str]:
+    pairs = "+".join(part.strip().replace(",", "/") for part in given.between_ops.split(";") if part.strip())
+    return [f"without-qdq-between:pairs={pairs}"]
+
+
+def _to_text(given: Arguments) -> None:
+    check_output(Path(given.output), given.input)
+    onnx.save(_load(given.input, None), given.output, format="textproto")
+
+
+def _from_text(given: Arguments) -> None:
+    check_output(Path(given.output), given.input)
+    onnx.save(_load(given.input, "textproto"), given.output)
+
+
+def _load(path: Path, kind: str | None) -> onnx.ModelProto:
+    try:
+        return onnx.load(path, format=kind)
+    except (OSError, ValueError, DecodeError, ParseError) as error:
+        raise ModelError(f"Cannot read {path}: {error}") from error
+
+
+_HISTOGRAMS = "`detent quantize --save-stats FILE` and `detent stats FILE --plot DIR` draw every tensor."
+
+TOOLS: Mapping[str, Tool] = {
+    "convert_a8w8_npu_to_a8w8_cpu": _refused("What Detent writes for the NPU runs on the CPU as it is."),
+    "convert_bias_int32_to_int16": _converts("int16-bias"),
+    "convert_custom_ops": _converts(
+        lambda given: ["extended-qdq" if given.reverse_conversion.lower() in ("true", "1") else "vitis-qdq"],
+        ("--reverse_conversion", {"default": "False"}),
+    ),
+    "convert_customqdq_to_qdq": _converts("qdq"),
+    "convert_dynamic_to_fixed": _converts(_fixed_shapes, *_SHAPES),
+    "convert_fp16_to_bf16": _converts(lambda given: ["float32", *_bfloat16(given)], *_BFLOAT16),
+    "convert_fp16_to_bfp16": _quantizes("BFP16"),
+    "convert_fp16_to_fp32": _converts("float32"),
+    "convert_fp32_to_bf16": _converts(_bfloat16, *_BFLOAT16),
+    "convert_fp32_to_bfp16": _quantizes("BFP16"),
+    "convert_fp32_to_fp16": _converts(
+        lambda given: [f"float16:keep_io={str(given.keep_io_types).lower()}"],
+        ("--keep_io_types", _TRUE),
+        ("--disable_shape_infer", _TRUE),
+        ("--not_simplify", _TRUE),
+    ),
+    "convert_lstm_to_customlstm": _refused("There is no custom LSTM: the standard one runs everywhere, in float."),
+    "convert_nchw_to_nhwc": _converts("nhwc"),
+    "convert_onnx_to_onnxtxt": Tool(_to_text),
+    "convert_onnxtxt_to_onnx": Tool(_from_text),
+    "convert_opset_version": _converts(
+        lambda given: [f"opset:version={given.target_opset}"], positions=("target_opset",)
+    ),
+    "convert_qdq_to_qop": _converts("qoperator"),
+    "convert_quant_to_float": _converts("float"),
+    "convert_resize_fs_to_pof2s": _refused("Quantize with the recipe XINT8, whose scales are powers of two."),
+    "convert_s8s8_to_u8s8": _converts("uint8"),
+    "convert_shared_initializer_to_unique": _converts("unique-initializers"),
+    "convert_u16s8_to_s16s8": _converts("int16"),
+    "convert_u16u8_to_u8u8": _refused("Quantize the float model with the recipe U8U8_AAWA."),
+    "fix_shapes": _converts(_fixed_shapes, *_SHAPES),
+    "insert_clip_bfloat16_qdq": _converts("bfloat16-clip"),
+    "print_a16w8_a8w8_nodes": _refused("`detent inspect MODEL --nodes` lists nodes and types."),
+    "random_quantize": _quantizes(None),
+    "remove_bf16_cast": _converts("float"),
+    "remove_initializer_from_input": _converts("inputs-without-initializers"),
+    "remove_qdq": _converts("float"),
+    "remove_qdq_between_ops": _converts(_between, ("--between_ops", {"required": True})),
+    "remove_qdq_mul_add": _converts("without-qdq-between:pairs=Mul/Add"),
+    "replace_bfloat16_qdq_cast": _converts(lambda _: ["float", "bfloat16:form=cast"]),
+    "replace_inf_weights": _converts(
+        lambda given: [f"finite-weights:value={given.replace_inf_value}"],
+        ("--replace_inf_value", {"type": float, "default": 10000.0}),
+    ),
+    "save_tensor_hist": _refused(_HISTOGRAMS),
+    "save_weights_hist": _refused(_HISTOGRAMS),
+}
+
+
+def run_tool(name: str, arguments: Sequence[str]) -> None:
+    """Run a tool on its command line."""
+    tool = TOOLS[name]
+    parser = argparse.ArgumentParser(f"quark.onnx.tools.{name}")
+    parser.add_argument("positions", nargs="*", metavar=" ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT")))
+    parser.add_argument("--input", "--input_model", "--input_model_path", dest="input")
+    parser.add_argument("--output", "--output_model", "--output_model_path", "--quantized_model_path", dest="output")
+    for flag, settings in (*tool.flags, *_EXTERNAL):
+        parser.add_argument(flag, **settings)
+    given = _placed(parser.parse_args(list(arguments)), name, tool)
+    tool.run(given)
+    if given.save_as_external_data:
+        move_tensors_out(Path(given.output))
+
+
+def _placed(given: Arguments, name: str, tool: Tool) -> Arguments:
+    """The positional arguments under their names; those that came as flags are not among them."""
+    wanted = [each for each in ("input", *tool.positions, "output") if getattr(given, each, None) is None]
+    if len(given.positions) != len(wanted):
+        usage = " ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT"))
+        raise UsageError(f"{name} needs {usage}; {len(given.positions)} of {len(wanted)} were given.")
+    for each, value in zip(wanted, given.positions, strict=True):
+        setattr(given, each, value)
+    return given

@@ -1,0 +1,254 @@
+"""From a configuration of another tool to a Request: first what the fields say, then the extra options in table order.
+
+    scales          PowerOfTwoMethod: powers of two; Int16Method: 16-bit integers over these; all others: any float
+    target          power-of-two scales: npu-cnn with enable_npu_cnn or one of vai_q_onnx's formats, else npu-vaiml;
+                    other scales: npu-float-scale with enable_npu_cnn or AlignConcat, else cpu;
+                    small floats and blocks: npu-bf16
+    biases          npu-cnn: the weights' type with a scale of their own; other integers: 32 bits; floats: as weights
+    accuracy        channels are equalized unless include_cle=False, and biases corrected
+
+What has the very values of one of Quark's presets is Detent's preset of that name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
+from detent.compat.enums import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    ExtendedQuantFormat,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+    QuantFormat,
+    VitisQuantFormat,
+)
+from detent.compat.formats import format_of
+from detent.compat.layers import legacy_of
+from detent.compat.options import apply_options
+from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
+from detent.compat.request import Request
+from detent.errors import UsageError
+from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
+from detent.numerics.block_float import BlockFloat
+from detent.numerics.formats import IntegerFormat, Scale
+from detent.numerics.microscaling import Microscaling
+from detent.numerics.params import NumberFormat
+from detent.presets import LAYERS, PRESETS
+from detent.recipe import OutputFormat, Override, Recipe
+from detent.refinements import BiasCorrection
+
+_METHODS: dict[Any, tuple[Method, Scale]] = {
+    PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
+    PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
+    Int16Method.MinMax: (MinMax(), "int16"),
+    CalibrationMethod.MinMax: (MinMax(), "float"),
+    CalibrationMethod.Percentile: (Percentile(), "float"),
+    CalibrationMethod.Entropy: (Entropy(), "float"),
+    CalibrationMethod.Distribution: (Distribution(), "float"),
+    LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
+    ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
+}
+_FORMATS: dict[Any, OutputFormat] = {
+    QuantFormat.QDQ: "qdq",
+    QuantFormat.QOperator: "qoperator",
+    ExtendedQuantFormat.QDQ: "qdq",
+    ExtendedQuantFormat.QOperator: "qoperator",
+    VitisQuantFormat.QDQ: "vitis-qdq",
+    VitisQuantFormat.FixNeuron: "fix-neuron",
+    VitisQuantFormat.BFPFixNeuron: "extended-qdq",
+    VitisQuantFormat.MXFixNeuron: "extended-qdq",
+}
+_DEVICE_FORMATS = ("vitis-qdq", "fix-neuron")
+_REFUSED_FIELDS = {
+    "reduce_range": "7-bit weights are for old CPUs. Delete it; sessions can be told to be exact instead",
+    "include_rotation": "rotations are for language models. Give include_sq=True: SmoothQuant",
+    "debug_mode": "intermediate models are not written. The report says what was done",
+    "crypto_mode": "no temporary files are written, so there is nothing to encrypt. Delete it",
+}
+
+
+_SWITCHES = {
+    "FastFinetune": "include_fast_ft",
+    "SmoothAlpha": "include_sq",
+    "AutoMixprecision": "include_auto_mp",
+    "MixedPrecisionTensor": "specific_tensor_precision",
+}
+"""Parameters, and the field that asks for what they are parameters of."""
+
+
+def translate(config: AnyConfig) -> Request:
+    """What a configuration asks for. Raises UsageError, naming the field or option, for what cannot be had."""
+    overrides: tuple[Override, ...] = ()
+    if isinstance(config, QConfig):
+        config, overrides = legacy_of(config)
+    legacy = config.global_quant_config if isinstance(config, Config) else config
+    if not isinstance(legacy, QuantizationConfig):
+        raise UsageError(f"Expected a Config or a QConfig, found {type(legacy).__name__}.")
+    options = dict(legacy.extra_options or {})
+    legacy = dataclasses.replace(legacy, enable_npu_cnn=options.get("EnableNPUCnn", legacy.enable_npu_cnn))
+    _refuse(legacy)
+    request = _selected(Request(_recipe(legacy, options)), legacy)
+    request = apply_options(request, _without_unused(legacy, options))
+    if overrides:
+        request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
+    if request.recipe.format == "cast" and any(_has_blocks(override) for override in request.recipe.overrides):
+        request = request.with_recipe(format="extended-qdq")
+    return request.replace(recipe=_named(request.recipe, legacy))
+
+
+def _has_blocks(override: Override) -> bool:
+    formats = (override.activations, override.weights, override.biases)
+    return any(isinstance(fmt, (BlockFloat, Microscaling)) for fmt in formats)
+
+
+def _refuse(config: QuantizationConfig) -> None:
+    for name, instead in _REFUSED_FIELDS.items():
+        if getattr(config, name):
+            raise UsageError(f"{name}=True is not part of Detent: {instead}.")
+
+
+def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
+    """What the fields alone say."""
+    if config.calibrate_method not in _METHODS:
+        listed = ", ".join(repr(known) for known in _METHODS)
+        raise UsageError(f"calibrate_method is {config.calibrate_method!r}. Choose from {listed}.")
+    if config.quant_format not in _FORMATS:
+        raise UsageError(f"quant_format is {config.quant_format!r}. Choose from {', '.join(map(repr, _FORMATS))}.")
+    method, scale = _METHODS[config.calibrate_method]
+    activations = _activations(config, scale, options)
+    weights = _weights(config, scale, options)
+    integers = isinstance(activations, IntegerFormat) and isinstance(weights, IntegerFormat)
+    written = _written(config, activations, weights)
+    target = _target(config, options, scale, integers, written)
+    return Recipe(
+        name="custom",
+        description="as the script says",
+        activations=activations,
+        weights=weights,
+        biases=_biases(weights, target, integers),
+        method=method if integers or scale != "power_of_two" else MinMax(),
+        target=target,
+        format=written,
+        dynamic=config.use_dynamic_quant,
+        equalize=config.include_cle and integers and not config.use_dynamic_quant,
+        refinement=BiasCorrection() if integers and not config.use_dynamic_quant else None,
+        smooth=0.5 if config.include_sq else None,
+        operators=_operators(config),
+        more_operators=tuple(config.extra_op_types_to_quantize),
+        products_of_activations=not (config.enable_npu_transformer or config.use_dynamic_quant),
+    )
+
+
+def _activations(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any]) -> NumberFormat:
+    if config.use_dynamic_quant:
+        return IntegerFormat("uint8", symmetric=False)
+    blocks = options.get("BFPAttributes") or options.get("MXAttributes")
+    return format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale, attributes=blocks)
+
+
+def _weights(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any]) -> NumberFormat:
+    blocks = options.get("BFPAttributes") or options.get("MXAttributes")
+    fmt = format_of(config.weight_type, symmetric=True, scale=scale, attributes=blocks)
+    if not isinstance(fmt, IntegerFormat):
+        if config.per_channel:
+            raise UsageError(f"per_channel=True: {fmt.label} has no scales. Delete it.")
+        return fmt
+    symmetric = fmt.signed or fmt.power_of_two or config.use_dynamic_quant
+    granularity = "per_channel" if config.per_channel else "per_tensor"
+    return dataclasses.replace(fmt, symmetric=symmetric, granularity=granularity)
+
+
+def _biases(weights: NumberFormat, target: str, integers: bool) -> NumberFormat:
+    """In the type of the weights on the CNN device and beside floats, else 32 bits."""
+    if not isinstance(weights, IntegerFormat):
+        return weights
+    own = target == "npu-cnn" or not integers
+    return IntegerFormat(weights.dtype if own else "int32", scale=weights.scale)
+
+
+def _written(config: QuantizationConfig, activations: NumberFormat, weights: NumberFormat) -> OutputFormat:
+    chosen = _FORMATS[config.quant_format]
+    kinds = {type(fmt).__name__ for fmt in (activations, weights)}
+    if chosen != "qdq" or kinds == {"IntegerFormat"}:
+        return chosen
+    return "cast" if kinds == {"FloatFormat"} else "extended-qdq"
+
+
+def _target(
+    config: QuantizationConfig, options: Mapping[str, Any], scale: Scale, integers: bool, written: OutputFormat
+) -> str:
+    if not integers:
+        return "npu-bf16"
+    if scale == "power_of_two":
+        return "npu-cnn" if config.enable_npu_cnn or written in _DEVICE_FORMATS else "npu-vaiml"
+    return "npu-float-scale" if config.enable_npu_cnn or options.get("AlignConcat") else "cpu"
+
+
+def _operators(config: QuantizationConfig) -> tuple[str, ...]:
+    if config.op_types_to_quantize:
+        return tuple(config.op_types_to_quantize)
+    if config.enable_npu_transformer:
+        return ("MatMul", "Gemm")
+    return (LAYERS[0], *LAYERS[2:]) if config.use_dynamic_quant else ()
+
+
+def _selected(request: Request, config: QuantizationConfig) -> Request:
+    """What the fields say beside the recipe."""
+    request = request.replace(
+        include=tuple(config.nodes_to_quantize),
+        start=tuple(config.input_nodes),
+        end=tuple(config.output_nodes),
+        exclude=tuple(name for name in config.nodes_to_exclude if not _is_regex(name)),
+        patterns=tuple(name for name in config.nodes_to_exclude if _is_regex(name)),
+        providers=tuple(config.execution_providers or ()),
+        external_data=config.use_external_data_format,
+        conversions=("nhwc",) if config.convert_nchw_to_nhwc else (),
+        summary=config.print_summary,
+    )
+    for part in config.subgraphs_to_exclude:
+        starts, ends = part
+        request = request.with_override(Override(between=(_tuple(starts), _tuple(ends)), leave_float=True))
+    return request
+
+
+def _tuple(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _is_regex(name: str) -> bool:
+    """How Quark tells them from names, which may hold a dot."""
+    if not (name.startswith("^") and ".*" in name):
+        return False
+    try:
+        re.compile(name)
+    except re.error as error:
+        raise UsageError(f"nodes_to_exclude has '{name}', which is no regular expression: {error}.") from None
+    return True
+
+
+def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of algorithms count only where the algorithm is asked for; asked for without, they have defaults."""
+    defaults: dict[str, Any] = {"FastFinetune": {"OptimAlgorithm": "adaround"}, "SmoothAlpha": 0.5}
+    for name, field in _SWITCHES.items():
+        if getattr(config, field):
+            options.setdefault(name, defaults.get(name, {}))
+        elif name in options:
+            raise UsageError(f"The option {name} has no effect without {field}=True. Give both, or neither.")
+    return options
+
+
+def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
+    """The preset that has the same values, or the recipe with a description of what it is."""
+    for name in PRESET_FIELDS:
+        if name in PRESETS and config == get_default_config(name):
+            return PRESETS[name]
+    for preset in PRESETS.values():
+        if recipe.replace(name=preset.name, description=preset.description) == preset:
+            return preset
+    return recipe

@@ -1,0 +1,170 @@
+"""Two folders of results, file against file: how far a quantized model's answers are from those of the float one.
+
+With x the baseline, y the other and n elements, all as float64:
+
+    cosine = sum x*y / sqrt(sum x^2 * sum y^2)            1 where both are zero, 0 where one is
+    L1     = mean |x - y|                                 L2 = mean (x - y)^2
+    PSNR   = 10 log10(peak^2 / L2)                        peak: 255 for images, the largest |x| of an array
+    SSIM   = mean over 7x7 windows of  (2 mx my + c1)(2 sxy + c2) / ((mx^2 + my^2 + c1)(sx^2 + sy^2 + c2))
+
+with c1 = (0.01 peak)^2 and c2 = (0.03 peak)^2; the windows lie in the last two dimensions, and an array without two
+dimensions of at least 7 is one window. Files are paired by name, and every one must have its partner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.errors import DataError
+
+Array = npt.NDArray[np.float64]
+
+IMAGES = (".jpg", ".jpeg", ".png")
+ARRAYS = (".npy",)
+WINDOW = 7
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one result is from its baseline. PSNR is infinite where they are equal."""
+
+    name: str
+    cosine: float
+    l1: float
+    l2: float
+    psnr_db: float
+    ssim: float
+
+
+def difference(name: str, baseline: npt.ArrayLike, other: npt.ArrayLike, peak: float | None = None) -> Difference:
+    """Compare two arrays of one shape; `peak` is the largest |baseline| where it is not given."""
+    x, y = np.asarray(baseline, np.float64), np.asarray(other, np.float64)
+    if x.shape != y.shape:
+        raise DataError(f"{name}: the baseline has the shape {list(x.shape)}, the other result {list(y.shape)}.")
+    if x.size == 0:
+        raise DataError(f"{name}: both results are empty, there is nothing to compare.")
+    top = float(np.abs(x).max()) if peak is None else peak
+    squared = float(np.mean((x - y) ** 2))
+    return Difference(name, cosine(x, y), float(np.mean(np.abs(x - y))), squared, psnr(squared, top), ssim(x, y, top))
+
+
+def cosine(x: Array, y: Array) -> float:
+    """The cosine of the angle between two arrays."""
+    tops = float(np.abs(x).max()), float(np.abs(y).max())
+    if not all(tops):
+        return float(tops == (0.0, 0.0))
+    x, y = x / tops[0], y / tops[1]  # squares of very small or large numbers would leave the range of floats
+    return float(np.sum(x * y) / np.sqrt(np.sum(x * x) * np.sum(y * y)))
+
+
+def psnr(squared: float, peak: float) -> float:
+    """Decibels of the squared peak over the mean squared error."""
+    if squared == 0.0:
+        return math.inf
+    return 20 * math.log10(peak) - 10 * math.log10(squared) if peak > 0.0 else -math.inf
+
+
+def ssim(x: Array, y: Array, peak: float) -> float:
+    """Structural similarity: 1 for equal arrays."""
+    c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+    mean_x, mean_y = _window_means(x), _window_means(y)
+    variances = _window_means(x * x) - mean_x**2 + _window_means(y * y) - mean_y**2
+    covariance = _window_means(x * y) - mean_x * mean_y
+    above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    below = (mean_x**2 + mean_y**2 + c1) * (variances + c2)
+    # Both are zero only where both arrays are zero throughout the window, with a peak of zero: equal.
+    return float(np.mean(np.divide(above, below, out=np.ones_like(above), where=below != 0.0)))
+
+
+def _window_means(x: Array) -> Array:
+    """The mean of each window: by differences of running sums, so the cost does not depend on its size."""
+    if x.ndim < 2 or min(x.shape[-2:]) < WINDOW:
+        return np.array([x.mean()])
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 2) + [(1, 0), (1, 0)])
+    sums = padded.cumsum(-1).cumsum(-2)
+    w = WINDOW
+    windows: Array = sums[..., w:, w:] - sums[..., :-w, w:] - sums[..., w:, :-w] + sums[..., :-w, :-w]
+    return windows / (w * w)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All files of two folders."""
+
+    files: Sequence[Difference]
+
+    def mean(self, measure: str) -> float:
+        """The mean of a measure over the files."""
+        return float(np.mean([getattr(file, measure) for file in self.files]))
+
+    def least(self, measure: str) -> float:
+        """The least value of a measure."""
+        return float(min(getattr(file, measure) for file in self.files))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        measures = ("cosine", "l1", "l2", "psnr_db", "ssim")
+        return {
+            "files": len(self.files),
+            **{measure: {"mean": self.mean(measure), "min": self.least(measure)} for measure in measures},
+        }
+
+
+def compare_folders(baseline: Path, other: Path) -> Comparison:
+    """Every result of one folder against that of the same name in the other.
+
+    Raises DataError, naming the file, where one is missing, cannot be read or has another shape.
+    """
+    expected, found = _results(baseline), _results(other)
+    for folder, names, others in ((other, expected, found), (baseline, found, expected)):
+        missing = sorted(set(names) - set(others))
+        if missing:
+            raise DataError(
+                f"{folder} has no {missing[0]}{f' ({len(missing)} files are missing)' if len(missing) > 1 else ''}, "
+                "which the other folder has. Both must hold the results of the same samples."
+            )
+    return Comparison([_compare(name, expected[name], found[name]) for name in sorted(expected)])
+
+
+def _results(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise DataError(f"There is no folder {folder}. Save the results of the models into two folders first.")
+    files = {path.name: path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, *ARRAYS)}
+    if not files:
+        raise DataError(f"{folder} has no results: no .npy, .png or .jpg file is in it.")
+    return files
+
+
+def _compare(name: str, baseline: Path, other: Path) -> Difference:
+    if baseline.suffix.lower() in ARRAYS:
+        return difference(name, _array(baseline), _array(other))
+    return difference(name, _image(baseline), _image(other), peak=255.0)
+
+
+def _array(path: Path) -> npt.NDArray[Any]:
+    try:
+        loaded: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as an array: {error}") from error
+    if loaded.dtype.kind not in "fiub":
+        raise DataError(f"{path} holds {loaded.dtype}, which is no number.")
+    return loaded
+
+
+def _image(path: Path) -> Array:
+    """The pixels with their channels first, so that windows lie in the image."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            pixels = np.asarray(opened.convert("L" if opened.mode in ("1", "L", "LA") else "RGB"), np.float64)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from error
+    return np.moveaxis(np.atleast_3d(pixels), -1, 0)

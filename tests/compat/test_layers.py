@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import pytest
+
+from detent.compat import quark
+from detent.compat.algorithms import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AutoMixprecisionConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+    GPTQConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
+)
+from detent.compat.configs import QConfig
+from detent.compat.data_types import Int8
+from detent.compat.enums import CalibMethod, QuantGranularity, ScaleType
+from detent.compat.preset_qconfigs import QCONFIG_NAMES
+from detent.compat.quark.onnx.quantization.config import custom_config
+from detent.compat.specs import (
+    BFP16Spec,
+    Int8Spec,
+    Int16Spec,
+    MX6Spec,
+    QLayerConfig,
+    QTensorConfig,
+    UInt8Spec,
+    XInt8Spec,
+)
+from detent.compat.translate import translate
+from detent.errors import UsageError
+from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
+from detent.numerics.block_float import BlockFloat
+from detent.numerics.formats import IntegerFormat
+from detent.presets import PRESETS
+from detent.recipe import POWER_OF_TWO_INT8, Override
+from detent.refinements import AdaQuant, AdaRound
+
+INT8 = QLayerConfig(Int8Spec(), Int8Spec())
+
+
+def test_the_newer_xint8_is_signed_and_not_equalized():
+    recipe = translate(custom_config.XINT8_QCONFIG).recipe
+    assert recipe.replace(name="XINT8", description=PRESETS["XINT8"].description) == PRESETS["XINT8"].replace(
+        activations=POWER_OF_TWO_INT8, equalize=False
+    )
+
+
+def test_the_newer_a8w8_takes_percentiles():
+    recipe = translate(custom_config.A8W8_QCONFIG).recipe
+    assert recipe.replace(name="A8W8", description=PRESETS["A8W8"].description) == PRESETS["A8W8"].replace(
+        method=Percentile(), equalize=False
+    )
+
+
+def test_the_newer_vint8_and_blocks():
+    vint8 = translate(custom_config.VINT8_QCONFIG)
+    assert (vint8.recipe.target, vint8.recipe.all_operators, vint8.always_random) == ("npu-vaiml", True, True)
+    assert translate(custom_config.BFP16_QCONFIG).recipe.weights == BlockFloat(rounding="half_away")
+
+
+@pytest.mark.parametrize("name", QCONFIG_NAMES)
+def test_constants_are_at_both_places_and_fresh(name):
+    one = getattr(custom_config, name)
+    one.extra_options["ForceQuantizeNoInputCheck"] = "changed"
+    from detent.compat.quark import onnx
+
+    assert getattr(onnx, name).extra_options.get("ForceQuantizeNoInputCheck") != "changed"
+    refinement = translate(getattr(onnx, name)).recipe.refinement
+    assert isinstance(refinement, AdaRound) == ("ADAROUND" in name)
+    assert isinstance(refinement, AdaQuant) == ("ADAQUANT" in name)
+    with pytest.raises(AttributeError, match="X_QCONFIG"):
+        _ = custom_config.X_QCONFIG
+    assert quark.__doc__
+
+
+def test_specifications_decide():
+    def recipe(inputs, weight, **more):
+        return translate(QConfig(QLayerConfig(input_tensors=inputs, weight=weight), **more)).recipe
+
+    assert recipe(UInt8Spec(), Int8Spec()).activations == IntegerFormat("uint8", symmetric=False)
+    assert recipe(Int8Spec(calibration_method=CalibMethod.Entropy), Int8Spec()).method == Entropy()
+    assert recipe(Int8Spec(calibration_method=CalibMethod.MinMSE), Int8Spec()).method == MinMSE()
+    assert recipe(XInt8Spec(calibration_method=CalibMethod.MinMax), XInt8Spec()).method == NonOverflow()
+    per_channel = recipe(Int8Spec(), Int8Spec(quant_granularity=QuantGranularity.Channel))
+    assert per_channel.weights.granularity == "per_channel"
+    assert recipe(Int8Spec(), Int8Spec(calibration_method=CalibMethod.MinMSE)).weight_method == MinMSE()
+    assert recipe(MX6Spec(), MX6Spec()).activations == BlockFloat(13, 16, 2)
+    assert recipe(QTensorConfig(data_type=Int8), Int8Spec()).activations == IntegerFormat("int8")
+
+
+def test_algorithms():
+    def recipe(*algorithms):
+        return translate(QConfig(INT8, algo_config=list(algorithms))).recipe
+
+    assert recipe().equalize is False
+    assert recipe(CLEConfig(cle_steps=2)).equalize is True
+    assert recipe(SmoothQuantConfig(alpha=0.7)).smooth == 0.7
+    assert recipe(BiasCorrectionConfig()) == recipe()
+    assert recipe(AdaRoundConfig(num_iterations=9)).refinement.iterations == 9
+    mixed = recipe(AutoMixprecisionConfig(QLayerConfig(Int16Spec(), Int8Spec()), include_layers=["head"]))
+    assert mixed.overrides == (
+        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8")),
+    )
+    for algorithm, message in (
+        (GPTQConfig(), "UseGPTQ"),
+        (QuarotConfig(), "include_rotation"),
+        (AutoMixprecisionConfig(INT8, metric_threshold=0.1), "MetricThreshold"),
+        (AutoMixprecisionConfig([INT8, INT8]), "TargetLayerConfig"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            recipe(algorithm)
+    with pytest.raises(UsageError, match="both AdaRoundConfig and AdaQuantConfig"):
+        recipe(AdaRoundConfig(), AdaQuantConfig())
+
+
+def test_layers_and_exclusions():
+    request = translate(
+        QConfig(
+            INT8,
+            specific_layer_config={QLayerConfig(input_tensors=Int16Spec(), weight=Int8Spec()): ["head"]},
+            layer_type_config={None: ["Softmax"], QLayerConfig(weight=BFP16Spec()): ["Gemm"]},
+            exclude=["/stem/conv", "^/aux.*", (["a"], ["b"])],
+        )
+    )
+    assert request.exclude == ("/stem/conv",)
+    assert request.patterns == ("^/aux.*",)
+    assert request.recipe.overrides == (
+        Override(between=(("a",), ("b",)), leave_float=True),
+        Override(op_types=("Softmax",), leave_float=True),
+        Override(op_types=("Gemm",), weights=BlockFloat(rounding="half_away")),
+        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: QConfig(QLayerConfig(weight=Int8Spec())), "global_config needs both"),
+        (lambda: QConfig(QLayerConfig(XInt8Spec(), Int8Spec())), "scale_type is PowerOf2 for activations and Float32"),
+        (
+            lambda: QConfig(QLayerConfig(XInt8Spec(calibration_method=CalibMethod.Entropy), XInt8Spec())),
+            "not for PowerOf2",
+        ),
+        (lambda: QConfig(QLayerConfig(Int8Spec(), Int8Spec(quant_granularity=QuantGranularity.Group))), "Group"),
+        (
+            lambda: QConfig(QLayerConfig(Int8Spec(scale_type=ScaleType.Int16), Int8Spec(scale_type=ScaleType.Int16))),
+            "Int16",
+        ),
+        (lambda: QLayerConfig(activation=Int8Spec(), input_tensors=Int8Spec()), "both activation and input_tensors"),
+        (lambda: QConfig(INT8, AlginConcat=True), "no option 'AlginConcat'. Did you mean 'AlignConcat'"),
+    ],
+)
+def test_what_cannot_be_had_is_named(config, message):
+    with pytest.raises(UsageError, match=message):
+        translate(config())
+
+
+def test_options_by_keyword_and_in_a_dictionary_are_the_same():
+    by_keyword = QConfig(INT8, AlignConcat=True)
+    in_dictionary = QConfig(INT8, extra_options={"AlignConcat": True})
+    assert by_keyword == in_dictionary
+    assert translate(by_keyword) == translate(in_dictionary)
+    assert "QConfig(global_config=" in str(by_keyword)

@@ -1,0 +1,345 @@
+"""Every option of the table does something, or says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detent.compat.configs import QuantizationConfig
+from detent.compat.enums import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    ExtendedQuantType,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+    QuantType,
+)
+from detent.compat.options import OPTIONS, SECTIONS
+from detent.compat.specs import Int8Spec, QLayerConfig
+from detent.compat.table import page
+from detent.compat.translate import translate
+from detent.errors import UsageError
+from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, Percentile
+from detent.numerics.block_float import BlockFloat
+from detent.numerics.floats import FloatFormat
+from detent.numerics.formats import IntegerFormat
+from detent.numerics.microscaling import Microscaling
+from detent.recipe import FUSED_ACTIVATIONS, Override
+from detent.refinements import AdaRound
+from detent.targets.optional import check_steps
+
+NPU = {"calibrate_method": PowerOfTwoMethod.MinMSE, "activation_type": QuantType.QUInt8, "enable_npu_cnn": True}
+FLOAT = {}
+BF16 = {"activation_type": ExtendedQuantType.QBFloat16, "weight_type": ExtendedQuantType.QBFloat16}
+BFP = {"activation_type": ExtendedQuantType.QBFP, "weight_type": ExtendedQuantType.QBFP}
+MX = {"activation_type": ExtendedQuantType.QMX, "weight_type": ExtendedQuantType.QMX}
+PERCENTILE = {"calibrate_method": CalibrationMethod.Percentile}
+LAYERWISE = {"calibrate_method": LayerWiseMethod.LayerWisePercentile}
+ENTROPY = {"calibrate_method": CalibrationMethod.Entropy}
+MINMSE = {"WeightCalibrateMethod": ExtendedCalibrationMethod.MinMSE}
+
+
+def request(fields, **options):
+    return translate(QuantizationConfig(**fields, extra_options=options))
+
+
+def recipe(fields, **options):
+    return request(fields, **options).recipe
+
+
+HONOURED = {
+    "ActivationSymmetric": (FLOAT, True, {"activations": IntegerFormat("int8")}),
+    "WeightSymmetric": (FLOAT, False, {"weights": IntegerFormat("int8", symmetric=False)}),
+    "QuantizeBias": (FLOAT, False, {"biases": None}),
+    "Int32Bias": (NPU, True, {"biases": IntegerFormat("int32", scale="power_of_two")}),
+    "Int16Bias": (FLOAT, True, {"biases": IntegerFormat("int16")}),
+    "Int16Scale": (FLOAT, True, {"weights": IntegerFormat("int8", scale="int16")}),
+    "UsePowerOf2Scale": (NPU, True, {}),
+    "ActivationScaled": (BF16, True, {"activations": FloatFormat("bfloat16", scaled=True)}),
+    "WeightScaled": (BF16, True, {"weights": FloatFormat("bfloat16", scaled=True)}),
+    "ConvertOpsetVersion": (FLOAT, 21, {"opset": 21}),
+    "ConvertBNToConv": (NPU, False, {"without": ("batch_norm_to_conv",)}),
+    "ConvertReduceMeanToGlobalAvgPool": (NPU, False, {"without": ("reduce_mean_to_pool",)}),
+    "SplitLargeKernelPool": (NPU, False, {"without": ("split_global_pool",)}),
+    "ConvertSplitToSlice": (NPU, False, {"without": ("split_to_slice",)}),
+    "ConvertClipToRelu": (NPU, True, {"also": ("clip_to_relu",)}),
+    "SimplifyModel": (FLOAT, False, {"without": ("remove_identity", "mat_mul_to_gemm")}),
+    "FuseInstanceNorm": (FLOAT, False, {"without": ("fuse_instance_norm",)}),
+    "FuseL2Norm": (FLOAT, False, {"without": ("fuse_l2_norm",)}),
+    "FuseGelu": (FLOAT, False, {"without": ("fuse_gelu",)}),
+    "FuseLayerNorm": (FLOAT, False, {"without": ("fuse_layer_norm",)}),
+    "FoldBatchNorm": (NPU, False, {"without": ("fold_batch_norm",)}),
+    "OpTypesToQuantize": (FLOAT, ["Conv"], {"operators": ("Conv",)}),
+    "ExtraOpTypesToQuantize": (FLOAT, ["Exp"], {"more_operators": ("Exp",)}),
+    "QuantizeAllOpTypes": (FLOAT, True, {"all_operators": True}),
+    "WeightsOnly": (FLOAT, True, {"activations": None}),
+    "MatMulConstBOnly": (FLOAT, True, {"products_of_activations": False}),
+    "MixedPrecisionTensor": (
+        {"specific_tensor_precision": True},
+        {ExtendedQuantType.QInt16: ["a", "b"]},
+        {
+            "overrides": (
+                Override(
+                    tensors=("a", "b"),
+                    activations=IntegerFormat("int16", symmetric=False),
+                    weights=IntegerFormat("int16", symmetric=False),
+                ),
+            )
+        },
+    ),
+    "AddQDQPairToWeight": (FLOAT, True, {"weight_pairs": True}),
+    "DedicatedQDQPair": (FLOAT, True, {"dedicated_pairs": True}),
+    "DedicateDQNode": (FLOAT, True, {"dedicated_pairs": True}),
+    "RemoveQDQConvClip": (FLOAT, False, {"fuse": ("Relu", "LeakyRelu", "PRelu")}),
+    "RemoveQDQConvRelu": (FLOAT, False, {"fuse": ("LeakyRelu", "PRelu", "Clip")}),
+    "RemoveQDQConvLeakyRelu": (FLOAT, False, {"fuse": ("Relu", "PRelu", "Clip")}),
+    "RemoveQDQConvPRelu": (FLOAT, False, {"fuse": ("Relu", "LeakyRelu", "Clip")}),
+    "RemoveQDQConvGelu": (FLOAT, True, {"fuse": (*FUSED_ACTIVATIONS, "Gelu")}),
+    "CalibMovingAverage": (FLOAT, True, {"method": MinMax(moving_average=True)}),
+    "Percentile": (PERCENTILE, 99.9, {"method": Percentile(99.9)}),
+    "CalibPercentile": (PERCENTILE, 99.9, {"method": Percentile(99.9)}),
+    "LWPMetric": (LAYERWISE, "mse", {"method": LayerwisePercentile(metric="mse")}),
+    "PercentileCandidates": (LAYERWISE, [99.0, 99.9], {"method": LayerwisePercentile((99.0, 99.9))}),
+    "MinMSEModePof2Scale": (NPU, "MostCommon", {"method": MinMSE("MostCommon")}),
+    "MinMSEMode": (NPU, "All", {"method": MinMSE()}),
+    "WeightCalibrateMethod": (FLOAT, ExtendedCalibrationMethod.MinMSE, {"weight_method": MinMSE()}),
+    "NumBins": (ENTROPY, 256, {"method": Entropy(256)}),
+    "NumQuantizedBins": (ENTROPY, 64, {"method": Entropy(quantized_bins=64)}),
+    "Scenario": ({"calibrate_method": CalibrationMethod.Distribution}, "p3", {"method": Distribution("p3")}),
+    "TensorQuantOverrides": (
+        FLOAT,
+        {"x": [{"quant_type": QuantType.QInt16, "symmetric": True}], "y": [{"rmin": -1, "rmax": 2}]},
+        {
+            "overrides": (
+                Override(tensors=("x",), activations=IntegerFormat("int16"), weights=IntegerFormat("int16")),
+                Override(tensors=("y",), range=(-1.0, 2.0)),
+            )
+        },
+    ),
+    "ConvertLeakyReluToDPUVersion": (NPU, False, {"without": ("round_leaky_slope",)}),
+    "ConvertSigmoidToHardSigmoid": (NPU, False, {"without": ("sigmoid_to_hard_sigmoid",)}),
+    "ConvertHardSigmoidToDPUVersion": (NPU, False, {"without": ("scale_hard_sigmoid",)}),
+    "ConvertAvgPoolToDPUVersion": (NPU, False, {"without": ("scale_pools",)}),
+    "ConvertReduceMeanToDPUVersion": (NPU, False, {"without": ("scale_reduce_mean",)}),
+    "ConvertClipToDPUVersion": (NPU, True, {"also": ("whole_clip",)}),
+    "AdjustShiftCut": (NPU, False, {"without": ("shift_cut",)}),
+    "AdjustShiftBias": (NPU, False, {"without": ("shift_bias",)}),
+    "AdjustShiftRead": (NPU, False, {"without": ("shift_read",)}),
+    "AdjustShiftWrite": (NPU, False, {"without": ("shift_write",)}),
+    "AdjustHardSigmoid": (NPU, False, {"without": ("hard_sigmoid",)}),
+    "AdjustShiftSwish": (NPU, False, {"without": ("shift_swish",)}),
+    "AlignConcat": (FLOAT, True, {"target": "npu-float-scale"}),
+    "AlignPool": (NPU, False, {"without": ("align_pool",)}),
+    "AlignPad": (NPU, False, {"without": ("align_pad",)}),
+    "AlignSlice": (NPU, False, {"without": ("align_slice",)}),
+    "AlignEltwiseQuantType": (FLOAT, True, {"constants_as_activations": True}),
+    "BF16WithClip": (BF16, True, {"activations": FloatFormat("bfloat16", clip=True)}),
+    "BF16QDQToCast": (BF16, True, {"format": "cast"}),
+    "BFPAttributes": (BFP, {"bit_width": 13, "rounding_mode": 1}, {"weights": BlockFloat(13, rounding="half_up")}),
+    "MXAttributes": (
+        MX,
+        {"element_dtype": "fp4_e2m1", "block_size": 16, "rounding_mode": 2},
+        {"activations": Microscaling("fp4_e2m1", 16)},
+    ),
+    "UseMatMulNBits": (FLOAT, True, {"weights": IntegerFormat("int4", granularity="per_group:128")}),
+    "MatMulNBitsParams": (FLOAT, {"GroupSize": 32}, {"weights": IntegerFormat("int4", granularity="per_group:32")}),
+    "SmoothQuant": (FLOAT, True, {"smooth": 0.5}),
+    "SmoothAlpha": ({"include_sq": True}, 0.8, {"smooth": 0.8}),
+    "BiasCorrection": (FLOAT, False, {"refinement": None}),
+    "FastFinetune": ({"include_fast_ft": True}, {"NumIterations": 3}, {"refinement": AdaRound(iterations=3)}),
+    "AutoMixprecision": (
+        {"include_auto_mp": True},
+        {"TargetLayerConfig": QLayerConfig(weight=Int8Spec()), "TargetOpType": ["Gemm"]},
+        {"overrides": (Override(op_types=("Gemm",), weights=IntegerFormat("int8")),)},
+    ),
+    "EnableNPUCnn": ({"calibrate_method": PowerOfTwoMethod.MinMSE}, True, {"target": "npu-cnn"}),
+}
+"""By option: fields of the configuration, a value, and what becomes of the recipe."""
+
+BESIDE = {
+    "ConvertNCHWToNHWC": (True, {"conversions": ("nhwc",)}),
+    "RemoveQDQMulAdd": (True, {"conversions": ("without-qdq-between:pairs=Mul/Add",)}),
+    "RemoveQDQBetweenOps": (
+        [("Conv", "Relu"), ["Mul", "Add"]],
+        {"conversions": ("without-qdq-between:pairs=Conv/Relu+Mul/Add",)},
+    ),
+    "FixShapes": ("x:[1,3,8,8]; y:[2]", {"fix_shapes": {"x": [1, 3, 8, 8], "y": [2]}}),
+    "NodesToQuantize": (["a"], {"include": ("a",)}),
+    "InputNodes": (["a"], {"start": ("a",)}),
+    "OutputNodes": (["a"], {"end": ("a",)}),
+    "CalibDataSize": (5, {"limit": 5}),
+    "CalibWorkerNum": (4, {"threads": 4}),
+    "UseRandomData": (True, {"always_random": True}),
+    "SaveAndRestore": ("ranges.stats", {"statistics": Path("ranges.stats")}),
+    "TensorsRangeFile": ("ranges.stats", {"statistics": Path("ranges.stats")}),
+    "ExecutionProviders": (["X"], {"providers": ("X",)}),
+    "PrintSummary": (False, {"summary": False}),
+}
+ELSEWHERE = {
+    *("SimulateDPU", "NPULimitationCheck", "IPULimitationCheck", "CalibTensorRangeSymmetric", "MinMSEModeFloatScale"),
+    *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha"),
+}
+"""Options with a test of their own below."""
+
+
+def test_every_honoured_option_is_tested_here():
+    honoured = {name for name, option in OPTIONS.items() if option.verdict == "honoured"}
+    assert honoured == {*HONOURED, *BESIDE, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_an_honoured_option_changes_the_recipe(name):
+    fields, value, expected = HONOURED[name]
+    found = recipe(fields, **{name: value})
+    check_steps(found)
+    assert {field: getattr(found, field) for field in expected} == expected
+    usual = {"UsePowerOf2Scale", "MinMSEMode", "BF16QDQToCast"}  # what they ask for is the default there
+    if name not in usual:
+        assert (
+            found
+            != translate(QuantizationConfig(**{**fields, "include_fast_ft": False, "include_auto_mp": False})).recipe
+        )
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_honoured_option_changes_the_request(name):
+    value, expected = BESIDE[name]
+    found = request(FLOAT, **{name: value})
+    assert {field: getattr(found, field) for field in expected} == expected
+
+
+def test_switches_for_many_steps_at_once():
+    assert set(recipe(NPU, SimulateDPU=False).without) == {
+        *("round_leaky_slope", "sigmoid_to_hard_sigmoid", "scale_hard_sigmoid", "scale_pools", "scale_reduce_mean")
+    }
+    for name in ("NPULimitationCheck", "IPULimitationCheck"):
+        without = recipe(NPU, **{name: False}).without
+        assert {"shift_cut", "align_concat", "shift_swish"} <= set(without)
+        assert len(without) == 10
+        assert recipe(NPU, **{name: True}) == recipe(NPU)
+
+
+def test_switches_that_ask_for_the_usual_change_nothing():
+    for name in ("AdjustShiftCut", "ConvertSplitToSlice", "AlignConcat", "SimulateDPU"):
+        assert recipe(NPU, **{name: True}) == recipe(NPU)
+    for name in ("AdjustShiftCut", "ConvertSplitToSlice", "AlignConcat"):
+        assert recipe(FLOAT, **{name: False}) == recipe(FLOAT)
+    with pytest.raises(UsageError, match="AlignPool=True: the target cpu does not do that"):
+        recipe(FLOAT, AlignPool=True)
+
+
+def test_options_that_must_agree_with_others():
+    assert recipe(NPU, CalibTensorRangeSymmetric=True) == recipe(NPU)
+    with pytest.raises(UsageError, match="Give ActivationSymmetric=True"):
+        recipe(FLOAT, CalibTensorRangeSymmetric=True)
+    with pytest.raises(UsageError, match="UsePowerOf2Scale=True contradicts"):
+        recipe(FLOAT, UsePowerOf2Scale=True)
+    with pytest.raises(UsageError, match="fixed zero point"):
+        recipe(NPU, ActivationSymmetric=False)
+    with pytest.raises(UsageError, match="no effect without SmoothQuant"):
+        recipe(FLOAT, SmoothQuantAlpha=0.3)
+    assert recipe(FLOAT, SmoothQuant=True, SmoothQuantAlpha=0.3).smooth == 0.3
+    assert recipe(FLOAT, **MINMSE, MinMSEModeFloatScale="Percentile").weight_method == MinMSE("Percentile")
+    assert recipe(FLOAT, **MINMSE, MinMSEModeFloatScale="HistCenter").weight_method == MinMSE("All")
+    with pytest.raises(UsageError, match="MinMSEModeFloatScale"):
+        recipe(FLOAT, MinMSEModeFloatScale="All")
+
+
+def test_random_data():
+    random = request(FLOAT, RandomDataReaderInputShape={"x": [1]}, RandomDataReaderInputDataRange={"x": [0, 9]}).random
+    assert (random.shapes, random.ranges) == ({"x": [1]}, {"x": [0, 9]})
+
+
+def test_formats_without_scales_need_no_calibration():
+    assert request(BF16, CalibDataSize=1).limit is None
+
+
+REFUSED = [name for name, option in OPTIONS.items() if option.verdict == "refused"]
+MET = [name for name, option in OPTIONS.items() if option.verdict == "met"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_option_is_named_with_what_to_do(name):
+    with pytest.raises(UsageError, match=rf"The option {name}='something' is not part of Detent: .*\. \S.*\."):
+        recipe(FLOAT, **{name: "something"})
+    assert recipe(FLOAT, **{name: None}) == recipe(FLOAT)
+
+
+@pytest.mark.parametrize("name", MET)
+def test_a_met_option_changes_nothing_or_says_that_it_cannot_be_had(name):
+    plain, changed = recipe(FLOAT), 0
+    for value in (True, False, "something"):
+        try:
+            assert recipe(FLOAT, **{name: value}) == plain
+        except UsageError as error:
+            changed += 1
+            assert f"The option {name}={value!r} cannot be had" in str(error)
+    assert changed < 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"QuantizeBias": "yes"}, "QuantizeBias is 'yes': it must be True or False"),
+        ({"OpTypesToQuantize": "Conv"}, "OpTypesToQuantize is 'Conv': it must be a list"),
+        ({"RemoveQDQBetweenOps": [("Conv",)]}, "expected pairs"),
+        ({"RemoveQDQBetweenOps": "Conv,Relu"}, "RemoveQDQBetweenOps"),
+        ({"FixShapes": "x=1,3"}, "expected 'input:"),
+        ({"ConvertOpsetVersion": "21"}, "ConvertOpsetVersion is '21'"),
+        ({"Percentile": 99.9}, "Percentile=99.9 is for the method Percentile"),
+        ({"LWPMetric": "mse"}, "LWPMetric='mse' is for LayerwisePercentile"),
+        ({"MinMSEModePof2Scale": "All"}, "is for MinMSE"),
+        ({"WeightCalibrateMethod": PowerOfTwoMethod.MinMSE}, "not for weights"),
+        ({"BFPAttributes": {}}, "BFPAttributes: no tensor"),
+        ({"BF16WithClip": True}, "BF16WithClip=True is for float16 and bfloat16"),
+        ({"ActivationScaled": True}, "ActivationScaled=True is for float16 and bfloat16"),
+        ({"MatMulNBitsParams": {"Bits": 3}}, "Bits 3"),
+        ({"MatMulNBitsParams": {"Size": 3}}, "no Size"),
+        ({"MatMulNBitsParams": {"Algorithm": "HQQ"}}, "HQQ"),
+        ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x' has 'scale'"),
+        ({"TensorQuantOverrides": {"x": [{"rmin": 1.0}]}}, "one of rmin and rmax"),
+        ({"TensorQuantOverrides": {"x": []}}, "one entry for each tensor"),
+        ({"NumBins": 1 << 20}, "NumBins"),
+        ({"EnableNPUCnn": True, "calibrate": 1}, "no option 'calibrate'"),
+    ],
+)
+def test_bad_values_are_named(options, message):
+    with pytest.raises(UsageError, match=message):
+        recipe(FLOAT, **options)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"bfp_method": "to_mx"}, "to_bfp or to_bfp_prime"),
+        ({"bits": 3}, "no 'bits'"),
+        ({"axis": 0}, "axis 0"),
+        ({"rounding_mode": 7}, "rounding_mode is 7"),
+        ({"convert_to_bfloat_before_bfp": 1}, "convert_to_bfloat"),
+    ],
+)
+def test_bad_attributes_of_blocks_are_named(attributes, message):
+    with pytest.raises(UsageError, match=message):
+        recipe(BFP, BFPAttributes=attributes)
+
+
+def test_the_order_in_which_a_script_gives_options_does_not_matter():
+    one = recipe(FLOAT, AlignConcat=True, AlignSlice=False, ActivationSymmetric=True)
+    assert one == recipe(FLOAT, ActivationSymmetric=True, AlignSlice=False, AlignConcat=True)
+
+
+def test_float_scales_for_the_npu_have_its_preparations():
+    assert recipe(FLOAT, ConvertSplitToSlice=False, AlignConcat=True).without == ("split_to_slice",)
+    assert recipe(FLOAT, ConvertSplitToSlice=True, AlignConcat=True) == recipe(FLOAT, AlignConcat=True)
+
+
+def test_no_option_is_listed_twice():
+    names = [option.name for section in SECTIONS.values() for option in section]
+    assert len(names) == len(set(names))
+
+
+def test_the_manual_is_up_to_date():
+    assert (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8") == page(), (
+        "run `python -m detent.compat.table docs/options.md`"
+    )

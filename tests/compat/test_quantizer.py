@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+
+from detent.compat import vai_q_onnx
+from detent.compat.configs import Config, QuantizationConfig
+from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
+from detent.compat.onnxruntime_quantization import (
+    DynamicQuantConfig,
+    StaticQuantConfig,
+    quantize,
+    quantize_dynamic,
+    quantize_static,
+)
+from detent.compat.preset_configs import get_default_config
+from detent.compat.quantizer import ModelQuantizer
+from detent.compat.quark.onnx import get_library_path
+from detent.compat.quark.onnx import quantize_dynamic as quark_dynamic
+from detent.compat.quark.onnx import quantize_static as quark_static
+from detent.errors import UsageError
+from tests.conftest import tiny_model
+from tests.models import build, node, run
+
+
+class Reader:
+    def __init__(self, samples):
+        self.samples = iter([{"x": sample[np.newaxis]} for sample in samples])
+
+    def get_next(self):
+        return next(self.samples, None)
+
+
+def _quiet(preset="XINT8", **changes):
+    config = get_default_config(preset)
+    config.print_summary = False
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return Config(config)
+
+
+def _left_float(model):
+    """The convolutions whose weights are not dequantized."""
+    dequantized = {node.output[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+    return {node.name for node in model.graph.node if node.op_type == "Conv" and node.input[1] not in dequantized}
+
+
+def test_without_an_output_the_model_is_returned(samples):
+    model = tiny_model()
+    before = model.SerializeToString()
+    quantized = ModelQuantizer(_quiet()).quantize_model(model, None, Reader(samples))
+    assert isinstance(quantized, onnx.ModelProto)
+    assert model.SerializeToString() == before
+    onnx.checker.check_model(quantized)
+
+
+def test_with_an_output_nothing_is_returned(tiny, tmp_path, samples):
+    done = ModelQuantizer(_quiet()).quantize_model(tiny, tmp_path / "out.onnx", calibration_data_reader=Reader(samples))
+    assert done is None
+    assert (tmp_path / "out.onnx").is_file()
+
+
+def test_data_from_a_folder(tiny, tmp_path, samples):
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "all.npy", samples)
+    ModelQuantizer(_quiet()).quantize_model(tiny, tmp_path / "a.onnx", calibration_data_path=str(tmp_path / "data"))
+    assert (tmp_path / "a.onnx").is_file()
+
+
+def test_without_data_it_is_random_and_says_so(tiny, tmp_path):
+    with pytest.warns(UserWarning, match="random data"):
+        ModelQuantizer(_quiet()).quantize_model(tiny, tmp_path / "a.onnx")
+    options = {"RandomDataReaderInputDataRange": {"x": [-1, 1]}, "ActivationSymmetric": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ModelQuantizer(_quiet(extra_options=options)).quantize_model(tiny, tmp_path / "b.onnx")
+
+
+def test_nodes_are_excluded_by_name_expression_and_part(samples):
+    for changes in (
+        {"nodes_to_exclude": ["second"]},
+        {"nodes_to_exclude": ["^sec.*"]},
+        {"subgraphs_to_exclude": [(["second"], ["second"])]},
+        {"output_nodes": ["relu"]},
+    ):
+        model = ModelQuantizer(_quiet(**changes)).quantize_model(tiny_model(), None, Reader(samples))
+        assert _left_float(model) == {"second"}, changes
+    model = ModelQuantizer(_quiet(input_nodes=["second"])).quantize_model(tiny_model(), None, Reader(samples))
+    assert _left_float(model) == {"first"}
+    for pattern in ("third", "^third.*"):
+        with pytest.raises(UsageError, match="third"):
+            ModelQuantizer(_quiet(nodes_to_exclude=[pattern])).quantize_model(tiny_model(), None, Reader(samples))
+
+
+def test_external_data(tmp_path, samples):
+    rng = np.random.default_rng(1)
+    shapes = {"w1": (64, 3, 3, 3), "b1": (64,), "w2": (2, 64, 1, 1)}
+    wide = tiny_model(**{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+    for external in (False, True):
+        config = _quiet(use_external_data_format=external)
+        ModelQuantizer(config).quantize_model(wide, tmp_path / "out.onnx", Reader(samples))
+        assert (tmp_path / "out.onnx.data").exists() == external
+        onnx.checker.check_model(tmp_path / "out.onnx")
+
+
+def test_channels_last(tiny, tmp_path, samples):
+    plain, turned = tmp_path / "plain.onnx", tmp_path / "turned.onnx"
+    ModelQuantizer(_quiet()).quantize_model(tiny, plain, Reader(samples))
+    ModelQuantizer(_quiet(convert_nchw_to_nhwc=True)).quantize_model(tiny, turned, Reader(samples))
+    expected = run(onnx.load(plain), {"x": samples[:1]})["y"]
+    found = run(onnx.load(turned), {"x": samples[:1].transpose(0, 2, 3, 1)})["y"]
+    np.testing.assert_array_equal(found, expected)
+    returned = ModelQuantizer(_quiet(convert_nchw_to_nhwc=True)).quantize_model(tiny, None, Reader(samples))
+    assert returned == onnx.load(turned)
+
+
+def test_the_result_may_take_the_place_of_the_model(tiny, tmp_path, samples):
+    ModelQuantizer(_quiet()).quantize_model(tiny, tmp_path / "other.onnx", Reader(samples))
+    ModelQuantizer(_quiet()).quantize_model(tiny, tiny, Reader(samples))
+    feeds = {"x": samples[:1]}
+    np.testing.assert_array_equal(run(onnx.load(tiny), feeds)["y"], run(onnx.load(tmp_path / "other.onnx"), feeds)["y"])
+
+
+def test_pairs_between_operators_are_removed(samples):
+    model = build(
+        [node("Mul", "x c", "m"), node("Add", "m c", "a"), node("Relu", "a", "y")], "y", {"c": np.float32(1.5)}
+    )
+    counts = []
+    for options in ({}, {"RemoveQDQMulAdd": True}, {"RemoveQDQBetweenOps": [("Conv", "Conv")]}):
+        config = _quiet("S8S8_AAWS", extra_options=options)
+        quantized = ModelQuantizer(config).quantize_model(model, None, Reader(samples))
+        counts.append(sum(each.op_type == "QuantizeLinear" for each in quantized.graph.node))
+    assert counts == [counts[0], counts[0] - 1, counts[0]]
+
+
+def test_statistics_are_kept_and_used_again(tiny, tmp_path, samples):
+    options = {"SaveAndRestore": str(tmp_path / "ranges.stats"), "ActivationSymmetric": True}
+    first = ModelQuantizer(_quiet(extra_options=options)).quantize_model(tiny, None, Reader(samples))
+    assert (tmp_path / "ranges.stats").is_file()
+    again = ModelQuantizer(_quiet(extra_options=options)).quantize_model(tiny, None, Reader(samples))
+    assert first == again
+
+
+def test_arguments_that_mean_nothing(tiny):
+    with pytest.raises(UsageError, match="found str"):
+        ModelQuantizer("XINT8")
+    with pytest.raises(UsageError, match="algo_config"):
+        ModelQuantizer(_quiet()).quantize_model(tiny, algorithms=["cle"])
+    with pytest.raises(UsageError, match="plain onnxruntime"):
+        get_library_path()
+
+
+def test_the_functions_take_their_arguments_by_position_and_by_name(tiny, tmp_path, samples):
+    outputs = [tmp_path / f"{index}.onnx" for index in range(4)]
+    vai_q_onnx.quantize_static(
+        str(tiny), str(outputs[0]), Reader(samples), QuantFormat.QDQ, PowerOfTwoMethod.MinMSE, print_summary=False
+    )
+    vai_q_onnx.quantize_static(
+        model_input=str(tiny),
+        model_output=str(outputs[1]),
+        calibration_data_reader=Reader(samples),
+        quant_format=QuantFormat.QDQ,
+        calibrate_method=PowerOfTwoMethod.MinMSE,
+        print_summary=False,
+    )
+    quark_static(
+        str(tiny),
+        str(outputs[2]),
+        Reader(samples),
+        calibrate_method=PowerOfTwoMethod.MinMSE,
+        include_cle=False,
+        print_summary=False,
+    )
+    assert outputs[0].read_bytes() == outputs[1].read_bytes() == outputs[2].read_bytes()
+
+
+@pytest.mark.parametrize("flag", ["use_dpu", "enable_dpu", "enable_ipu_cnn", "enable_npu_cnn"])
+def test_the_npu_flag_under_all_its_names(tiny, tmp_path, samples, flag, capsys):
+    vai_q_onnx.quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), QuantFormat.QDQ, **{flag: True})
+    assert "for npu-cnn" in capsys.readouterr().out
+
+
+def test_vai_q_onnx_writes_fix_neurons_unless_told_otherwise(tiny, tmp_path, samples):
+    vai_q_onnx.quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), print_summary=False)
+    assert "FixNeuron" in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
+    vai_q_onnx.quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), VitisQuantFormat.QDQ, print_summary=False)
+    assert "VitisQuantizeLinear" in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
+
+
+def test_onnxruntimes_functions(tiny, tmp_path, samples):
+    quantize_static(tiny, tmp_path / "a.onnx", Reader(samples), per_channel=True, weight_type=QuantType.QInt8)
+    quantize(tiny, tmp_path / "b.onnx", StaticQuantConfig(Reader(samples), per_channel=True))
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    quantize_dynamic(tiny, tmp_path / "c.onnx")
+    quantize(tiny, tmp_path / "d.onnx", DynamicQuantConfig())
+    quark_dynamic(str(tiny), str(tmp_path / "e.onnx"))
+    assert (tmp_path / "c.onnx").read_bytes() == (tmp_path / "d.onnx").read_bytes()
+    with pytest.raises(UsageError, match="not QuantizationConfig"):
+        quantize(tiny, tmp_path / "f.onnx", QuantizationConfig())

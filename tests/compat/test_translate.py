@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from detent.compat import translate as module
+from detent.compat.configs import Config, QConfig, QuantizationConfig
+from detent.compat.enums import (
+    CalibrationMethod,
+    ExtendedQuantFormat,
+    ExtendedQuantType,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+    QuantFormat,
+    QuantType,
+    VitisQuantFormat,
+    VitisQuantType,
+)
+from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
+from detent.compat.translate import translate
+from detent.errors import UsageError
+from detent.methods import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
+from detent.numerics.formats import IntegerFormat
+from detent.presets import PRESETS
+from detent.recipe import Override
+from detent.refinements import AdaRound, BiasCorrection
+
+SEARCHED = {name for name in PRESET_FIELDS if "MIXED" in name}
+"""Quark chooses formats by searching there; Detent's presets are what it settles on."""
+
+
+@pytest.mark.parametrize("name", PRESET_FIELDS)
+def test_a_preset_is_the_preset_of_that_name(name):
+    for spelling in (name, f"{name}_CONFIG", name.lower()):
+        assert translate(Config(get_default_config(spelling))).recipe == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESET_FIELDS) - SEARCHED))
+def test_the_fields_of_a_preset_alone_say_the_same(name, monkeypatch):
+    monkeypatch.setattr(module, "_named", lambda recipe, config: recipe)
+    preset = PRESETS[name]
+    recipe = translate(QuantizationConfig(**PRESET_FIELDS[name])).recipe
+    assert recipe.replace(name=preset.name, description=preset.description) == preset
+
+
+def test_every_preset_has_its_fields():
+    assert set(PRESET_FIELDS) == set(PRESETS)
+    with pytest.raises(UsageError, match="no preset 'XINT9'. Did you mean 'XINT8'"):
+        get_default_config("XINT9")
+
+
+def test_a_preset_is_handed_out_afresh():
+    one = get_default_config("XINT8_ADAROUND")
+    one.extra_options["FastFinetune"]["NumIterations"] = 3
+    one.include_cle = False
+    assert get_default_config("XINT8_ADAROUND").extra_options["FastFinetune"]["NumIterations"] == 1000
+    changed = translate(one).recipe
+    assert changed.refinement.iterations == 3
+    assert changed.equalize is False
+    assert changed.name == "custom"
+
+
+def test_the_tutorials_configuration_for_the_npu():
+    recipe = translate(
+        QuantizationConfig(
+            calibrate_method=PowerOfTwoMethod.MinMSE,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            enable_npu_cnn=True,
+            extra_options={"ActivationSymmetric": True},
+        )
+    ).recipe
+    assert recipe == PRESETS["XINT8"]
+
+
+def test_the_tutorials_configuration_for_fine_tuning():
+    config = QuantizationConfig(
+        calibrate_method=CalibrationMethod.Percentile,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        include_fast_ft=True,
+        extra_options={"Percentile": 99.9999, "FastFinetune": {"OptimAlgorithm": "adaround", "NumIterations": 7}},
+    )
+    recipe = translate(config).recipe
+    assert recipe.activations == IntegerFormat("uint8", symmetric=False)
+    assert recipe.weights == IntegerFormat("int8")
+    assert recipe.biases == IntegerFormat("int32")
+    assert recipe.method == Percentile(99.9999)
+    assert recipe.refinement == AdaRound(iterations=7)
+    assert (recipe.target, recipe.equalize) == ("cpu", True)
+
+
+@pytest.mark.parametrize("family", [QuantType, ExtendedQuantType, VitisQuantType])
+def test_types_of_any_family(family):
+    recipe = translate(QuantizationConfig(activation_type=family.QUInt8, weight_type=family.QInt8)).recipe
+    assert (recipe.activations.dtype, recipe.weights.dtype) == ("uint8", "int8")
+
+
+def test_types_of_onnxruntime_itself():
+    from onnxruntime import quantization as real
+
+    config = QuantizationConfig(
+        calibrate_method=real.CalibrationMethod.Percentile,
+        quant_format=real.QuantFormat.QOperator,
+        activation_type=real.QuantType.QUInt8,
+        weight_type=real.QuantType.QInt8,
+    )
+    recipe = translate(config).recipe
+    assert (recipe.method, recipe.format, recipe.activations.dtype) == (Percentile(), "qoperator", "uint8")
+
+
+@pytest.mark.parametrize(
+    ("method", "expected", "scale"),
+    [
+        (PowerOfTwoMethod.MinMSE, MinMSE(), "power_of_two"),
+        (PowerOfTwoMethod.NonOverflow, NonOverflow(), "power_of_two"),
+        (CalibrationMethod.MinMax, MinMax(), "float"),
+        (Int16Method.MinMax, MinMax(), "int16"),
+        (LayerWiseMethod.LayerWisePercentile, LayerwisePercentile(), "float"),
+    ],
+)
+def test_methods_decide_the_scales(method, expected, scale):
+    recipe = translate(QuantizationConfig(calibrate_method=method)).recipe
+    assert recipe.method == expected
+    assert {fmt.scale for fmt in recipe.formats.values()} == {scale}
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "written"),
+    [
+        ({"enable_npu_cnn": True, "calibrate_method": PowerOfTwoMethod.MinMSE}, "npu-cnn", "qdq"),
+        ({"calibrate_method": PowerOfTwoMethod.MinMSE}, "npu-vaiml", "qdq"),
+        ({"enable_npu_cnn": True}, "npu-float-scale", "qdq"),
+        (
+            {"calibrate_method": PowerOfTwoMethod.MinMSE, "quant_format": VitisQuantFormat.FixNeuron},
+            "npu-cnn",
+            "fix-neuron",
+        ),
+        ({"calibrate_method": PowerOfTwoMethod.MinMSE, "quant_format": VitisQuantFormat.QDQ}, "npu-cnn", "vitis-qdq"),
+        ({"quant_format": QuantFormat.QOperator}, "cpu", "qoperator"),
+        ({"quant_format": ExtendedQuantFormat.QDQ}, "cpu", "qdq"),
+        ({"extra_options": {"AlignConcat": True}}, "npu-float-scale", "qdq"),
+        (
+            {"activation_type": ExtendedQuantType.QBFloat16, "weight_type": ExtendedQuantType.QBFloat16},
+            "npu-bf16",
+            "cast",
+        ),
+    ],
+)
+def test_target_and_output_format(fields, target, written):
+    recipe = translate(QuantizationConfig(**fields)).recipe
+    assert (recipe.target, recipe.format) == (target, written)
+
+
+def test_fields_beside_the_recipe():
+    request = translate(
+        QuantizationConfig(
+            input_nodes=["a"],
+            output_nodes=["b"],
+            nodes_to_quantize=["c"],
+            nodes_to_exclude=["d", "^/head/.*"],
+            subgraphs_to_exclude=[(["e"], ["f", "g"])],
+            op_types_to_quantize=["Conv"],
+            extra_op_types_to_quantize=["Exp"],
+            execution_providers=["CUDAExecutionProvider"],
+            use_external_data_format=True,
+            per_channel=True,
+            print_summary=False,
+            include_sq=True,
+        )
+    )
+    assert (request.start, request.end, request.include) == (("a",), ("b",), ("c",))
+    assert (request.exclude, request.patterns) == (("d",), ("^/head/.*",))
+    assert request.recipe.overrides == (Override(between=(("e",), ("f", "g")), leave_float=True),)
+    assert (request.recipe.operators, request.recipe.more_operators) == (("Conv",), ("Exp",))
+    assert request.providers == ("CUDAExecutionProvider",)
+    assert (request.external_data, request.summary) == (True, False)
+    assert request.recipe.weights.granularity == "per_channel"
+    assert request.recipe.smooth == 0.5
+
+
+def test_accuracy_steps_are_on_unless_they_are_switched_off():
+    usual = translate(QuantizationConfig()).recipe
+    assert (usual.equalize, usual.refinement) == (True, BiasCorrection())
+    without = translate(QuantizationConfig(include_cle=False, extra_options={"BiasCorrection": False})).recipe
+    assert (without.equalize, without.refinement) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reduce_range": True}, "reduce_range"),
+        ({"crypto_mode": True}, "crypto_mode"),
+        ({"debug_mode": True}, "debug_mode"),
+        ({"include_rotation": True}, "include_rotation"),
+        ({"extra_options": {"MixedPrecisionTensor": {}}}, "without specific_tensor_precision=True"),
+        ({"calibrate_method": "MinMax"}, "calibrate_method is 'MinMax'"),
+        ({"quant_format": "QDQ"}, "quant_format is 'QDQ'"),
+        ({"activation_type": "int8"}, "'int8' is no number format"),
+        ({"nodes_to_exclude": ["^/head/.*("]}, "no regular expression"),
+        (
+            {"extra_options": {"ActivationSymetric": True}},
+            "no option 'ActivationSymetric'. Did you mean 'ActivationSym",
+        ),
+        ({"extra_options": {"FastFinetune": {}}}, "FastFinetune has no effect without include_fast_ft=True"),
+        ({"include_auto_mp": True}, "AutoMixprecision|TargetLayerConfig"),
+        (
+            {"activation_type": ExtendedQuantType.QBFP, "weight_type": ExtendedQuantType.QBFP, "per_channel": True},
+            "per_channel",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_named(fields, message):
+    if fields == {"include_auto_mp": True}:
+        fields = {**fields, "extra_options": {"AutoMixprecision": {"TargetLayerConfig": "Int8"}}}
+    with pytest.raises(UsageError, match=message):
+        translate(QuantizationConfig(**fields))
+
+
+def test_only_configurations_are_translated():
+    with pytest.raises(UsageError, match="found str"):
+        translate(Config("XINT8"))
+
+
+def test_a_configuration_prints_its_recipe_and_what_was_said():
+    text = str(Config(get_default_config("A16W8")))
+    for words in ("Recipe A16W8", "activations  int16, symmetric", "npu-float-scale", "AlignEltwiseQuantType"):
+        assert words in text
+    assert "No recipe: There is no option 'Typo'" in str(QuantizationConfig(extra_options={"Typo": 1}))
+    assert "Recipe XINT8:" in str(QConfig.get_default_config("XINT8"))
+
+
+def test_every_field_is_in_the_record():
+    # The names and the order of Quark's configuration, which scripts may rely on by position.
+    names = [field.name for field in dataclasses.fields(QuantizationConfig)]
+    assert len(names) == 33
+    assert names[:4] == ["calibrate_method", "quant_format", "activation_type", "weight_type"]
+    assert names[-3:] == ["ignore_warnings", "log_severity_level", "extra_options"]
+    assert QuantizationConfig().include_cle is True
+    assert QuantizationConfig().optimize_model is True
