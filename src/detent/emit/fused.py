@@ -1,8 +1,8 @@
 """Rounding as one node: block formats, and FixNeuron.
 
-A constant is stored as float, and the node rounds it: a compiler that knows the node takes the format from it. (It is
-not stored rounded, because rounding twice is not always the same as once: where an element of MXINT8 becomes -2, its
-block has another exponent than before.)
+A constant is stored as float, and a compiler that knows the node takes the format from it. Behind a FixNeuron it is
+rounded already. In a block format it is not, because rounding twice is not the same as once: where an element of
+MXINT8 becomes -2, the block has another exponent than before.
 """
 
 from __future__ import annotations
@@ -71,5 +71,6 @@ class FixNeurons:
         return [self.scene.node(FIX_NEURON.name, inputs, f"{name}_FixNeuron", FIX_NEURON.domain, **attributes)]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: QuantParams) -> list[ir.Node]:
-        """The constant, and the node."""
-        return self.activation(name, self.scene.constant(f"{name}_float", array), params)
+        """The constant, rounded, and the node."""
+        rounded = params.snap(array).astype(np.float32)
+        return self.activation(name, self.scene.constant(f"{name}_rounded", rounded), params)
