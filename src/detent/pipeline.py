@@ -51,7 +51,7 @@ from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
-from detent.targets.optional import OPTIONAL, check_steps
+from detent.targets.optional import with_steps
 from detent.targets.target import Target, find_target
 from detent.writing import last_form, store, write_plan
 
@@ -131,12 +131,10 @@ def run(job: Job) -> Report:
             _check_preparation(job, original.result(), samples, observation)
     with watch.stage("plan"):
         reference = model.clone() if job.recipe.refinement is not None else model
-        _rewrite(
-            model, (*target.substitutions, *(OPTIONAL[name] for name in job.recipe.also)), job.recipe, layout, notes
-        )
+        _rewrite(model, target.substitutions, layout, notes)
         plan = make_plan(model, layout, observation.statistics, job.recipe)
         unsettled = target.constrain(model, plan, job.recipe.without)
-        _rewrite(model, target.corrections, job.recipe, layout, notes)
+        _rewrite(model, target.corrections, layout, notes)
     with watch.stage("refine"):
         refined = _refine(job, model, reference, plan, samples)
         tensors = describe_constants(model, plan)
@@ -182,10 +180,9 @@ def run(job: Job) -> Report:
 
 def _check_recipe(recipe: Recipe) -> Target:
     """The target; UsageError where parts of the recipe contradict each other."""
-    target = find_target(recipe.target)
+    target = with_steps(find_target(recipe.target), recipe)
     check_formats(recipe)
     check_methods(recipe)
-    check_steps(recipe)
     check_operator_types(recipe)
     check_refinement(recipe)
     target.check(recipe)
@@ -327,9 +324,9 @@ def _measure(
     )
 
 
-def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], recipe: Recipe, layout: Layout, notes: Notes) -> None:
+def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], layout: Layout, notes: Notes) -> None:
     """Rewrites that the target or the recipe asks for, on quantized nodes only."""
-    passes = [step(layout.quantizes) for step in steps if step.step() not in recipe.without]
+    passes = [step(layout.quantizes) for step in steps]
     notes.changes += prepare(model, passes)
     notes.declined += [note for step in passes for note in step.declined]
 

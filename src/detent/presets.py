@@ -171,14 +171,14 @@ def _mixed() -> Iterator[Recipe]:
         text = f"bfloat16, and {name} in every layer; biases stay float"
         recipe = _floats(f"BF16_MIXED_{name}", text, BFLOAT16, BFLOAT16)
         yield from _twins(recipe.replace(biases=None, overrides=(layers,), format="extended-qdq"), adaround=False)
-    wide = IntegerFormat("int16", symmetric=False)
+    wide, narrow = IntegerFormat("int16", symmetric=False), IntegerFormat("int8")
     yield _integers(
         "S16S16_MIXED_S8S8",
-        "16-bit activations and constants, 8-bit weights in every layer; Percentile",
+        "16 bits, and 8 in every layer (what it reads, its weights and its result); Percentile",
         wide,
         IntegerFormat("int16"),
         Percentile(99.9999),
-    ).replace(overrides=(Override(op_types=LAYERS, weights=IntegerFormat("int8")),))
+    ).replace(overrides=(Override(op_types=LAYERS, activations=narrow, weights=narrow),))
 
 
 PRESETS: dict[str, Recipe] = {recipe.name: recipe for part in (_npu, _cpu, _float_types, _mixed) for recipe in part()}
