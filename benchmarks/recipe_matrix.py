@@ -1,0 +1,119 @@
+"""Every recipe on the demo model, on mobilenetv2 and on a transformer: does it run, how large is the file, what is lost.
+
+python -m benchmarks.recipe_matrix [--recipes ...] [--models demo mobilenetv2 transformer] [--write docs/recipes.md]
+
+Every result passes onnx's checker (or `quantize` would have refused to write it), is loaded in plain onnxruntime from
+its file and run there. Fine-tuned recipes learn for fewer iterations than they say, so that the table takes minutes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+import warnings
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import detent
+from benchmarks.common import CALIBRATION, chosen
+from detent.presets import PRESETS
+from detent.recipe import Recipe
+from detent.refinements import AdaQuant, AdaRound
+from tests.transformer_models import Style, bert, vit
+
+START, END = "<!-- matrix -->", "<!-- end of matrix -->"
+DEMO = Path(detent.__file__).parent / "demo"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to quantize, and its data."""
+
+    name: str
+    model: Any
+    calibration: Any
+    options: Mapping[str, Any]
+
+
+def subjects(folder: Path) -> dict[str, Subject]:
+    """The models by name; each is a file, so that sizes can be compared."""
+    (case,) = chosen(["mobilenetv2"])
+    block = folder / "transformer.onnx"
+    proto, feeds = transformer(np.random.default_rng(0))
+    onnx.save(proto, block)
+    demo = {"preprocess": DEMO / "preprocess.json"}
+    return {
+        "demo": Subject("demo", DEMO / "digits.onnx", DEMO / "calibration", demo),
+        "mobilenetv2": Subject("mobilenetv2", case.path, CALIBRATION, {"preprocess": case.options, "limit": 48}),
+        "transformer": Subject("transformer", block, feeds, {}),
+    }
+
+
+def shortened(recipe: Recipe, iterations: int) -> Recipe:
+    """The recipe with at most so many iterations of fine-tuning."""
+    refinement = recipe.refinement
+    if isinstance(refinement, AdaRound | AdaQuant):
+        return recipe.replace(refinement=dataclasses.replace(refinement, iterations=iterations))
+    return recipe
+
+
+def outcome(subject: Subject, recipe: Recipe, folder: Path) -> str:
+    """Size, SQNR and time of one recipe on one model; or what went wrong."""
+    output = folder / "out.onnx"
+    start = time.perf_counter()
+    try:
+        report = detent.quantize(subject.model, output, subject.calibration, recipe, resume=False, **subject.options)
+    except detent.DetentError as error:
+        return f"refused: {error}"
+    seconds = time.perf_counter() - start
+    onnx.checker.check_model(str(output))
+    onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
+    worst = min(each.sqnr_db for each in report.fidelity.outputs.values())
+    ratio = report.bytes_after / report.bytes_before
+    return f"{worst:.1f} dB, {ratio:.2f}x, {seconds:.0f} s"
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--recipes", nargs="*", default=list(PRESETS))
+    parser.add_argument("--models", nargs="*", default=["demo", "mobilenetv2", "transformer"])
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--write", type=Path, help="a page to write the table into, between two marks")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        folder = Path(name)
+        known = subjects(folder)
+        for recipe in (shortened(PRESETS[each], options.iterations) for each in options.recipes):
+            row = [recipe.name, *(outcome(known[model], recipe, folder) for model in options.models)]
+            print(" | ".join(row), flush=True)
+            rows.append(row)
+    if options.write:
+        write(options.write, ["recipe", *options.models], rows)
+
+
+def write(page: Path, header: list[str], rows: list[list[str]]) -> None:
+    """Put the table between the marks of a page."""
+    lines = [" | ".join(header), " | ".join("---" for _ in header), *(" | ".join(row) for row in rows)]
+    table = "\n".join(f"| {line} |" for line in lines)
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{START}\n{table}\n{END}{after}", encoding="utf-8")
+
+
+def transformer(rng: np.random.Generator) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
+    ...
+
+
+if __name__ == "__main__":
+    main()
