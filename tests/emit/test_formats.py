@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -143,6 +144,18 @@ def test_float8_with_the_spread_of_its_numbers(scenario):
             numbers = np.arange(256, dtype=np.uint8).view(float8.storage).astype(np.float64)
             spread = numbers[np.isfinite(numbers)].std()
             assert plan.of(name).scale == pytest.approx(array.astype(np.float64).std() / spread, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "fmt", [*FLOATS, IntegerFormat("int16"), IntegerFormat("uint8", symmetric=False)], ids=lambda fmt: fmt.label
+)
+def test_files_load_with_all_optimizations_too(fmt):
+    # Of float8 between QuantizeLinear nodes, onnxruntime would make a QLinearConv that it has not.
+    proto, feeds, _ = layer("Conv")
+    for opset in (19, 21):
+        result = emitted(proto, BASE.replace(activations=fmt, weights=fmt, opset=opset), feeds).proto
+        fast = onnxruntime.InferenceSession(result.SerializeToString(), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(fast.run(None, feeds)[0], values_of(result, ["y"], feeds)["y"], rtol=0.05, atol=0.2)
 
 
 def test_sizes():

@@ -1,6 +1,6 @@
 """The plan becomes nodes: every site is rounded where it is computed, and stored in its format where it is a constant.
 
-| format       | integers                                  | bfloat16, float16 | blocks                     |
+| format       | integers                                  | small floats      | blocks                     |
 | ------------ | ----------------------------------------- | ----------------- | -------------------------- |
 | qdq, cast    | QuantizeLinear and DequantizeLinear       | Cast and back     | BFP-, MXQuantizeDequantize |
 | extended-qdq | ExtendedQuantizeLinear and -Dequantize... | the same          | BFP-, MXQuantizeDequantize |
@@ -11,6 +11,9 @@ An activation x becomes x -> nodes -> its readers. A graph output keeps its name
 weight or bias is encoded from float here, with the final parameters. A graph input or a weight that is a graph output
 too goes out as it is. Operators that ONNX does not have get a function that defines them. An Identity that stood for a
 conversion between formats has done its work: its input is rounded to one and its output to the other.
+
+float8 is written as Casts, not as QuantizeLinear: onnxruntime would fuse that with a Conv to an operator that has no
+float8, and not load its own result.
 """
 
 from __future__ import annotations
@@ -33,8 +36,6 @@ from detent.numerics.params import BlockParams, FloatParams, Params
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
 from detent.recipe import OutputFormat
-
-FLOAT8 = ("float8_e4m3", "float8_e5m2")
 
 
 class Writer(Protocol):
@@ -147,8 +148,6 @@ class _Emitter:
         domain = {"extended-qdq": QUARK, "vitis-qdq": VITIS}.get(self._form, "")
         if isinstance(params, BlockParams):
             return FusedBlocks(self._scene, domain or QUARK)  # type: ignore[return-value]  # of its own params
-        if isinstance(params, FloatParams) and params.format.dtype in FLOAT8:
-            return LinearPairs(self._scene)  # type: ignore[return-value]
         if isinstance(params, FloatParams) and not domain:
             return CastPairs(self._scene)  # type: ignore[return-value]
         if self._form == "fix-neuron":
