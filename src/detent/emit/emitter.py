@@ -11,9 +11,6 @@ An activation x becomes x -> nodes -> its readers. A graph output keeps its name
 weight or bias is encoded from float here, with the final parameters. A graph input or a weight that is a graph output
 too goes out as it is. Operators that ONNX does not have get a function that defines them. An Identity that stood for a
 conversion between formats has done its work: its input is rounded to one and its output to the other.
-
-float8 is written as Casts, not as QuantizeLinear: onnxruntime would fuse that with a Conv to an operator that has no
-float8, and not load its own result.
 """
 
 from __future__ import annotations
