@@ -30,6 +30,7 @@ INTEGERS = [
         ("float", "power_of_two", "int16"),
         ("per_tensor", "per_channel", "per_group:5"),
     )
+    if (scale != "int16" or dtype == "int8") and (granularity != "per_group:5" or dtype in ("int4", "uint8"))
 ]
 FLOATS = [
     FloatFormat("bfloat16"),
@@ -102,7 +103,7 @@ def test_weights_are_what_the_plan_says(kind):
 
 
 def test_all_that_should_be_allowed_is():
-    assert len(ACTIVATIONS) > 80 and len(WEIGHTS) > 200
+    assert len(ACTIVATIONS) > 80 and len(WEIGHTS) > 120
     assert {name.split()[0] for name in ACTIVATIONS} == {name.split()[0] for name in WEIGHTS} == set(FORMS)
 
 
