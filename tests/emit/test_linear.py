@@ -79,10 +79,3 @@ def test_a_scale_for_each_group_has_a_block_size():
     assert (one.attributes.get_int("axis"), one.attributes.get_int("block_size")) == (1, 2)
     assert one.inputs[0].dtype == ir.DataType.INT4
     np.testing.assert_array_equal(one.inputs[0].const_value.numpy().astype(int), [[1, 2, 2]])
-
-
-def test_float8_is_a_pair_with_a_scale():
-    nodes = written(FloatParams(FloatFormat("float8_e5m2", scaled=True), 0.5), opset=19)
-    assert [one.op_type for one in nodes] == ["QuantizeLinear", "DequantizeLinear"]
-    assert nodes[0].inputs[1].const_value.numpy() == 0.5
-    assert nodes[0].outputs[0].dtype == ir.DataType.FLOAT8E5M2

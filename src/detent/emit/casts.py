@@ -1,4 +1,8 @@
-"""Small floats in standard operators: Cast to the type and back, divided and multiplied by a scale if there is one."""
+"""Small floats in standard operators: Cast to the type and back, divided and multiplied by a scale if there is one.
+
+float8 could be a QuantizeLinear, but onnxruntime would fuse that with a Conv to an operator that has no float8, and
+then not load its own result.
+"""
 
 from __future__ import annotations
 

@@ -127,9 +127,7 @@ def _fix_neuron(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - t
 
 
 def _floats_only(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - the common signature
-    if isinstance(fmt, FloatFormat) and fmt.bits > 8:
-        return None
-    return "is for bfloat16 and float16. Choose these, or format qdq."
+    return None if isinstance(fmt, FloatFormat) else "is for bfloat16, float16 and float8. Choose these, or format qdq."
 
 
 def _bfloat16_only(role: str, fmt: NumberFormat) -> str | None:  # noqa: ARG001 - the common signature

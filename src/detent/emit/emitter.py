@@ -1,6 +1,6 @@
 """The plan becomes nodes: every site is rounded where it is computed, and stored in its format where it is a constant.
 
-| format       | integers                                  | bfloat16, float16 | blocks                     |
+| format       | integers                                  | small floats      | blocks                     |
 | ------------ | ----------------------------------------- | ----------------- | -------------------------- |
 | qdq, cast    | QuantizeLinear and DequantizeLinear       | Cast and back     | BFP-, MXQuantizeDequantize |
 | extended-qdq | ExtendedQuantizeLinear and -Dequantize... | the same          | BFP-, MXQuantizeDequantize |
@@ -34,8 +34,6 @@ from detent.numerics.params import BlockParams, FloatParams, Params
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
 from detent.recipe import OutputFormat
-
-FLOAT8 = ("float8_e4m3", "float8_e5m2")
 
 
 class Writer(Protocol):
@@ -151,8 +149,6 @@ class _Emitter:
         domain = {"extended-qdq": QUARK, "vitis-qdq": VITIS}.get(self._form, "")
         if isinstance(params, BlockParams):
             return FusedBlocks(self._scene, domain or QUARK)  # type: ignore[return-value]  # of its own params
-        if isinstance(params, FloatParams) and params.format.dtype in FLOAT8:
-            return LinearPairs(self._scene)  # type: ignore[return-value]
         if isinstance(params, FloatParams) and not domain:
             return CastPairs(self._scene)  # type: ignore[return-value]
         if self._form == "fix-neuron":

@@ -22,6 +22,8 @@ from detent.refine.codes import Array, stored_constant
 from detent.refine.frontier import Frontier
 from detent.refine.segments import Program, Segment, divide, reads
 
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
 Result = TypeVar("Result")
 Visitor = Callable[[ir.Node], None]
 Watcher = Callable[[str, Frontier], None]
@@ -35,8 +37,11 @@ class Walk:
         self.pool = ThreadPoolExecutor(threads or usable_cores())  # its threads end when nobody has the walk any more
         self.frontier = Frontier(plan, len(origins))
         self._origins = origins
-        self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
-        self.segments = divide(model, self._sites)
+        kept = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
+        # A layer is refined on its inputs, so these are at hand even where they have no codes (weights alone have).
+        layers = (node for node in model.graph if node.op_type in LAYERS and plan.layout.quantizes(node))
+        kept |= {str(value.name) for node in layers for value in node.inputs if value is not None}
+        self.segments = divide(model, kept)
 
     def start(self, index: int, sample: Sample) -> None:
         """Put in the inputs of one sample. An input with a default that the sample has no data for takes it."""
