@@ -1,4 +1,4 @@
-"""Every recipe on the demo model, on mobilenetv2 and on a transformer: does it run, how large is the file, what is lost.
+"""Every recipe on the demo model, mobilenetv2 and a transformer: does it run, how large is the file, what is lost.
 
 python -m benchmarks.recipe_matrix [--recipes ...] [--models demo mobilenetv2 transformer] [--write docs/recipes.md]
 
@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
+from tests.transformer_models import bert, bert_data
 
 import detent
 from benchmarks.common import CALIBRATION, chosen
 from detent.presets import PRESETS
 from detent.recipe import Recipe
 from detent.refinements import AdaQuant, AdaRound
-from tests.transformer_models import Style, bert, vit
 
 START, END = "<!-- matrix -->", "<!-- end of matrix -->"
 DEMO = Path(detent.__file__).parent / "demo"
@@ -47,13 +46,12 @@ def subjects(folder: Path) -> dict[str, Subject]:
     """The models by name; each is a file, so that sizes can be compared."""
     (case,) = chosen(["mobilenetv2"])
     block = folder / "transformer.onnx"
-    proto, feeds = transformer(np.random.default_rng(0))
-    onnx.save(proto, block)
+    onnx.save(bert(), block)
     demo = {"preprocess": DEMO / "preprocess.json"}
     return {
         "demo": Subject("demo", DEMO / "digits.onnx", DEMO / "calibration", demo),
         "mobilenetv2": Subject("mobilenetv2", case.path, CALIBRATION, {"preprocess": case.options, "limit": 48}),
-        "transformer": Subject("transformer", block, feeds, {}),
+        "transformer": Subject("transformer", block, bert_data(48), {}),
     }
 
 
@@ -109,10 +107,6 @@ def write(page: Path, header: list[str], rows: list[list[str]]) -> None:
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{START}\n{table}\n{END}{after}", encoding="utf-8")
-
-
-def transformer(rng: np.random.Generator) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
-    ...
 
 
 if __name__ == "__main__":
