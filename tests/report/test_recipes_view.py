@@ -42,7 +42,7 @@ def test_the_list_fits_a_hundred_columns():
         ("BF16", ["bfloat16", "bfloat16", "none", "_ADAQUANT"]),
         ("INT8_TRANSFORMER_DEFAULT", ["uint8 asym", "int8", "mean MinMax"]),
         ("INT8_CNN_ACCURATE", ["uint8 asym", "int8", "Percentile", "AdaRound"]),
-        ("S16S16_MIXED_S8S8", ["int16 asym", "int16/int8", "Percentile"]),
+        ("S16S16_MIXED_S8S8", ["int16 asym/int8", "int16/int8", "Percentile"]),
         ("BF16_MIXED_BFP16", ["bfloat16/BFP16", "bfloat16/BFP16", "none", "_ADAQUANT"]),
     ],
 )
