@@ -1,4 +1,8 @@
-"""Every code block of the README and of the documents runs as it stands, in a folder that has what it speaks of."""
+"""Every code block of the README and of the documents runs as it stands, in a folder that has what it speaks of.
+
+What a Python block prints is compared with the text block behind it, if there is one. A TOML block is a recipe: it is
+read, and planned for a model of the folder.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+import detent
 from tests.compat.scripts import IMAGE_SCRIPT
+from tests.transformer_models import PLAIN, bert, bert_data
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(sh|python|toml)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 BLOCKS = [
-    pytest.param(language, code, id=f"{page.stem}-{number}")
+    pytest.param(*found.groups(), id=f"{page.stem}-{number}")
     for page in PAGES
-    for number, (language, code) in enumerate(
-        re.findall(r"```(sh|python)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL), 1
-    )
+    for number, found in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")), 1)
 ]
 SET_UP = ("make demo", "make test", "pip install .")
 
@@ -56,6 +61,10 @@ def folder(tmp_path_factory):
     for name in ("mobilenetv2.onnx", "model.onnx"):
         onnx.save(classifier(), path / name)
     (path / "quantize.py").write_text(IMAGE_SCRIPT, encoding="utf-8")
+    onnx.save(bert(PLAIN, layers=1), path / "bert.onnx")
+    (path / "texts").mkdir()
+    for index, feeds in enumerate(bert_data(12)):
+        np.savez(path / "texts" / f"{index}.npz", **feeds)
     (path / "images").mkdir()
     rng = np.random.default_rng(1)
     for index in range(12):
@@ -63,10 +72,17 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("language", "code"), BLOCKS)
-def test_block_runs(language, code, folder):
+@pytest.mark.parametrize(("language", "code", "printed"), BLOCKS)
+def test_block_runs(language, code, printed, folder):
+    if language == "toml":
+        (folder / "block.toml").write_text(code, encoding="utf-8")
+        detent.quantize(folder / "model.onnx", recipe=folder / "block.toml", dry_run=True)
+        return
     if language == "python":
-        subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, check=True, timeout=120, stdout=subprocess.PIPE, text=True
+        )
+        assert printed is None or done.stdout == printed
         return
     for line in code.strip().splitlines():
         command = line.split("  #")[0].strip()
@@ -87,7 +103,7 @@ def test_the_readme_opens_with_the_two_commands():
 
 
 def test_every_option_that_is_named_exists():
-    known = "".join(_help(command) for command in ("quantize", "stats", "inspect", "convert"))
+    known = "".join(_help(command) for command in ("quantize", "stats", "inspect", "convert", "recipes"))
     for page in PAGES:
         for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
             assert option in known, f"{option} in {page.name}"
