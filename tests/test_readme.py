@@ -6,10 +6,12 @@ read, and planned for a model of the folder.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -18,6 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 import detent
+from detent.numerics.named import NAMED_FORMATS
+from detent.recipe import OutputFormat, Override, Recipe
+from detent.targets.optional import OPTIONAL, leavable_steps
+from detent.targets.target import TARGETS
 from tests.compat.scripts import IMAGE_SCRIPT
 from tests.transformer_models import PLAIN, bert, bert_data
 
@@ -107,6 +113,44 @@ def test_every_option_that_is_named_exists():
     for page in PAGES:
         for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
             assert option in known, f"{option} in {page.name}"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("recipes.md", [*leavable_steps(), *OPTIONAL]),
+        (
+            "recipes.md",
+            [field.name for field in dataclasses.fields(Recipe) if field.name not in ("name", "description")],
+        ),
+        ("recipes.md", list(TARGETS)),
+        ("formats.md", list(NAMED_FORMATS)),
+        ("formats.md", list(get_args(OutputFormat))),
+    ],
+    ids=["steps", "fields", "targets", "number formats", "output formats"],
+)
+def test_everything_that_has_a_name_is_explained(page, names):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
+def test_every_part_of_an_override_has_an_example():
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    parts = {field.name for field in dataclasses.fields(Override)} - {"biases"}  # which are as weights
+    assert not [name for name in parts if f"{name} = " not in text]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("http"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        anchors = [re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-") for title in titles]
+        assert not anchor or anchor in anchors, link
 
 
 def _help(command):
