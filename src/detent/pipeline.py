@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +103,11 @@ def run(job: Job) -> Report:
     target = _check_recipe(job.recipe)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
-        model = load(job.model, job.recipe.least_opset)
-        _refuse_quantized(model, name_of(job.model))
-        check_operators(model)
-        if job.output is not None:
-            check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
-        if job.collecting.save is not None:
-            check_output(job.collecting.save, job.output)
+        model = _load(job)
         identity = fingerprint_of(model) if job.collecting.needs_identity else None
     with watch.stage("prepare"):
-        names = [str(node.name) for node in model.graph]
-        passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
-        notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
-        layout = arrange(model, job.selection, job.recipe, folded=names)
+        layout, notes = _prepare(job, model, target)
+        job, unrefined = _without_data(job, layout)
     source = _open(job, model)
     if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
@@ -170,6 +162,7 @@ def run(job: Job) -> Report:
         bytes_after=written,
         seconds=watch.seconds,
         warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
+        + unrefined
         + unsettled
         + observation.notes
         + emitted.warnings,
@@ -189,6 +182,26 @@ def _check_recipe(recipe: Recipe) -> Target:
     return target
 
 
+def _load(job: Job) -> ir.Model:
+    """The float model; and nothing that will be written stands in the way."""
+    model = load(job.model, job.recipe.least_opset)
+    _refuse_quantized(model, name_of(job.model))
+    check_operators(model)
+    if job.output is not None:
+        check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
+    if job.collecting.save is not None:
+        check_output(job.collecting.save, job.output)
+    return model
+
+
+def _prepare(job: Job, model: ir.Model, target: Target) -> tuple[Layout, Notes]:
+    """Rewrite the model into operators that can be quantized, and decide where it will be."""
+    names = [str(node.name) for node in model.graph]
+    passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
+    notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
+    return arrange(model, job.selection, job.recipe, folded=names), notes
+
+
 def _refuse_quantized(model: ir.Model, name: str) -> None:
     for node in model.graph.all_nodes():
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
@@ -196,6 +209,19 @@ def _refuse_quantized(model: ir.Model, name: str) -> None:
                 f"{name} is quantized already (node '{node.name}' is a {node.op_type}). Give the float model; "
                 f"`detent inspect` shows what is in this one."
             )
+
+
+def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
+    """Where there is no data and no format needs any, what would learn from it is left out; and what to say then."""
+    refinement = job.recipe.refinement
+    needed = job.collecting.reuse is not None or any(
+        needs_statistics(layout, site) for site in layout.of_role(Role.ACTIVATION)
+    )
+    if job.calibration is not None or needed or refinement is None:
+        return job, []
+    name = type(refinement).__name__
+    said = f"{name} was left out: it needs data, which the rest of the recipe does not. Give --calib."
+    return replace(job, recipe=job.recipe.replace(refinement=None)), [said]
 
 
 def _open(job: Job, model: ir.Model) -> Source | None:

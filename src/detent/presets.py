@@ -58,7 +58,6 @@ def _floats(name: str, description: str, activations: NumberFormat, weights: Num
         MinMax(),
         target="npu-bf16",
         equalize=False,
-        refinement=None,
         format="extended-qdq" if block else "cast",
     )
 

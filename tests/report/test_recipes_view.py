@@ -69,7 +69,7 @@ def test_steps():
     assert steps(xint8).startswith("Steps: equalize channels, calibrate with MinMSE, correct biases, write as qdq.")
     assert "smooth activations (0.5), calibrate" in steps(xint8.replace(smooth=0.5))
     assert "AdaRound" in steps(PRESETS["A8W8_ADAROUND"])
-    assert steps(PRESETS["BF16"]) == "Steps: write as cast. Target: npu-bf16."
+    assert steps(PRESETS["BF16"]) == "Steps: correct biases, write as cast. Target: npu-bf16."
     scaled = PRESETS["BF16"].replace(activations=FloatFormat("bfloat16", scaled=True))
     assert "calibrate with MinMax" in steps(scaled)
     assert "calibrate" not in steps(PRESETS["UINT8_DYNAMIC_QUANT"])

@@ -137,7 +137,7 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
         format=written,
         dynamic=config.use_dynamic_quant,
         equalize=config.include_cle and integers and not config.use_dynamic_quant,
-        refinement=BiasCorrection() if integers and not config.use_dynamic_quant else None,
+        refinement=None if config.use_dynamic_quant else BiasCorrection(),
         smooth=0.5 if config.include_sq else None,
         operators=_operators(config),
         more_operators=tuple(config.extra_op_types_to_quantize),

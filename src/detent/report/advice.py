@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from detent.measure.fidelity import Fidelity
+from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Decision
-from detent.recipe import Recipe
+from detent.recipe import Recipe, has_power_of_two_scale
 from detent.refinements import BiasCorrection
 from detent.report.report import Calibration, Notes, TensorReport
 
@@ -85,10 +86,10 @@ def suggestions_for(
         found.append(
             "The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first."
         )
-    if calibration.samples < FEW_SAMPLES:
+    if 0 < calibration.samples < FEW_SAMPLES:
         found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
     if recipe.refinement is None or isinstance(recipe.refinement, BiasCorrection):
-        found.append("Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs.")
+        found.append(_refinement_for(recipe))
     culprits = _where_it_falls(tensors, nodes)
     if culprits:
         listed = " ".join(f"--exclude '{node}'" for node in culprits)
@@ -98,9 +99,15 @@ def suggestions_for(
         found.append(
             f"More than 1 % of the values clip in '{clipped[0]}'"
             + (f" and {len(clipped) - 1} other activations" if len(clipped) > 1 else "")
-            + ": try --method NonOverflow."
+            + f": try --method {'NonOverflow' if has_power_of_two_scale(recipe.activations) else 'MinMax'}."
         )
     return found
+
+
+def _refinement_for(recipe: Recipe) -> str:
+    if isinstance(recipe.weights, IntegerFormat):
+        return "Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs."
+    return "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding."
 
 
 def _large_loss(fidelity: Fidelity) -> str | None:

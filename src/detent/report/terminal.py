@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -15,7 +15,6 @@ from rich.text import Text
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.measure.inspection import Inspection
-from detent.prepare.base import Change
 from detent.report.report import Calibration, Report, TensorReport
 
 
@@ -35,8 +34,10 @@ def print_report(report: Report, console: Console) -> None:
         if report.calibration.note:
             console.print(Text(report.calibration.note))
     console.print(_operator_table(report))
-    if report.changes:
-        console.print(_change_summary(report.changes))
+    rewritten = Counter(change.by for change in report.changes if change.by != "InferShapes")  # annotates only
+    if rewritten:
+        listed = ", ".join(f"{name} {count}" for name, count in rewritten.items())
+        console.print(Text(f"Rewritten: {listed}."))
     if report.smoothing is not None:
         console.print(_smoothing(report.smoothing))
     if report.equalization is not None:
@@ -81,11 +82,6 @@ def _operator_table(report: Report) -> Table:
     return table
 
 
-def _change_summary(changes: Iterable[Change]) -> Text:
-    counts = Counter(change.by for change in changes if change.by != "InferShapes")  # annotates, rewrites nothing
-    return Text("Rewritten: " + ", ".join(f"{name} {count}" for name, count in counts.items()) + ".")
-
-
 def _calibration(report: Report, calibration: Calibration) -> Text:
     if not report.dry_run and not calibration.samples:
         return Text(f"Not calibrated: this recipe needs no statistics. Measured on {calibration.source}.")
@@ -94,10 +90,8 @@ def _calibration(report: Report, calibration: Calibration) -> Text:
 
 
 def _smoothing(done: Smoothing) -> Text:
-    said = f"Smoothed {len(done.layers)} layers, by factors up to {done.largest_factor:.3g}"
-    return Text(
-        f"{said}; {len(done.declined)} left, as what they read cannot be divided." if done.declined else f"{said}."
-    )
+    left = f"; {len(done.declined)} left, where it is not possible or would not help" if done.declined else ""
+    return Text(f"Smoothed {len(done.layers)} layers, by factors up to {done.largest_factor:.3g}{left}.")
 
 
 def _equalization(done: Equalization) -> Text:
