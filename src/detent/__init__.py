@@ -161,6 +161,6 @@ def quantize(
             progress=progress or silent,
         )
     )
-    if report.calibration is not None and report.calibration.random:
+    if report.calibration is not None and report.calibration.random and report.calibration.samples:
         warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
     return report

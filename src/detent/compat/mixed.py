@@ -6,12 +6,15 @@ other it searches for those that need it. Detent does not search; `detent quanti
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from detent.compat.enums import QuantGranularity
 from detent.compat.formats import format_of
 from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError, nearest
+from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
 from detent.presets import LAYERS
 from detent.recipe import Override
@@ -82,4 +85,7 @@ def spec_format(spec: QTensorConfig | None) -> NumberFormat | None:
     """The format that a tensor's specification describes."""
     if spec is None:
         return None
-    return format_of(spec.data_type, symmetric=spec.symmetric, scale=spec.scale)
+    fmt = format_of(spec.data_type, symmetric=spec.symmetric, scale=spec.scale)
+    if isinstance(fmt, IntegerFormat) and spec.quant_granularity == QuantGranularity.Channel:
+        return dataclasses.replace(fmt, granularity="per_channel")
+    return fmt
