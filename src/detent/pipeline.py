@@ -116,7 +116,7 @@ def run(job: Job) -> Report:
         passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         layout = arrange(model, job.selection, job.recipe, folded=names)
-    source = _open(job, model)
+    source = _open(job, model, layout)
     if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
     sites = _observed(layout)
@@ -201,8 +201,13 @@ def _refuse_quantized(model: ir.Model, name: str) -> None:
             )
 
 
-def _open(job: Job, model: ir.Model) -> Source | None:
+def _open(job: Job, model: ir.Model, layout: Layout) -> Source | None:
     """The data; None where none is needed, because nothing runs or because its statistics are known already."""
+    if (job.collecting.needs_identity or job.collecting.executor is not None) and not _needs_any(layout):
+        raise UsageError(
+            f"Recipe {job.recipe.name} needs no statistics of activations here: leave --stats, --save-stats, --workers "
+            "and --dask out."
+        )
     if job.calibration is None and (job.dry_run or job.collecting.reuse is not None):
         return None
     return open_source(
@@ -219,6 +224,11 @@ def _open(job: Job, model: ir.Model) -> Source | None:
 def _observed(layout: Layout) -> list[str]:
     """The activation sites that are looked at: those that share no other's parameters."""
     return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
+
+
+def _needs_any(layout: Layout) -> bool:
+    """Whether any format needs statistics."""
+    return any(needs_statistics(layout, layout.sites[name]) for name in _observed(layout))
 
 
 class _Original:
@@ -270,7 +280,7 @@ def _observe(
     if saved is not None:
         return recall(model, sites, source, saved, providers=how.providers)
     assert source is not None, "without statistics there is data"
-    if not any(needs_statistics(layout, layout.sites[name]) for name in sites):
+    if not _needs_any(layout):
         return look(model, sites, source, providers=how.providers)
     observation = collect(how, model, sites, source, job.recipe, job.progress)
     keep(how, identity, source, observation, job.recipe, rescaling)

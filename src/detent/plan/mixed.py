@@ -16,7 +16,9 @@ import onnx_ir as ir
 from detent.errors import UsageError, nearest
 from detent.graph.names import Names
 from detent.graph.values import values_of
+from detent.numerics.block_float import BlockFloat
 from detent.numerics.formats import IntegerFormat
+from detent.numerics.microscaling import Microscaling
 from detent.numerics.params import NumberFormat
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
 from detent.plan.parts import nodes_of
@@ -92,12 +94,25 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
             del layout.sites[name]
         else:
             layout.formats[name] = chosen
-    layout.leaders = {name: leader for name, leader in layout.leaders.items() if {name, leader} <= layout.sites.keys()}
+    _forget_leaders(layout)
     _override_tensors(layout, recipe.overrides)
+    for name in [name for name, fmt in layout.formats.items() if _is_lone(values[name], fmt)]:
+        del layout.sites[name], layout.formats[name]
+    _forget_leaders(layout)
     _check_ranges(layout)
     _check_biases(model, layout)
     if not layout.sites:
         raise UsageError(f"Recipe {recipe.name} leaves activations, weights and biases float: there is nothing to do.")
+
+
+def _forget_leaders(layout: Layout) -> None:
+    """Sites that are gone share nothing."""
+    layout.leaders = {name: leader for name, leader in layout.leaders.items() if {name, leader} <= layout.sites.keys()}
+
+
+def _is_lone(value: ir.Value, fmt: NumberFormat) -> bool:
+    """Whether a value would share an exponent with its neighbours, and is a scalar, which has none: it stays float."""
+    return isinstance(fmt, (BlockFloat, Microscaling)) and value.shape is not None and len(value.shape) == 0
 
 
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[str, NodeFormats]:
