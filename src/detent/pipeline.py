@@ -100,7 +100,7 @@ class _Stopwatch:
 
 def run(job: Job) -> Report:
     """Quantize. Raises a DetentError, and leaves no output, where anything is wrong."""
-    target = _check_recipe(job.recipe)
+    target = _check_recipe(job.recipe, job.selection)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
         model = load(job.model, job.recipe.least_opset)
@@ -180,8 +180,13 @@ def run(job: Job) -> Report:
     )
 
 
-def _check_recipe(recipe: Recipe) -> Target:
-    """The target; UsageError where parts of the recipe contradict each other."""
+def _check_recipe(recipe: Recipe, selection: Selection) -> Target:
+    """The target; UsageError where parts of the recipe contradict each other, or what the user selected."""
+    if recipe.format == "bfloat16" and selection != Selection():
+        raise UsageError(
+            "Format bfloat16 computes the whole model in bfloat16: leave --include, --exclude, --op-types, --from and "
+            "--to out, or choose format cast."
+        )
     target = find_target(recipe.target)
     check_formats(recipe)
     check_methods(recipe)
