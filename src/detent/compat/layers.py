@@ -35,7 +35,7 @@ from detent.compat.enums import (
     QuantGranularity,
     ScaleType,
 )
-from detent.compat.mixed import spec_format
+from detent.compat.mixed import check_layer, spec_format
 from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
@@ -64,7 +64,7 @@ def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]
     inputs, weight = config.global_config.inputs, config.global_config.weight
     if inputs is None or weight is None:
         raise UsageError("global_config needs both input_tensors (or activation) and weight.")
-    _check_layer(config.global_config)
+    check_layer(config.global_config)
     shifted = inputs.scale_type == weight.scale_type == ScaleType.PowerOf2
     plain = inputs.data_type in (Int8, UInt8) and weight.data_type in (Int8, UInt8)
     algorithms = _options_of(config.algo_config)
@@ -138,21 +138,8 @@ def _overrides(config: QConfig) -> tuple[Override, ...]:
 def _override(layer: QLayerConfig | None, **part: tuple[str, ...]) -> Override:
     if layer is None:
         return Override(leave_float=True, **part)  # type: ignore[arg-type]
-    _check_layer(layer)
-    formats = {"activations": layer.inputs, "weights": layer.weight, "biases": layer.bias}
-    return Override(**part, **{role: spec_format(spec) for role, spec in formats.items()})  # type: ignore[arg-type]
-
-
-def _check_layer(layer: QLayerConfig) -> None:
-    """Raise UsageError for what a specification can say and Detent cannot do."""
-    if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
-        raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
-    granularities = {spec.quant_granularity for spec in (layer.inputs, layer.weight, layer.bias) if spec is not None}
-    if QuantGranularity.Group in granularities:
-        raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
-    for spec in (layer.inputs, layer.bias):
-        if spec is not None and spec.quant_granularity == QuantGranularity.Channel:
-            raise UsageError("QuantGranularity.Channel is for weights: activations and biases cannot have it.")
+    check_layer(layer)
+    return Override(**part, **{role: spec_format(spec) for role, spec in layer.roles.items()})  # type: ignore[arg-type]
 
 
 def _calibrated(config: QConfig, role: Literal["inputs", "weight"]) -> QTensorConfig:
