@@ -149,3 +149,22 @@ def test_values_at_the_ends_of_float32(size):
     weights = {"w1": np.full((4, 3, 3, 3), 1e-3, np.float32), "b1": np.zeros(4, np.float32)}
     report = package.quantize(tiny_model(**weights), calibration=images)
     onnx.checker.check_model(report.model, full_check=True)
+
+
+@pytest.mark.parametrize("recipe", ["BF16", "BFP16", "UINT8_DYNAMIC_QUANT"])
+@pytest.mark.parametrize("option", ["stats", "save_stats"])
+def test_recipes_that_need_no_statistics_neither_read_nor_write_any(saved, tmp_path, recipe, option):
+    file = saved[0] if option == "stats" else tmp_path / "new.stats"
+    with pytest.raises(UsageError, match=f"Recipe {recipe} needs no statistics"):
+        package.quantize(MODEL, recipe=recipe, **{option: file})
+    assert not (tmp_path / "new.stats").exists()
+
+
+def test_statistics_after_smoothing_are_for_that_smoothing(tmp_path):
+    model, stats = tiny_model(), tmp_path / "smooth.stats"
+    data = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32)
+    smooth = XINT8.replace(smooth=0.5)
+    package.quantize(model, None, data, smooth, save_stats=stats)
+    package.quantize(model, None, None, smooth, stats=stats)
+    with pytest.raises(UsageError, match="after smoothing by 0.5"):
+        package.quantize(model, None, None, smooth.replace(smooth=0.8), stats=stats)

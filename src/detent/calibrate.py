@@ -72,6 +72,8 @@ def saved_statistics(
     if (file.smoothed is not None) != (recipe.smooth is not None):
         counted, other = ("after", "--smooth") if file.smoothed is not None else ("without", "no --smooth")
         raise UsageError(f"The statistics were counted {counted} smoothing: give {other}, or calibrate again.")
+    if file.alpha != recipe.smooth:
+        raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
     if (file.factors is not None) != recipe.equalize:
         counted, other = ("after", "--equalize") if file.factors is not None else ("without", "--no-equalize")
         raise UsageError(f"The statistics were counted {counted} equalization: give {other}, or calibrate again.")
@@ -122,6 +124,7 @@ def keep(
             votes_for=_vote(recipe)[1],
             factors=rescaling.factors,
             smoothed=rescaling.smoothed,
+            alpha=recipe.smooth,
         )
         save_statistics(how.save, file)
 

@@ -100,7 +100,7 @@ class _Stopwatch:
 
 def run(job: Job) -> Report:
     """Quantize. Raises a DetentError, and leaves no output, where anything is wrong."""
-    target = _check_recipe(job.recipe)
+    target = _check_recipe(job.recipe, job.selection)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
         model = _load(job)
@@ -108,7 +108,7 @@ def run(job: Job) -> Report:
     with watch.stage("prepare"):
         layout, notes = _prepare(job, model, target)
         job, unrefined = _without_data(job, layout)
-    source = _open(job, model)
+    source = _open(job, model, layout)
     if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
     sites = _observed(layout)
@@ -171,8 +171,13 @@ def run(job: Job) -> Report:
     )
 
 
-def _check_recipe(recipe: Recipe) -> Target:
-    """The target; UsageError where parts of the recipe contradict each other."""
+def _check_recipe(recipe: Recipe, selection: Selection) -> Target:
+    """The target; UsageError where parts of the recipe contradict each other, or what the user selected."""
+    if recipe.format == "bfloat16" and selection != Selection():
+        raise UsageError(
+            "Format bfloat16 computes the whole model in bfloat16: leave --include, --exclude, --op-types, --from and "
+            "--to out, or choose format cast."
+        )
     target = with_steps(find_target(recipe.target), recipe)
     check_formats(recipe)
     check_methods(recipe)
@@ -214,18 +219,20 @@ def _refuse_quantized(model: ir.Model, name: str) -> None:
 def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
     """Where there is no data and no format needs any, what would learn from it is left out; and what to say then."""
     refinement = job.recipe.refinement
-    needed = job.collecting.reuse is not None or any(
-        needs_statistics(layout, site) for site in layout.of_role(Role.ACTIVATION)
-    )
-    if job.calibration is not None or needed or refinement is None:
+    if job.calibration is not None or refinement is None or _needs_any(layout):
         return job, []
     name = type(refinement).__name__
     said = f"{name} was left out: it needs data, which the rest of the recipe does not. Give --calib."
     return replace(job, recipe=job.recipe.replace(refinement=None)), [said]
 
 
-def _open(job: Job, model: ir.Model) -> Source | None:
+def _open(job: Job, model: ir.Model, layout: Layout) -> Source | None:
     """The data; None where none is needed, because nothing runs or because its statistics are known already."""
+    if (job.collecting.needs_identity or job.collecting.executor is not None) and not _needs_any(layout):
+        raise UsageError(
+            f"Recipe {job.recipe.name} needs no statistics of activations here: leave --stats, --save-stats, --workers "
+            "and --dask out."
+        )
     if job.calibration is None and (job.dry_run or job.collecting.reuse is not None):
         return None
     return open_source(
@@ -242,6 +249,11 @@ def _open(job: Job, model: ir.Model) -> Source | None:
 def _observed(layout: Layout) -> list[str]:
     """The activation sites that are looked at: those that share no other's parameters."""
     return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
+
+
+def _needs_any(layout: Layout) -> bool:
+    """Whether any format needs statistics."""
+    return any(needs_statistics(layout, layout.sites[name]) for name in _observed(layout))
 
 
 class _Original:
@@ -293,7 +305,7 @@ def _observe(
     if saved is not None:
         return recall(model, sites, source, saved, providers=how.providers)
     assert source is not None, "without statistics there is data"
-    if not any(needs_statistics(layout, layout.sites[name]) for name in sites):
+    if not _needs_any(layout):
         return look(model, sites, source, providers=how.providers)
     observation = collect(how, model, sites, source, job.recipe, job.progress)
     keep(how, identity, source, observation, job.recipe, rescaling)

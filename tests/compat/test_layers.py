@@ -19,10 +19,13 @@ from detent.compat.enums import CalibMethod, QuantGranularity, ScaleType
 from detent.compat.preset_qconfigs import QCONFIG_NAMES
 from detent.compat.quark.onnx.quantization.config import custom_config
 from detent.compat.specs import (
+    BFloat16Spec,
     BFP16Spec,
     Int8Spec,
     Int16Spec,
     MX6Spec,
+    MX9Spec,
+    MXInt8Spec,
     QLayerConfig,
     QTensorConfig,
     UInt8Spec,
@@ -33,11 +36,13 @@ from detent.errors import UsageError
 from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
 from detent.numerics.block_float import BlockFloat
 from detent.numerics.formats import IntegerFormat
+from detent.numerics.microscaling import Microscaling
 from detent.presets import PRESETS
 from detent.recipe import POWER_OF_TWO_INT8, Override
 from detent.refinements import AdaQuant, AdaRound
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())
+ENTROPY_LAYER = QLayerConfig(Int8Spec(calibration_method=CalibMethod.Entropy), Int8Spec())
 
 
 def test_the_newer_xint8_is_signed_and_not_equalized():
@@ -134,6 +139,24 @@ def test_layers_and_exclusions():
     )
 
 
+def test_nothing_that_a_specification_says_is_lost():
+    def of(*layer, **more):
+        return translate(QConfig(QLayerConfig(*layer), **more)).recipe
+
+    blocks = of(MX9Spec(), MX6Spec())
+    assert (blocks.activations.bit_width, blocks.weights.bit_width) == (16, 13)
+    assert isinstance(of(MX9Spec(), MXInt8Spec()).weights, Microscaling)
+    assert of(Int8Spec(), Int8Spec(), None, Int16Spec()).biases == IntegerFormat("int16")
+    assert of(Int8Spec(), Int8Spec(calibration_method=CalibMethod.Entropy)).weight_method == Entropy()
+    whole = of(XInt8Spec(), XInt8Spec(calibration_method=CalibMethod.MinMax))
+    assert (whole.method, whole.weight_method) == (MinMSE(), NonOverflow())
+    fine = QLayerConfig(weight=Int8Spec(quant_granularity=QuantGranularity.Channel))
+    per_channel = of(Int8Spec(), Int8Spec(), specific_layer_config={fine: ["head"]})
+    assert per_channel.overrides[0].weights == IntegerFormat("int8", granularity="per_channel")
+    integers_beside_floats = of(BFloat16Spec(), BFloat16Spec(), specific_layer_config={ENTROPY_LAYER: ["head"]})
+    assert integers_beside_floats.method == Entropy()
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -149,6 +172,14 @@ def test_layers_and_exclusions():
             "Int16",
         ),
         (lambda: QLayerConfig(activation=Int8Spec(), input_tensors=Int8Spec()), "both activation and input_tensors"),
+        (lambda: QConfig(QLayerConfig(Int8Spec(), Int8Spec(), output_tensors=Int16Spec())), "output_tensors"),
+        (
+            lambda: QConfig(QLayerConfig(Int8Spec(quant_granularity=QuantGranularity.Channel), Int8Spec())),
+            "for weights",
+        ),
+        (lambda: QConfig(INT8, specific_layer_config={ENTROPY_LAYER: ["head"]}), "one calibrates the whole model"),
+        (lambda: QConfig(INT8, algo_config=["cle"]), "algo_config lists 'cle'"),
+        (lambda: QConfig(INT8, exclude=[3]), "A subgraph to exclude is 3"),
         (lambda: QConfig(INT8, AlginConcat=True), "no option 'AlginConcat'. Did you mean 'AlignConcat'"),
     ],
 )

@@ -20,7 +20,7 @@ from detent.compat.specs import Int8Spec, QLayerConfig
 from detent.compat.table import page
 from detent.compat.translate import translate
 from detent.errors import UsageError
-from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, Percentile
+from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.block_float import BlockFloat
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
@@ -83,7 +83,7 @@ HONOURED = {
                 Override(
                     tensors=("a", "b"),
                     activations=IntegerFormat("int16", symmetric=False),
-                    weights=IntegerFormat("int16", symmetric=False),
+                    weights=IntegerFormat("int16"),
                 ),
             )
         },
@@ -143,7 +143,6 @@ HONOURED = {
         {"activations": Microscaling("fp4_e2m1", 16)},
     ),
     "UseMatMulNBits": (FLOAT, True, {"weights": IntegerFormat("int4", granularity="per_group:128")}),
-    "MatMulNBitsParams": (FLOAT, {"GroupSize": 32}, {"weights": IntegerFormat("int4", granularity="per_group:32")}),
     "SmoothQuant": (FLOAT, True, {"smooth": 0.5}),
     "SmoothAlpha": ({"include_sq": True}, 0.8, {"smooth": 0.8}),
     "BiasCorrection": (FLOAT, False, {"refinement": None}),
@@ -178,7 +177,7 @@ BESIDE = {
 }
 ELSEWHERE = {
     *("SimulateDPU", "NPULimitationCheck", "IPULimitationCheck", "CalibTensorRangeSymmetric", "MinMSEModeFloatScale"),
-    *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha"),
+    *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha", "MatMulNBitsParams"),
 }
 """Options with a test of their own below."""
 
@@ -196,10 +195,8 @@ def test_an_honoured_option_changes_the_recipe(name):
     assert {field: getattr(found, field) for field in expected} == expected
     usual = {"UsePowerOf2Scale", "MinMSEMode", "BF16QDQToCast"}  # what they ask for is the default there
     if name not in usual:
-        assert (
-            found
-            != translate(QuantizationConfig(**{**fields, "include_fast_ft": False, "include_auto_mp": False})).recipe
-        )
+        switches = dict.fromkeys(("include_fast_ft", "include_auto_mp", "specific_tensor_precision"), False)
+        assert found != recipe({**fields, **switches})
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -253,6 +250,37 @@ def test_random_data():
 
 def test_formats_without_scales_need_no_calibration():
     assert request(BF16, CalibDataSize=1).limit is None
+    assert request(BF16, CalibDataSize=1, ActivationScaled=True).limit == 1
+
+
+def test_few_bits_have_parameters():
+    found = recipe(FLOAT, UseMatMulNBits=True, MatMulNBitsParams={"GroupSize": 32, "Symmetric": False})
+    assert found.weights == IntegerFormat("uint4", symmetric=False, granularity="per_group:32")
+    with pytest.raises(UsageError, match="no effect without UseMatMulNBits=True"):
+        recipe(FLOAT, MatMulNBitsParams={"GroupSize": 32})
+
+
+def test_small_floats_are_pairs_of_casts_or_of_custom_operators():
+    assert recipe(BF16, BF16QDQToCast=False).format == "extended-qdq"
+    assert recipe(FLOAT, BF16QDQToCast=False) == recipe(FLOAT)
+
+
+def test_tensors_take_the_scales_of_the_rest_of_the_model():
+    override = recipe(
+        {**NPU, "activation_type": ExtendedQuantType.QInt16}, TensorQuantOverrides={"x": [{"symmetric": True}]}
+    )
+    assert override.overrides[0].activations == IntegerFormat("int16", scale="power_of_two")
+    assert override.overrides[0].weights == IntegerFormat("int8", scale="power_of_two")
+
+
+def test_methods_of_weights():
+    assert recipe(NPU, WeightCalibrateMethod=PowerOfTwoMethod.NonOverflow).weight_method == NonOverflow()
+    assert recipe(ENTROPY, NumBins=None) == recipe(ENTROPY)
+
+
+def test_without_activations_there_is_no_unit_for_wide_biases():
+    assert recipe(FLOAT, WeightsOnly=True).biases is None
+    assert recipe(FLOAT, WeightsOnly=True, Int16Bias=True).biases == IntegerFormat("int16")
 
 
 REFUSED = [name for name, option in OPTIONS.items() if option.verdict == "refused"]
@@ -294,13 +322,16 @@ def test_a_met_option_changes_nothing_or_says_that_it_cannot_be_had(name):
         ({"BFPAttributes": {}}, "BFPAttributes: no tensor"),
         ({"BF16WithClip": True}, "BF16WithClip=True is for float16 and bfloat16"),
         ({"ActivationScaled": True}, "ActivationScaled=True is for float16 and bfloat16"),
-        ({"MatMulNBitsParams": {"Bits": 3}}, "Bits 3"),
-        ({"MatMulNBitsParams": {"Size": 3}}, "no Size"),
-        ({"MatMulNBitsParams": {"Algorithm": "HQQ"}}, "HQQ"),
+        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Bits": 3}}, "Bits 3"),
+        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Size": 3}}, "no Size"),
+        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "HQQ"}}, "HQQ"),
         ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x' has 'scale'"),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0}]}}, "one of rmin and rmax"),
         ({"TensorQuantOverrides": {"x": []}}, "one entry for each tensor"),
         ({"NumBins": 1 << 20}, "NumBins"),
+        ({"NumBins": "many"}, "NumBins is 'many': it must be a number"),
+        ({"CalibDataSize": 1.5}, "CalibDataSize is 1.5: it must be a whole number"),
+        ({"CalibWorkerNum": None}, "CalibWorkerNum is None: it must be a number"),
         ({"EnableNPUCnn": True, "calibrate": 1}, "no option 'calibrate'"),
     ],
 )

@@ -74,8 +74,7 @@ def test_without_data_it_is_random_and_says_so(tiny, tmp_path):
     with pytest.warns(UserWarning, match="random data"):
         ModelQuantizer(_quiet()).quantize_model(tiny, tmp_path / "a.onnx")
     options = {"RandomDataReaderInputDataRange": {"x": [-1, 1]}, "ActivationSymmetric": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning, match="random data"):
         ModelQuantizer(_quiet(extra_options=options)).quantize_model(tiny, tmp_path / "b.onnx")
 
 
@@ -99,11 +98,15 @@ def test_external_data(tmp_path, samples):
     rng = np.random.default_rng(1)
     shapes = {"w1": (64, 3, 3, 3), "b1": (64,), "w2": (2, 64, 1, 1)}
     wide = tiny_model(**{name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
-    for external in (False, True):
+    data = tmp_path / "out.onnx.data"
+    sizes = []
+    for external in (False, True, True):
         config = _quiet(use_external_data_format=external)
         ModelQuantizer(config).quantize_model(wide, tmp_path / "out.onnx", Reader(samples))
-        assert (tmp_path / "out.onnx.data").exists() == external
+        assert data.exists() == external
         onnx.checker.check_model(tmp_path / "out.onnx")
+        sizes.append(data.stat().st_size if external else 0)
+    assert sizes[1] == sizes[2]  # what is written again does not grow
 
 
 def test_channels_last(tiny, tmp_path, samples):
@@ -149,8 +152,16 @@ def test_arguments_that_mean_nothing(tiny):
         ModelQuantizer("XINT8")
     with pytest.raises(UsageError, match="algo_config"):
         ModelQuantizer(_quiet()).quantize_model(tiny, algorithms=["cle"])
+    with pytest.raises(UsageError, match="calibration_data_path is data, and there is a calibration_data_reader too"):
+        ModelQuantizer(_quiet()).quantize_model(tiny, None, Reader([]), "data")
     with pytest.raises(UsageError, match="plain onnxruntime"):
         get_library_path()
+
+
+def test_what_is_not_calibrated_does_not_warn_of_random_data(tiny, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantize_dynamic(tiny, tmp_path / "a.onnx")
 
 
 def test_the_functions_take_their_arguments_by_position_and_by_name(tiny, tmp_path, samples):

@@ -80,6 +80,8 @@ def test_random_data_complains_by_name():
         RandomDataReader(_open(), [[1, 2], [3, 4]])
     with pytest.raises(UsageError, match=r"input_shape \[1, 3\]"):
         RandomDataReader(_open(), {"x": [1, 3]})
+    with pytest.raises(UsageError, match="it fills what is dynamic"):
+        RandomDataReader(_open(), {"x": [1, 4, 5, 7]})
 
 
 def test_whole_numbers_for_integer_inputs():

@@ -97,6 +97,25 @@ def test_exceptions_are_the_scripts(detent, write):
     assert "FileNotFoundError" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def f():\n    raise ValueError('mine')\nf()", "ValueError: mine"),
+        ("open('none')", "No such file"),
+        ("f(:", "invalid"),
+    ],
+)
+def test_tracebacks_begin_with_the_script(write, text, told):
+    environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+    command = [sys.executable, "-c", "from detent.cli import main; main()", "run", str(write(text))]
+    outcome = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert outcome.returncode == 1
+    assert told in outcome.stderr
+    assert "script.py" in outcome.stderr
+    assert "typer" not in outcome.stderr
+    assert "runpy" not in outcome.stderr
+
+
 def test_errors_of_detent_are_told_as_always(detent, write, tiny):
     outcome = detent("run", write(scripts.READER + scripts.PRESET), tiny, "out.onnx", "XINT9")
     assert outcome.code == 2

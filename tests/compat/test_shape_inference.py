@@ -71,6 +71,19 @@ def test_external_data(model, tmp_path, one_file):
     onnx.checker.check_model(output)
 
 
+def test_external_data_is_written_again_in_place_and_elsewhere(model, tmp_path):
+    whole = {"save_as_external_data": True, "all_tensors_to_one_file": True, "external_data_size_threshold": 0}
+    sizes = []
+    for source in (model, tmp_path / "p.onnx", tmp_path / "p.onnx"):
+        shape_inference.quant_pre_process(source, tmp_path / "p.onnx", **whole)
+        sizes.append((tmp_path / "p.onnx.data").stat().st_size)
+    assert len(set(sizes)) == 1
+    (tmp_path / "sub").mkdir()
+    shape_inference.quant_pre_process(tmp_path / "p.onnx", tmp_path / "sub" / "q.onnx", **whole)
+    for written in (tmp_path / "p.onnx", tmp_path / "sub" / "q.onnx"):
+        assert {value.name for value in onnx.load(written).graph.initializer}
+
+
 def test_what_was_done_is_logged(model, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         shape_inference.quant_pre_process(model, tmp_path / "p.onnx", verbose=3)

@@ -45,6 +45,14 @@ def test_the_fields_of_a_preset_alone_say_the_same(name, monkeypatch):
     assert recipe.replace(name=preset.name, description=preset.description) == preset
 
 
+@pytest.mark.parametrize("name", PRESET_FIELDS)
+def test_what_is_printed_or_left_out_does_not_change_the_recipe(name):
+    config = get_default_config(name)
+    config.print_summary = False
+    config.nodes_to_exclude = ["head"]
+    assert translate(config).recipe == PRESETS[name]
+
+
 def test_every_preset_has_its_fields():
     assert set(PRESET_FIELDS) == set(PRESETS)
     with pytest.raises(UsageError, match="no preset 'XINT9'. Did you mean 'XINT8'"):
@@ -240,3 +248,26 @@ def test_every_field_is_in_the_record():
     assert names[-3:] == ["ignore_warnings", "log_severity_level", "extra_options"]
     assert QuantizationConfig().include_cle is True
     assert QuantizationConfig().optimize_model is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"include_auto_mp": True}, "include_auto_mp=True has no effect without the option AutoMixprecision"),
+        ({"specific_tensor_precision": True}, "no effect without the option MixedPrecisionTensor"),
+        ({"subgraphs_to_exclude": ["head"]}, "A subgraph to exclude is 'head'"),
+        ({"subgraphs_to_exclude": [3]}, "A subgraph to exclude is 3"),
+        ({"quant_format": VitisQuantFormat.BFPFixNeuron}, "is for QBFP and QMX"),
+        (
+            {
+                "activation_type": ExtendedQuantType.QBFloat16,
+                "weight_type": ExtendedQuantType.QBFloat16,
+                "enable_npu_cnn": True,
+            },
+            "enable_npu_cnn=True is for integers",
+        ),
+    ],
+)
+def test_what_would_have_no_effect_is_an_error(fields, message):
+    with pytest.raises(UsageError, match=message):
+        translate(QuantizationConfig(**fields))

@@ -78,6 +78,11 @@ CONTRADICTIONS = {
     ),
     "dynamic and another format": ("UINT8_DYNAMIC_QUANT", ["format=qoperator"], ("dynamic", "format")),
     "dynamic and pairs": ("UINT8_DYNAMIC_QUANT", ["weight_pairs=true"], ("dynamic", "weight_pairs")),
+    "bfloat16 and a part": ("BF16", ["format=bfloat16", "operators=Conv"], ("bfloat16", "operators", "format cast")),
+    "bfloat16 and pairs": ("BF16", ["format=bfloat16", "weight_pairs=true"], ("bfloat16", "weight_pairs")),
+    "bfloat16 and floats": ("BF16", ["format=bfloat16", "biases=float"], ("bfloat16", "biases stay float")),
+    "a method for nothing": ("BF16", ["method=Entropy"], ("Entropy", "no activation has a scale")),
+    "dynamic and a method": ("UINT8_DYNAMIC_QUANT", ["method=Percentile"], ("Percentile", "no activation has a scale")),
     "dynamic and int8": ("UINT8_DYNAMIC_QUANT", ["activations=int8"], ("dynamic", "uint8")),
     "dynamic and 16 bits": ("UINT8_DYNAMIC_QUANT", ["weights=int16"], ("dynamic", "8-bit")),
     "dynamic and a zero point for each channel": (
@@ -143,3 +148,10 @@ def test_what_is_no_contradiction(name, settings):
     check_formats(recipe)
     with pytest.raises(ModelError, match="no such file"):
         detent.quantize("there is no such file.onnx", None, None, recipe)
+
+
+def test_the_whole_model_is_bfloat16_or_none_of_it():
+    recipe = with_settings(PRESETS["BF16"], ["format=bfloat16"])
+    for selection in ({"include": "a"}, {"exclude": "a"}, {"start": "a"}):
+        with pytest.raises(UsageError, match="computes the whole model in bfloat16"):
+            detent.quantize("there is no such file.onnx", None, None, recipe, **selection)

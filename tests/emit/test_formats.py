@@ -132,6 +132,17 @@ def test_biases_with_a_scale_of_their_own(form):
     np.testing.assert_array_equal(got, plan.of("b").snap(constants["b"]).astype(np.float32))
 
 
+def test_wide_biases_stay_codes_where_weights_are_pairs():
+    proto, feeds, _ = layer("Conv")
+    recipe = BASE.replace(biases=IntegerFormat("int32"), weight_pairs=True)
+    nodes = {one.output[0]: one for one in emitted(proto, recipe, feeds).proto.graph.node}
+    conv = next(one for one in nodes.values() if one.op_type == "Conv")
+    weight, bias = (nodes[name] for name in conv.input[1:])
+    assert nodes[weight.input[0]].op_type == "QuantizeLinear"
+    assert bias.op_type == "DequantizeLinear"
+    assert bias.input[0] not in nodes
+
+
 @pytest.mark.parametrize("scenario", ["same", "p3"])
 def test_float8_with_the_spread_of_its_numbers(scenario):
     proto, feeds, constants = layer("Conv")

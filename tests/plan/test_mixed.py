@@ -380,3 +380,12 @@ def test_the_graph_is_left_alone_where_nothing_is_overridden():
     proto = residual()
     model, _ = arranged(proto)
     assert [one.name for one in model.graph] == [one.name for one in proto.graph.node]
+
+
+@pytest.mark.parametrize("recipe", ["BFP16", "MXINT8", "BF16_BFP16", "MX6"])
+def test_a_scalar_has_no_neighbours_to_share_an_exponent_with(recipe):
+    proto = build([node("Div", "x four", "d"), node("Relu", "d", "y")], "y", {"four": np.float32(4.1)})
+    report = detent.quantize(proto, None, FEEDS["x"], recipe)
+    constants = {tensor.name: tensor for tensor in report.model.graph.initializer}
+    divide = next(one for one in report.model.graph.node if one.op_type == "Div")
+    assert onnx.numpy_helper.to_array(constants[divide.input[1]]) == np.float32(4.1)

@@ -214,3 +214,10 @@ def test_power_of_two_recipes_go_everywhere(target, dtype):
 def test_every_preset_fits_its_target():
     for recipe in PRESETS.values():
         find_target(recipe.target).check(recipe)
+
+
+def test_a_concat_of_activations_that_stay_float():
+    recipe = PRESETS["A8W8"].replace(activations=None, biases=None, refinement=None)
+    proto = build([node("Conv", "x w", "c"), node("Concat", "c k", "y", axis=1)], "y",
+                  {"w": normal(3, 3, 1, 1), "k": normal(1, 2, 8, 8)})  # fmt: skip
+    assert detent.quantize(proto, None, normal(1, 3, 8, 8, seed=2), recipe).model is not None

@@ -3,13 +3,14 @@
 activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
 both specifications PowerOf2            enable_npu_cnn, unless EnableNPUCnn says otherwise
 weight per channel                      per_channel
+weights Percentile                      MinMax: the specifications have it by default, and Quark does not do it
 no CLEConfig in algo_config             no equalization: the newer API does none unless it is asked for
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from detent.compat.algorithms import (
     AdaQuantConfig,
@@ -34,9 +35,10 @@ from detent.compat.enums import (
     QuantGranularity,
     ScaleType,
 )
-from detent.compat.mixed import spec_format
+from detent.compat.mixed import check_layer, spec_format
 from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError
+from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
 
 _FLOAT_SCALE = {
@@ -62,6 +64,7 @@ def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]
     inputs, weight = config.global_config.inputs, config.global_config.weight
     if inputs is None or weight is None:
         raise UsageError("global_config needs both input_tensors (or activation) and weight.")
+    check_layer(config.global_config)
     shifted = inputs.scale_type == weight.scale_type == ScaleType.PowerOf2
     plain = inputs.data_type in (Int8, UInt8) and weight.data_type in (Int8, UInt8)
     algorithms = _options_of(config.algo_config)
@@ -73,10 +76,10 @@ def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]
     excluded = [each for each in config.exclude if isinstance(each, str)]
     parts = [each for each in config.exclude if not isinstance(each, str)]
     legacy = QuantizationConfig(
-        calibrate_method=_method(inputs),
+        calibrate_method=_method(_calibrated(config, "inputs")),
         quant_format=QuantFormat.QDQ if plain else ExtendedQuantFormat.QDQ,
-        activation_type=inputs.data_type.quant_type,
-        weight_type=weight.data_type.quant_type,
+        activation_type=inputs.data_type,
+        weight_type=weight.data_type,
         nodes_to_exclude=excluded,
         subgraphs_to_exclude=[pair for part in parts for pair in (part if isinstance(part, list) else [part])],
         per_channel=weight.quant_granularity == QuantGranularity.Channel,
@@ -87,7 +90,7 @@ def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]
         include_fast_ft=bool(kinds & {AdaRoundConfig, AdaQuantConfig}),
         include_auto_mp=AutoMixprecisionConfig in kinds,
         enable_npu_cnn=config.extra_options.get("EnableNPUCnn", shifted),
-        extra_options={**_spec_options(inputs, weight), **algorithms, **config.extra_options},
+        extra_options={**_spec_options(config, inputs, weight), **algorithms, **config.extra_options},
     )
     return legacy, _overrides(config)
 
@@ -102,21 +105,21 @@ def _method(spec: QTensorConfig) -> Any:
     return methods[spec.calibration_method]
 
 
-def _spec_options(inputs: QTensorConfig, weight: QTensorConfig) -> dict[str, Any]:
+def _spec_options(config: QConfig, inputs: QTensorConfig, weight: QTensorConfig) -> dict[str, Any]:
     """What the specifications say that the older configuration has as options."""
-    if QuantGranularity.Group in (inputs.quant_granularity, weight.quant_granularity):
-        raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
     options: dict[str, Any] = {"ActivationSymmetric": inputs.symmetric, "WeightSymmetric": weight.symmetric}
-    for spec in (inputs, weight):
-        if spec.data_type.attributes:
-            key = "MXAttributes" if "element_dtype" in spec.data_type.attributes else "BFPAttributes"
-            options[key] = dict(spec.data_type.attributes)
-    if weight.scale_type == ScaleType.Float32 and weight.calibration_method == CalibMethod.MinMSE:
-        options["WeightCalibrateMethod"] = ExtendedCalibrationMethod.MinMSE
+    shifted = weight.scale_type == ScaleType.PowerOf2
+    usual = (inputs.calibration_method,) if shifted else (CalibMethod.MinMax, CalibMethod.Percentile)
+    calibrated = _calibrated(config, "weight")
+    if calibrated.calibration_method not in usual:
+        options["WeightCalibrateMethod"] = _method(calibrated)
     return options
 
 
 def _options_of(algorithms: Sequence[AlgoConfig]) -> dict[str, Any]:
+    for each in algorithms:
+        if not isinstance(each, AlgoConfig):
+            raise UsageError(f"algo_config lists {each!r}: give configurations, such as AdaRoundConfig().")
     tuning = [each for each in algorithms if isinstance(each, (AdaRoundConfig, AdaQuantConfig))]
     if len(tuning) > 1:
         raise UsageError("algo_config lists both AdaRoundConfig and AdaQuantConfig: a layer learns by one. Choose one.")
@@ -127,15 +130,28 @@ def _options_of(algorithms: Sequence[AlgoConfig]) -> dict[str, Any]:
 
 
 def _overrides(config: QConfig) -> tuple[Override, ...]:
-    by_name = [_override(layer, nodes=tuple(names)) for layer, names in config.specific_layer_config.items()]
-    by_type = [_override(layer, op_types=tuple(types)) for layer, types in config.layer_type_config.items()]
-    return (*by_type, *by_name)
+    by_name = [(layer, {"nodes": tuple(names)}) for layer, names in config.specific_layer_config.items()]
+    by_type = [(layer, {"op_types": tuple(types)}) for layer, types in config.layer_type_config.items()]
+    return tuple(_override(layer, **part) for layer, part in (*by_type, *by_name))
 
 
 def _override(layer: QLayerConfig | None, **part: tuple[str, ...]) -> Override:
     if layer is None:
         return Override(leave_float=True, **part)  # type: ignore[arg-type]
-    if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
-        raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
-    formats = {"activations": layer.inputs, "weights": layer.weight, "biases": layer.bias}
-    return Override(**part, **{role: spec_format(spec) for role, spec in formats.items()})  # type: ignore[arg-type]
+    check_layer(layer)
+    return Override(**part, **{role: spec_format(spec) for role, spec in layer.roles.items()})  # type: ignore[arg-type]
+
+
+def _calibrated(config: QConfig, role: Literal["inputs", "weight"]) -> QTensorConfig:
+    """The specification whose method calibrates the model: that of all integers, which may be those of layers only."""
+    layers = [config.global_config, *config.specific_layer_config, *config.layer_type_config]
+    specs = [layer.inputs if role == "inputs" else layer.weight for layer in layers if layer is not None]
+    given = [spec for spec in specs if spec is not None]
+    integers = [spec for spec in given if isinstance(spec_format(spec), IntegerFormat)]
+    for spec in integers:
+        if spec.calibration_method != integers[0].calibration_method:
+            raise UsageError(
+                f"calibration_method is {integers[0].calibration_method} in one specification and "
+                f"{spec.calibration_method} in another: one calibrates the whole model. Choose one."
+            )
+    return (integers or given)[0]

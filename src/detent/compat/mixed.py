@@ -6,12 +6,15 @@ other it searches for those that need it. Detent does not search; `detent quanti
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from detent.compat.enums import QuantGranularity
 from detent.compat.formats import format_of
 from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError, nearest
+from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
 from detent.presets import LAYERS
 from detent.recipe import Override
@@ -70,16 +73,34 @@ def override_of(params: Mapping[str, Any]) -> Override:
 
 def _formats(params: Mapping[str, Any]) -> dict[str, Any]:
     older = {role: format_of(params[name]) for name, roles in _OLDER_TYPES.items() if name in params for role in roles}
+    layer = params.get("TargetLayerConfig")
+    if older and layer is not None:
+        raise UsageError("AutoMixprecision: TargetLayerConfig and the older TargetQuantType say the same. Give one.")
     if older:
         return older
-    layer = params.get("TargetLayerConfig")
     if not isinstance(layer, QLayerConfig):
         raise UsageError(f"AutoMixprecision: TargetLayerConfig is {layer!r}. Give one QLayerConfig.")
-    return {"activations": spec_format(layer.inputs), "weights": spec_format(layer.weight)}
+    check_layer(layer)
+    return {role: spec_format(spec) for role, spec in layer.roles.items()}
 
 
 def spec_format(spec: QTensorConfig | None) -> NumberFormat | None:
     """The format that a tensor's specification describes."""
     if spec is None:
         return None
-    return format_of(spec.data_type, symmetric=spec.symmetric, scale=spec.scale)
+    fmt = format_of(spec.data_type, symmetric=spec.symmetric, scale=spec.scale)
+    if isinstance(fmt, IntegerFormat) and spec.quant_granularity == QuantGranularity.Channel:
+        return dataclasses.replace(fmt, granularity="per_channel")
+    return fmt
+
+
+def check_layer(layer: QLayerConfig) -> None:
+    """Raise UsageError for what a specification can say and Detent cannot do."""
+    if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
+        raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
+    granularities = {spec.quant_granularity for spec in (layer.inputs, layer.weight, layer.bias) if spec is not None}
+    if QuantGranularity.Group in granularities:
+        raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
+    for spec in (layer.inputs, layer.bias):
+        if spec is not None and spec.quant_granularity == QuantGranularity.Channel:
+            raise UsageError("QuantGranularity.Channel is for weights: activations and biases cannot have it.")

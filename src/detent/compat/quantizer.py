@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,15 @@ class ModelQuantizer:
         """Quantize `model_input` and write it to `model_output`; without one, return the model."""
         if algorithms:
             raise UsageError("algorithms: list them in QConfig(algo_config=[...]).")
-        data = calibration_data_reader if calibration_data_reader is not None else calibration_data_path
+        data = one_of(calibration_data_reader, calibration_data_path)
         return quantize_with(self.config, model_input, model_output, data)
+
+
+def one_of(reader: Any, path: str | Path | None) -> Any:
+    """The data, which may come as a reader or as a path."""
+    if reader is not None and path is not None:
+        raise UsageError(f"calibration_data_path is {path}, and there is a calibration_data_reader too. Give one.")
+    return path if reader is None else reader
 
 
 def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None, data: Any) -> onnx.ModelProto | None:
@@ -112,9 +120,10 @@ def _data(request: Request, model: ModelLike, data: Any) -> Any:
     if data is not None and not request.always_random:
         return data
     asked = request.random
-    return (
-        None if asked.shapes is None and asked.ranges is None else RandomDataReader(model, asked.shapes, asked.ranges)
-    )
+    if asked.shapes is None and asked.ranges is None:
+        return None  # detent.quantize makes random numbers itself, and warns
+    warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
+    return RandomDataReader(model, asked.shapes, asked.ranges)
 
 
 def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:
@@ -136,4 +145,5 @@ def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:
 def move_tensors_out(path: Path) -> None:
     """Put the tensors into a file beside the model, as use_external_data_format asks for."""
     proto = onnx.load(path)
+    (path.parent / f"{path.name}.data").unlink(missing_ok=True)  # onnx would add to what an earlier run left
     onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)

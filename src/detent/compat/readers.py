@@ -137,8 +137,10 @@ def _by_input(inputs: Sequence[InputSpec], given: Any, what: str) -> list[tuple[
 
 def _filled(spec: InputSpec, shape: Any) -> tuple[int, ...]:
     """The shape of random data for an input: its own dimensions, 1 for a dynamic batch, the given ones elsewhere."""
-    if shape is not None and len(shape) != len(spec.shape):
-        raise UsageError(f"input_shape {list(shape)} for '{spec.name}', whose shape is {spec.shape_text}.")
+    if shape is not None and not _fits(spec, shape):
+        raise UsageError(
+            f"input_shape {list(shape)} for '{spec.name}', whose shape is {spec.shape_text}: it fills what is dynamic."
+        )
     dims = [own if own is not None else None if shape is None else int(shape[i]) for i, own in enumerate(spec.shape)]
     if dims and dims[0] is None:
         dims[0] = 1
@@ -148,6 +150,11 @@ def _filled(spec: InputSpec, shape: Any) -> tuple[int, ...]:
             f"Give input_shape={{'{spec.name}': [...]}}."
         )
     return tuple(dim for dim in dims if dim is not None)
+
+
+def _fits(spec: InputSpec, shape: Any) -> bool:
+    same_rank = len(shape) == len(spec.shape)
+    return same_rank and all(own in (None, int(given)) for own, given in zip(spec.shape, shape, strict=True))
 
 
 class PathDataReader(_Repeatable):

@@ -85,3 +85,8 @@ class QLayerConfig:
     def inputs(self) -> QTensorConfig | None:
         """The specification of what goes in, under either name."""
         return self.input_tensors if self.input_tensors is not None else self.activation
+
+    @property
+    def roles(self) -> dict[str, QTensorConfig | None]:
+        """The specifications by the roles of a recipe."""
+        return {"activations": self.inputs, "weights": self.weight, "biases": self.bias}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
@@ -30,6 +30,7 @@ from detent.compat.enums import (
 )
 from detent.compat.formats import format_of
 from detent.compat.layers import legacy_of
+from detent.compat.mixed import spec_format
 from detent.compat.options import apply_options
 from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.request import Request
@@ -64,6 +65,7 @@ _FORMATS: dict[Any, OutputFormat] = {
     VitisQuantFormat.BFPFixNeuron: "extended-qdq",
     VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
+_BLOCK_FORMATS = (VitisQuantFormat.BFPFixNeuron, VitisQuantFormat.MXFixNeuron)
 _DEVICE_FORMATS = ("vitis-qdq", "fix-neuron")
 _REFUSED_FIELDS = {
     "reduce_range": "7-bit weights are for old CPUs. Delete it; sessions can be told to be exact instead",
@@ -85,7 +87,9 @@ _SWITCHES = {
 def translate(config: AnyConfig) -> Request:
     """What a configuration asks for. Raises UsageError, naming the field or option, for what cannot be had."""
     overrides: tuple[Override, ...] = ()
+    biases: NumberFormat | None = None
     if isinstance(config, QConfig):
+        biases = spec_format(config.global_config.bias)
         config, overrides = legacy_of(config)
     legacy = config.global_quant_config if isinstance(config, Config) else config
     if not isinstance(legacy, QuantizationConfig):
@@ -95,6 +99,8 @@ def translate(config: AnyConfig) -> Request:
     _refuse(legacy)
     request = _selected(Request(_recipe(legacy, options)), legacy)
     request = apply_options(request, _without_unused(legacy, options))
+    if biases is not None:
+        request = request.with_recipe(biases=biases)
     if overrides:
         request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
     if request.recipe.format == "cast" and any(_has_blocks(override) for override in request.recipe.overrides):
@@ -148,13 +154,18 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
 def _activations(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any]) -> NumberFormat:
     if config.use_dynamic_quant:
         return IntegerFormat("uint8", symmetric=False)
-    blocks = options.get("BFPAttributes") or options.get("MXAttributes")
+    blocks = _blocks(config.activation_type, options)
     return format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale, attributes=blocks)
 
 
+def _blocks(quant_type: Any, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The attributes that the options have for a type."""
+    option = {"QBFP": "BFPAttributes", "QMX": "MXAttributes"}.get(getattr(quant_type, "name", ""))
+    return None if option is None else options.get(option)
+
+
 def _weights(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any]) -> NumberFormat:
-    blocks = options.get("BFPAttributes") or options.get("MXAttributes")
-    fmt = format_of(config.weight_type, symmetric=True, scale=scale, attributes=blocks)
+    fmt = format_of(config.weight_type, symmetric=True, scale=scale, attributes=_blocks(config.weight_type, options))
     if not isinstance(fmt, IntegerFormat):
         if config.per_channel:
             raise UsageError(f"per_channel=True: {fmt.label} has no scales. Delete it.")
@@ -175,6 +186,8 @@ def _biases(weights: NumberFormat, target: str, integers: bool) -> NumberFormat:
 def _written(config: QuantizationConfig, activations: NumberFormat, weights: NumberFormat) -> OutputFormat:
     chosen = _FORMATS[config.quant_format]
     kinds = {type(fmt).__name__ for fmt in (activations, weights)}
+    if config.quant_format in _BLOCK_FORMATS and not kinds & {"BlockFloat", "Microscaling"}:
+        raise UsageError(f"{config.quant_format!r} is for QBFP and QMX, and this configuration has neither.")
     if chosen != "qdq" or kinds == {"IntegerFormat"}:
         return chosen
     return "cast" if kinds == {"FloatFormat"} else "extended-qdq"
@@ -184,6 +197,8 @@ def _target(
     config: QuantizationConfig, options: Mapping[str, Any], scale: Scale, integers: bool, written: OutputFormat
 ) -> str:
     if not integers:
+        if config.enable_npu_cnn:
+            raise UsageError("enable_npu_cnn=True is for integers, and this configuration has other types. Delete it.")
         return "npu-bf16"
     if scale == "power_of_two":
         return "npu-cnn" if config.enable_npu_cnn or written in _DEVICE_FORMATS else "npu-vaiml"
@@ -212,6 +227,8 @@ def _selected(request: Request, config: QuantizationConfig) -> Request:
         summary=config.print_summary,
     )
     for part in config.subgraphs_to_exclude:
+        if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2:
+            raise UsageError(f"A subgraph to exclude is {part!r}: expected (['first', ...], ['last', ...]).")
         starts, ends = part
         request = request.with_override(Override(between=(_tuple(starts), _tuple(ends)), leave_float=True))
     return request
@@ -237,16 +254,27 @@ def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict
     defaults: dict[str, Any] = {"FastFinetune": {"OptimAlgorithm": "adaround"}, "SmoothAlpha": 0.5}
     for name, field in _SWITCHES.items():
         if getattr(config, field):
-            options.setdefault(name, defaults.get(name, {}))
+            options.setdefault(name, defaults.get(name))
+            if not options[name] and name not in defaults:
+                raise UsageError(f"{field}=True has no effect without the option {name}. Give both, or neither.")
         elif name in options:
             raise UsageError(f"The option {name} has no effect without {field}=True. Give both, or neither.")
     return options
 
 
+_BESIDE_THE_RECIPE = (
+    *("input_nodes", "output_nodes", "nodes_to_quantize", "nodes_to_exclude", "execution_providers", "print_summary"),
+    *("use_external_data_format", "convert_fp16_to_fp32", "convert_nchw_to_nhwc", "ignore_warnings", "optimize_model"),
+    "log_severity_level",
+)
+"""Fields that say nothing about numbers: a preset with one of them changed is still that preset."""
+
+
 def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
     """The preset that has the same values, or the recipe with a description of what it is."""
     for name in PRESET_FIELDS:
-        if name in PRESETS and config == get_default_config(name):
+        same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
+        if config == dataclasses.replace(get_default_config(name), **same):
             return PRESETS[name]
     for preset in PRESETS.values():
         if recipe.replace(name=preset.name, description=preset.description) == preset:

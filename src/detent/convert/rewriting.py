@@ -37,28 +37,19 @@ def split_fix_neuron(graph: ir.Graph, node: ir.Node, family: Family, names: Name
     base = str(source.name)
     scale = add_initializer(graph, names.fresh(f"{base}_scale"), linear.scale.reshape(()))
     zero_point = add_initializer(graph, names.fresh(f"{base}_zero_point"), linear.zero_point.reshape(()))
+
+    def insert(op_type: str, value: ir.Value, result_type: ir.TypeProtocol | None) -> ir.Value:
+        name = f"{base}_{op_type}"
+        made = ir.node(op_type, [value, scale, zero_point], domain=family.domain, name=names.fresh(name))
+        output = made.outputs[0]
+        output.name, output.type, output.shape = names.fresh(f"{name}_Output"), result_type, source.shape
+        graph.insert_before(node, [made])
+        return output
+
     array = constant(source)
     if array is not None:
         codes = add_initializer(graph, names.fresh(f"{base}_quantized"), linear.encode(array))
     else:
-        quantize = ir.node(
-            family.quantize,
-            [source, scale, zero_point],
-            domain=family.domain,
-            name=names.fresh(f"{base}_{family.quantize}"),
-        )
-        codes = quantize.outputs[0]
-        codes.name = names.fresh(f"{base}_{family.quantize}_Output")
-        codes.type, codes.shape = ir.TensorType(ir.DataType.from_numpy(linear.dtype)), source.shape
-        graph.insert_before(node, [quantize])
-    dequantize = ir.node(
-        family.dequantize,
-        [codes, scale, zero_point],
-        domain=family.domain,
-        name=names.fresh(f"{base}_{family.dequantize}"),
-    )
-    result = dequantize.outputs[0]
-    result.name = names.fresh(f"{base}_{family.dequantize}_Output")
-    result.type, result.shape = source.type, source.shape
-    graph.insert_before(node, [dequantize])
+        codes = insert(family.quantize, source, ir.TensorType(ir.DataType.from_numpy(linear.dtype)))
+    result = insert(family.dequantize, codes, source.type)
     substitute(graph, node, result, names)

@@ -36,8 +36,24 @@ def check_formats(recipe: Recipe) -> None:
     _check_products(recipe)
     if recipe.format == "qoperator":
         _check_narrow_biases(recipe)
+    if recipe.format == "bfloat16":
+        _check_whole(recipe)
     if recipe.dynamic:
         _check_dynamic(recipe)
+
+
+def _check_whole(recipe: Recipe) -> None:
+    """A model that computes in bfloat16 does so everywhere: no part of it is left out, or written otherwise."""
+    usual = {"overrides": (), "operators": (), "all_operators": True, "products_of_activations": True}
+    for field, plain in {**usual, "weight_pairs": False, "dedicated_pairs": False}.items():
+        if getattr(recipe, field) != plain:
+            raise UsageError(
+                f"Format bfloat16 computes the whole model in bfloat16, and {field} of recipe {recipe.name} is "
+                f"{getattr(recipe, field)}. Choose recipe BF16, or format cast."
+            )
+    for role, fmt in recipe.formats.items():
+        if fmt is None:
+            raise UsageError(f"Format bfloat16 computes the whole model in bfloat16, and the {role} stay float.")
 
 
 def _least_opset(fmt: NumberFormat) -> int:

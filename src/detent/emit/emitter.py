@@ -32,6 +32,7 @@ from detent.graph.names import Names
 from detent.graph.values import bypass, constant, values_of
 from detent.numerics.params import BlockParams, FloatParams, Params
 from detent.plan.layout import Role, site_inputs
+from detent.plan.mixed import is_product_bias
 from detent.plan.plan import Plan
 from detent.recipe import OutputFormat
 
@@ -56,8 +57,8 @@ def emit(
 ) -> Mapping[str, str]:
     """Quantize `model` in place as planned. Returns, for each activation site, the name of its rounded value.
 
-    `weight_pairs` keeps constants in float and rounds them like activations; `dedicated_pairs` rounds an activation
-    anew for each of its readers.
+    `weight_pairs` keeps constants in float and rounds them like activations, but for 32-bit biases: no operator
+    quantizes to these. `dedicated_pairs` rounds an activation anew for each of its readers.
     """
     emitter = _Emitter(model, plan, form, weight_pairs, dedicated_pairs)
     values = {str(value.name): value for value in values_of(model.graph)}
@@ -127,7 +128,7 @@ class _Emitter:
         params = self._plan.of(name)
         numbers = self._plan.refined.get(name, array).astype(np.float32, copy=False)
         writer = self._writer(params)
-        if self._weight_pairs:
+        if self._weight_pairs and not is_product_bias(params.format):
             stored = self._scene.constant(f"{name}_float", numbers)
             nodes = writer.activation(name, stored, params)
         else:

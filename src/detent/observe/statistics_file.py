@@ -30,7 +30,7 @@ class StatisticsFile:
     recipes and targets may use the file too), `data` that of the samples (None for a stream, which has none) and
     `description` a line about them. `votes_for` names the method and grid that samples voted for; empty: no votes.
     `factors` are the logarithms by which channels had been rescaled; None: as they were. `smoothed` are the factors by
-    which SmoothQuant had divided values.
+    which SmoothQuant had divided values, and `alpha` is what they follow from.
     """
 
     model: str
@@ -41,6 +41,7 @@ class StatisticsFile:
     votes_for: str = ""
     factors: tuple[float, ...] | None = None
     smoothed: Mapping[str, tuple[float, ...]] | None = None
+    alpha: float | None = None
     detent_version: str = __version__
 
 
@@ -54,6 +55,7 @@ def save_statistics(path: Path, file: StatisticsFile) -> None:
         "votes_for": file.votes_for,
         "factors": None if file.factors is None else list(file.factors),
         "smoothed": None if file.smoothed is None else {name: list(each) for name, each in file.smoothed.items()},
+        "alpha": file.alpha,
         "detent_version": file.detent_version,
     }
     write_bytes(seal(STATISTICS, pack(header, file.statistics)), path)
@@ -64,6 +66,7 @@ def load_statistics(path: Path) -> StatisticsFile:
     header, statistics = unpack(read_sealed(path, STATISTICS), str(path))
     texts = {key: header.pop(key, None) for key in ("model", "description", "votes_for", "detent_version")}
     data, samples, factors, smoothed = (header.pop(key, None) for key in ("data", "samples", "factors", "smoothed"))
+    alpha = header.pop("alpha", None)
     if (
         header
         or not all(isinstance(text, str) for text in texts.values())
@@ -72,13 +75,14 @@ def load_statistics(path: Path) -> StatisticsFile:
         or samples < 0
         or not _is_factors(factors)
         or not _is_smoothed(smoothed)
+        or not _is_factors(None if alpha is None else [alpha])
         or (any(each.votes for each in statistics.values()) and not texts["votes_for"])
     ):
         raise DataError(f"{path} is refused: its header is not that of a {STATISTICS.noun}. Make it again.")
     rescaled = None if factors is None else tuple(float(factor) for factor in factors)
     divided = None if smoothed is None else {name: tuple(map(float, each)) for name, each in smoothed.items()}
     return StatisticsFile(
-        data=data, samples=samples, statistics=statistics, factors=rescaled, smoothed=divided, **texts
+        data=data, samples=samples, statistics=statistics, factors=rescaled, smoothed=divided, alpha=alpha, **texts
     )
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
 from detent.graph.names import Names
-from detent.graph.values import rank, values_of
+from detent.graph.values import values_of
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import BlockFormat, NumberFormat
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
@@ -88,22 +88,33 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
             chosen = of_node.weights if site.role is Role.WEIGHT else of_node.biases
             if recipe.constants_as_activations and _is_operand(values[name], site.role):
                 chosen = of_node.activations
-        if chosen is None or (isinstance(chosen, BlockFormat) and rank(values[name]) == 0):
-            del layout.sites[name]  # a lone number has no neighbours to share an exponent with
+        if chosen is None:
+            del layout.sites[name]
         else:
             layout.formats[name] = chosen
-    layout.leaders = {name: leader for name, leader in layout.leaders.items() if _share(layout, name, leader)}
+    _keep_leaders(layout)
     _override_tensors(layout, recipe.overrides)
+    for name in [name for name, fmt in layout.formats.items() if _is_lone(values[name], fmt)]:
+        del layout.sites[name], layout.formats[name]
+    _keep_leaders(layout)
     _check_ranges(layout)
     _check_biases(model, layout)
     if not layout.sites:
         raise UsageError(f"Recipe {recipe.name} leaves activations, weights and biases float: there is nothing to do.")
 
 
-def _share(layout: Layout, name: str, leader: str) -> bool:
-    """Whether two sites that hold the same numbers share parameters. Blocks lie along an axis of each one's own."""
-    both = {name, leader} <= layout.sites.keys()
-    return both and not isinstance(layout.formats[name], BlockFormat)
+def _keep_leaders(layout: Layout) -> None:
+    """Only sites that are there share parameters, and not blocks: these lie along an axis of each value's own."""
+    layout.leaders = {
+        name: leader
+        for name, leader in layout.leaders.items()
+        if {name, leader} <= layout.sites.keys() and not isinstance(layout.formats[name], BlockFormat)
+    }
+
+
+def _is_lone(value: ir.Value, fmt: NumberFormat) -> bool:
+    """Whether a value would share an exponent with its neighbours, and is a scalar, which has none: it stays float."""
+    return isinstance(fmt, BlockFormat) and value.shape is not None and len(value.shape) == 0
 
 
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[str, NodeFormats]:

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.errors import UsageError
 from detent.graph.values import constant
-from detent.methods import Distribution, Method, NonOverflow
+from detent.methods import Distribution, Method, MinMax, NonOverflow
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams, power_of_two_above
-from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.numerics.params import BlockParams, FloatParams, NumberFormat, Params
 from detent.observe.methods.check import check_float_method
 from detent.observe.methods.choose import (
     check_method,
@@ -32,7 +33,7 @@ from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats, is_product_bias
-from detent.recipe import Recipe
+from detent.recipe import Recipe, has_power_of_two_scale
 
 ROUNDING_MARGIN = 1.0 + 2.0**-22
 """A weight's scale and its product with the input's are each rounded to float32, by up to 2^-24 of it."""
@@ -136,12 +137,19 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
 
 def needs_statistics(layout: Layout, site: Site) -> bool:
     """Whether the parameters of an activation depend on what it was observed to hold."""
-    fmt = layout.formats[site.value]
+    return is_calibrated(layout.formats[site.value])
+
+
+def is_calibrated(fmt: NumberFormat | None) -> bool:
+    """Whether activations of a format have a scale that is chosen from data."""
     return isinstance(fmt, IntegerFormat) or (isinstance(fmt, FloatFormat) and fmt.scaled)
 
 
 def check_methods(recipe: Recipe) -> None:
-    """Raise UsageError where a method of the recipe cannot choose parameters for the format that it is used on."""
+    """Raise UsageError where a method of the recipe cannot choose parameters for the format that it is used on.
+
+    A method that there is nothing to use on is refused too, but for MinMax, which every recipe has that needs none.
+    """
     formats = [(recipe.activations, recipe.method), (recipe.weights, recipe.method_of_weights)]
     if not is_product_bias(recipe.biases):
         formats.append((recipe.biases, recipe.method_of_weights))
@@ -154,6 +162,17 @@ def check_methods(recipe: Recipe) -> None:
             check_method(fmt, method)
         elif isinstance(fmt, FloatFormat):
             check_float_method(fmt, method)
+    _refuse_idle(recipe)
+
+
+def _refuse_idle(recipe: Recipe) -> None:
+    activations = () if recipe.dynamic else (recipe.activations, *(each.activations for each in recipe.overrides))
+    used = any(map(is_calibrated, activations)) or has_power_of_two_scale(recipe.weights)
+    if not used and recipe.method != MinMax():
+        raise UsageError(
+            f"The method of recipe {recipe.name} is {recipe.method}, and no activation has a scale to choose: leave it "
+            "out."
+        )
 
 
 def _choose(

@@ -62,11 +62,17 @@ def print_report(report: Report, console: Console) -> None:
 def _headline(report: Report) -> Text:
     sizes = _size(report.bytes_before)
     if report.bytes_after is not None:
-        ratio = report.bytes_before / max(report.bytes_after, 1)
-        sizes += f" -> {_size(report.bytes_after)} ({ratio:.1f} times smaller)"
+        sizes += f" -> {_size(report.bytes_after)} ({_ratio(report.bytes_before, report.bytes_after)})"
     destination = report.output or ("nothing written (dry run)" if report.dry_run else "in memory")
     # Two lines: paths may be long, and what follows them should not wrap in the middle.
     return Text(f"{report.source} -> {destination}\n{report.recipe.name} for {report.recipe.target}, {sizes}", "bold")
+
+
+def _ratio(before: int, after: int) -> str:
+    """Nodes for each tensor make small models larger."""
+    if after > before:
+        return f"{after / max(before, 1):.1f} times larger"
+    return f"{before / max(after, 1):.1f} times smaller"
 
 
 def _operator_table(report: Report) -> Table:

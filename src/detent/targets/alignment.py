@@ -36,6 +36,8 @@ def _groups(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
         output = plan.layout.output_site(node)
         sites = plan.layout.input_sites(node) + ([output] if output else [])
         group = {plan.layout.leader(site): str(node.name) for site in sites}
+        if not any(plan.layout.sites[leader].role is Role.ACTIVATION for leader in group):
+            continue  # activations stay float, and nothing is copied
         if not all(isinstance(plan.params[leader], QuantParams) for leader in group):
             continue  # floats have no scale to share
         met = [other for other in groups if other.keys() & group.keys()]

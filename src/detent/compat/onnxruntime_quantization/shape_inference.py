@@ -6,11 +6,10 @@ import logging
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, load
-from detent.graph.save import check_output, save
+from detent.graph.save import check_output, complete_proto, save
 from detent.prepare import InferShapes, Pass, default_passes, prepare
 
 LOG = logging.getLogger(__name__)
@@ -57,13 +56,17 @@ def quant_pre_process(
     if not save_as_external_data:
         save(model, output)
         return
-    named = external_data_location not in (None, "", "./", ".")
+    named = external_data_location is not None and external_data_location not in ("", "./", ".")
+    location = str(external_data_location) if named else f"{output.name}.data"
+    proto = complete_proto(model)  # its tensors may be in the very file that is written
+    if all_tensors_to_one_file:
+        (output.parent / location).unlink(missing_ok=True)  # onnx would add to what an earlier run left
     onnx.save_model(
-        ir.to_proto(model),
+        proto,
         output,
         save_as_external_data=True,
         all_tensors_to_one_file=all_tensors_to_one_file,
-        location=external_data_location if named else f"{output.name}.data",
+        location=location,
         size_threshold=external_data_size_threshold,
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from detent.compat.finetune import refinement_of
 from detent.compat.mixed import override_of
-from detent.compat.options.base import Option, boolean, honoured, met, refused
+from detent.compat.options.base import Option, boolean, honoured, met, number, refused
 from detent.compat.request import Request
 from detent.errors import UsageError
 from detent.refinements import BiasCorrection
@@ -27,7 +27,7 @@ def _finetune(request: Request, value: Any) -> Request:
 
 
 def _smooth(request: Request, value: Any) -> Request:
-    return request.with_recipe(smooth=float(value))
+    return request.with_recipe(smooth=float(number("SmoothAlpha", value)))
 
 
 def _smooth_switch(request: Request, value: Any) -> Request:

@@ -100,6 +100,20 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
+def number(name: str, value: Any) -> float:
+    """A value that must be a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"The option {name} is {value!r}: it must be a number.")
+    return value
+
+
+def whole(name: str, value: Any) -> int:
+    """A value that must be a whole number."""
+    if number(name, value) != int(value):
+        raise UsageError(f"The option {name} is {value!r}: it must be a whole number.")
+    return int(value)
+
+
 def names(option: str, value: Any) -> tuple[str, ...]:
     """A value that must be a list of names."""
     if value is None:

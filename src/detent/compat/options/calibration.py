@@ -6,13 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from detent.compat.enums import CalibrationMethod, ExtendedCalibrationMethod
-from detent.compat.options.base import Option, boolean, honoured, met, refused
+from detent.compat.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
+from detent.compat.options.base import Option, boolean, honoured, met, number, refused, whole
 from detent.compat.options.overrides import tensor_overrides
 from detent.compat.request import Request
 from detent.errors import UsageError
-from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, Percentile
+from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.formats import IntegerFormat
+from detent.plan.plan import is_calibrated
+from detent.recipe import has_power_of_two_scale
 
 HISTOGRAM_BINS = 1 << 14
 
@@ -31,10 +33,11 @@ def _setting(name: str, says: str, method: type[Any], setting: str) -> Option:
 
 
 def _percentile(request: Request, value: Any) -> Request:
+    value = number("Percentile", value)
     chosen = request.recipe.method
     if not isinstance(chosen, (Percentile, MinMSE)):
         raise UsageError(f"The option Percentile={value!r} is for the method Percentile, and the method is {chosen}.")
-    return request.with_recipe(method=dataclasses.replace(chosen, percentile=float(value)))
+    return request.with_recipe(method=dataclasses.replace(chosen, percentile=value))
 
 
 def _min_mse_mode(request: Request, value: Any) -> Request:
@@ -45,17 +48,20 @@ def _min_mse_mode(request: Request, value: Any) -> Request:
 
 def _bins(request: Request, value: Any) -> Request:
     chosen = request.recipe.method
+    if value is None:
+        return request
+    value = whole("NumBins", value)
     if isinstance(chosen, Entropy):
-        return request.with_recipe(method=dataclasses.replace(chosen, bins=int(value)))
-    if value is not None and value > HISTOGRAM_BINS:
+        return request.with_recipe(method=dataclasses.replace(chosen, bins=value))
+    if value > HISTOGRAM_BINS:
         raise UsageError(f"NumBins={value}: histograms have {HISTOGRAM_BINS} bins. Delete the option.")
     return request
 
 
 def _limit(request: Request, value: Any) -> Request:
     """Formats without a scale need no calibration; what refines them may see all the data."""
-    calibrated = isinstance(request.recipe.activations, IntegerFormat)
-    return request.replace(limit=value) if calibrated and value else request
+    calibrated = is_calibrated(request.recipe.activations)
+    return request.replace(limit=whole("CalibDataSize", value)) if calibrated and value else request
 
 
 def _range_symmetric(request: Request, value: Any) -> Request:
@@ -84,9 +90,13 @@ def _weight_method(request: Request, value: Any) -> Request:
         CalibrationMethod.Percentile: Percentile(),
         CalibrationMethod.Entropy: Entropy(),
         ExtendedCalibrationMethod.MinMSE: MinMSE(),
+        PowerOfTwoMethod.MinMSE: MinMSE(),
+        PowerOfTwoMethod.NonOverflow: NonOverflow(),
     }
-    if value not in known:
-        raise UsageError(f"WeightCalibrateMethod={value!r} is not for weights. Choose MinMax, Percentile or MinMSE.")
+    contradicts = isinstance(value, PowerOfTwoMethod) and not has_power_of_two_scale(request.recipe.weights)
+    if value not in known or contradicts:
+        listed = "MinMax, Percentile, Entropy or MinMSE"
+        raise UsageError(f"WeightCalibrateMethod={value!r} is not for weights. Choose {listed}.")
     return request.with_recipe(weight_method=known[value])
 
 
@@ -135,7 +145,9 @@ OPTIONS: tuple[Option, ...] = (
     honoured(
         "CalibWorkerNum",
         "worker threads (`threads`)",
-        lambda request, value: request.replace(threads=int(value)) if value and int(value) > 1 else request,
+        lambda request, value: (
+            request.replace(threads=threads) if (threads := whole("CalibWorkerNum", value)) > 1 else request
+        ),
     ),
     met("CalibOptimizeMem", "memory never grows with the calibration set, and nothing is written to disk"),
     refused("CalibPassthroughOpTypes", "what only moves data shares its input's scale already", "Delete the option."),

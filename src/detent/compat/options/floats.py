@@ -30,10 +30,10 @@ def _clip(request: Request, value: Any) -> Request:
 
 
 def _cast(request: Request, value: Any) -> Request:
-    if not boolean("BF16QDQToCast", value):
-        return request
-    _floats_of(request, "BF16QDQToCast")
-    return request.with_recipe(format="cast")
+    if boolean("BF16QDQToCast", value):
+        _floats_of(request, "BF16QDQToCast")
+        return request.with_recipe(format="cast")
+    return request.with_recipe(format="extended-qdq") if request.recipe.format == "cast" else request
 
 
 def _blocks(name: str, kind: type[BlockFloat] | type[Microscaling], parse: Any) -> Option:
@@ -52,10 +52,17 @@ _NBITS = {"Algorithm": "DEFAULT", "GroupSize": 128, "Symmetric": True, "Bits": 4
 
 def _few_bits(request: Request, value: Any) -> Request:
     """UseMatMulNBits: with its parameters unsaid, 4 bits in groups of 128."""
-    return _few_bits_params(request, {}) if boolean("UseMatMulNBits", value) else request
+    return _in_groups(request, {}) if boolean("UseMatMulNBits", value) else request
 
 
 def _few_bits_params(request: Request, value: Any) -> Request:
+    weights = request.recipe.weights
+    if not (isinstance(weights, IntegerFormat) and weights.group_size):
+        raise UsageError("The option MatMulNBitsParams has no effect without UseMatMulNBits=True. Give both.")
+    return _in_groups(request, value)
+
+
+def _in_groups(request: Request, value: Any) -> Request:
     unknown = set(value or {}) - set(_NBITS)
     if unknown:
         raise UsageError(f"MatMulNBitsParams has no {', '.join(sorted(unknown))}. It has {', '.join(_NBITS)}.")
@@ -81,7 +88,7 @@ def _few_bits_params(request: Request, value: Any) -> Request:
 
 OPTIONS: tuple[Option, ...] = (
     honoured("BF16WithClip", "numbers past the largest one become it, not infinity (`clip`)", _clip),
-    honoured("BF16QDQToCast", "pairs of Cast around every value (`format`)", _cast),
+    honoured("BF16QDQToCast", "pairs of Cast around every value, or where False of custom operators (`format`)", _cast),
     refused(
         "EnableVaimlBF16",
         "it is a float32 model with rounded weights",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from detent.compat.formats import format_of
@@ -9,6 +10,7 @@ from detent.compat.options.base import names
 from detent.compat.request import Request
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
+from detent.numerics.params import NumberFormat
 from detent.recipe import Override
 
 _KNOWN = ("quant_type", "symmetric", "rmin", "rmax")
@@ -26,13 +28,8 @@ def tensor_overrides(request: Request, value: Any) -> Request:
 def tensors_by_type(request: Request, value: Any) -> Request:
     """MixedPrecisionTensor, an older way to say it: {type: [tensor, ...]}."""
     for quant_type, tensors in (value or {}).items():
-        usual = request.recipe.activations
-        symmetric = not isinstance(usual, IntegerFormat) or usual.symmetric
-        chosen = format_of(
-            quant_type, symmetric=symmetric, scale=usual.scale if isinstance(usual, IntegerFormat) else "float"
-        )
         part = names("MixedPrecisionTensor", tensors)
-        request = request.with_override(Override(tensors=part, activations=chosen, weights=chosen))
+        request = request.with_override(_of_tensors(request, part, {"quant_type": quant_type}))
     return request
 
 
@@ -45,12 +42,24 @@ def _override(request: Request, tensor: str, entry: dict[str, Any]) -> Override:
             )
     if ("rmin" in entry) != ("rmax" in entry):
         raise UsageError(f"TensorQuantOverrides of '{tensor}' has one of rmin and rmax. Give both.")
-    chosen = None
-    if "quant_type" in entry or "symmetric" in entry:
-        usual = request.recipe.activations
-        symmetric = entry.get("symmetric", isinstance(usual, IntegerFormat) and usual.symmetric)
-        chosen = format_of(entry["quant_type"], symmetric=symmetric) if "quant_type" in entry else usual
-        if isinstance(chosen, IntegerFormat):
-            chosen = IntegerFormat(chosen.dtype, symmetric, chosen.scale, chosen.granularity)
-    found = (float(entry["rmin"]), float(entry["rmax"])) if "rmin" in entry else None
-    return Override(tensors=(tensor,), activations=chosen, weights=chosen, range=found)
+    return _of_tensors(request, (tensor,), entry)
+
+
+def _of_tensors(request: Request, tensors: tuple[str, ...], entry: dict[str, Any]) -> Override:
+    return Override(
+        tensors=tensors,
+        activations=_changed(request.recipe.activations, entry),
+        weights=_changed(request.recipe.weights, entry),
+        range=(float(entry["rmin"]), float(entry["rmax"])) if "rmin" in entry else None,
+    )
+
+
+def _changed(usual: NumberFormat | None, entry: dict[str, Any]) -> NumberFormat | None:
+    """The format that an entry asks for: what it leaves unsaid is as in the rest of the model."""
+    if "quant_type" not in entry and "symmetric" not in entry:
+        return None
+    symmetric = entry.get("symmetric", usual.symmetric if isinstance(usual, IntegerFormat) else False)
+    chosen = format_of(entry["quant_type"], symmetric=symmetric) if "quant_type" in entry else usual
+    if isinstance(usual, IntegerFormat) and isinstance(chosen, IntegerFormat):
+        return dataclasses.replace(usual, dtype=chosen.dtype, symmetric=symmetric)
+    return chosen

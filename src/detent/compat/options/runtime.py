@@ -6,15 +6,13 @@ from typing import Any
 
 from detent.compat.options.base import Option, boolean, honoured, met, names, refused
 from detent.compat.request import Request
-from detent.errors import UsageError
 
 _ENCRYPTION = "no temporary files are written, so there is nothing to encrypt"
 
 
 def _device(request: Request, value: Any) -> Request:
     """It was taken for enable_npu_cnn before anything else, because much depends on it; here it is only checked."""
-    if boolean("EnableNPUCnn", value) and request.recipe.target not in ("npu-cnn", "npu-float-scale"):
-        raise UsageError(f"EnableNPUCnn={value} contradicts the other options, which give {request.recipe.target}.")
+    boolean("EnableNPUCnn", value)
     return request
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from detent.compat.options.base import Option, boolean, field, honoured, names, refused
 from detent.compat.options.overrides import tensors_by_type
 from detent.compat.request import Request
+from detent.plan.mixed import is_product_bias
 
 
 def _only_with_weights(request: Request, value: Any) -> Request:
@@ -14,7 +15,11 @@ def _only_with_weights(request: Request, value: Any) -> Request:
 
 
 def _weights_only(request: Request, value: Any) -> Request:
-    return request.with_recipe(activations=None) if boolean("WeightsOnly", value) else request
+    """Biases that are counted in the unit of a layer's products have none without the activations' scales."""
+    if not boolean("WeightsOnly", value):
+        return request
+    biases = None if is_product_bias(request.recipe.biases) else request.recipe.biases
+    return request.with_recipe(activations=None, biases=biases)
 
 
 def _list(name: str, says: str, where: str) -> Option:
@@ -32,7 +37,7 @@ OPTIONS: tuple[Option, ...] = (
     _list("NodesToQuantize", "only these nodes are quantized", "include"),
     _list("InputNodes", "quantization starts at these nodes", "start"),
     _list("OutputNodes", "quantization ends at these nodes", "end"),
-    honoured("WeightsOnly", "activations stay float (`activations`)", _weights_only),
+    honoured("WeightsOnly", "activations stay float, and 32-bit biases with them (`activations`)", _weights_only),
     honoured(
         "MatMulConstBOnly", "products of two activations stay float (`products_of_activations`)", _only_with_weights
     ),

@@ -9,7 +9,7 @@ import onnx
 
 from detent.compat.configs import config_of
 from detent.compat.enums import CalibrationMethod, QuantFormat, QuantType
-from detent.compat.quantizer import quantize_with
+from detent.compat.quantizer import one_of, quantize_with
 from detent.graph.load import ModelLike
 
 
@@ -52,7 +52,7 @@ def quantize_static(
 ) -> onnx.ModelProto | None:
     """Quantize with ranges from calibration data; returns the model where there is no `model_output`."""
     config = config_of(locals(), enable_npu_cnn=enable_npu_cnn or enable_dpu)
-    data = calibration_data_reader if calibration_data_reader is not None else calibration_data_path
+    data = one_of(calibration_data_reader, calibration_data_path)
     return quantize_with(config, model_input, model_output, data)
 
 
