@@ -18,6 +18,7 @@ from detent.graph.values import constant, is_constant
 from detent.observe.samples import Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
+from detent.presets import LAYERS
 from detent.refine.codes import Array, stored_constant
 from detent.refine.frontier import Frontier
 from detent.refine.segments import Program, Segment, divide, reads
@@ -36,7 +37,9 @@ class Walk:
         self.frontier = Frontier(plan, len(origins))
         self._origins = origins
         self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
-        self.segments = divide(model, self._sites)
+        # Layers are looked at one by one: what one reads is an end of a segment even where it has no codes.
+        layers = (node for node in model.graph if node.op_type in LAYERS and plan.layout.quantizes(node))
+        self.segments = divide(model, {*self._sites, *(str(value.name) for node in layers for value in reads(node))})
 
     def start(self, index: int, sample: Sample) -> None:
         """Put in the inputs of one sample. An input with a default that the sample has no data for takes it."""
