@@ -273,6 +273,12 @@ def test_tensors_take_the_scales_of_the_rest_of_the_model():
     assert override.overrides[0].weights == IntegerFormat("int8", scale="power_of_two")
 
 
+def test_a_percentage_is_for_methods_that_cut():
+    assert recipe(NPU, Percentile=99.0, MinMSEMode="Percentile").method == MinMSE("Percentile", 99.0)
+    with pytest.raises(UsageError, match="Percentile=99.0 is for the method Percentile, and the method is MinMSE"):
+        recipe(NPU, Percentile=99.0)
+
+
 def test_methods_of_weights():
     assert recipe(NPU, WeightCalibrateMethod=PowerOfTwoMethod.NonOverflow).weight_method == NonOverflow()
     assert recipe(ENTROPY, NumBins=None) == recipe(ENTROPY)

@@ -15,7 +15,7 @@ from detent.recipe_file import find_recipe
 from detent.refine.codes import stored_constant
 from detent.refine.refine import check_refinement, refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
-from tests.models import IMAGE, as_ir, build, info, node, normal, planned, residual
+from tests.models import IMAGE, as_ir, build, conv_relu_conv, info, node, normal, planned, residual
 from tests.refine.test_refine import SAMPLES, error_on, mean_errors, pending, smooth
 
 QUICK = AdaQuant(iterations=100, learning_rate=1e-3)
@@ -87,6 +87,15 @@ def test_a_float_bias_takes_over_the_whole_mean():
     np.testing.assert_allclose(plan.refined["b"], [0.1 + 2.48 - 2.6], atol=1e-6)
     emit(model, plan)
     np.testing.assert_allclose(Runner(model, exact=True)(ones)[0], 2.58, atol=1e-6)
+
+
+def test_layers_behind_each_other_whose_activations_stay_float():
+    recipe = FLOAT_BIAS.replace(activations=None, weights=IntegerFormat("int4"))
+    proto = conv_relu_conv()
+    model, plan = planned(proto, recipe=recipe)
+    reports = refine(model, model, plan, BiasCorrection(), SAMPLES)
+    assert len(reports) == 2
+    assert np.abs(mean_errors(proto, model, plan, "y")).max() < 1e-5
 
 
 def test_a_float_bias_that_others_see_is_left_alone():

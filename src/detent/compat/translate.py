@@ -71,7 +71,7 @@ _REFUSED_FIELDS = {
     "reduce_range": "7-bit weights are for old CPUs. Delete it; sessions can be told to be exact instead",
     "include_rotation": "rotations are for language models. Give include_sq=True: SmoothQuant",
     "debug_mode": "intermediate models are not written. The report says what was done",
-    "crypto_mode": "no temporary files are written, so there is nothing to encrypt. Delete it",
+    "crypto_mode": "temporary files are not encrypted: point TMPDIR at an encrypted disk. Delete it",
 }
 
 

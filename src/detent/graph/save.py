@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -105,11 +106,16 @@ def serialize(proto: onnx.ModelProto) -> bytes:
 @contextmanager
 def _scratch_folder(path: Path) -> Iterator[Path]:
     """A folder on the same file system as `path`, gone afterwards whatever happens."""
-    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    folder = path.parent / f".{path.name}.{secrets.token_hex(6)}"  # named before it is there, to be found again
     try:
+        folder.mkdir(mode=0o700)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        except KeyboardInterrupt:  # the second Ctrl-C is ignored, so this goes through
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from detent.graph.values import constant, is_constant
 from detent.observe.samples import Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
+from detent.presets import LAYERS
 from detent.refine.codes import Array, stored_constant
 from detent.refine.frontier import Frontier
 from detent.refine.segments import Program, Segment, divide, reads

@@ -35,7 +35,7 @@ def _setting(name: str, says: str, method: type[Any], setting: str) -> Option:
 def _percentile(request: Request, value: Any) -> Request:
     value = number("Percentile", value)
     chosen = request.recipe.method
-    if not isinstance(chosen, (Percentile, MinMSE)):
+    if not isinstance(chosen, Percentile) and not (isinstance(chosen, MinMSE) and chosen.mode == "Percentile"):
         raise UsageError(f"The option Percentile={value!r} is for the method Percentile, and the method is {chosen}.")
     return request.with_recipe(method=dataclasses.replace(chosen, percentile=value))
 
@@ -122,6 +122,8 @@ OPTIONS: tuple[Option, ...] = (
     honoured("CalibTensorRangeSymmetric", "must say the same as ActivationSymmetric", _range_symmetric),
     honoured("CalibMovingAverage", "the mean of each sample's range (`MinMax.moving_average`)", _moving_average),
     met("CalibMovingAverageConstant", "all samples count alike: the constant acts only between parts of the data"),
+    honoured("MinMSEModePof2Scale", "All, MostCommon or Percentile (`MinMSE.mode`)", _min_mse_mode),
+    honoured("MinMSEMode", "the older name of MinMSEModePof2Scale", _min_mse_mode),
     honoured("Percentile", "the percentage (`Percentile.percentile`)", _percentile),
     honoured("CalibPercentile", "onnxruntime's name of Percentile", _percentile),
     met("CalibMaxIntermediateOutputs", "memory never grows with the calibration set"),
@@ -135,8 +137,6 @@ OPTIONS: tuple[Option, ...] = (
         (True,),
         "Raw data is not kept: delete the option.",
     ),
-    honoured("MinMSEModePof2Scale", "All, MostCommon or Percentile (`MinMSE.mode`)", _min_mse_mode),
-    honoured("MinMSEMode", "the older name of MinMSEModePof2Scale", _min_mse_mode),
     honoured("WeightCalibrateMethod", "the method for weights (`weight_method`)", _weight_method),
     honoured("MinMSEModeFloatScale", "All or Percentile (`weight_method`)", _weight_mode),
     honoured("NumBins", "`Entropy.bins`; other methods have 16384 bins, and MinMSE the exact answer", _bins),

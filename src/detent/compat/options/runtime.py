@@ -7,7 +7,7 @@ from typing import Any
 from detent.compat.options.base import Option, boolean, honoured, met, names, refused
 from detent.compat.request import Request
 
-_ENCRYPTION = "no temporary files are written, so there is nothing to encrypt"
+_ENCRYPTION = "temporary files are not encrypted. Point TMPDIR at an encrypted disk"
 
 
 def _device(request: Request, value: Any) -> Request:
@@ -23,7 +23,7 @@ OPTIONS: tuple[Option, ...] = (
         lambda request, value: request.replace(providers=names("ExecutionProviders", value)),
     ),
     met("DefaultTensorType", "types are inferred; where they cannot be, the node stays float and the report says so"),
-    met("TmpDir", "no temporary files are written"),
+    met("TmpDir", "temporary files are deleted at once, and stand where the environment variable TMPDIR says"),
     refused(
         "UserCustomOpLibPath", "only operators that plain onnxruntime has can be run", "Replace them by functions."
     ),
