@@ -23,8 +23,6 @@ from detent.refine.codes import Array, stored_constant
 from detent.refine.frontier import Frontier
 from detent.refine.segments import Program, Segment, divide, reads
 
-LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-
 Result = TypeVar("Result")
 Visitor = Callable[[ir.Node], None]
 Watcher = Callable[[str, Frontier], None]

@@ -28,7 +28,7 @@ OPTIONS: tuple[Option, ...] = (
         "UserCustomOpLibPath", "only operators that plain onnxruntime has can be run", "Replace them by functions."
     ),
     refused("CryptoMode", _ENCRYPTION, "Delete the option."),
-    met("EncryptionAlgorithm", _ENCRYPTION),
+    refused("EncryptionAlgorithm", _ENCRYPTION, "Delete the option."),
     refused("DebugMode", "intermediate models are not written", "`detent quantize --report FILE` says what was done."),
     honoured(
         "PrintSummary",
