@@ -23,7 +23,7 @@ from benchmarks.common import CASES, Case, calibration_array, chosen, evaluation
 from detent.convert import convert
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
-from detent.presets import find_recipe
+from detent.recipe_file import find_recipe
 from detent.recipe import Recipe
 
 RECIPE = Recipe(

@@ -50,7 +50,7 @@ def subjects(folder: Path) -> dict[str, Subject]:
     demo = {"preprocess": DEMO / "preprocess.json"}
     return {
         "demo": Subject("demo", DEMO / "digits.onnx", DEMO / "calibration", demo),
-        "mobilenetv2": Subject("mobilenetv2", case.path, CALIBRATION, {"preprocess": case.options, "limit": 48}),
+        "mobilenetv2": Subject("mobilenetv2", case.path, CALIBRATION, {"preprocess": case.options, "limit": 24}),
         "transformer": Subject("transformer", block, bert_data(48), {}),
     }
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--recipes", nargs="*", default=list(PRESETS))
     parser.add_argument("--models", nargs="*", default=["demo", "mobilenetv2", "transformer"])
-    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--write", type=Path, help="a page to write the table into, between two marks")
     options = parser.parse_args()
     rows = []
