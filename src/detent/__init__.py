@@ -129,7 +129,8 @@ def quantize(
     from detent.calibrate import Collecting, checkpoint_beside
     from detent.graph.session import DEFAULT_PROVIDERS
     from detent.observe.preprocess import preprocess_options
-    from detent.pipeline import Job, run
+    from detent.opening import Job
+    from detent.pipeline import run
     from detent.plan.select import Selection
     from detent.progress import silent
     from detent.recipe_file import find_recipe

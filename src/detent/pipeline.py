@@ -13,74 +13,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
-from detent.calibrate import Collecting, collect, keep, saved_statistics
-from detent.emit.check import check_formats
-from detent.errors import ModelError, UsageError
-from detent.graph.load import ModelLike, files_of, load, name_of, read, stored_bytes
-from detent.graph.save import check_output
-from detent.graph.session import Runner, check_operators
+from detent.calibrate import collect, keep, saved_statistics
+from detent.errors import UsageError
+from detent.graph.load import name_of, stored_bytes
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.inputs import input_specs
 from detent.observe.peek import peek
-from detent.observe.preprocess import PreprocessOptions
-from detent.observe.samples import PendingSample, Sample
+from detent.observe.samples import PendingSample
 from detent.observe.sources import Source, open_source
 from detent.observe.statistics_file import StatisticsFile
 from detent.observe.sweep import Observation, look, recall
+from detent.opening import Job, Original, check_preparation, check_recipe, load_float, prepare_model
 from detent.plan.layout import Layout, Role
-from detent.plan.mixed import arrange
-from detent.plan.parts import check_operator_types
-from detent.plan.plan import Plan, check_methods, make_plan, needs_statistics
-from detent.plan.select import Selection
-from detent.prepare import default_passes, prepare
-from detent.progress import Progress, silent
-from detent.recipe import EQUALIZING_SAMPLES, Recipe
+from detent.plan.plan import Plan, make_plan, needs_statistics
+from detent.prepare import prepare
+from detent.progress import Progress
+from detent.recipe import EQUALIZING_SAMPLES
 from detent.refine.layers import LayerReport
-from detent.refine.refine import check_refinement, refine
+from detent.refine.refine import refine
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
-from detent.targets.optional import with_steps
-from detent.targets.target import Target, find_target
 from detent.writing import last_form, store, write_plan
 
 HELD_OUT = 16
 """Samples kept back to measure the result with, where the data has any to spare."""
-
-QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
-
-ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
-"""How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One quantization, complete: what to read, how to quantize it and where to write."""
-
-    model: ModelLike
-    output: Path | None
-    recipe: Recipe
-    calibration: Any = None
-    preprocess: PreprocessOptions | None = None
-    selection: Selection = field(default_factory=Selection)
-    fix_shapes: Mapping[str, Sequence[int]] | None = None
-    limit: int | None = None
-    seed: int | None = None
-    batch: int | None = None
-    collecting: Collecting = field(default_factory=Collecting)
-    dry_run: bool = False
-    progress: Progress = silent
 
 
 @dataclass
@@ -100,27 +63,27 @@ class _Stopwatch:
 
 def run(job: Job) -> Report:
     """Quantize. Raises a DetentError, and leaves no output, where anything is wrong."""
-    target = _check_recipe(job.recipe, job.selection)
+    target = check_recipe(job.recipe, job.selection)
     watch = _Stopwatch(job.progress)
     with watch.stage("load"):
-        model = _load(job)
+        model = load_float(job)
         identity = fingerprint_of(model) if job.collecting.needs_identity else None
     with watch.stage("prepare"):
-        layout, notes = _prepare(job, model, target)
+        layout, notes = prepare_model(job, model, target)
         job, unrefined = _without_data(job, layout)
     source = _open(job, model, layout)
     if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
     sites = _observed(layout)
     with ThreadPoolExecutor(1) as meanwhile:
-        original = meanwhile.submit(_Original, job)
+        original = meanwhile.submit(Original, job)
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
             samples, source = _first_samples(job, source, saved)
             rescaling = rescale(model, layout.sites, job.recipe, samples, saved, job.collecting.threads)
         with watch.stage("calibrate"):
             observation = _observe(job, model, identity, layout, source, saved, rescaling)
-            _check_preparation(job, original.result(), samples, observation)
+            check_preparation(job, original.result(), samples, observation)
     with watch.stage("plan"):
         reference = model.clone() if job.recipe.refinement is not None else model
         _rewrite(model, target.substitutions, layout, notes)
@@ -171,51 +134,6 @@ def run(job: Job) -> Report:
     )
 
 
-def _check_recipe(recipe: Recipe, selection: Selection) -> Target:
-    """The target; UsageError where parts of the recipe contradict each other, or what the user selected."""
-    if recipe.format == "bfloat16" and selection != Selection():
-        raise UsageError(
-            "Format bfloat16 computes the whole model in bfloat16: leave --include, --exclude, --op-types, --from and "
-            "--to out, or choose format cast."
-        )
-    target = with_steps(find_target(recipe.target), recipe)
-    check_formats(recipe)
-    check_methods(recipe)
-    check_operator_types(recipe)
-    check_refinement(recipe)
-    target.check(recipe)
-    return target
-
-
-def _load(job: Job) -> ir.Model:
-    """The float model; and nothing that will be written stands in the way."""
-    model = load(job.model, job.recipe.least_opset)
-    _refuse_quantized(model, name_of(job.model))
-    check_operators(model)
-    if job.output is not None:
-        check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
-    if job.collecting.save is not None:
-        check_output(job.collecting.save, job.output)
-    return model
-
-
-def _prepare(job: Job, model: ir.Model, target: Target) -> tuple[Layout, Notes]:
-    """Rewrite the model into operators that can be quantized, and decide where it will be."""
-    names = [str(node.name) for node in model.graph]
-    passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
-    notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
-    return arrange(model, job.selection, job.recipe, folded=names), notes
-
-
-def _refuse_quantized(model: ir.Model, name: str) -> None:
-    for node in model.graph.all_nodes():
-        if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
-            raise ModelError(
-                f"{name} is quantized already (node '{node.name}' is a {node.op_type}). Give the float model; "
-                f"`detent inspect` shows what is in this one."
-            )
-
-
 def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
     """Where there is no data and no format needs any, what would learn from it is left out; and what to say then."""
     refinement = job.recipe.refinement
@@ -254,20 +172,6 @@ def _observed(layout: Layout) -> list[str]:
 def _needs_any(layout: Layout) -> bool:
     """Whether any format needs statistics."""
     return any(needs_statistics(layout, layout.sites[name]) for name in _observed(layout))
-
-
-class _Original:
-    """The model as it was given, ready to run on samples of the prepared one."""
-
-    def __init__(self, job: Job) -> None:
-        original = read(job.model)
-        self._types = {str(each.name): each.dtype.numpy() for each in original.graph.inputs if each.dtype is not None}
-        self._runner = Runner(original)
-
-    def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """All outputs by name."""
-        feeds = {name: array.astype(self._types.get(name, array.dtype)) for name, array in sample.feeds.items()}
-        return dict(zip(self._runner.outputs, self._runner(feeds, sample.origin), strict=True))
 
 
 def _first_samples(
@@ -312,28 +216,6 @@ def _observe(
     return observation
 
 
-def _check_preparation(
-    job: Job, original: _Original, samples: Sequence[PendingSample], observation: Observation
-) -> None:
-    """Run the model as it was given on one sample: preparing and equalizing it must not have changed its function."""
-    if observation.runner is None:  # no data: it was run when the statistics were counted
-        return
-    # Of the samples that equalization saw, because a Clip may cut others where it did not before.
-    sample = (samples or observation.measured_on)[0].load()
-    expected = original(sample)
-    found = observation.runner(sample.feeds, sample.origin, list(expected))
-    for (name, before), after in zip(expected.items(), found, strict=True):
-        if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:
-            continue
-        difference = float(np.abs(before.astype(np.float64) - after).max())
-        if difference > ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * float(np.abs(before).max()):
-            raise ModelError(
-                f"Preparing {name_of(job.model)} changed what it computes: output '{name}' differs by {difference:.3g} "
-                f"on {sample.origin}. This is a fault of Detent or of the opset conversion; export the model with "
-                "opset 17 or newer, and please report it."
-            )
-
-
 def _refine(
     job: Job, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample]
 ) -> Sequence[LayerReport]:
@@ -346,7 +228,7 @@ def _refine(
 
 
 def _measure(
-    job: Job, model: ir.Model, original: _Original | None, observation: Observation, sites: Mapping[str, str]
+    job: Job, model: ir.Model, original: Original | None, observation: Observation, sites: Mapping[str, str]
 ) -> Fidelity | None:
     """How close the quantized model is to float; None where there is no data to measure with."""
     if observation.runner is None:
