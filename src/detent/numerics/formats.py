@@ -184,10 +184,8 @@ class QuantParams:
 
     def encode(self, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The codes nearest to `values`."""
-        array = np.asarray(values, np.float64)
-        scale, zero_point = self.broadcast(array.shape)
-        levels: npt.NDArray[np.float64] = np.rint(array / scale) + zero_point
-        return levels.clip(self.format.low, self.format.high).astype(np.int64)
+        levels = self._levels(values)
+        return np.clip(levels, self.format.low, self.format.high, out=levels).astype(np.int64)
 
     def decode(self, codes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The real numbers that `codes` stand for."""
@@ -202,10 +200,17 @@ class QuantParams:
 
     def clipped(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Which of `values` saturate."""
-        array = np.asarray(values, np.float64)
+        levels = self._levels(values)
+        return (levels < self.format.low) | (levels > self.format.high)
+
+    def _levels(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """What the codes would be without an end of the format. One array, however large the weight is."""
+        array = np.asarray(values)
         scale, zero_point = self.broadcast(array.shape)
-        codes: npt.NDArray[np.float64] = np.rint(array / scale) + zero_point
-        return (codes < self.format.low) | (codes > self.format.high)
+        levels = np.asarray(np.divide(array, scale, dtype=np.float64))
+        np.rint(levels, out=levels)
+        levels += zero_point
+        return levels
 
     def broadcast(self, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """Scale and zero point in a shape that fits arrays of `shape`."""
