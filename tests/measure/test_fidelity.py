@@ -11,14 +11,14 @@ from onnx import TensorProto, helper
 
 from detent.graph.load import load
 from detent.graph.session import Runner
-from detent.measure.fidelity import _Sums, measure_fidelity
+from detent.measure.fidelity import Sums, measure_fidelity
 from detent.observe.samples import PendingSample
 
 floats = st.floats(-1e6, 1e6, width=32)
 
 
 def closeness(x, y):
-    return _Sums.of(np.array(x, np.float32), np.array(y, np.float32)).closeness()
+    return Sums.of(np.array(x, np.float32), np.array(y, np.float32)).closeness()
 
 
 def test_by_hand():
@@ -44,8 +44,8 @@ def test_nothing_left_or_nothing_there():
 @settings(deadline=None, max_examples=50)
 @given(arrays(np.float32, 12, elements=floats), arrays(np.float32, 12, elements=floats), st.integers(0, 12))
 def test_sums_of_parts_are_the_sums_of_the_whole(x, y, cut):
-    whole = _Sums.of(x, y)
-    parts = _Sums.of(x[:cut], y[:cut]) + _Sums.of(x[cut:], y[cut:])
+    whole = Sums.of(x, y)
+    parts = Sums.of(x[:cut], y[:cut]) + Sums.of(x[cut:], y[cut:])
     assert parts.elements == whole.elements
     assert parts.peak == whole.peak
     for name in ("signal", "noise", "product", "other"):

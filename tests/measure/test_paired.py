@@ -13,8 +13,8 @@ from detent.measure.paired import (
     NORMAL_QUANTILE,
     mcnemar_exact,
     mean_interval,
+    mean_ratio,
     paired_loss_interval,
-    ratio_interval,
     student_quantile,
     wilson_interval,
 )
@@ -123,11 +123,32 @@ def test_the_interval_of_a_mean():
     assert mean_interval(np.array([5.0])) is None
 
 
+def columns(*values):
+    return np.array(values, np.float64).T
+
+
 def test_the_interval_of_a_ratio():
-    assert ratio_interval(np.array([1.0, 2.0]), np.array([10.0, 20.0])) == pytest.approx((0.1, 0.1))
+    ratio, interval = mean_ratio(columns([1.0, 2.0]), columns([10.0, 20.0]))
+    assert ratio == pytest.approx(0.1)
+    assert interval == pytest.approx((0.1, 0.1))
     # With equal wholes it is the mean's interval.
     parts = np.array([1.0, 2.0, 3.0, 2.5])
-    low, high = mean_interval(parts / 4)
-    assert ratio_interval(parts, np.full(4, 4.0)) == pytest.approx((low, high))
-    assert ratio_interval(np.array([1.0]), np.array([10.0])) is None
-    assert ratio_interval(np.zeros(3), np.zeros(3)) is None
+    ratio, interval = mean_ratio(columns(parts), columns([4.0] * 4))
+    assert ratio == pytest.approx(parts.mean() / 4)
+    assert interval == pytest.approx(mean_interval(parts / 4))
+    assert mean_ratio(columns([1.0]), columns([10.0])) == (pytest.approx(0.1), None)
+
+
+def test_ratios_of_several_columns_count_alike():
+    ratio, interval = mean_ratio(columns([1.0, 3.0], [200.0, 200.0]), columns([10.0, 10.0], [1000.0, 1000.0]))
+    assert ratio == pytest.approx((0.2 + 0.2) / 2)
+    # The second column does not vary: half of the first one's deviations, 0.1 and 0.3, of which no ratio is below 0.
+    low, high = mean_interval(np.array([0.15, 0.25]))
+    assert interval == pytest.approx((max(0.0, low), high))
+
+
+def test_ratios_without_a_whole():
+    assert mean_ratio(columns([0.0, 0.0]), columns([0.0, 0.0])) == (0.0, (0.0, 0.0))
+    assert mean_ratio(columns([1.0, 0.0]), columns([0.0, 0.0])) == (math.inf, None)
+    assert mean_ratio(columns([math.nan, 0.0]), columns([1.0, 1.0])) == (math.inf, None)
+    assert mean_ratio(np.zeros((3, 0)), np.zeros((3, 0))) == (0.0, (0.0, 0.0))

@@ -42,7 +42,7 @@ class Closeness:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class Sums:
     """The sums behind a Closeness. Those of two samples add up."""
 
     signal: float = 0.0
@@ -53,13 +53,14 @@ class _Sums:
     elements: int = 0
 
     @classmethod
-    def of(cls, original: npt.NDArray[Any], quantized: npt.NDArray[Any]) -> _Sums:
+    def of(cls, original: npt.NDArray[Any], quantized: npt.NDArray[Any]) -> Sums:
+        """Those of two arrays of one shape."""
         x = np.ascontiguousarray(original, np.float32).reshape(-1)
         y = np.ascontiguousarray(quantized, np.float32).reshape(-1)
         return cls(*error_sums(x, y), x.size)
 
-    def __add__(self, more: _Sums) -> _Sums:
-        return _Sums(
+    def __add__(self, more: Sums) -> Sums:
+        return Sums(
             self.signal + more.signal,
             self.noise + more.noise,
             self.product + more.product,
@@ -69,6 +70,7 @@ class _Sums:
         )
 
     def closeness(self) -> Closeness:
+        """What the sums say."""
         norm = math.sqrt(self.signal * self.other)
         same = self.noise == 0.0
         return Closeness(
@@ -122,7 +124,7 @@ def measure_fidelity(
     quantized = Runner(quantized_model, list(renamed.values()), exact=True)
     scores = _looks_like_scores(quantized_model.graph.outputs[0])
 
-    def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, _Sums], list[bool]]:
+    def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, Sums], list[bool]]:
         sample = pending.load()
         expected = reference(sample.feeds, sample.origin, names)
         if original is not None:
@@ -130,14 +132,14 @@ def measure_fidelity(
             expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = list(zip(names, expected, found, strict=True))
-        sums = {name: _Sums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}
+        sums = {name: Sums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}
         resized.update(name for name, x, y in pairs if x.shape != y.shape)
         comparable = scores and expected[0].shape == found[0].shape
         same = expected[0].argmax(-1) == found[0].argmax(-1) if comparable else np.zeros(pending.size, bool)
         return sums, same.reshape(-1).tolist()
 
     resized: set[str] = set()
-    totals = {name: _Sums() for name in reference.outputs}
+    totals = {name: Sums() for name in reference.outputs}
     agreement: list[bool] = []
     progress(STAGE, 0, len(samples))
     fetched = [reference.outputs if index < DETAILED_SAMPLES else outputs for index in range(len(samples))]

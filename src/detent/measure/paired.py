@@ -78,17 +78,20 @@ def mean_interval(values: Floats) -> Interval | None:
     return mean - half, mean + half
 
 
-def ratio_interval(parts: Floats, wholes: Floats) -> Interval | None:
-    """Where the ratio sum(parts) / sum(wholes) lies with 95 % confidence; None where that cannot be said.
+def mean_ratio(parts: Floats, wholes: Floats) -> tuple[float, Interval | None]:
+    """The mean over the columns of sum(parts) / sum(wholes), and where it lies with 95 % confidence.
 
-    To first order the ratio r is off by the mean of (part - r whole) / mean(whole).
+    Rows are samples. To first order a ratio r is off by the mean of (part - r whole) / mean(whole). A ratio of nothing
+    to nothing is 0, of something to nothing infinite; where one is not finite there is no interval.
     """
-    total = float(np.sum(wholes))
-    if len(parts) < 2 or not 0.0 < total < math.inf:
-        return None
-    ratio = float(np.sum(parts)) / total
-    spread = mean_interval((parts - ratio * wholes) * (len(wholes) / total))
-    return None if spread is None else (max(0.0, ratio + spread[0]), ratio + spread[1])
+    noise, signal = parts.sum(0), wholes.sum(0)
+    ratios = np.where(noise == 0.0, 0.0, np.divide(noise, signal, out=np.full_like(noise, np.inf), where=signal > 0.0))
+    ratio = float(ratios.mean()) if ratios.size else 0.0
+    if not math.isfinite(ratio):
+        return math.inf, None
+    scale = np.divide(len(wholes), signal, out=np.zeros_like(signal), where=signal > 0.0)
+    spread = mean_interval(((parts - ratios * wholes) * scale).sum(1) / max(ratios.size, 1))
+    return ratio, None if spread is None else (max(0.0, ratio + spread[0]), ratio + spread[1])
 
 
 def student_quantile(degrees: int) -> float:

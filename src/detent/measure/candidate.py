@@ -1,0 +1,108 @@
+"""A model that is ready to be judged: run in exact arithmetic, and fed as the reference model is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from detent.errors import DetentError, ModelError, nearest
+from detent.graph.load import ModelLike, name_of, read
+from detent.graph.session import DEFAULT_PROVIDERS, Runner
+from detent.observe.inputs import input_specs
+from detent.observe.preprocess import InputSpec
+from detent.observe.samples import Array, Sample
+
+AnyModel = ModelLike | ir.Model
+
+
+def model_name(model: AnyModel) -> str:
+    """How messages and reports call a model."""
+    return "the given model" if isinstance(model, ir.Model) else name_of(model)
+
+
+def same_model(one: AnyModel, other: AnyModel) -> bool:
+    """Whether two arguments are one model: the same object, or the same path."""
+    if isinstance(one, (ir.Model, onnx.ModelProto)) or isinstance(other, (ir.Model, onnx.ModelProto)):
+        return one is other
+    return Path(one) == Path(other)
+
+
+class Candidate:
+    """A model, its inputs and its outputs. Any number of threads may run it.
+
+    Integer kernels are not used: on some CPUs they saturate, and what they compute is not what the model says.
+    """
+
+    def __init__(self, model: AnyModel, providers: Sequence[str] = DEFAULT_PROVIDERS) -> None:
+        self.name = model_name(model)
+        graph_model = model if isinstance(model, ir.Model) else read(model)
+        self.inputs = input_specs(graph_model)
+        self.outputs = [str(value.name) for value in graph_model.graph.outputs]
+        try:
+            self._runner = Runner(graph_model, exact=True, providers=providers)
+        except ModelError as error:
+            raise ModelError(f"{self.name}: {error}") from error
+        self._types = {spec.name: spec.dtype for spec in self.inputs}
+
+    def __call__(self, sample: Sample) -> dict[str, Array]:
+        """All outputs by name. Floating-point inputs are given in the model's own type."""
+        feeds = {name: array.astype(self._types[name], copy=False) for name, array in sample.feeds.items()}
+        try:
+            return dict(zip(self.outputs, self._runner(feeds, sample.origin), strict=True))
+        except DetentError as error:
+            raise type(error)(f"{self.name}: {error}") from error
+
+    def check_like(self, reference: Candidate) -> None:
+        """ModelError where this model cannot be asked the same, or does not answer in the same way."""
+        theirs = {spec.name: spec for spec in reference.inputs}
+        _check_names("input", [*self._types], [*theirs], self.name, reference.name)
+        for spec in self.inputs:
+            other = theirs[spec.name]
+            if not _fits(spec, other):
+                raise ModelError(
+                    f"Input '{spec.name}' of {self.name} is {spec.dtype.name} {spec.shape_text}, but that of "
+                    f"{reference.name} is {other.dtype.name} {other.shape_text}. Only models that take the same data "
+                    "can be compared."
+                )
+        _check_names("output", self.outputs, reference.outputs, self.name, reference.name)
+
+
+def _check_names(kind: str, found: Sequence[str], expected: Sequence[str], name: str, reference: str) -> None:
+    for one, others, owner, lacking in ((found, expected, name, reference), (expected, found, reference, name)):
+        extra = [each for each in one if each not in others]
+        if extra:
+            raise ModelError(
+                f"{owner} has the {kind} '{extra[0]}', which {lacking} does not have.{nearest(extra[0], others)} "
+                f"Only models of the same {kind}s can be compared."
+            )
+
+
+def _fits(spec: InputSpec, other: InputSpec) -> bool:
+    """Whether the same data can be fed: one rank, no dimension that contradicts, and one type (or both floating)."""
+    same_type = spec.dtype == other.dtype or (spec.dtype.kind == "f" and other.dtype.kind == "f")
+    return (
+        same_type
+        and len(spec.shape) == len(other.shape)
+        and all(one == two or None in (one, two) for one, two in zip(spec.shape, other.shape, strict=True))
+    )
+
+
+def rows_of(outputs: Mapping[str, Array], at: int, size: int, origin: str) -> dict[str, Array]:
+    """The outputs of sample `at` of a batch of `size`, with a batch axis of one."""
+    if size == 1:
+        return dict(outputs)
+    for name, array in outputs.items():
+        if array.shape[:1] != (size,):
+            raise _not_rows(name, array, size, origin)
+    return {name: array[at : at + 1] for name, array in outputs.items()}
+
+
+def _not_rows(name: str, array: Any, size: int, origin: str) -> ModelError:
+    return ModelError(
+        f"Output '{name}' has the shape {list(array.shape)} for the {size} samples {origin}: not one row for each. "
+        "Use a batch of 1."
+    )

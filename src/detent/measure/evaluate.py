@@ -1,0 +1,107 @@
+"""Evaluating models on the same samples, one model at a time.
+
+    evaluator = Evaluator("model.onnx", "photos/")
+    before = evaluator.evaluate("model.onnx")
+    loss = compare(before, evaluator.evaluate(candidate))
+    loss.points, loss.unit, loss.interval
+
+What is measured follows from what there is: a metric of the user's own, else the accuracy on labels, else how far the
+outputs are from those of the reference model. Images are decoded and models run in threads, in exact arithmetic;
+memory does not grow with the data but for a small record of each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from detent.graph.session import DEFAULT_PROVIDERS
+from detent.measure.candidate import AnyModel, Candidate, same_model
+from detent.measure.dataset import FIND, Batch, Dataset, LabelsLike, open_dataset
+from detent.measure.in_order import in_order
+from detent.measure.judges import ClassJudge, DeviationJudge, Judge, ScoreJudge, WholeJudge
+from detent.measure.metric_file import Metric, load_metric
+from detent.measure.scores import Scores
+from detent.observe.preprocess import PreprocessOptions
+from detent.progress import Progress, silent
+
+STAGE = "evaluate"
+
+
+class Evaluator:
+    """Data and a measure, opened once, for any number of models. Keeps no model but the reference, and no outputs."""
+
+    def __init__(
+        self,
+        reference: AnyModel,
+        data: Any,
+        *,
+        labels: LabelsLike = FIND,
+        label_offset: int = 0,
+        metric: str | Path | Metric | None = None,
+        preprocess: PreprocessOptions | None = None,
+        limit: int | None = None,
+        batch: int | None = None,
+        threads: int = 0,
+        providers: Sequence[str] = DEFAULT_PROVIDERS,
+        progress: Progress = silent,
+    ) -> None:
+        """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.
+
+        Args:
+            reference: the model to compare with, normally the float one.
+            data: a folder, a file, an array or a dict {input: array}.
+            labels: those in the folder (`FIND`), a file, a list, {name: label}, or None: compare outputs only.
+            label_offset: added to every label; 1 where class 0 of the model is its background.
+            metric: a Python file with score() or metric(), or a Metric.
+            preprocess: how images become arrays.
+            limit: use at most this many samples, evenly spaced.
+            batch: samples per inference.
+            threads: worker threads; 0: one per core.
+            providers: onnxruntime's execution providers.
+            progress: called as progress(stage, done, total).
+        """
+        self.metric = metric if metric is None or isinstance(metric, Metric) else load_metric(metric)
+        self.reference = Candidate(reference, providers)
+        self.dataset: Dataset = open_dataset(
+            data,
+            self.reference.inputs,
+            labels=labels,
+            label_offset=label_offset,
+            preprocess=preprocess,
+            limit=limit,
+            batch=batch,
+        )
+        self._given = reference
+        self._threads = threads
+        self._providers = tuple(providers)
+        self._progress = progress
+
+    def evaluate(self, model: AnyModel) -> Scores:
+        """What this model gets: a path, a ModelProto or an ir.Model with the inputs and outputs of the reference."""
+        if same_model(model, self._given):
+            return self.judge(self.reference)
+        candidate = Candidate(model, self._providers)
+        candidate.check_like(self.reference)
+        return self.judge(candidate)
+
+    def judge(self, candidate: Candidate) -> Scores:
+        """What a model that is loaded already gets."""
+        judge = self._judge()
+
+        def look(batch: Batch) -> Any:
+            sample = batch.pending.load()
+            return judge.look(batch, sample, candidate(sample))
+
+        self._progress(STAGE, 0, self.dataset.batches)
+        for done, (batch, kept) in enumerate(in_order(look, self.dataset, self._threads), 1):
+            judge.add(batch, kept)
+            self._progress(STAGE, done, self.dataset.batches)
+        return judge.scores()
+
+    def _judge(self) -> Judge:
+        if self.metric is not None:
+            per_sample = self.metric.score is not None
+            return ScoreJudge(self.dataset, self.metric) if per_sample else WholeJudge(self.metric)
+        return DeviationJudge(self.reference) if self.dataset.labels is None else ClassJudge(self.dataset)

@@ -1,0 +1,197 @@
+"""Which class each sample is of, from a folder as people keep them.
+
+    photos/cat/1.jpg  photos/dog/7.jpg              a folder for each class
+    photos/images/1.jpg  photos/labels.csv          lines of file,label; the images below `images`
+    photos/1.jpg  photos/labels.txt                 lines of file and label; the images beside it
+
+A label is the index of a class. Class folders whose names are all whole numbers are those classes. Else, where there
+is a `classes.txt` beside them, class k is the folder on its line k (counted from 0). Else they are 0, 1, 2, ... in the
+order of their sorted names, which is only right where every class of the model has its folder. A labels file of
+nothing but numbers, one to a line, labels the samples in the order of their sorted names.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.errors import DataError
+from detent.observe.files import find_files
+
+LABEL_FILES = ("labels.csv", "labels.txt")
+CLASS_FILE = "classes.txt"
+IMAGE_FOLDER = "images"
+FILE_COLUMNS = ("file", "filename", "image", "path")
+LABEL_COLUMNS = ("label", "class", "class_id")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Classes by the name of the sample, or by its position. `described` says where they come from.
+
+    `assumed_classes` is how many class folders there are, where only their order says which class each of them is.
+    """
+
+    by_name: Mapping[str, int] | None
+    in_order: Sequence[int]
+    described: str
+    assumed_classes: int | None = None
+
+    def assign(self, names: Sequence[str], place: str) -> npt.NDArray[np.int64]:
+        """The label of each of these samples, which are all there are. DataError where one has none, or none has it."""
+        if self.by_name is None:
+            if len(names) != len(self.in_order):
+                raise DataError(
+                    f"{self.described} has {len(self.in_order)} labels, but there are {len(names)} samples {place}. "
+                    "A list of labels needs exactly one for each sample, in the order of their sorted names."
+                )
+            return np.array(self.in_order, np.int64)
+        unlabelled = [name for name in names if name not in self.by_name]
+        if unlabelled:
+            raise DataError(
+                f"{_some(unlabelled)} {place} {'has' if len(unlabelled) == 1 else 'have'} no label in "
+                f"{self.described}. Add {'it' if len(unlabelled) == 1 else 'them'} there, or take the files out."
+            )
+        absent = sorted(set(self.by_name) - set(names))
+        if absent:
+            raise DataError(
+                f"{self.described} has labels for {_some(absent)}, which {'is' if len(absent) == 1 else 'are'} not among "
+                f"the samples {place}. Put the files there, or take the lines out."
+            )
+        return np.array([self.by_name[name] for name in names], np.int64)
+
+
+@dataclass(frozen=True)
+class LabelledFolder:
+    """Where the samples are, and their labels if there are any."""
+
+    data: Path
+    labels: Labels | None
+
+
+def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
+    """What a folder (or one file, which has no labels) holds. Folders named as the model's `inputs` are no classes."""
+    if not path.is_dir():
+        return LabelledFolder(path, None)
+    files = [path / name for name in LABEL_FILES if (path / name).is_file()]
+    if len(files) > 1:
+        raise DataError(f"{path} has both {files[0].name} and {files[1].name}. Keep the one that is right.")
+    data = path / IMAGE_FOLDER if (path / IMAGE_FOLDER).is_dir() else path
+    if files:
+        return LabelledFolder(data, read_label_file(files[0], data))
+    return LabelledFolder(path, class_folders(path, inputs))
+
+
+def read_label_file(file: Path, data: Path) -> Labels:
+    """The labels in `file`, by the names of files relative to `data` (or, above that, to the folder of `file`)."""
+    rows = _rows(file)
+    if all(len(cells) == 1 for _, cells in rows):
+        return Labels(None, [_label(cells[0], file, line) for line, cells in rows], file.name)
+    name_at, label_at, rows = _columns(rows, file)
+    prefix = f"{IMAGE_FOLDER}/" if data == file.parent / IMAGE_FOLDER else ""
+    by_name: dict[str, int] = {}
+    for line, cells in rows:
+        if len(cells) <= max(name_at, label_at):
+            raise DataError(f"{file}, line {line}: expected file,label, found '{','.join(cells)}'.")
+        name = cells[name_at].replace("\\", "/").removeprefix("./").removeprefix(prefix)
+        if name in by_name:
+            raise DataError(f"{file}, line {line}: '{name}' has a label already, {by_name[name]}. Keep one of them.")
+        by_name[name] = _label(cells[label_at], file, line)
+    return Labels(by_name, (), file.name)
+
+
+def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
+    """The labels that the names of sub-folders stand for; None where the folder is not laid out so."""
+    names = find_files(path).names
+    if not all("/" in name for name in names):
+        return None
+    folders = sorted({name.split("/")[0] for name in names})
+    listing = path / CLASS_FILE
+    listed = listing.is_file()
+    if set(folders) <= set(inputs) or (len(folders) < 2 and not listed):
+        return None
+    if listed:
+        numbers, described = _listed(folders, listing), f"{len(folders)} class folders, numbered by {CLASS_FILE}"
+    elif all(folder.isdecimal() for folder in folders):
+        numbers, described = {folder: int(folder) for folder in folders}, f"{len(folders)} numbered class folders"
+        if len(set(numbers.values())) < len(numbers):
+            raise DataError(f"{path}: two class folders have the same number ({', '.join(folders)}). Rename one.")
+    else:
+        numbers = {folder: index for index, folder in enumerate(folders)}
+        described = f"{len(folders)} class folders, numbered from 0 in sorted order"
+    assumed = len(folders) if described.endswith("sorted order") else None
+    return Labels({name: numbers[name.split("/")[0]] for name in names}, (), described, assumed)
+
+
+def _listed(folders: Sequence[str], listing: Path) -> dict[str, int]:
+    """The line on which each folder stands: the whole line, or its first word, as in lists of ImageNet's classes."""
+    lines = [line.strip() for line in _text(listing).splitlines()]
+    positions = {line.split()[0]: index for index, line in enumerate(lines) if line}
+    positions |= {line: index for index, line in enumerate(lines) if line}
+    missing = [folder for folder in folders if folder not in positions]
+    if missing:
+        raise DataError(f"{listing} has no line for the class folder{'s' * (len(missing) > 1)} {_some(missing)}.")
+    return {folder: positions[folder] for folder in folders}
+
+
+def _rows(file: Path) -> list[tuple[int, list[str]]]:
+    """The lines that are not empty, with their numbers, in cells: by comma, semicolon or tab, else before the last
+    word."""
+    lines = [(number, line) for number, line in enumerate(_text(file).splitlines(), 1) if line.strip()]
+    if not lines:
+        raise DataError(f"{file} is empty. Expected a line file,label for each sample.")
+    separator = next((each for each in ",;\t" if each in lines[0][1]), None)
+    if separator is None:
+        return [(number, line.strip().rsplit(None, 1)) for number, line in lines]
+    return [
+        (number, [cell.strip() for cell in next(csv.reader([line], delimiter=separator))]) for number, line in lines
+    ]
+
+
+def _columns(rows: list[tuple[int, list[str]]], file: Path) -> tuple[int, int, list[tuple[int, list[str]]]]:
+    """Which cells are the file and the label, and the rows below the header, if there is one."""
+    _, first = rows[0]
+    heads = [cell.lower() for cell in first]
+    names = [heads.index(head) for head in FILE_COLUMNS if head in heads]
+    labels = [heads.index(head) for head in LABEL_COLUMNS if head in heads]
+    if names and labels:
+        return names[0], labels[0], rows[1:]
+    if len(first) != 2 or not _is_whole(first[1]):
+        raise DataError(
+            f"{file}, line {rows[0][0]}: expected the header file,label or a file and its label (a whole number, the "
+            f"index of its class), found '{','.join(first)}'. For classes by name, give each class a folder."
+        )
+    return 0, 1, rows
+
+
+def _label(text: str, file: Path, line: int) -> int:
+    if not _is_whole(text):
+        raise DataError(
+            f"{file}, line {line}: the label '{text}' is not a whole number. A label is the index of a class: 0 for "
+            "the model's first."
+        )
+    return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"Cannot read {file}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from error
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

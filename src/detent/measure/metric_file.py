@@ -1,0 +1,189 @@
+"""A measure of the user's own, in a Python file.
+
+    def score(outputs, sample):                  # for each sample
+        return float(outputs.argmax() == sample.label)
+
+or, for what only all samples together have,
+
+    def metric(outputs, labels):                 # once, over all samples
+        return np.mean(outputs.argmax(1) == labels)
+
+Scores of samples can be paired, so the difference of two models has an interval; a metric gives one number a model.
+Higher is better, unless the file says `lower_is_better = True`. `outputs` is what the model returns, with its batch
+axis: (1, classes) for a sample, (samples, classes) for all; where a model has several outputs, a dict by their names.
+Everything that can go wrong in such a file is a UsageError with the file, the line, and what to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import numbers
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.errors import UsageError
+from detent.observe.samples import Array
+
+EXAMPLE = "def score(outputs, sample): return float(outputs.argmax() == sample.label)"
+
+Outputs = Array | Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class LabelledSample:
+    """What `score` is told about a sample: its name, its file and label where it has them, and the model's inputs."""
+
+    name: str
+    path: Path | None
+    label: int | None
+    inputs: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure: `score` for each sample or `whole` for all of them, one of the two. `origin` names it in messages."""
+
+    name: str
+    score: Callable[[Any, Any], Any] | None = None
+    whole: Callable[[Any, Any], Any] | None = None
+    lower_is_better: bool = False
+    origin: str = "the metric"
+
+    def __post_init__(self) -> None:
+        if (self.score is None) == (self.whole is None):
+            found = "both" if self.score else "neither"
+            raise UsageError(
+                f"{self.origin}: found {found} of score(outputs, sample) and metric(outputs, labels). Define one of "
+                f"them, such as: {EXAMPLE}"
+            )
+        if not isinstance(self.lower_is_better, bool):
+            raise UsageError(f"{self.origin}: lower_is_better must be True or False, not {self.lower_is_better!r}.")
+        _check_parameters(self._function, self.origin)
+
+    @property
+    def _function(self) -> Callable[[Any, Any], Any]:
+        function = self.score or self.whole
+        assert function is not None
+        return function
+
+    def of_sample(self, outputs: Outputs, sample: LabelledSample) -> float:
+        """The score of one sample."""
+        return self._call(outputs, sample, f" on {sample.name}")
+
+    def of_all(self, outputs: Outputs, labels: npt.NDArray[np.int64] | None) -> float:
+        """The metric over all samples."""
+        return self._call(outputs, labels, "")
+
+    def _call(self, outputs: Outputs, about: Any, where: str) -> float:
+        function = self._function
+        try:
+            value = function(outputs, about)
+        except Exception as error:  # the user's own code runs here and may raise anything
+            raise UsageError(
+                f"{self._place(function, error)}: {_named(function)} failed{where} with {type(error).__name__}: "
+                f"{error}. Its outputs were {_shapes(outputs)}."
+            ) from error
+        if not (isinstance(value, (numbers.Real, np.number, np.bool_)) or getattr(value, "shape", None) == ()):
+            raise UsageError(
+                f"{self._place(function)}: {_named(function)} must return a number, but returned "
+                f"{type(value).__name__}{where}."
+            )
+        if not math.isfinite(float(value)):
+            raise UsageError(
+                f"{self._place(function)}: {_named(function)} returned {float(value)}{where}. Return a finite number "
+                "there, such as the worst there can be."
+            )
+        return float(value)
+
+    def _place(self, function: Callable[..., Any], error: Exception | None = None) -> str:
+        return _place(self.origin, _last_line(self.origin, error) or _first_line(function))
+
+
+def load_metric(path: str | Path) -> Metric:
+    """The measure that a file defines."""
+    file = Path(path)
+    module = _run(file)
+    return Metric(
+        name=file.stem,
+        score=_function_of(module, "score", file),
+        whole=_function_of(module, "metric", file),
+        lower_is_better=getattr(module, "lower_is_better", False),
+        origin=str(file),
+    )
+
+
+def _run(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise UsageError(f"There is no metric file {file}. Make one, such as: {EXAMPLE}")
+    name = f"detent_metric_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file}: a metric is a Python file, and its name ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UsageError(f"{_place(str(file), error.lineno)}: this is not valid Python: {error.msg}.") from error
+    except Exception as error:  # the user's own code runs here and may raise anything
+        line = _last_line(str(file), error)
+        raise UsageError(
+            f"{_place(str(file), line)}: the metric file failed with {type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _function_of(module: ModuleType, name: str, file: Path) -> Callable[[Any, Any], Any] | None:
+    found = getattr(module, name, None)
+    if found is not None and not callable(found):
+        raise UsageError(f"{file}: '{name}' must be a function, found {type(found).__name__}.")
+    return found
+
+
+def _check_parameters(function: Callable[..., Any], origin: str) -> None:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise UsageError(
+            f"{_place(origin, _first_line(function))}: {_named(function)} must take two arguments, the outputs and the "
+            f"sample (or, for a metric, the labels): {error}."
+        ) from error
+    except ValueError:  # a function in C that does not say what it takes
+        return
+
+
+def _named(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__name__', 'the metric')}()"
+
+
+def _place(origin: str, line: int | None) -> str:
+    return origin if line is None else f"{origin}, line {line}"
+
+
+def _first_line(function: Callable[..., Any]) -> int | None:
+    code = getattr(function, "__code__", None)
+    return None if code is None else int(code.co_firstlineno)
+
+
+def _last_line(file: str, error: Exception | None) -> int | None:
+    """The last line of `file` that ran before the error."""
+    if error is None:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if Path(frame.filename) == Path(file).absolute()), None)
+
+
+def _shapes(outputs: Outputs) -> str:
+    if isinstance(outputs, Mapping):
+        return ", ".join(f"'{name}' {list(array.shape)}" for name, array in outputs.items())
+    return f"of shape {list(outputs.shape)}"
