@@ -54,7 +54,8 @@ def ranks_of(scores: Array, labels: Integers) -> Integers:
     """How many classes come before the label: larger scores, and equal ones of a lower class. All, where one is NaN."""
     own = np.take_along_axis(scores, labels[:, np.newaxis], 1)
     before = (scores > own) | ((scores == own) & (np.arange(scores.shape[1]) < labels[:, np.newaxis]))
-    return np.where(np.isnan(scores).any(1), scores.shape[1], before.sum(1)).astype(np.int64)
+    ranks: Integers = np.where(np.isnan(scores).any(1), scores.shape[1], before.sum(1)).astype(np.int64)
+    return ranks
 
 
 class ClassJudge:

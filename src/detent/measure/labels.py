@@ -60,8 +60,8 @@ class Labels:
         absent = sorted(set(self.by_name) - set(names))
         if absent:
             raise DataError(
-                f"{self.described} has labels for {_some(absent)}, which {'is' if len(absent) == 1 else 'are'} not among "
-                f"the samples {place}. Put the files there, or take the lines out."
+                f"{self.described} has labels for {_some(absent)}, which {'is' if len(absent) == 1 else 'are'} not "
+                f"among the samples {place}. Put the files there, or take the lines out."
             )
         return np.array([self.by_name[name] for name in names], np.int64)
 
