@@ -20,15 +20,23 @@ if TYPE_CHECKING:
     from os import PathLike
 
     import onnx
+    import onnx_ir as ir
 
+    from detent.measure.dataset import LabelsLike
+    from detent.measure.evaluate import Evaluator
+    from detent.measure.metric_file import Metric
     from detent.methods import MinMSE, NonOverflow
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
+    from detent.report.evaluation import Evaluation
     from detent.report.report import Report
 
 _LAZY = {
+    "Evaluation": "detent.report.evaluation",
+    "Evaluator": "detent.measure.evaluate",
+    "Metric": "detent.measure.metric_file",
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
@@ -42,6 +50,9 @@ _LAZY = {
 __all__ = [
     "DataError",
     "DetentError",
+    "Evaluation",
+    "Evaluator",
+    "Metric",
     "MinMSE",
     "ModelError",
     "NonOverflow",
@@ -52,6 +63,7 @@ __all__ = [
     "Report",
     "UsageError",
     "__version__",
+    "evaluate",
     "find_recipe",
     "quantize",
 ]
@@ -166,3 +178,63 @@ def quantize(
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
         warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
     return report
+
+
+def evaluate(
+    models: str
+    | PathLike[str]
+    | onnx.ModelProto
+    | ir.Model
+    | Sequence[str | PathLike[str] | onnx.ModelProto | ir.Model],
+    data: Any,
+    *,
+    metric: str | PathLike[str] | Metric | None = None,
+    labels: LabelsLike = "find",
+    label_offset: int = 0,
+    preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
+    limit: int | None = None,
+    batch: int | None = None,
+    threads: int = 0,
+    providers: str | Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Measure models on the same data, and what each lost against the first, paired sample by sample.
+
+    Args:
+        models: paths, ModelProtos or onnx_ir models; the first (normally float) is what the others are compared with.
+        data: a folder of images, .npy or .npz; a file; an array; `{input: array}`.
+        metric: a Python file that defines score(outputs, sample) or metric(outputs, labels), or a Metric. Without, the
+            accuracy on labels; without labels, how far the outputs are from those of the first model.
+        labels: "find": those in the folder (class folders, labels.csv or labels.txt), if there are any; or a file of
+            them; one for each sample in order; {name: label}; None: compare outputs only.
+        label_offset: added to every label; 1 where class 0 of the model is its background.
+        preprocess: how images become arrays, as for `quantize`.
+        limit: use at most this many samples, evenly spaced.
+        batch: samples per inference.
+        threads: worker threads; 0: one per core.
+        providers: onnxruntime's execution providers; default: the CPU.
+        progress: called as progress(stage, done, total).
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    from detent.evaluating import run_evaluation
+    from detent.graph.session import DEFAULT_PROVIDERS
+    from detent.measure.candidate import as_models
+    from detent.measure.metric_file import as_metric
+    from detent.observe.preprocess import preprocess_options
+    from detent.progress import silent
+
+    return run_evaluation(
+        as_models(models),
+        data,
+        labels=labels,
+        label_offset=label_offset,
+        metric=as_metric(metric),
+        preprocess=preprocess_options(preprocess),
+        limit=limit,
+        batch=batch,
+        threads=threads,
+        providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+        progress=progress or silent,
+    )

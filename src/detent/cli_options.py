@@ -86,6 +86,7 @@ Providers = Annotated[
     list[str],
     typer.Option("--providers", help="onnxruntime's.", metavar="PROVIDER", rich_help_panel=CALIBRATION),
 ]
+RuntimeProviders = Annotated[list[str], typer.Option("--providers", help="onnxruntime's.", metavar="PROVIDER")]
 Stats = Annotated[
     Path | None,
     typer.Option("--stats", help="Use these statistics instead of counting.", rich_help_panel=CALIBRATION),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ def same_model(one: AnyModel, other: AnyModel) -> bool:
     if isinstance(one, (ir.Model, onnx.ModelProto)) or isinstance(other, (ir.Model, onnx.ModelProto)):
         return one is other
     return Path(one) == Path(other)
+
+
+def as_models(given: Any) -> list[AnyModel]:
+    """One model or several of them, as a list."""
+    single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model))
+    several = [given] if single else list(given)
+    return [Path(model) if isinstance(model, (str, os.PathLike)) else model for model in several]
 
 
 class Candidate:

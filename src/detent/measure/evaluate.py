@@ -21,7 +21,7 @@ from detent.measure.candidate import AnyModel, Candidate, same_model
 from detent.measure.dataset import FIND, Batch, Dataset, LabelsLike, open_dataset
 from detent.measure.in_order import in_order
 from detent.measure.judges import ClassJudge, DeviationJudge, Judge, ScoreJudge, WholeJudge
-from detent.measure.metric_file import Metric, load_metric
+from detent.measure.metric_file import Metric, as_metric
 from detent.measure.scores import Scores
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
@@ -62,7 +62,7 @@ class Evaluator:
             providers: onnxruntime's execution providers.
             progress: called as progress(stage, done, total).
         """
-        self.metric = metric if metric is None or isinstance(metric, Metric) else load_metric(metric)
+        self.metric = as_metric(metric)
         self.reference = Candidate(reference, providers)
         self.dataset: Dataset = open_dataset(
             data,
@@ -77,6 +77,11 @@ class Evaluator:
         self._threads = threads
         self._providers = tuple(providers)
         self._progress = progress
+
+    @property
+    def compares_outputs(self) -> bool:
+        """Whether models are only compared with the reference: there are no labels and no metric."""
+        return self.metric is None and self.dataset.labels is None
 
     def evaluate(self, model: AnyModel) -> Scores:
         """What this model gets: a path, a ModelProto or an ir.Model with the inputs and outputs of the reference."""
@@ -104,4 +109,4 @@ class Evaluator:
         if self.metric is not None:
             per_sample = self.metric.score is not None
             return ScoreJudge(self.dataset, self.metric) if per_sample else WholeJudge(self.metric)
-        return DeviationJudge(self.reference) if self.dataset.labels is None else ClassJudge(self.dataset)
+        return DeviationJudge(self.reference) if self.compares_outputs else ClassJudge(self.dataset)

@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import math
 import numbers
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -109,7 +110,12 @@ class Metric:
         return _place(self.origin, _last_line(self.origin, error) or _first_line(function))
 
 
-def load_metric(path: str | Path) -> Metric:
+def as_metric(given: str | os.PathLike[str] | Metric | None) -> Metric | None:
+    """A measure from whatever it is given as; None for none."""
+    return given if given is None or isinstance(given, Metric) else load_metric(given)
+
+
+def load_metric(path: str | os.PathLike[str]) -> Metric:
     """The measure that a file defines."""
     file = Path(path)
     module = _run(file)

@@ -165,7 +165,7 @@ def compare(before: Scores, after: Scores) -> Loss:
         worse = after.value - before.value if after.lower_is_better else before.value - after.value
         return Loss(worse, f"units of {after.metric}", None, after.samples)
     if isinstance(before, Deviation) and isinstance(after, Deviation):
-        return _changes(after) if after.expected is not None else _output_error(after)
+        return deviation_loss(after)
     raise UsageError(
         f"Scores of two kinds cannot be compared: {type(before).__name__} and {type(after).__name__}. Evaluate both "
         "models with the same data, labels and metric."
@@ -195,18 +195,15 @@ def _compare_samples(before: SampleScores, after: SampleScores) -> Loss:
     return Loss(float(worse.mean()), f"units of {after.metric}", mean_interval(worse), len(worse))
 
 
-def _changes(after: Deviation) -> Loss:
-    assert after.expected is not None
-    assert after.answers is not None
-    changed = _changed(after.names, None, after.expected, after.answers)
+def deviation_loss(after: Deviation) -> Loss:
+    """The loss against the reference model: changed top answers, or where outputs are no class scores their error."""
     samples = len(after.names)
+    if after.expected is None or after.answers is None:
+        ratio, interval = mean_ratio(after.noise, after.signal)
+        return Loss(100 * ratio, OUTPUT_ERROR, None if interval is None else _percent(interval), samples)
+    changed = _changed(after.names, None, after.expected, after.answers)
     interval = _percent(wilson_interval(len(changed), samples))
     return Loss(100 * len(changed) / samples, CHANGED, interval, samples, changed=changed)
-
-
-def _output_error(after: Deviation) -> Loss:
-    ratio, interval = mean_ratio(after.noise, after.signal)
-    return Loss(100 * ratio, OUTPUT_ERROR, None if interval is None else _percent(interval), len(after.names))
 
 
 def _changed(names: Sequence[str], labels: Integers | None, before: Integers, after: Integers) -> list[Change]:

@@ -120,9 +120,9 @@ class Report:
             shallow["equalization"] = dataclasses.replace(self.equalization, factors=())
         if self.smoothing is not None:
             shallow["smoothing"] = dataclasses.replace(self.smoothing, factors={})
-        plain = _plain({**shallow, "recipe": to_plain(self.recipe)})
-        assert isinstance(plain, dict)
-        return plain
+        values = plain({**shallow, "recipe": to_plain(self.recipe)})
+        assert isinstance(values, dict)
+        return values
 
     def to_json(self) -> str:
         """The report as JSON text."""
@@ -133,13 +133,14 @@ class Report:
         write_text(self.to_json() + "\n", Path(path))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON has it: dataclasses as objects, and numbers that are not finite as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -1,0 +1,178 @@
+"""An evaluation as text for a terminal: each model with its interval, then what each lost against the first."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from detent.measure.paired import Interval
+from detent.measure.scores import (
+    CHANGED,
+    NO_ANSWER,
+    OUTPUT_ERROR,
+    POINTS,
+    Answers,
+    Change,
+    Deviation,
+    SampleScores,
+    Scores,
+    WholeScore,
+)
+from detent.report.evaluation import Evaluation, ModelResult
+
+MOST_CHANGES = 10
+"""Changed answers that are listed for a model; the JSON has all."""
+
+CHANCE = 0.05
+
+_SHORT_UNITS = {
+    POINTS.format(top=1): "points of top-1",
+    POINTS.format(top=5): "points of top-5",
+    CHANGED: "% of top answers changed",
+    OUTPUT_ERROR: "% of relative output error (noise power / signal power)",
+}
+_VERDICTS = ("became wrong", "became right", "wrong before and after", "")
+
+
+def evaluation_text(evaluation: Evaluation, width: int = 120) -> str:
+    """The evaluation as plain text."""
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_evaluation(evaluation, console)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def print_evaluation(evaluation: Evaluation, console: Console) -> None:
+    """All models, the losses, and which answers changed."""
+    console.print(Text(f"Evaluated on {evaluation.data}.", "bold"))
+    if evaluation.note:
+        console.print(Text(evaluation.note))
+    console.print(_model_table(evaluation))
+    first, *others = evaluation.models
+    if others:
+        console.print()
+        console.print(_loss_table(first, others))
+    for result in evaluation.models:
+        if isinstance(result.scores, Answers) and result.scores.unanswered:
+            said = f"{result.model} answers {result.scores.unanswered} samples with NaN: they count as wrong."
+            console.print(Text(f"Warning: {said}", "yellow"))
+    for result in others:
+        if result.loss is not None and result.loss.changed:
+            console.print()
+            console.print(_change_table(result.model, result.loss.changed))
+
+
+def _model_table(evaluation: Evaluation) -> Table:
+    scores = next(result.scores for result in evaluation.models if result.scores is not None)
+    table = _table("model", *_titles(scores))
+    for result in evaluation.models:
+        if isinstance(result.scores, Deviation):
+            _add_outputs(table, result)
+        elif result.scores is not None:
+            table.add_row(escape(result.model), *_figures(result.scores))
+    return table
+
+
+def _titles(scores: Scores) -> list[str]:
+    if isinstance(scores, Answers):
+        return [title for top in scores.tops for title in (f"top-{top} %", "95 % interval")]
+    if isinstance(scores, SampleScores):
+        return [f"mean of {scores.metric}", "95 % interval"]
+    if isinstance(scores, WholeScore):
+        return [scores.metric]
+    return ["output", "SQNR dB", "cosine", "same top answer", "95 % interval"]
+
+
+def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
+    if isinstance(scores, Answers):
+        return [
+            text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", _interval(scores.interval(top)))
+        ]
+    if isinstance(scores, SampleScores):
+        return [f"{scores.mean:.6g}", _interval(scores.interval(), ".6g")]
+    return [f"{scores.value:.6g}"]
+
+
+def _add_outputs(table: Table, result: ModelResult) -> None:
+    """A row for each output; what concerns the model as a whole in the first of them."""
+    assert isinstance(result.scores, Deviation)
+    agreement = ["-", "-"]
+    if result.scores.agreeing is not None and result.loss is not None and result.loss.interval is not None:
+        low, high = result.loss.interval
+        samples = len(result.scores.names)
+        agreement = [f"{result.scores.agreeing} of {samples}", f"{_interval((100 - high, 100 - low))} %"]
+    for number, (name, closeness) in enumerate(result.scores.outputs.items()):
+        decibels = "exact" if closeness.sqnr_db == math.inf else f"{closeness.sqnr_db:.1f}"
+        about = [escape(result.model), *agreement] if number == 0 else ["", "", ""]
+        table.add_row(about[0], escape(name), decibels, f"{closeness.cosine:.5f}", *about[1:])
+
+
+def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
+    """A row for each loss. Below zero the model is better than the first."""
+    counted = any(loss.p_value is not None for result in others for loss in result.losses)
+    table = _table(escape(f"against {first.model}"), "loss", "95 % interval")
+    for title in ("became wrong", "became right", "McNemar's p") if counted else ():
+        table.add_column(title, justify="right")
+    table.add_column("in")
+    for result in others:
+        for number, loss in enumerate(result.losses):
+            form = ".2f" if loss.unit in _SHORT_UNITS and loss.unit != OUTPUT_ERROR else ".4g"
+            changes = (str(loss.became_wrong), str(loss.became_right), _chance(loss.p_value)) if counted else ()
+            table.add_row(
+                escape(result.model) if number == 0 else "",
+                f"{loss.points:{form}}",
+                _interval(loss.interval, form),
+                *changes,
+                escape(_SHORT_UNITS.get(loss.unit, loss.unit)),
+            )
+    return table
+
+
+def _chance(p_value: float | None) -> str:
+    if p_value is None:
+        return "-"
+    return f"{p_value:.3g} ({'could be chance' if p_value >= CHANCE else 'hardly chance'})"
+
+
+def _interval(interval: Interval | None, form: str = ".2f") -> str:
+    return "-" if interval is None else f"{interval[0]:{form}} .. {interval[1]:{form}}"
+
+
+def _change_table(model: str, changed: Sequence[Change]) -> Table:
+    """The first of the changed answers: those that became wrong, then right, then those that were and are wrong."""
+    labelled = changed[0].label is not None
+    shown = sorted(changed, key=lambda change: _VERDICTS.index(_verdict(change)))[:MOST_CHANGES]
+    count = str(len(changed)) if len(shown) == len(changed) else f"{len(shown)} of {len(changed)}"
+    title = escape(f"changed answers of {model} ({count})")
+    table = _table(title, "label", "before", "after") if labelled else _table(title, "before", "after")
+    table.add_column("")
+    for change in shown:
+        label = [str(change.label)] if labelled else []
+        table.add_row(escape(change.name), *label, _answer(change.before), _answer(change.after), _verdict(change))
+    return table
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", overflow="fold")
+    return table
+
+
+def _answer(answer: int) -> str:
+    return "NaN" if answer == NO_ANSWER else str(answer)
+
+
+def _verdict(change: Change) -> str:
+    if change.label is None:
+        return ""
+    if change.label == change.before:
+        return "became wrong"
+    return "became right" if change.label == change.after else "wrong before and after"
