@@ -75,6 +75,13 @@ def folder(tmp_path_factory):
     rng = np.random.default_rng(1)
     for index in range(12):
         Image.fromarray(rng.integers(0, 256, (240, 260, 3), dtype=np.uint8)).save(path / "images" / f"{index}.png")
+    for label in range(10):
+        (path / "photos" / f"class {label}").mkdir(parents=True)
+        Image.fromarray(rng.integers(0, 256, (240, 260, 3), dtype=np.uint8)).save(path / f"photos/class {label}/a.png")
+    for block in BLOCKS:
+        named = re.match(r"# (\w+\.py)\n", block.values[1])  # a file that another block uses
+        if named:
+            (path / named[1]).write_text(block.values[1], encoding="utf-8")
     return path
 
 
@@ -109,7 +116,7 @@ def test_the_readme_opens_with_the_two_commands():
 
 
 def test_every_option_that_is_named_exists():
-    known = "".join(_help(command) for command in ("quantize", "stats", "inspect", "convert", "recipes"))
+    known = "".join(_help(command) for command in ("quantize", "stats", "inspect", "convert", "recipes", "evaluate"))
     for page in PAGES:
         for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
             assert option in known, f"{option} in {page.name}"

@@ -22,7 +22,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
     @app.command()
     def evaluate(
         models: Annotated[
-            list[Path], typer.Argument(help="The float model, then those to compare with it.", metavar="MODEL...")
+            list[Path], typer.Argument(help="The float model, then those to compare with it.", metavar="MODEL")
         ],
         data: Annotated[Path, typer.Option("--data", help="A folder of images, .npy or .npz, with labels or without.")],
         metric: Annotated[
