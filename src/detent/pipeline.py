@@ -34,12 +34,15 @@ from detent.prepare import prepare
 from detent.progress import Progress
 from detent.recipe import EQUALIZING_SAMPLES
 from detent.refine.layers import LayerReport
+from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
+from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
+from detent.targets.target import Rules
 from detent.writing import last_form, store, write_plan
 
 HELD_OUT = 16
@@ -85,13 +88,14 @@ def run(job: Job) -> Report:
             observation = _observe(job, model, identity, layout, source, saved, rescaling)
             check_preparation(job, original.result(), samples, observation)
     with watch.stage("plan"):
-        reference = model.clone() if job.recipe.refinement is not None else model
+        reference = model.clone() if job.recipe.learns else model
         _rewrite(model, target.substitutions, layout, notes)
         plan = make_plan(model, layout, observation.statistics, job.recipe)
-        unsettled = target.constrain(model, plan, job.recipe.without)
+        rules = Rules(target, model.clone() if job.recipe.search_ranges else model, job.recipe.without)
+        unsettled = rules(plan)
         _rewrite(model, target.corrections, layout, notes)
     with watch.stage("refine"):
-        refined = _refine(job, model, reference, plan, samples)
+        refined = _refine(job, model, reference, plan, samples, rules)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
         emitted = write_plan(model, plan, job.recipe)
@@ -180,14 +184,17 @@ def _first_samples(
     """The samples that equalization and refinement look at, and the source to go on with."""
     recipe = job.recipe
     needed = recipe.refinement.samples if recipe.refinement is not None else 0
+    if recipe.search_ranges:
+        needed = max(needed, RANGE_SAMPLES)
     if (recipe.equalize or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
         return [], source
     if source is None:
+        who = "--search-ranges" if recipe.refinement is None else type(recipe.refinement).__name__
         raise UsageError(
-            f"{type(recipe.refinement).__name__} looks at samples, and statistics have none: give --calib beside "
-            "--stats, or --refine none."
+            f"{who} looks at samples, and statistics have none: give --calib beside --stats, or --refine none and no "
+            "--search-ranges."
         )
     return peek(source, needed)
 
@@ -217,14 +224,19 @@ def _observe(
 
 
 def _refine(
-    job: Job, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample]
+    job: Job, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample], rules: Rules
 ) -> Sequence[LayerReport]:
-    """Choose weights and biases anew, so that `model` answers as `reference`, which has no rewrites of a device."""
-    refinement = job.recipe.refinement
-    if refinement is None:
-        return ()
-    chosen = samples[: refinement.samples]
-    return refine(model, reference, plan, refinement, chosen, threads=job.collecting.threads, progress=job.progress)
+    """Choose weights, biases and ranges anew, so that `model` answers as `reference`, which has no rewrites of a device."""
+    refinement, threads = job.recipe.refinement, job.collecting.threads
+    constrain = rules if job.recipe.search_ranges else None
+    if refinement is not None:
+        chosen = samples[: refinement.samples]
+        return refine(
+            model, reference, plan, refinement, chosen, constrain=constrain, threads=threads, progress=job.progress
+        )
+    if constrain is not None:
+        search_ranges(model, reference, plan, constrain, samples, threads)
+    return ()
 
 
 def _measure(

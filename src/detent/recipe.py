@@ -86,6 +86,7 @@ class Recipe:
 
     `equalize` rescales channels before anything is quantized, `smooth` moves outliers of activations into the weights
     behind them (SmoothQuant, the number is its alpha), and the `refinement` chooses weights and biases afterwards.
+    With `search_ranges` the scales of activations are chosen by what they do to the network's output.
 
     `format` is how codes are written, `opset` the least operator set of the result. `weight_pairs` keeps weights in
     float behind a pair of nodes, `dedicated_pairs` gives every reader of an activation a pair of its own.
@@ -109,6 +110,7 @@ class Recipe:
     target: str = "npu-cnn"
     equalize: bool = True
     smooth: float | None = None
+    search_ranges: bool = False
     refinement: Refinement | None = BiasCorrection()  # noqa: RUF009
     format: OutputFormat = "qdq"
     opset: int | None = None
@@ -138,6 +140,11 @@ class Recipe:
     def formats(self) -> dict[str, NumberFormat | None]:
         """The format of each role."""
         return {"activations": self.activations, "weights": self.weights, "biases": self.biases}
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything is chosen by what it does to the answers of the model."""
+        return self.refinement is not None or self.search_ranges
 
     @property
     def least_opset(self) -> int:

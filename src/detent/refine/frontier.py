@@ -19,20 +19,23 @@ class Frontier:
     """
 
     def __init__(self, plan: Plan, samples: int) -> None:
-        formats = {site.value: plan.of(site.value) for site in plan.layout.of_role(Role.ACTIVATION)}
-        self._params = {name: params for name, params in formats.items() if isinstance(params, QuantParams)}
-        self._rounded = {name: params for name, params in formats.items() if not isinstance(params, QuantParams)}
+        self._plan = plan
+        self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
+        self._params: dict[str, QuantParams] = {}  # of the values that are held as codes
         self._held: dict[str, list[Any]] = {}
         self.samples = samples
 
     def put(self, name: str, sample: int, result: Any) -> None:
-        """Keep the value of one sample; it is encoded where it is a site."""
-        params = self._params.get(name)
+        """Keep the value of one sample; it is encoded where it is a site, with the plan's parameters of this moment."""
         entries = self._held.setdefault(name, [None] * self.samples)
-        if name in self._rounded:
-            entries[sample] = self._rounded[name].snap(result)
+        if name not in self._sites:
+            entries[sample] = result
+            return
+        params = self._plan.of(name)
+        if isinstance(params, QuantParams):
+            entries[sample] = encode(result, self._params.setdefault(name, params))
         else:
-            entries[sample] = result if params is None else encode(result, params)
+            entries[sample] = params.snap(result)
 
     def get(self, name: str, sample: int) -> Any:
         """What a node reads."""
@@ -59,3 +62,4 @@ class Frontier:
     def drop(self, name: str) -> None:
         """Forget a value that nobody reads any more."""
         self._held.pop(name, None)
+        self._params.pop(name, None)

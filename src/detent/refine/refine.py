@@ -14,6 +14,7 @@ from detent.progress import Progress, silent
 from detent.recipe import Recipe
 from detent.refine.budget import make_budget
 from detent.refine.layers import LayerReport, find_layers
+from detent.refine.ranges import Constrain, Search
 from detent.refine.step import Step
 from detent.refine.targets import STAGE, float_targets
 from detent.refine.walk import Walk
@@ -48,14 +49,17 @@ def refine(
     refinement: Refinement,
     samples: Sequence[PendingSample],
     *,
+    constrain: Constrain | None = None,
     threads: int = 0,
     memory: int = 2 << 30,
     progress: Progress = silent,
 ) -> list[LayerReport]:
     """Refine the weights and biases of every layer: fills `plan.refined` and says what became of each layer.
 
-    `model` is the float graph as it will be quantized, positions final; `reference` computes the targets and has values
-    of the same names. About `memory` bytes are used at most: with less, fewer samples and rows are.
+    `model` is the float graph as it will be quantized; `reference` computes the targets and has values of the same
+    names. Positions are final, but with `constrain`, which keeps the rules of the target: then the scales of
+    activations are searched for on the same walk. About `memory` bytes are used at most: with less, fewer samples and
+    rows are.
     """
     if not samples:
         raise DataError("There are no samples to refine with. Give calibration data.")
@@ -76,5 +80,5 @@ def refine(
             done += 1
             progress(STAGE, done, total)
 
-    walk.run(visit)
+    walk.run(visit, settle=None if constrain is None else Search.on(walk, reference, constrain, budget.samples))
     return reports

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import onnx_ir as ir
 
@@ -28,6 +28,20 @@ Visitor = Callable[[ir.Node], None]
 Watcher = Callable[[str, Frontier], None]
 
 
+class Settler(Protocol):
+    """Who may change the parameters of values between their computation and their encoding.
+
+    It sees them for the first `samples`.
+    """
+
+    @property
+    def samples(self) -> int:
+        """How many samples it looks at."""
+
+    def __call__(self, found: Mapping[str, Sequence[Array]], rest: Sequence[ir.Node]) -> None:
+        """Settle the parameters of the values in `found`, given for each sample. `rest` are the nodes to come."""
+
+
 class Walk:
     """The state of a walk: the plan that is simulated, and the frontier."""
 
@@ -35,7 +49,7 @@ class Walk:
         self.model, self.plan = model, plan
         self.pool = ThreadPoolExecutor(threads or usable_cores())  # its threads end when nobody has the walk any more
         self.frontier = Frontier(plan, len(origins))
-        self._origins = origins
+        self.origins = origins
         kept = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
         # A layer is refined on its inputs, so these are at hand even where they have no codes (weights alone have).
         layers = (node for node in model.graph if node.op_type in LAYERS and plan.layout.quantizes(node))
@@ -49,18 +63,26 @@ class Walk:
             default = None if value.const_value is None else value.const_value.numpy()
             self.frontier.put(name, index, sample.feeds.get(name, default))
 
-    def run(self, visit: Visitor, watch: Watcher | None = None) -> None:
+    def run(self, visit: Visitor, watch: Watcher | None = None, settle: Settler | None = None) -> None:
         """Walk. `visit` is called with each node before it is computed, `watch` with each value after it is.
 
-        Without a watcher, results that nobody reads are not computed.
+        `settle` is called in between, before values are encoded. Without a watcher, results that nobody reads are not
+        computed.
         """
         readers = Counter(str(value.name) for segment in self.segments for value in segment.inputs)
-        for segment in self.segments:
+        for number, segment in enumerate(self.segments, 1):
             for node in segment.nodes:
                 visit(node)
             wanted = [value for value in segment.outputs if watch is not None or readers[str(value.name)]]
             if wanted:
-                self._advance(segment, wanted)
+                early: Sequence[Sequence[Any]] = ()
+                program = self._program(segment.nodes, wanted, [str(value.name) for value in segment.inputs])
+                if settle is not None:
+                    early = list(self.pool.map(program, range(min(settle.samples, self.frontier.samples))))
+                    rest = [node for later in self.segments[number:] for node in later.nodes]
+                    names = [str(value.name) for value in wanted]
+                    settle(dict(zip(names, zip(*early, strict=True), strict=True)), rest)
+                self._advance(program, wanted, early)
             if watch is not None:
                 for value in wanted:
                     watch(str(value.name), self.frontier)
@@ -76,31 +98,33 @@ class Walk:
         """
         names = [str(value.name) for value in reads(node) if not is_constant(value)]
         program = self._program([node], node.outputs[:1], names)
-
-        def step(sample: int) -> Result:
-            return task(sample, program(self._feeds(names, sample), self._origins[sample])[0])
-
-        return self.map(step)
+        return self.map(lambda sample: task(sample, program(sample)[0]))
 
     def map(self, task: Callable[[int], Result]) -> list[Result]:
         """A task for each sample, in all threads; results in the order of the samples."""
         return list(self.pool.map(task, range(self.frontier.samples)))
 
-    def _advance(self, segment: Segment, wanted: Sequence[ir.Value]) -> None:
-        names = [str(value.name) for value in segment.inputs]
-        program = self._program(segment.nodes, wanted, names)
+    def _advance(
+        self, program: Callable[[int], Sequence[Any]], wanted: Sequence[ir.Value], early: Sequence[Sequence[Any]]
+    ) -> None:
+        """Put the results of all samples on the frontier; those of the first ones may be known already."""
 
         def step(sample: int) -> None:
-            results = program(self._feeds(names, sample), self._origins[sample])
+            results = early[sample] if sample < len(early) else program(sample)
             for value, result in zip(wanted, results, strict=True):
                 self.frontier.put(str(value.name), sample, result)
 
         self.map(step)
 
-    def _program(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], names: Sequence[str]) -> Program:
-        return Program(self.model, nodes, outputs, self._feeds(names, 0), self.constant)
+    def _program(
+        self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], names: Sequence[str]
+    ) -> Callable[[int], list[Any]]:
+        """The nodes as a function of the sample's number, reading `names` from the frontier."""
+        program = Program(self.model, nodes, outputs, self.feeds(names, 0), self.constant)
+        return lambda sample: program(self.feeds(names, sample), self.origins[sample])
 
-    def _feeds(self, names: Sequence[str], sample: int) -> Mapping[str, Any]:
+    def feeds(self, names: Sequence[str], sample: int) -> Mapping[str, Any]:
+        """What nodes read of these values, for one sample."""
         return {name: self.frontier.get(name, sample) for name in names}
 
     def constant(self, node: ir.Node, index: int) -> Any:

@@ -97,6 +97,19 @@ TARGETS: dict[str, Target] = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """The rules of a target for one model, but for those that a recipe leaves out."""
+
+    target: Target
+    model: ir.Model
+    without: Collection[str] = ()
+
+    def __call__(self, plan: Plan) -> list[str]:
+        """Move the parameters of a plan until they hold; what could not be satisfied."""
+        return self.target.constrain(self.model, plan, self.without)
+
+
 def find_target(name: str) -> Target:
     """The named target."""
     if name not in TARGETS:
