@@ -41,8 +41,8 @@ from detent.progress import Progress, silent
 STAGE = "probe"
 
 FEWEST = 4
-INFERENCES = 20
-"""Without `exact`, things times samples is about this many inferences of all samples: twice the time of as many."""
+INFERENCES = 14
+"""Without `exact`, things times samples is about this many inferences of all samples, of which half is computed."""
 
 
 @dataclass(frozen=True)
