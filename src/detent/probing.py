@@ -13,7 +13,9 @@ import onnx_ir as ir
 
 from detent.calibrate import saved_statistics
 from detent.errors import UsageError
-from detent.measure.sensitivity import Sensitivity, sensitivity
+from detent.graph.load import name_of
+from detent.measure.proposal import Way, propose
+from detent.measure.sensitivity import sensitivity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.peek import peek
 from detent.observe.samples import PendingSample
@@ -22,6 +24,7 @@ from detent.opening import Job, check_recipe, load_float, prepare_model
 from detent.plan.plan import Plan
 from detent.planning import decide, first_samples, observe, observed_sites, open_data
 from detent.recipe import Recipe
+from detent.report.sensitivity_view import SensitivityReport
 from detent.rescaling import rescale
 
 SAMPLES = 32
@@ -66,10 +69,15 @@ def make_ready(job: Job, count: int = SAMPLES) -> Ready:
     return Ready(model, plan, chosen, observation, job.recipe)
 
 
-def probe(job: Job, *, count: int = SAMPLES, exact: bool = False) -> Sensitivity:
-    """The sensitivity of every layer of a model under a recipe, on up to `count` samples."""
+def probe(
+    job: Job, *, count: int = SAMPLES, exact: bool = False, wanted: float | None = None, way: Way = "exclude"
+) -> SensitivityReport:
+    """The sensitivity of every layer of a model under a recipe, on up to `count` samples.
+
+    With a `wanted` error, noise power over signal power, also a recipe that should reach it.
+    """
     ready = make_ready(job, count)
-    return sensitivity(
+    found = sensitivity(
         ready.model,
         ready.plan,
         ready.samples,
@@ -77,3 +85,5 @@ def probe(job: Job, *, count: int = SAMPLES, exact: bool = False) -> Sensitivity
         threads=job.collecting.threads,
         progress=job.progress,
     )
+    proposal = None if wanted is None else propose(found, ready.plan.layout, job.recipe, wanted, way)
+    return SensitivityReport(name_of(job.model), job.recipe, found, proposal)

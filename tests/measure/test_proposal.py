@@ -73,6 +73,14 @@ def test_the_prediction_is_a_share_of_what_was_measured():
     assert proposal.operations == pytest.approx(0.5)
 
 
+def test_what_turns_out_not_to_be_needed_is_given_back():
+    """a gains 2 for 1 product and comes first; b, which has to come then, is enough alone."""
+    measured = found([layer("a", 1), layer("b", 10)], {weights("wa", "a"): 2.0, weights("wb", "b"): 8.0})
+    proposal = propose(measured, None, XINT8, 3.0)
+    assert proposal.nodes == ("b",)
+    assert proposal.predicted == pytest.approx(2.0)
+
+
 def test_16_bits_for_the_worst_activations():
     model, plan = planned(SMALL_MODELS["residual"]())
     measured = sensitivity(model, plan, SAMPLES)

@@ -73,22 +73,30 @@ class _Move:
 
 
 def _greedy(moves: Sequence[_Move], error: Callable[[Collection[str]], float], wanted: float) -> list[str]:
-    """The names to change, in the order in which they were chosen: always those that gain most for their cost."""
-    chosen: dict[str, None] = {}
-    present = error(chosen)
+    """The names to change: always those that gain most for their cost, and in the end without any that are not needed.
+
+    Those that are cheap come early, and what is taken later may be enough without them.
+    """
+    taken: list[_Move] = []
+    present = error(())
     while present > wanted:
-        best, rate = None, 0.0
-        for move in moves:
-            if move.names <= chosen.keys():
-                continue
-            gain = present - error({*chosen, *move.names})
-            if gain / move.cost > rate:
-                best, rate = move, gain / move.cost
-        if best is None:
+        names = _names(taken)
+        open_ = [move for move in moves if not move.names <= names]
+        gains = {move: present - error(names | move.names) for move in open_}
+        best = max(open_, key=lambda move: gains[move] / move.cost, default=None)
+        if best is None or gains[best] <= 0:
             break
-        chosen |= dict.fromkeys(sorted(best.names))
-        present = error(chosen)
-    return list(chosen)
+        taken.append(best)
+        present -= gains[best]
+    for move in tuple(taken):
+        others = [each for each in taken if each is not move]
+        if error(_names(others)) <= wanted:
+            taken = others
+    return list(dict.fromkeys(name for move in taken for name in sorted(move.names)))
+
+
+def _names(moves: Iterable[_Move]) -> frozenset[str]:
+    return frozenset(name for move in moves for name in move.names)
 
 
 def predicted_error(found: Sensitivity, left: Callable[[Thing], float]) -> float:

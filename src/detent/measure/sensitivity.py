@@ -8,18 +8,15 @@ The weights of a layer, with its bias, are one such thing, and every activation 
 layer is by how much the error of the quantized model falls when the layer alone is left float: its weights and bias,
 and the activations that no other quantized node computes or reads.
 
-All of it is measured (`exact`), or all but the gains, on fewer samples. Small errors add up as vectors, E = sum of e
-for the whole model; then without some of them
-
-    |E|^2 - |E - e|^2 = 2 e.E - |e|^2
-
-of which e.E costs nothing to measure. Sums of samples add: whoever has measured others can add theirs.
+Errors of things alone are much the same on any few samples, so that these do; `exact` takes all. Gains are not: with E
+the error of the whole model, 2 e.E - e^2 of it goes away, and e.E may be anything, on other samples something else. So
+without `exact` they are measured for the worst layers only, where e^2 itself is large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -32,7 +29,7 @@ import onnx_ir as ir
 from detent.errors import DataError, ModelError
 from detent.graph.session import usable_cores
 from detent.measure.fidelity import looks_like_scores
-from detent.measure.probe import ITSELF, Probe, Variant
+from detent.measure.probe import ITSELF, UNCHANGED, Probe, Variant
 from detent.measure.things import Thing, everything, left_float, things_of
 from detent.observe.samples import PendingSample, Sample
 from detent.plan.plan import Plan
@@ -41,6 +38,9 @@ from detent.progress import Progress, silent
 STAGE = "probe"
 
 FEWEST = 4
+GAINS = 8
+"""Without `exact`, the number of layers whose gain is measured."""
+
 INFERENCES = 14
 """Without `exact`, things times samples is about this many inferences of all samples, of which half is computed."""
 
@@ -49,6 +49,7 @@ INFERENCES = 14
 class LayerSensitivity:
     """One layer: errors as noise power over signal power; None where it has nothing of the kind that is quantized.
 
+    `gain` is None where it was not measured, or where nothing becomes float because others read and compute it too.
     `changed` counts samples whose top answer is another with the layer's weights, and with its activations quantized;
     None where outputs are no class scores. `members` are the nodes that are computed with it, itself first.
     """
@@ -58,7 +59,7 @@ class LayerSensitivity:
     members: tuple[str, ...]
     weights: float | None
     activations: float | None
-    gain: float
+    gain: float | None
     changed: tuple[int, int] | None
     parameters: int
     operations: int
@@ -109,14 +110,22 @@ def sensitivity(
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     things = things_of(model, plan)
     chosen = samples if exact else _some(samples, len(things))
-    probing = Probing(model, plan, things, exact=exact, memory=memory // (threads or usable_cores()))
-    progress(STAGE, 0, len(chosen))
-    measured = []
+    whole = everything(EVERYTHING, things)
     with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        for done, sums in enumerate(pool.map(probing, chosen), 1):
-            measured.append(sums)
-            progress(STAGE, done, len(chosen))
-    return summarize(model, plan, things, reduce(Sums.__add__, measured), exact=exact)
+        walks = _Walks(model, plan, pool, chosen, memory // (threads or usable_cores()), progress)
+        alone = walks.sums(UNCHANGED, [whole, *(thing.variant for thing in things)])
+        worst = _worst(things, alone, len(things) if exact else GAINS)
+        left = [variant for variant in left_float(things) if variant.name in worst]
+        gains = walks.sums(whole, left)
+    return summarize(model, plan, things, alone, gains, exact=exact)
+
+
+def _worst(things: Sequence[Thing], alone: Sums, number: int) -> list[str]:
+    """The layers with the largest errors."""
+    errors: dict[str, float] = {}
+    for thing in things:
+        errors[thing.layer] = errors.get(thing.layer, 0.0) + alone.error(thing.name)
+    return sorted(errors, key=lambda layer: -errors[layer])[:number]
 
 
 def _some(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
@@ -130,12 +139,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums over samples, an entry for each output: of y^2, and by variant of e^2, of e.E, and of changed answers."""
+    """Sums over samples, an entry for each output: of y^2, and by variant of e^2 and of changed answers."""
 
     samples: int
     signal: Floats
     noise: Mapping[str, Floats]
-    along: Mapping[str, Floats]
     changed: Mapping[str, int]
 
     def __add__(self, more: Sums) -> Sums:
@@ -143,114 +151,91 @@ class Sums:
             self.samples + more.samples,
             self.signal + more.signal,
             {name: noise + more.noise[name] for name, noise in self.noise.items()},
-            {name: along + more.along[name] for name, along in self.along.items()},
             {name: count + more.changed[name] for name, count in self.changed.items()},
         )
 
     def error(self, variant: str) -> float:
         """The noise power of a variant over the signal power; infinite where it has become NaN."""
-        return self._relative(self.noise[variant])
-
-    def gain(self, variant: str) -> float:
-        """What the whole error is expected to lose without that of a variant."""
-        return self._relative(2 * self.along[variant] - self.noise[variant])
-
-    def _relative(self, power: Floats) -> float:
         there = self.signal > 0  # an output that is zero throughout has nothing to compare with
-        mean = float((power[there] / self.signal[there]).mean()) if there.any() else 0.0
+        mean = float((self.noise[variant][there] / self.signal[there]).mean()) if there.any() else 0.0
         return mean if math.isfinite(mean) else math.inf
 
 
 EVERYTHING = "everything"
 
 
-class Probing:
-    """One sample after another through the float model and its variants, and where it is asked for the quantized one's.
+@dataclass(frozen=True, eq=False)
+class _Walks:
+    """Walks through a model on all samples, and how they are done."""
 
-    It may be called in any number of threads.
-    """
+    model: ir.Model
+    plan: Plan
+    pool: ThreadPoolExecutor
+    samples: Sequence[PendingSample]
+    memory: int
+    progress: Progress
 
-    def __init__(self, model: ir.Model, plan: Plan, things: Sequence[Thing], *, exact: bool, memory: int) -> None:
-        whole = everything(EVERYTHING, things)
+    def sums(self, base: Variant, variants: Sequence[Variant]) -> Sums:
+        """The sums over all samples, of variants of `base`."""
+        comparing = Comparing(self.model, self.plan, base, variants, self.memory)
+        self.progress(STAGE, 0, len(self.samples))
+        measured = []
+        # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
+        for done, sums in enumerate(self.pool.map(comparing, self.samples), 1):
+            measured.append(sums)
+            self.progress(STAGE, done, len(self.samples))
+        return reduce(Sums.__add__, measured)
+
+
+class Comparing:
+    """Variants of a base against the float model, on one sample after another, in any number of threads."""
+
+    def __init__(
+        self, model: ir.Model, plan: Plan, base: Variant, variants: Sequence[Variant], memory: int = 1 << 30
+    ) -> None:
         self._float = Probe(model, plan.layout)
-        self._outputs = self._measurable(model)
-        self._first = str(model.graph.outputs[0].name)
-        self._scores = looks_like_scores(model.graph.outputs[0]) and self._first in self._float.outputs
-        self._variants = [whole, *(thing.variant for thing in things)]
-        self._left = list(left_float(things)) if exact else []
-        self._quantized = Probe(model, plan.layout, whole) if exact else None
-        self._memory = memory
-
-    def _measurable(self, model: ir.Model) -> list[int]:
-        """Which of the outputs can be measured at: those of floats."""
+        self._varied = self._float if base is UNCHANGED else Probe(model, plan.layout, base)
+        self._variants, self._memory = variants, memory
         types = {str(value.name): value.dtype for value in model.graph.outputs}
-        found = [index for index, name in enumerate(self._float.outputs) if types[name] == ir.DataType.FLOAT]
-        if not found:
+        self._floats = [index for index, name in enumerate(self._float.outputs) if types[name] == ir.DataType.FLOAT]
+        if not self._floats:
             raise ModelError("The model has no output of float numbers at which errors could be measured.")
-        return found
+        first = model.graph.outputs[0]
+        self._scores = self._float.outputs.index(str(first.name)) if looks_like_scores(first) else None
 
     def __call__(self, pending: PendingSample) -> Sums:
         """The sums of one sample."""
         sample = pending.load()
-        together = max(1, self._memory // max(self._float.footprint(sample), 1))
-        answers = self._answers(self._float, sample, self._variants, together)
-        _, expected = next(answers)
-        sums = _Collecting(pending.size, [np.asarray(expected[index], np.float64) for index in self._outputs])
-        for name, found in answers:
-            sums.add(name, [found[index] for index in self._outputs], self._another(expected, found))
-        if self._quantized is not None:
-            others = self._answers(self._quantized, sample, self._left, together)
-            next(others)  # that of the quantized model itself, which is known already
-            for name, found in others:
-                sums.add(name, [found[index] for index in self._outputs], self._another(expected, found))
-        return sums.total()
+        expected = self._float(sample)[ITSELF]
+        truth = [expected[index].astype(np.float64) for index in self._floats]
+        noise: dict[str, Floats] = {}
+        changed: dict[str, int] = {}
+        for name, found in self._answers(sample):
+            # An answer of another shape, where the data decides it, is no answer: the error is all of the signal.
+            pairs = zip(truth, (found[index] for index in self._floats), strict=True)
+            errors = [y - x if y.shape == x.shape else x for x, y in pairs]
+            noise[name] = np.array([np.vdot(error, error) for error in errors])
+            changed[name] = self._another(expected, found)
+        return Sums(pending.size, np.array([np.vdot(x, x) for x in truth]), noise, changed)
 
-    @staticmethod
-    def _answers(
-        probe: Probe, sample: Sample, variants: Sequence[Variant], together: int
-    ) -> Iterator[tuple[str, list[Any]]]:
-        """What the model and the variants answer, the model first; so many at a time that there is memory for them."""
-        for start in range(0, len(variants), together):
-            answers = probe(sample, variants[start : start + together])
-            itself = answers.pop(ITSELF)
-            if start == 0:
-                yield ITSELF, itself
-            yield from answers.items()
+    def _answers(self, sample: Sample) -> Iterator[tuple[str, list[Any]]]:
+        """What the variants answer; so many are computed at a time that there is memory for them."""
+        together = max(1, self._memory // max(self._varied.footprint(sample), 1)) if self._variants else 1
+        for start in range(0, len(self._variants), together):
+            answers = self._varied(sample, self._variants[start : start + together])
+            yield from ((name, found) for name, found in answers.items() if name != ITSELF)
 
     def _another(self, expected: Sequence[Any], found: Sequence[Any]) -> int:
         """How many of the samples have another top answer."""
-        if not self._scores:
+        if self._scores is None:
             return 0
-        index = self._float.outputs.index(self._first)
-        return int((expected[index].argmax(-1) != found[index].argmax(-1)).sum())
+        return int((expected[self._scores].argmax(-1) != found[self._scores].argmax(-1)).sum())
 
 
-class _Collecting:
-    """The sums of one sample, as its variants come in; the one of everything comes first."""
-
-    def __init__(self, size: int, expected: Sequence[Floats]) -> None:
-        self._size, self._expected = size, expected
-        self._whole: list[Floats] = []
-        self._noise: dict[str, Floats] = {}
-        self._along: dict[str, Floats] = {}
-        self._changed: dict[str, int] = {}
-
-    def add(self, name: str, found: Iterable[npt.NDArray[Any]], changed: int) -> None:
-        # An answer of another shape, where the data decides the shape, is no answer: the error is all of the signal.
-        errors = [y - x if y.shape == x.shape else -x for x, y in zip(self._expected, found, strict=True)]
-        if name == EVERYTHING:
-            self._whole = errors
-        self._noise[name] = np.array([np.vdot(error, error) for error in errors])
-        self._along[name] = np.array([np.vdot(error, all_) for error, all_ in zip(errors, self._whole, strict=True)])
-        self._changed[name] = changed
-
-    def total(self) -> Sums:
-        signal = np.array([np.vdot(x, x) for x in self._expected])
-        return Sums(self._size, signal, self._noise, self._along, self._changed)
-
-
-def summarize(model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, *, exact: bool) -> Sensitivity:
-    """The sums as layers."""
+def summarize(
+    model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, gains: Sums, *, exact: bool
+) -> Sensitivity:
+    """The sums of things alone, and of layers left float, as layers."""
     scores = looks_like_scores(model.graph.outputs[0])
     errors = {thing.name: sums.error(thing.name) for thing in things}
     total = sums.error(EVERYTHING)
@@ -260,10 +245,6 @@ def summarize(model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, 
         if not own:
             continue
         kinds = [[thing for thing in own if thing.is_weight], [thing for thing in own if not thing.is_weight]]
-        freed = [thing for thing in things if thing.touches == {str(node.name)}]
-        gain = sum(sums.gain(thing.name) for thing in freed)
-        if exact:
-            gain = total - sums.error(str(node.name)) if freed else 0.0
         weights, activations = (sum(errors[thing.name] for thing in kind) if kind else None for kind in kinds)
         counts = [max((sums.changed[thing.name] for thing in kind), default=0) for kind in kinds]
         layers.append(
@@ -273,7 +254,7 @@ def summarize(model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, 
                 members=_members(model, plan, node),
                 weights=weights,
                 activations=activations,
-                gain=gain,
+                gain=total - gains.error(str(node.name)) if node.name in gains.noise else None,
                 changed=(counts[0], counts[1]) if scores else None,
                 parameters=sum(thing.elements for thing in kinds[0]),
                 operations=sum(thing.operations for thing in own),

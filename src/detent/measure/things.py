@@ -21,8 +21,9 @@ class Thing:
     """What is quantized alone, as a variant of the float model, and the layer that it belongs to.
 
     `touches` are the layers that compute or read it: only where all of these are left float, it is. `original` are the
-    numbers of its constants as they were. `elements` is how many numbers it has (0: only the data tells), and
-    `operations` the products that its layer computes for one sample.
+    numbers of its constants as they were. `elements` is how many numbers it has for one sample, and
+    `operations` how many products its layer computes with them; of an activation, as many as it has numbers. What only
+    the data tells, such as the size of an image of any size, counts as 1.
     """
 
     name: str
@@ -112,10 +113,12 @@ def _activations(model: ir.Model, plan: Plan) -> Iterator[Thing]:
         nodes = [value.producer(), *(node for node, index in value.uses() if index in site_inputs(node))]
         quantized = [node for node in nodes if node is not None and plan.layout.quantizes(node)]
         dims = [dim if isinstance(dim, int) else 1 for dim in value.shape or ()]
+        elements = math.prod(dims[1:])
         yield Thing(
             name=f"activation {site.value}",
             layer=site.node,
             variant=Variant(f"activation {site.value}", rounding={site.value: plan.of(site.value)}),
             touches=frozenset(str(plan.layout.layer_of(node).name) for node in quantized),
-            elements=math.prod(dims[1:]),
+            elements=elements,
+            operations=elements,
         )
