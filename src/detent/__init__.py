@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from detent.errors import DataError, DetentError, ModelError, OutputError, UsageError
 from detent.version import __version__
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from detent.recipe_file import find_recipe
     from detent.report.evaluation import Evaluation
     from detent.report.report import Report
+    from detent.report.sensitivity_view import SensitivityReport
+    from detent.report.tuning import Tuning
+    from detent.tuning.tune import tune
 
 _LAZY = {
     "Evaluation": "detent.report.evaluation",
@@ -43,7 +46,10 @@ _LAZY = {
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
     "Report": "detent.report.report",
+    "SensitivityReport": "detent.report.sensitivity_view",
+    "Tuning": "detent.report.tuning",
     "find_recipe": "detent.recipe_file",
+    "tune": "detent.tuning.tune",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 
@@ -61,11 +67,15 @@ __all__ = [
     "PreprocessOptions",
     "Recipe",
     "Report",
+    "SensitivityReport",
+    "Tuning",
     "UsageError",
     "__version__",
     "evaluate",
     "find_recipe",
     "quantize",
+    "sensitivity",
+    "tune",
 ]
 
 
@@ -238,3 +248,60 @@ def evaluate(
         providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
         progress=progress or silent,
     )
+
+
+def sensitivity(
+    model: str | PathLike[str] | onnx.ModelProto,
+    calibration: Any = None,
+    recipe: str | PathLike[str] | Recipe = "XINT8",
+    *,
+    max_error: float | None = None,
+    propose: Literal["exclude", "a16"] = "exclude",
+    samples: int = 32,
+    exact: bool = False,
+    preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    threads: int = 0,
+    executor: Any = None,
+    stats: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> SensitivityReport:
+    """Measure, for each layer, what quantizing it alone does to the outputs; nothing is written.
+
+    Args:
+        model: a path, or a ModelProto. Never modified.
+        calibration: data as in `quantize`; it must be given.
+        recipe: a name, the path of a .toml file, or a Recipe. Its refinement is left out.
+        max_error: also propose a recipe that brings the error, noise power over signal power, below this.
+        propose: "exclude" leaves layers float, "a16" gives activations 16 bits.
+        samples: measure on up to this many samples.
+        exact: measure on all of them, also what each layer gains when it alone is left float.
+        preprocess, limit, seed, batch, threads, executor, stats, progress: as in `quantize`; for the calibration.
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    import onnx
+
+    from detent.calibrate import Collecting
+    from detent.observe.preprocess import preprocess_options
+    from detent.opening import Job
+    from detent.probing import probe
+    from detent.progress import silent
+    from detent.recipe_file import find_recipe
+
+    job = Job(
+        model=model if isinstance(model, onnx.ModelProto) else Path(model),
+        output=None,
+        recipe=find_recipe(recipe),
+        calibration=calibration,
+        preprocess=preprocess_options(preprocess),
+        limit=limit,
+        seed=seed,
+        batch=batch,
+        collecting=Collecting(reuse=None if stats is None else Path(stats), executor=executor, threads=threads),
+        progress=progress or silent,
+    )
+    return probe(job, count=samples, exact=exact, wanted=max_error, way=propose)

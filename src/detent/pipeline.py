@@ -16,37 +16,27 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from detent.calibrate import collect, keep, saved_statistics
-from detent.errors import UsageError
+from detent.calibrate import saved_statistics
 from detent.graph.load import name_of, stored_bytes
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
-from detent.observe.inputs import input_specs
-from detent.observe.peek import peek
 from detent.observe.samples import PendingSample
-from detent.observe.sources import Source, open_source
-from detent.observe.statistics_file import StatisticsFile
-from detent.observe.sweep import Observation, look, recall
+from detent.observe.sources import Source
+from detent.observe.sweep import Observation
 from detent.opening import Job, Original, check_preparation, check_recipe, load_float, prepare_model
-from detent.plan.layout import Layout, Role
-from detent.plan.plan import Plan, make_plan, needs_statistics
-from detent.prepare import prepare
+from detent.plan.layout import Layout
+from detent.plan.plan import Plan
+from detent.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
 from detent.progress import Progress
-from detent.recipe import EQUALIZING_SAMPLES
 from detent.refine.layers import LayerReport
-from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
-from detent.rescaling import Rescaling, rescale
-from detent.targets.dpu import NodePass
+from detent.rescaling import rescale
 from detent.targets.target import Rules
 from detent.writing import last_form, store, write_plan
-
-HELD_OUT = 16
-"""Samples kept back to measure the result with, where the data has any to spare."""
 
 
 @dataclass
@@ -74,26 +64,22 @@ def run(job: Job) -> Report:
     with watch.stage("prepare"):
         layout, notes = prepare_model(job, model, target)
         job, unrefined = _without_data(job, layout)
-    source = _open(job, model, layout)
+    source = open_data(job, model, layout)
     if job.dry_run:
         return _preview(job, layout, notes, source, watch.seconds)
-    sites = _observed(layout)
+    sites = observed_sites(layout)
     with ThreadPoolExecutor(1) as meanwhile:
         original = meanwhile.submit(Original, job)
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
-            samples, source = _first_samples(job, source, saved)
+            samples, source = first_samples(job, source, saved)
             rescaling = rescale(model, layout.sites, job.recipe, samples, saved, job.collecting.threads)
         with watch.stage("calibrate"):
-            observation = _observe(job, model, identity, layout, source, saved, rescaling)
+            observation = observe(job, model, identity, layout, source, saved, rescaling)
             check_preparation(job, original.result(), samples, observation)
     with watch.stage("plan"):
         reference = model.clone() if job.recipe.learns else model
-        _rewrite(model, target.substitutions, layout, notes)
-        plan = make_plan(model, layout, observation.statistics, job.recipe)
-        rules = Rules(target, model.clone() if job.recipe.search_ranges else model, job.recipe.without)
-        unsettled = rules(plan)
-        _rewrite(model, target.corrections, layout, notes)
+        plan, rules, unsettled = decide(model, layout, target, observation, job.recipe, notes)
     with watch.stage("refine"):
         refined = _refine(job, model, reference, plan, samples, rules)
         tensors = describe_constants(model, plan)
@@ -141,86 +127,11 @@ def run(job: Job) -> Report:
 def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
     """Where there is no data and no format needs any, what would learn from it is left out; and what to say then."""
     refinement = job.recipe.refinement
-    if job.calibration is not None or refinement is None or _needs_any(layout):
+    if job.calibration is not None or not job.recipe.learns or needs_any(layout):
         return job, []
-    name = type(refinement).__name__
+    name = "The search for ranges" if refinement is None else type(refinement).__name__
     said = f"{name} was left out: it needs data, which the rest of the recipe does not. Give --calib."
-    return replace(job, recipe=job.recipe.replace(refinement=None)), [said]
-
-
-def _open(job: Job, model: ir.Model, layout: Layout) -> Source | None:
-    """The data; None where none is needed, because nothing runs or because its statistics are known already."""
-    if (job.collecting.needs_identity or job.collecting.executor is not None) and not _needs_any(layout):
-        raise UsageError(
-            f"Recipe {job.recipe.name} needs no statistics of activations here: leave --stats, --save-stats, --workers "
-            "and --dask out."
-        )
-    if job.calibration is None and (job.dry_run or job.collecting.reuse is not None):
-        return None
-    return open_source(
-        job.calibration,
-        input_specs(model),
-        preprocess=job.preprocess,
-        limit=job.limit,
-        reserve=HELD_OUT,
-        seed=job.seed,
-        batch=job.batch,
-    )
-
-
-def _observed(layout: Layout) -> list[str]:
-    """The activation sites that are looked at: those that share no other's parameters."""
-    return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
-
-
-def _needs_any(layout: Layout) -> bool:
-    """Whether any format needs statistics."""
-    return any(needs_statistics(layout, layout.sites[name]) for name in _observed(layout))
-
-
-def _first_samples(
-    job: Job, source: Source | None, saved: StatisticsFile | None
-) -> tuple[list[PendingSample], Source | None]:
-    """The samples that equalization and refinement look at, and the source to go on with."""
-    recipe = job.recipe
-    needed = recipe.refinement.samples if recipe.refinement is not None else 0
-    if recipe.search_ranges:
-        needed = max(needed, RANGE_SAMPLES)
-    if (recipe.equalize or recipe.smooth is not None) and saved is None:
-        needed = max(needed, EQUALIZING_SAMPLES)
-    if not needed:
-        return [], source
-    if source is None:
-        who = "--search-ranges" if recipe.refinement is None else type(recipe.refinement).__name__
-        raise UsageError(
-            f"{who} looks at samples, and statistics have none: give --calib beside --stats, or --refine none and no "
-            "--search-ranges."
-        )
-    return peek(source, needed)
-
-
-def _observe(
-    job: Job,
-    model: ir.Model,
-    identity: str | None,
-    layout: Layout,
-    source: Source | None,
-    saved: StatisticsFile | None,
-    rescaling: Rescaling,
-) -> Observation:
-    """The statistics, from a file or counted now; those are kept where that was asked for.
-
-    Where no format needs any, nothing is counted.
-    """
-    how, sites = job.collecting, _observed(layout)
-    if saved is not None:
-        return recall(model, sites, source, saved, providers=how.providers)
-    assert source is not None, "without statistics there is data"
-    if not _needs_any(layout):
-        return look(model, sites, source, providers=how.providers)
-    observation = collect(how, model, sites, source, job.recipe, job.progress)
-    keep(how, identity, source, observation, job.recipe, rescaling)
-    return observation
+    return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False)), [said]
 
 
 def _refine(
@@ -254,13 +165,6 @@ def _measure(
         threads=job.collecting.threads,
         progress=job.progress,
     )
-
-
-def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], layout: Layout, notes: Notes) -> None:
-    """Rewrites that the target or the recipe asks for, on quantized nodes only."""
-    passes = [step(layout.quantizes) for step in steps]
-    notes.changes += prepare(model, passes)
-    notes.declined += [note for step in passes for note in step.declined]
 
 
 def _calibration(job: Job, source: Source | None, observation: Observation) -> Calibration:

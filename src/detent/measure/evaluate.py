@@ -51,7 +51,7 @@ class Evaluator:
 
         Args:
             reference: the model to compare with, normally the float one.
-            data: a folder, a file, an array or a dict {input: array}.
+            data: a folder, a file, an array, a dict {input: array}, or a Dataset that is open already.
             labels: those in the folder (`FIND`), a file, a list, {name: label}, or None: compare outputs only.
             label_offset: added to every label; 1 where class 0 of the model is its background.
             metric: a Python file with score() or metric(), or a Metric.
@@ -64,19 +64,23 @@ class Evaluator:
         """
         self.metric = as_metric(metric)
         self.reference = Candidate(reference, providers)
-        self.dataset: Dataset = open_dataset(
-            data,
-            self.reference.inputs,
-            labels=labels,
-            label_offset=label_offset,
-            preprocess=preprocess,
-            limit=limit,
-            batch=batch,
+        self.dataset: Dataset = (
+            data
+            if isinstance(data, Dataset)
+            else open_dataset(
+                data,
+                self.reference.inputs,
+                labels=labels,
+                label_offset=label_offset,
+                preprocess=preprocess,
+                limit=limit,
+                batch=batch,
+            )
         )
         self._given = reference
         self._threads = threads
         self._providers = tuple(providers)
-        self._progress = progress
+        self.progress = progress
 
     @property
     def compares_outputs(self) -> bool:
@@ -99,10 +103,10 @@ class Evaluator:
             sample = batch.pending.load()
             return judge.look(batch, sample, candidate(sample))
 
-        self._progress(STAGE, 0, self.dataset.batches)
+        self.progress(STAGE, 0, self.dataset.batches)
         for done, (batch, kept) in enumerate(in_order(look, self.dataset, self._threads), 1):
             judge.add(batch, kept)
-            self._progress(STAGE, done, self.dataset.batches)
+            self.progress(STAGE, done, self.dataset.batches)
         return judge.scores()
 
     def _judge(self) -> Judge:

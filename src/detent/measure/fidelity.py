@@ -122,7 +122,7 @@ def measure_fidelity(
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
     quantized = Runner(quantized_model, list(renamed.values()), exact=True)
-    scores = _looks_like_scores(quantized_model.graph.outputs[0])
+    scores = looks_like_scores(quantized_model.graph.outputs[0])
 
     def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, Sums], list[bool]]:
         sample = pending.load()
@@ -159,7 +159,7 @@ def measure_fidelity(
     )
 
 
-def _looks_like_scores(output: ir.Value) -> bool:
+def looks_like_scores(output: ir.Value) -> bool:
     """Whether an output is a row of class scores per sample: [batch, classes] with at least two classes."""
     shape = output.shape
     if shape is None or len(shape) != 2 or output.dtype != ir.DataType.FLOAT:

@@ -1,0 +1,120 @@
+"""The command `detent sensitivity`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from detent import cli_options
+from detent.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PROPOSAL = "Proposal"
+
+
+def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[], Console]) -> None:
+    """Add the command to the application; `stdout` and `stderr` make the consoles that it prints to."""
+
+    @app.command()
+    def sensitivity(
+        model: Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")],
+        calib: Annotated[
+            Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")
+        ] = None,
+        recipe: Annotated[
+            str, typer.Option("--recipe", help="A name that `detent recipes` lists, or a .toml file.")
+        ] = "XINT8",
+        settings: cli_options.Settings = [],  # noqa: B006
+        max_error: Annotated[
+            str | None,
+            typer.Option(
+                help="Propose what brings the error below this: -25dB, or 0.003 of the signal's power.",
+                metavar="ERROR",
+                rich_help_panel=PROPOSAL,
+            ),
+        ] = None,
+        propose: Annotated[
+            Literal["exclude", "a16"],
+            typer.Option(help="Leave layers float, or give activations 16 bits.", rich_help_panel=PROPOSAL),
+        ] = "exclude",
+        toml: Annotated[
+            Path | None, typer.Option(help="Write the proposed recipe to this file.", rich_help_panel=PROPOSAL)
+        ] = None,
+        samples: Annotated[int, typer.Option(min=1, help="Measure on up to N samples.", metavar="N")] = 32,
+        exact: Annotated[bool, typer.Option("--exact", help="Measure all of it, on all of them; slow.")] = False,
+        limit: cli_options.Limit = None,
+        seed: cli_options.Seed = None,
+        batch: cli_options.Batch = None,
+        preprocess: cli_options.PreprocessFile = None,
+        size: cli_options.Size = None,
+        resize: cli_options.Resize = None,
+        mean: cli_options.Mean = None,
+        std: cli_options.Std = None,
+        order: cli_options.Order = None,
+        layout: cli_options.Layout = None,
+        resample: cli_options.Resample = None,
+        threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
+        workers: cli_options.Workers = None,
+        dask: cli_options.Dask = None,
+        stats: cli_options.Stats = None,
+        json: cli_options.Json = False,
+    ) -> None:
+        """Show which layers cost most when they are quantized, and propose what to leave out.
+
+        Example: detent sensitivity mobilenetv2.onnx --calib images/ --max-error -25dB --toml better.toml
+        """
+        if toml is not None and max_error is None:
+            raise UsageError("--toml writes the proposed recipe: say with --max-error what it should reach.")
+        import detent
+        from detent.graph.save import check_output, write_text
+        from detent.observe.executors import open_executor
+        from detent.progress_bar import progress_bar
+        from detent.report.sensitivity_view import print_sensitivity
+
+        if toml is not None:
+            check_output(toml, model)
+        wanted = None if max_error is None else error_of(max_error)
+        options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
+        with open_executor(workers, dask) as executor, progress_bar(stderr()) as progress:
+            report = detent.sensitivity(
+                model,
+                calib,
+                cli_options.change_recipe(recipe, settings),
+                max_error=wanted,
+                propose=propose,
+                samples=samples,
+                exact=exact,
+                preprocess=options,
+                limit=limit,
+                seed=seed,
+                batch=batch,
+                threads=threads,
+                executor=executor,
+                stats=stats,
+                progress=progress,
+            )
+        if toml is not None:
+            write_text(report.to_toml(), toml)
+        if json:
+            typer.echo(report.to_json())
+            return
+        print_sensitivity(report, stdout())
+
+
+def error_of(text: str) -> float:
+    """An error as noise power over signal power, from that or from decibels: -20dB is 0.01."""
+    number, is_decibels = text.strip().lower(), False
+    if number.endswith("db"):
+        number, is_decibels = number[:-2], True
+    try:
+        value = float(number)
+    except ValueError:
+        raise UsageError(f"--max-error '{text}': expected decibels such as -25dB, or a number such as 0.003.") from None
+    if not is_decibels and not value > 0:
+        raise UsageError(f"--max-error {text}: a power above 0, such as 0.003. Decibels are written -25dB.")
+    return 10 ** (value / 10) if is_decibels else value

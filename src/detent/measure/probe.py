@@ -1,0 +1,225 @@
+"""A model and many variants of it, each changed in a few places, computed side by side in one walk.
+
+A variant reads other numbers than the model at some constants, or rounds some activations otherwise. It is the model up
+to its first change, and the model again behind its last one, with other numbers going in. So
+
+- before its first change a variant is not computed at all;
+- in a section of the graph where it changes something it is computed piece by piece, as the model itself is;
+- in a section where only its inputs differ, the section is run as a whole, which onnxruntime does faster.
+
+On average half of the model is computed for each variant. All copies of a value that is still read are held at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.graph.values import constant, is_constant
+from detent.numerics.formats import QuantParams
+from detent.numerics.params import Params
+from detent.observe.samples import Sample
+from detent.plan.layout import Layout, site_inputs
+from detent.refine.codes import decode, encode
+from detent.refine.segments import Program, Segment, divide
+
+Array = npt.NDArray[Any]
+Copies = dict[str, dict[str, Any]]
+"""For each value, its copies by the names of the variants that have one of their own, and the model's own."""
+
+ITSELF = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """What is different: constants that quantized nodes read as other numbers, and how activations are rounded.
+
+    None in `rounding` is for an activation that is not rounded, though it is in the model that is varied.
+    """
+
+    name: str
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    rounding: Mapping[str, Params | None] = field(default_factory=dict)
+
+
+UNCHANGED = Variant(ITSELF)
+
+
+def rounded(values: Array, params: Params | None) -> Array:
+    """An activation as the readers of a quantized one see it."""
+    if params is None:
+        return values
+    return decode(encode(values, params), params) if isinstance(params, QuantParams) else params.snap(values)
+
+
+class Probe:
+    """A model that is ready to be walked through, on one sample after another, in any number of threads."""
+
+    def __init__(self, model: ir.Model, layout: Layout, base: Variant = UNCHANGED) -> None:
+        """Take `model` apart. `base` is how it is before any variant changes it."""
+        self._model, self._layout, self._base = model, layout, base
+        computed = {str(value.name) for node in model.graph for value in node.outputs}
+        self.outputs = [str(value.name) for value in model.graph.outputs if value.name in computed]
+        segments = _needed(divide(model, {*layout.sites, *self.outputs}), self.outputs)
+        # What is rounded on the way can only be computed piece by piece.
+        together = 1 if base.rounding else max(1, math.isqrt(len(segments)))
+        cuts = range(0, len(segments), together)
+        self._readers = Counter(str(value.name) for segment in segments for value in segment.inputs)
+        self._readers.update(self.outputs)
+        self._sections = [_Section(segments[cut : cut + together], self._readers, layout) for cut in cuts]
+        self._programs: dict[tuple[Segment, tuple[int, ...]], Program] = {}
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, sample: Sample, variants: Sequence[Variant] = (), watch: Callable[[Copies], None] | None = None
+    ) -> dict[str, list[Array]]:
+        """The model's outputs, by the name of the variant and ITSELF. `watch` is called with all that is held."""
+        readers, held = self._readers.copy(), dict[str, dict[str, Any]]()
+        for value in self._model.graph.inputs:
+            default = None if value.const_value is None else value.const_value.numpy()
+            self._put(held, str(value.name), {ITSELF: sample.feeds.get(str(value.name), default)}, variants)
+        for section in self._sections:
+            changing = [variant for variant in variants if section.changed_by(variant)]
+            results = self._run_whole(section, held, [each for each in variants if each not in changing], sample.origin)
+            for segment in section.segments:
+                self._advance(segment, held, [UNCHANGED, *changing], sample.origin)
+                if watch is not None:
+                    watch(held)
+                for value in segment.inputs:
+                    readers[str(value.name)] -= 1
+                    if not readers[str(value.name)]:
+                        held.pop(str(value.name), None)
+            for name, copies in results.items():
+                held[name] |= copies
+        names = (ITSELF, *(variant.name for variant in variants))
+        return {name: [_copy(held[output], name) for output in self.outputs] for name in names}
+
+    def footprint(self, sample: Sample) -> int:
+        """The most bytes that are held for a sample, of the model alone."""
+        most = 0
+
+        def weigh(held: Copies) -> None:
+            nonlocal most
+            arrays = (copies[ITSELF] for copies in held.values())
+            most = max(most, sum(array.nbytes for array in arrays if isinstance(array, np.ndarray)))
+
+        self(sample, watch=weigh)
+        return most
+
+    def _run_whole(
+        self, section: _Section, held: Copies, variants: Sequence[Variant], origin: str
+    ) -> dict[str, dict[str, Any]]:
+        """The results of a section for variants that change nothing in it, where they differ in what goes in."""
+        names = [str(value.name) for value in section.whole.inputs]
+        results: Copies = {str(value.name): {} for value in section.whole.outputs}
+        for variant in variants:
+            if any(variant.name in held[name] for name in names):
+                self._compute(section.whole, held, variant, origin, results)
+        usual = self._base.rounding
+        return {
+            name: {variant: rounded(copy, usual.get(name)) for variant, copy in copies.items()}
+            for name, copies in results.items()
+        }
+
+    def _advance(self, segment: Segment, held: Copies, variants: Sequence[Variant], origin: str) -> None:
+        """Compute one segment, for the model and for the variants that differ in it or before it."""
+        names = [str(value.name) for value in segment.inputs]
+        read = _constants_of(segment, self._layout)
+        results: Copies = {str(value.name): {} for value in segment.outputs}
+        for variant in variants:
+            differs = any(name in variant.constants for name in read)
+            if variant is UNCHANGED or differs or any(variant.name in held[name] for name in names):
+                self._compute(segment, held, variant, origin, results)
+        for name, copies in results.items():
+            self._put(held, name, copies, variants)
+
+    def _compute(self, segment: Segment, held: Copies, variant: Variant, origin: str, results: Copies) -> None:
+        feeds = {str(value.name): _copy(held[str(value.name)], variant.name) for value in segment.inputs}
+        program = self._program(segment, feeds, variant)
+        for name, result in zip(results, program(feeds, origin), strict=True):
+            results[name][variant.name] = result
+
+    def _put(self, held: Copies, name: str, copies: Mapping[str, Any], variants: Sequence[Variant]) -> None:
+        """Round the copies of a value, each as its variant does; one that begins to differ here gets a copy."""
+        usual = self._base.rounding.get(name)
+        held[name] = {ITSELF: rounded(copies[ITSELF], usual)}
+        for variant in variants:
+            if variant.name in copies or name in variant.rounding:
+                held[name][variant.name] = rounded(_copy(copies, variant.name), variant.rounding.get(name, usual))
+
+    def _program(self, segment: Segment, feeds: Mapping[str, Any], variant: Variant) -> Program:
+        """The segment with the constants of a variant; made once for each set of numbers."""
+        numbers = {**self._base.constants, **variant.constants}
+        key = segment, tuple(id(numbers.get(name)) for name in _constants_of(segment, self._layout))
+        with self._lock:
+            if key not in self._programs:
+                self._programs[key] = Program(
+                    self._model,
+                    segment.nodes,
+                    segment.outputs,
+                    feeds,
+                    lambda node, index: self._read(node, index, numbers),
+                )
+            return self._programs[key]
+
+    def _read(self, node: ir.Node, index: int, numbers: Mapping[str, Array]) -> Array | None:
+        value = node.inputs[index]
+        if value is not None and self._layout.quantizes(node) and index in site_inputs(node):
+            found = numbers.get(str(value.name))
+            if found is not None:
+                return found
+        return constant(value)
+
+
+class _Section:
+    """Segments that follow each other, and the whole of them."""
+
+    def __init__(self, segments: Sequence[Segment], readers: Mapping[str, int], layout: Layout) -> None:
+        self.segments = segments
+        nodes = [node for segment in segments for node in segment.nodes]
+        made = {value: None for segment in segments for value in segment.outputs}
+        read = dict.fromkeys(value for segment in segments for value in segment.inputs)
+        inside = Counter(str(value.name) for segment in segments for value in segment.inputs)
+        inputs = [value for value in read if value not in made]
+        outputs = [value for value in made if readers[str(value.name)] > inside[str(value.name)]]
+        self.whole = segments[0] if len(segments) == 1 else Segment(nodes, inputs, outputs)
+        self._holds = {str(value.name) for value in made}
+        self._holds.update(name for segment in segments for name in _constants_of(segment, layout))
+
+    def changed_by(self, variant: Variant) -> bool:
+        """Whether a variant changes something in it."""
+        return not (self._holds.isdisjoint(variant.constants) and self._holds.isdisjoint(variant.rounding))
+
+
+def _needed(segments: Sequence[Segment], outputs: Collection[str]) -> list[Segment]:
+    """The segments that the outputs depend on, with those of their results that do."""
+    needed, kept = set(outputs), []
+    for segment in reversed(segments):
+        results = [value for value in segment.outputs if value.name in needed]
+        if results:
+            kept.append(Segment(segment.nodes, segment.inputs, results))
+            needed.update(str(value.name) for value in segment.inputs)
+    return kept[::-1]
+
+
+def _copy(copies: Mapping[str, Any], variant: str) -> Any:
+    return copies[variant] if variant in copies else copies[ITSELF]
+
+
+def _constants_of(segment: Segment, layout: Layout) -> list[str]:
+    """The constants that quantized nodes of a segment read."""
+    return [
+        str(value.name)
+        for node in segment.nodes
+        if layout.quantizes(node)
+        for value in node.inputs
+        if value is not None and is_constant(value)
+    ]

@@ -1,0 +1,186 @@
+"""What to leave float, or to give 16 bits, so that the error at the outputs falls below a wanted one.
+
+Noise powers add: without some things quantized the error is expected to be the whole one's share that the others have,
+
+    predicted = total * (sum of the errors that are left) / (sum of all errors)
+
+Candidates are taken one after the other, always the one that gains most for its cost, until that is low enough.
+
+- exclude: a layer, or all layers around one activation, which is float only if all of them are. The cost is the
+  products that are computed in float then.
+- a16: an activation, with those that share its scale. 8 more bits leave 2^-16 of its error. The cost is its size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from detent.errors import UsageError, nearest
+from detent.measure.sensitivity import Sensitivity
+from detent.measure.things import Thing
+from detent.numerics.formats import IntegerFormat
+from detent.numerics.params import NumberFormat
+from detent.plan.layout import Layout
+from detent.recipe import Override, Recipe
+
+Way = Literal["exclude", "a16"]
+
+LEFT_BY_8_BITS = 2.0**-16
+"""Of the noise power, where a step is 2^-8 of what it was."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A recipe whose error is expected to be `predicted`, and what it changes: nodes left float, or activations.
+
+    `operations` is the share of all products that is computed in float. Where `reached` is False, the wanted error is
+    out of reach this way: then everything that helps is in it.
+    """
+
+    recipe: Recipe
+    way: Way
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    before: float
+    predicted: float
+    wanted: float
+    operations: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether the wanted error is expected to be reached."""
+        return self.predicted <= self.wanted
+
+
+def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, way: Way = "exclude") -> Proposal:
+    """The recipe with as few exceptions as bring the error down to `wanted`, as noise power over signal power."""
+    if way not in get_args(Way):
+        raise UsageError(f"There is no proposal '{way}'.{nearest(way, get_args(Way))} Choose from exclude and a16.")
+    if not wanted > 0:
+        raise UsageError(f"The wanted error is {wanted:g}: no quantized model has none. Give one above 0, or -30dB.")
+    return _exclude(found, recipe, wanted) if way == "exclude" else _widen(found, layout, recipe, wanted)
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Some names that are changed together, and what that costs."""
+
+    names: frozenset[str]
+    cost: float
+
+
+def _greedy(moves: Sequence[_Move], error: Callable[[Collection[str]], float], wanted: float) -> list[str]:
+    """The names to change: always those that gain most for their cost, and in the end without any that are not needed.
+
+    Those that are cheap come early, and what is taken later may be enough without them.
+    """
+    taken: list[_Move] = []
+    present = error(())
+    while present > wanted:
+        names = _names(taken)
+        open_ = [move for move in moves if not move.names <= names]
+        gains = {move: present - error(names | move.names) for move in open_}
+        best = max(open_, key=lambda move: gains[move] / move.cost, default=None)
+        if best is None or gains[best] <= 0:
+            break
+        taken.append(best)
+        present -= gains[best]
+    for move in tuple(taken):
+        others = [each for each in taken if each is not move]
+        if error(_names(others)) <= wanted:
+            taken = others
+    return list(dict.fromkeys(name for move in taken for name in sorted(move.names)))
+
+
+def _names(moves: Iterable[_Move]) -> frozenset[str]:
+    return frozenset(name for move in moves for name in move.names)
+
+
+def predicted_error(found: Sensitivity, left: Callable[[Thing], float]) -> float:
+    """The error that is expected where of each thing's own error the given part is left."""
+    whole = sum(found.errors.values())
+    remaining = sum(left(thing) * found.errors[thing.name] for thing in found.things)
+    return found.total * remaining / whole if whole else 0.0
+
+
+def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
+    groups = [thing.touches for thing in found.things]
+    # One that only reads, such as an ArgMax, has nothing of its own and is no layer here; it may stand in the way.
+    members: dict[str, tuple[str, ...]] = {name: (name,) for group in groups for name in sorted(group)}
+    members |= {layer.node: layer.members for layer in found.layers}
+    costs = dict.fromkeys(members, 1) | {layer.node: max(layer.operations, 1) for layer in found.layers}
+    groups += [frozenset([layer]) for layer in costs]
+    moves = [_Move(group, sum(costs[layer] for layer in group)) for group in dict.fromkeys(groups)]
+
+    def error(layers: Collection[str]) -> float:
+        return predicted_error(found, lambda thing: 0.0 if thing.touches <= set(layers) else 1.0)
+
+    chosen = _greedy(moves, error, wanted)
+    nodes = tuple(name for layer in members if layer in chosen for name in members[layer])
+    added = (Override(nodes=tuple(map(_literal, nodes)), leave_float=True),) if nodes else ()
+    share = sum(costs[layer] for layer in chosen) / sum(costs.values())
+    changed = _extended(recipe, added, "some layers left float")
+    return Proposal(changed, "exclude", nodes, (), found.total, error(chosen), wanted, share)
+
+
+def _widen(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) -> Proposal:
+    sizes: dict[str, int] = {}
+    for thing in found.things:
+        for site in thing.variant.rounding:
+            if _wider(layout.formats[site]) is not None:
+                leader = layout.leader(site)
+                sizes[leader] = sizes.get(leader, 0) + max(thing.elements, 1)
+    if not sizes:
+        raise UsageError(
+            f"Recipe {recipe.name} has no activations of 8-bit integers that could have 16 bits. Choose exclude."
+        )
+
+    def error(leaders: Collection[str]) -> float:
+        wide = set(leaders)
+        return predicted_error(found, lambda thing: LEFT_BY_8_BITS if _leaders(thing, layout) & wide else 1.0)
+
+    chosen = _greedy([_Move(frozenset([leader]), size) for leader, size in sizes.items()], error, wanted)
+    added = tuple(_wide_overrides(chosen, layout))
+    changed = _extended(recipe, added, "some activations in 16 bits")
+    return Proposal(changed, "a16", (), tuple(chosen), found.total, error(chosen), wanted, 0.0)
+
+
+def _leaders(thing: Thing, layout: Layout) -> set[str]:
+    return {layout.leader(site) for site in thing.variant.rounding}
+
+
+def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:
+    """An override for each format that there is."""
+    formats: dict[NumberFormat, list[str]] = {}
+    for leader in leaders:
+        wide = _wider(layout.formats[leader])
+        assert wide is not None, f"'{leader}' was a candidate"
+        formats.setdefault(wide, []).append(leader)
+    return [
+        Override(tensors=tuple(map(_literal, tensors)), activations=activations)
+        for activations, tensors in formats.items()
+    ]
+
+
+def _wider(fmt: NumberFormat) -> IntegerFormat | None:
+    """The format with 16 bits for one with 8; None for any other."""
+    if not isinstance(fmt, IntegerFormat) or fmt.bits != 8:
+        return None
+    return dataclasses.replace(fmt, dtype=fmt.dtype.replace("8", "16"))
+
+
+def _literal(name: str) -> str:
+    """A name as it is: a pattern has no way to say so, and one that matches more is not what was meant."""
+    if "*" in name or "?" in name:
+        raise UsageError(f"'{name}' has a * or ? in its name, which a recipe takes for a pattern. Rename it.")
+    return name
+
+
+def _extended(recipe: Recipe, added: tuple[Override, ...], what: str) -> Recipe:
+    if not added:
+        return recipe
+    described = f"{recipe.description.rstrip('.')}; {what}." if recipe.description else f"{recipe.name}, {what}."
+    return recipe.replace(name=f"{recipe.name}-mixed", description=described, overrides=(*recipe.overrides, *added))

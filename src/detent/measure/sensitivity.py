@@ -1,0 +1,269 @@
+"""How much of the error at a model's outputs comes from each quantized layer, its weights and its activations apart.
+
+With y what the float model answers, and y + e what it answers when one thing alone is quantized,
+
+    error = mean over outputs of (sum e^2 / sum y^2)           sums over all samples
+
+The weights of a layer, with its bias, are one such thing, and every activation that is rounded is one. The gain of a
+layer is by how much the error of the quantized model falls when the layer alone is left float: its weights and bias,
+and the activations that no other quantized node computes or reads.
+
+Errors of things alone are much the same on any few samples, so that these do; `exact` takes all. Gains are not: with E
+the error of the whole model, 2 e.E - e^2 of it goes away, and e.E may be anything, on other samples something else. So
+without `exact` they are measured for the worst layers only, where e^2 itself is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.errors import DataError, ModelError
+from detent.graph.session import usable_cores
+from detent.measure.fidelity import looks_like_scores
+from detent.measure.probe import ITSELF, UNCHANGED, Probe, Variant
+from detent.measure.things import Thing, everything, left_float, things_of
+from detent.observe.samples import PendingSample, Sample
+from detent.plan.plan import Plan
+from detent.progress import Progress, silent
+
+STAGE = "probe"
+
+FEWEST = 4
+GAINS = 8
+"""Without `exact`, the number of layers whose gain is measured."""
+
+INFERENCES = 14
+"""Without `exact`, things times samples is about this many inferences of all samples, of which half is computed."""
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """One layer: errors as noise power over signal power; None where it has nothing of the kind that is quantized.
+
+    `gain` is None where it was not measured, or where nothing becomes float because others read and compute it too.
+    `changed` counts samples whose top answer is another with the layer's weights, and with its activations quantized;
+    None where outputs are no class scores. `members` are the nodes that are computed with it, itself first.
+    """
+
+    node: str
+    op_type: str
+    members: tuple[str, ...]
+    weights: float | None
+    activations: float | None
+    gain: float | None
+    changed: tuple[int, int] | None
+    parameters: int
+    operations: int
+
+    @property
+    def error(self) -> float:
+        """Of weights and activations together: noise powers add."""
+        return (self.weights or 0.0) + (self.activations or 0.0)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Every layer in graph order, every thing that was quantized alone, and the error of the whole quantized model."""
+
+    layers: tuple[LayerSensitivity, ...]
+    things: tuple[Thing, ...]
+    errors: Mapping[str, float]
+    total: float
+    changed: int | None
+    samples: int
+    exact: bool
+
+    def worst_first(self) -> list[LayerSensitivity]:
+        """The layers, those with the largest error first."""
+        return sorted(self.layers, key=lambda layer: -layer.error)
+
+
+def decibels(error: float) -> float:
+    """An error in dB, relative to the signal: -20 is a hundredth of its power."""
+    return 10 * math.log10(error) if error > 0 else -math.inf
+
+
+def sensitivity(
+    model: ir.Model,
+    plan: Plan,
+    samples: Sequence[PendingSample],
+    *,
+    exact: bool = False,
+    threads: int = 0,
+    memory: int = 1 << 30,
+    progress: Progress = silent,
+) -> Sensitivity:
+    """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
+
+    Without `exact`, on some of the samples. About `memory` bytes are used for variants of the model.
+    """
+    if not samples:
+        raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
+    things = things_of(model, plan)
+    chosen = samples if exact else _some(samples, len(things))
+    whole = everything(EVERYTHING, things)
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
+        walks = _Walks(model, plan, pool, chosen, memory // (threads or usable_cores()), progress)
+        alone = walks.sums(UNCHANGED, [whole, *(thing.variant for thing in things)])
+        worst = _worst(things, alone, len(things) if exact else GAINS)
+        left = [variant for variant in left_float(things) if variant.name in worst]
+        gains = walks.sums(whole, left)
+    return summarize(model, plan, things, alone, gains, exact=exact)
+
+
+def _worst(things: Sequence[Thing], alone: Sums, number: int) -> list[str]:
+    """The layers with the largest errors."""
+    errors: dict[str, float] = {}
+    for thing in things:
+        errors[thing.layer] = errors.get(thing.layer, 0.0) + alone.error(thing.name)
+    return sorted(errors, key=lambda layer: -errors[layer])[:number]
+
+
+def _some(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
+    """Evenly spaced samples: fewer, the more things there are to measure on each."""
+    number = min(len(samples), max(FEWEST, len(samples) * INFERENCES // max(things, 1)))
+    return [samples[index * len(samples) // number] for index in range(number)]
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums over samples, an entry for each output: of y^2, and by variant of e^2 and of changed answers."""
+
+    samples: int
+    signal: Floats
+    noise: Mapping[str, Floats]
+    changed: Mapping[str, int]
+
+    def __add__(self, more: Sums) -> Sums:
+        return Sums(
+            self.samples + more.samples,
+            self.signal + more.signal,
+            {name: noise + more.noise[name] for name, noise in self.noise.items()},
+            {name: count + more.changed[name] for name, count in self.changed.items()},
+        )
+
+    def error(self, variant: str) -> float:
+        """The noise power of a variant over the signal power; infinite where it has become NaN."""
+        there = self.signal > 0  # an output that is zero throughout has nothing to compare with
+        mean = float((self.noise[variant][there] / self.signal[there]).mean()) if there.any() else 0.0
+        return mean if math.isfinite(mean) else math.inf
+
+
+EVERYTHING = "everything"
+
+
+@dataclass(frozen=True, eq=False)
+class _Walks:
+    """Walks through a model on all samples, and how they are done."""
+
+    model: ir.Model
+    plan: Plan
+    pool: ThreadPoolExecutor
+    samples: Sequence[PendingSample]
+    memory: int
+    progress: Progress
+
+    def sums(self, base: Variant, variants: Sequence[Variant]) -> Sums:
+        """The sums over all samples, of variants of `base`."""
+        comparing = Comparing(self.model, self.plan, base, variants, self.memory)
+        self.progress(STAGE, 0, len(self.samples))
+        measured = []
+        # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
+        for done, sums in enumerate(self.pool.map(comparing, self.samples), 1):
+            measured.append(sums)
+            self.progress(STAGE, done, len(self.samples))
+        return reduce(Sums.__add__, measured)
+
+
+class Comparing:
+    """Variants of a base against the float model, on one sample after another, in any number of threads."""
+
+    def __init__(
+        self, model: ir.Model, plan: Plan, base: Variant, variants: Sequence[Variant], memory: int = 1 << 30
+    ) -> None:
+        self._float = Probe(model, plan.layout)
+        self._varied = self._float if base is UNCHANGED else Probe(model, plan.layout, base)
+        self._variants, self._memory = variants, memory
+        types = {str(value.name): value.dtype for value in model.graph.outputs}
+        self._floats = [index for index, name in enumerate(self._float.outputs) if types[name] == ir.DataType.FLOAT]
+        if not self._floats:
+            raise ModelError("The model has no output of float numbers at which errors could be measured.")
+        first = model.graph.outputs[0]
+        self._scores = self._float.outputs.index(str(first.name)) if looks_like_scores(first) else None
+
+    def __call__(self, pending: PendingSample) -> Sums:
+        """The sums of one sample."""
+        sample = pending.load()
+        expected = self._float(sample)[ITSELF]
+        truth = [expected[index].astype(np.float64) for index in self._floats]
+        noise: dict[str, Floats] = {}
+        changed: dict[str, int] = {}
+        for name, found in self._answers(sample):
+            # An answer of another shape, where the data decides it, is no answer: the error is all of the signal.
+            pairs = zip(truth, (found[index] for index in self._floats), strict=True)
+            errors = [y - x if y.shape == x.shape else x for x, y in pairs]
+            noise[name] = np.array([np.vdot(error, error) for error in errors])
+            changed[name] = self._another(expected, found)
+        return Sums(pending.size, np.array([np.vdot(x, x) for x in truth]), noise, changed)
+
+    def _answers(self, sample: Sample) -> Iterator[tuple[str, list[Any]]]:
+        """What the variants answer; so many are computed at a time that there is memory for them."""
+        together = max(1, self._memory // max(self._varied.footprint(sample), 1)) if self._variants else 1
+        for start in range(0, len(self._variants), together):
+            answers = self._varied(sample, self._variants[start : start + together])
+            yield from ((name, found) for name, found in answers.items() if name != ITSELF)
+
+    def _another(self, expected: Sequence[Any], found: Sequence[Any]) -> int:
+        """How many of the samples have another top answer."""
+        if self._scores is None:
+            return 0
+        return int((expected[self._scores].argmax(-1) != found[self._scores].argmax(-1)).sum())
+
+
+def summarize(
+    model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, gains: Sums, *, exact: bool
+) -> Sensitivity:
+    """The sums of things alone, and of layers left float, as layers."""
+    scores = looks_like_scores(model.graph.outputs[0])
+    errors = {thing.name: sums.error(thing.name) for thing in things}
+    total = sums.error(EVERYTHING)
+    layers = []
+    for node in model.graph:
+        own = [thing for thing in things if thing.layer == node.name]
+        if not own:
+            continue
+        kinds = [[thing for thing in own if thing.is_weight], [thing for thing in own if not thing.is_weight]]
+        weights, activations = (sum(errors[thing.name] for thing in kind) if kind else None for kind in kinds)
+        counts = [max((sums.changed[thing.name] for thing in kind), default=0) for kind in kinds]
+        layers.append(
+            LayerSensitivity(
+                node=str(node.name),
+                op_type=node.op_type,
+                members=_members(model, plan, node),
+                weights=weights,
+                activations=activations,
+                gain=total - gains.error(str(node.name)) if node.name in gains.noise else None,
+                changed=(counts[0], counts[1]) if scores else None,
+                parameters=sum(thing.elements for thing in kinds[0]),
+                operations=sum(thing.operations for thing in own),
+            )
+        )
+    changed = sums.changed[EVERYTHING] if scores else None
+    return Sensitivity(tuple(layers), tuple(things), errors, total, changed, sums.samples, exact)
+
+
+def _members(model: ir.Model, plan: Plan, node: ir.Node) -> tuple[str, ...]:
+    fused = (each for each in model.graph if each is not node and plan.layout.quantizes(each))
+    return str(node.name), *(str(each.name) for each in fused if plan.layout.layer_of(each) is node)

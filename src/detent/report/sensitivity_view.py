@@ -1,0 +1,157 @@
+"""The sensitivity of a model's layers, as data and as a table: the worst first, with a bar for each."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from detent.measure.proposal import Proposal
+from detent.measure.sensitivity import LayerSensitivity, Sensitivity, decibels
+from detent.recipe import Recipe
+from detent.recipe_file import to_plain, to_toml
+from detent.report.names import printable
+
+SHOWN = 20
+BAR = 20
+BAR_DECIBELS = 30.0
+"""A bar that is empty stands for an error that is this much below the largest."""
+
+
+@dataclass(frozen=True)
+class SensitivityReport:
+    """What was measured on which model, and what follows from it, where that was asked for."""
+
+    source: str
+    recipe: Recipe
+    found: Sensitivity
+    proposal: Proposal | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON. An error of nothing is null in dB."""
+        found = self.found
+        plain: dict[str, Any] = {
+            "model": self.source,
+            "recipe": self.recipe.name,
+            "samples": found.samples,
+            "exact": found.exact,
+            "error": found.total,
+            "error_db": _finite(decibels(found.total)),
+            "changed": found.changed,
+            "layers": [_plain(layer) for layer in found.worst_first()],
+        }
+        if self.proposal is not None:
+            plain["proposal"] = {
+                "way": self.proposal.way,
+                "nodes": list(self.proposal.nodes),
+                "tensors": list(self.proposal.tensors),
+                "wanted": self.proposal.wanted,
+                "predicted": self.proposal.predicted,
+                "reached": self.proposal.reached,
+                "float_operations": self.proposal.operations,
+                "recipe": to_plain(self.proposal.recipe),
+            }
+        return plain
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_toml(self) -> str:
+        """The proposed recipe, as a file."""
+        return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=120, highlight=False)
+        print_sensitivity(self, console)
+        assert isinstance(console.file, io.StringIO)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def _plain(layer: LayerSensitivity) -> dict[str, Any]:
+    return {
+        "node": layer.node,
+        "op_type": layer.op_type,
+        "weights": layer.weights,
+        "activations": layer.activations,
+        "error": layer.error,
+        "error_db": _finite(decibels(layer.error)),
+        "gain": layer.gain,
+        "changed": None if layer.changed is None else list(layer.changed),
+        "parameters": layer.parameters,
+        "operations": layer.operations,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def print_sensitivity(report: SensitivityReport, console: Console) -> None:
+    """The whole error, the worst layers, and the proposal."""
+    found = report.found
+    console.print(Text(f"{report.source}, {report.recipe.name}", "bold"))
+    how = "" if found.exact else "; --exact takes all, and measures all gains"
+    said = f"All quantized, nothing refined: error {_decibels(found.total)} dB"
+    if found.changed is not None:
+        said += f", another top answer on {found.changed} of {found.samples}"
+    console.print(Text(f"{said}. Measured on {found.samples} samples{how}."))
+    console.print(_table(found))
+    if len(found.layers) > SHOWN:
+        console.print(Text(f"and {len(found.layers) - SHOWN} more that matter less; --json lists them."))
+    if report.proposal is not None:
+        console.print(Text(_proposed(report.proposal), style="cyan"))
+
+
+def _table(found: Sensitivity) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("layer", "operator", "", "weights dB", "activations dB", "gain left float"):
+        left = name in ("layer", "operator", "")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    scores = any(layer.changed is not None for layer in found.layers)
+    if scores:
+        table.add_column("other answers", justify="right")
+    shown = found.worst_first()[:SHOWN]
+    for layer in shown:
+        row = [
+            escape(printable(layer.node)),
+            layer.op_type,
+            bar(layer.error, shown[0].error),
+            _decibels(layer.weights),
+            _decibels(layer.activations),
+            f"{100 * layer.gain / found.total:+.1f} %" if layer.gain is not None and found.total else "-",
+        ]
+        table.add_row(*row, *(["{}, {}".format(*layer.changed)] if layer.changed is not None else []))
+    return table
+
+
+def bar(error: float, largest: float) -> str:
+    """A bar as long as the error is large, in dB below the largest."""
+    if error <= 0 or largest <= 0 or not math.isfinite(largest):
+        return ""
+    below = decibels(largest) - decibels(error)
+    return "#" * max(0, round(BAR * (1 - below / BAR_DECIBELS)))
+
+
+def _decibels(error: float | None) -> str:
+    return "-" if error is None else f"{decibels(error):.1f}"
+
+
+def _proposed(proposal: Proposal) -> str:
+    names = [printable(name) for name in (*proposal.nodes, *proposal.tensors)]
+    if not names:
+        return f"Nothing needs to change: the error is below {_decibels(proposal.wanted)} dB already."
+    what = "leave float" if proposal.way == "exclude" else "give 16 bits to"
+    said = f"Proposal: {what} {', '.join(names)}. Expected error {_decibels(proposal.predicted)} dB"
+    if proposal.way == "exclude":
+        said += f", {100 * proposal.operations:.1f} % of the products in float"
+    if not proposal.reached:
+        said += f". {_decibels(proposal.wanted)} dB cannot be reached this way"
+    return f"{said}."

@@ -1,0 +1,155 @@
+"""The climb: one rung after another, each on top of the best below it, until one loses little enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from detent.measure.evaluate import Evaluator
+from detent.measure.scores import Deviation, Loss, Scores, compare, deviation_loss
+from detent.measure.sensitivity import sensitivity
+from detent.opening import Job
+from detent.pipeline import run
+from detent.probing import make_ready
+from detent.progress import Progress
+from detent.recipe import Recipe
+from detent.recipe_file import to_toml
+from detent.report.report import Report
+from detent.report.tuning import RungOutcome
+from detent.tuning.clock import Clock, OutOfTimeError
+from detent.tuning.record import Record, key_of
+from detent.tuning.rungs import INGREDIENTS, Rung, exceptions, plain
+
+Observer = Callable[[RungOutcome], None]
+
+MET = "the target is met"
+ENDED = "the ladder ends here"
+OUT_OF_TIME = "the budget is used up"
+
+CONFIDENT = 3.92
+"""The width of a 95 % interval in standard errors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Foothold:
+    """A rung that was climbed. The model is None where an earlier run made it: then the record has it, if any has."""
+
+    rung: Rung
+    outcome: RungOutcome
+    model: onnx.ModelProto | None
+
+
+@dataclass(eq=False)
+class Climb:
+    """The state of a climb. `expected` is what the float model gets; `told` hears of every rung."""
+
+    job: Job
+    evaluator: Evaluator
+    expected: Scores | None
+    max_drop: float
+    clock: Clock
+    record: Record
+    told: Observer
+    outcomes: list[RungOutcome] = field(default_factory=list)
+    best: Foothold | None = None
+
+    def run(self) -> str:
+        """Climb. Why it stopped; the best rung is `best`."""
+        for rung in self._ladder():
+            if self.best is not None and self.clock.is_over:
+                return OUT_OF_TIME
+            try:
+                self._try(rung)
+            except OutOfTimeError:
+                return OUT_OF_TIME
+            if self.outcomes[-1].loss <= self.max_drop:
+                return MET
+        return ENDED
+
+    def _ladder(self) -> Iterator[Rung]:
+        """The rungs; each is made when all below it are known."""
+        yield plain(self.job.recipe)
+        for ingredient in INGREDIENTS:
+            rung = ingredient.added_to(self._footing)
+            if rung is not None:
+                yield rung
+        yield from self._exceptions()
+
+    def _exceptions(self) -> Iterator[Rung]:
+        if self.clock.is_over:
+            return
+        recipe = self._footing
+        ready = make_ready(replace(self.job, output=None, recipe=recipe))
+        found = sensitivity(ready.model, ready.plan, ready.samples, threads=self.job.collecting.threads)
+        yield from exceptions(recipe, ready, found)
+
+    @property
+    def _footing(self) -> Recipe:
+        assert self.best is not None, "the lowest rung is always climbed"
+        return self.best.rung.recipe
+
+    def _try(self, rung: Rung) -> None:
+        key = f"{rung.name} {key_of({'recipe': to_toml(rung.recipe)})[:16]}"
+        known = self.record.rungs.get(key)
+        model = None
+        if known is not None:
+            outcome = RungOutcome.from_plain(known)
+        else:
+            outcome, model = self._climb(rung)
+        kept = self.best is None or outcome.loss <= self.max_drop or is_better(outcome, self.best.outcome)
+        outcome = replace(outcome, kept=kept)
+        if known is None:
+            self.record.add(key, outcome.to_plain(), model if kept else None)
+        if kept:
+            self.best = Foothold(rung, outcome, model)
+        self.outcomes.append(outcome)
+        self.told(outcome)
+
+    def _climb(self, rung: Rung) -> tuple[RungOutcome, onnx.ModelProto]:
+        """Quantize and judge. The lowest rung is finished whatever the budget, so that there is a result."""
+        start = self.clock.elapsed
+        progress = self.job.progress if self.best is None else self.clock.watching(self.job.progress)
+        report = run(replace(self.job, output=None, recipe=rung.recipe, progress=progress))
+        assert report.model is not None
+        loss = self._judge(report.model, progress)
+        outcome = RungOutcome(
+            name=rung.name,
+            what=rung.what,
+            loss=loss.points,
+            unit=loss.unit,
+            interval=loss.interval,
+            output_error=_output_error(report),
+            seconds=self.clock.elapsed - start,
+            bytes_after=report.model.ByteSize(),
+        )
+        return outcome, report.model
+
+    def _judge(self, model: onnx.ModelProto, progress: Progress) -> Loss:
+        self.evaluator.progress = progress
+        scores = self.evaluator.evaluate(model)
+        if isinstance(scores, Deviation):
+            return deviation_loss(scores)
+        assert self.expected is not None
+        return compare(self.expected, scores)
+
+
+def is_better(new: RungOutcome, old: RungOutcome) -> bool:
+    """Whether a rung is better than one below it: by its loss or, where these are too close to tell, by the outputs.
+
+    The answers of a few samples change by chance; how far the outputs are from float is told by all of their numbers.
+    """
+    width = max((high - low for low, high in filter(None, (new.interval, old.interval))), default=0.0)
+    if abs(new.loss - old.loss) > width / CONFIDENT or None in (new.output_error, old.output_error):
+        return new.loss < old.loss
+    assert new.output_error is not None
+    assert old.output_error is not None
+    return new.output_error < old.output_error
+
+
+def _output_error(report: Report) -> float | None:
+    """Noise power over signal power, the worst of the outputs."""
+    if report.fidelity is None or report.in_sample or not report.fidelity.outputs:
+        return None
+    return max(10 ** (-each.sqnr / 10) for each in report.fidelity.outputs.values())

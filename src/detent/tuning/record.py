@@ -1,0 +1,99 @@
+"""What tuning keeps beside its output, so that the same command continues after an interruption.
+
+A folder `OUTPUT.tuning` holds `ladder.json`, with the outcome of every rung that is done, and `best.onnx`, the best
+model so far. Both are complete or absent. They belong to one model, recipe, data and measure: the `key` tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from detent.errors import OutputError
+from detent.graph.load import load
+from detent.graph.save import save, write_text
+
+LADDER, BEST = "ladder.json", "best.onnx"
+
+
+def folder_beside(output: Path) -> Path:
+    """Where an interrupted tuning keeps what it has found."""
+    return output.with_name(f"{output.name}.tuning")
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """Differs where any part does."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def contents_of(data: object) -> list[tuple[str, int, int]] | str:
+    """What tells one folder or file from another without reading all of it: names, sizes and times."""
+    if not isinstance(data, (str, Path)):
+        return f"{type(data).__name__} in memory"
+    path = Path(data)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = [(str(file), file.stat()) for file in files if file.is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+@dataclass
+class Record:
+    """The outcomes of rungs by name, as plain values; empty and forgetful without a folder."""
+
+    folder: Path | None
+    key: str
+    rungs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    best: str | None = None
+
+    @classmethod
+    def open(cls, output: Path | None, key: str, *, resume: bool) -> Record:
+        """What an earlier run left, if it was about the same; else an empty record."""
+        if output is None or not resume:
+            return cls(None, key)
+        folder = folder_beside(output)
+        found = _read(folder / LADDER)
+        if found.get("key") != key or (found.get("best") is not None and not (folder / BEST).exists()):
+            return cls(folder, key)
+        return cls(folder, key, found["rungs"], found["best"])
+
+    def add(self, name: str, outcome: dict[str, Any], best: onnx.ModelProto | None) -> None:
+        """Keep the outcome of a rung, and its model where that is the best so far."""
+        self.rungs[name] = outcome
+        if best is not None:
+            self.best = name
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"Cannot make the folder {self.folder}: {error.strerror}.") from error
+        if best is not None:
+            save(ir.from_proto(best), self.folder / BEST)
+        plain = {"key": self.key, "rungs": self.rungs, "best": self.best}
+        write_text(json.dumps(plain, indent=1), self.folder / LADDER)
+
+    def best_model(self) -> onnx.ModelProto:
+        """The best model of an earlier run."""
+        assert self.folder is not None
+        return ir.to_proto(load(self.folder / BEST))
+
+    def remove(self) -> None:
+        """Forget everything: the output is written."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # there is none, or one that nobody can read: it is made anew
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,106 @@
+"""The ladder: what is tried, from the cheapest to the dearest, and why each may help.
+
+The first rungs cost nothing on the device: the same operators and number formats, with better numbers in them. Each
+adds one thing to the best recipe below it. The last ones give up a part of the constraint: the layers whose rounding
+hurts most get 16-bit activations, or stay float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from detent.errors import UsageError
+from detent.measure.proposal import Way, propose
+from detent.numerics.formats import IntegerFormat
+from detent.probing import Ready
+from detent.measure.sensitivity import Sensitivity
+from detent.recipe import Recipe
+from detent.refine.refine import check_refinement
+from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
+
+SHARES = (0.5, 0.25, 0.1, 0.03)
+"""Of the output error: how much the layers that stay quantized may leave, rung after rung."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to quantize: its name, what it does in a sentence, and the recipe."""
+
+    name: str
+    what: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """Something that is added to a recipe. `changes` are fields of the recipe."""
+
+    name: str
+    what: str
+    changes: dict[str, object]
+
+    def added_to(self, recipe: Recipe) -> Rung | None:
+        """The rung that has it; None where the recipe cannot have it, or has it already."""
+        changed = recipe.replace(**self.changes)
+        if changed == recipe or not _possible(changed):
+            return None
+        return Rung(self.name, self.what, changed)
+
+
+def _refined(name: str, what: str, refinement: Refinement) -> Ingredient:
+    return Ingredient(name, what, {"refinement": refinement})
+
+
+INGREDIENTS: tuple[Ingredient, ...] = (
+    _refined("bias correction", "every channel gets its mean back", BiasCorrection()),
+    Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True}),
+    _refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
+    Ingredient("range search", "activations get the scales that the network's output asks for", {"search_ranges": True}),
+    _refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
+    _refined("AdaQuant", "weights and biases follow the gradient through the rounding", AdaQuant()),
+)
+
+
+def plain(recipe: Recipe) -> Rung:
+    """The lowest rung: the recipe's numbers, rounded to the nearest."""
+    bare = recipe.replace(equalize=False, search_ranges=False, refinement=None)
+    return Rung("plain", "every number is rounded to the nearest", bare)
+
+
+def ways_up(recipe: Recipe) -> tuple[Way, ...]:
+    """How a recipe can give up a part of its constraint.
+
+    Devices with power-of-two scales know 8 bits only; others take activations of 16.
+    """
+    fmt = recipe.activations
+    if not isinstance(fmt, IntegerFormat):
+        return () if fmt is None and recipe.weights is None else ("exclude",)
+    return ("exclude",) if fmt.power_of_two or fmt.bits > 8 or recipe.format != "qdq" else ("a16", "exclude")
+
+
+def exceptions(recipe: Recipe, ready: Ready, found: Sensitivity) -> Iterator[Rung]:
+    """The last rungs: ever more layers, the worst first, are spared."""
+    seen = {recipe}
+    for way in ways_up(recipe):
+        for share in SHARES:
+            proposal = propose(found, ready.plan.layout, recipe, found.total * share, way)
+            if proposal.recipe in seen:
+                continue
+            seen.add(proposal.recipe)
+            if way == "a16":
+                name, what = f"A16 x{len(proposal.tensors)}", "the activations that hurt most get 16 bits"
+            else:
+                name, what = f"float x{len(proposal.nodes)}", "the layers that hurt most stay float"
+            yield Rung(name, what, proposal.recipe)
+
+
+def _possible(recipe: Recipe) -> bool:
+    """Whether the recipe's formats allow what it asks for."""
+    if recipe.equalize is not None and recipe.dynamic:
+        return False
+    try:
+        check_refinement(recipe)
+    except UsageError:
+        return False
+    return recipe.refinement is None or recipe.weights is not None
