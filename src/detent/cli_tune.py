@@ -38,9 +38,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         budget: Annotated[
             str | None, typer.Option("--budget", help="The time to take: 90s, 10m, 1h30m.", metavar="TIME")
         ] = None,
-        recipe: Annotated[
-            str, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")
-        ] = "XINT8",
+        recipe: Annotated[str, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")] = "XINT8",
         settings: cli_options.Settings = [],  # noqa: B006
         toml: Annotated[
             Path | None, typer.Option("--toml", help="Where to write the winning recipe. Else: OUTPUT as .toml.")
@@ -66,9 +64,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         layout: cli_options.Layout = None,
         resample: cli_options.Resample = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
-        resume: Annotated[
-            bool, typer.Option("--resume/--no-resume", help="Continue an interrupted tuning.")
-        ] = True,
+        resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue an interrupted tuning.")] = True,
         report: Annotated[Path | None, typer.Option("--report", help="Also save the ladder as JSON.")] = None,
         json: cli_options.Json = False,
     ) -> None:

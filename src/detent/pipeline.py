@@ -137,7 +137,7 @@ def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
 def _refine(
     job: Job, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample], rules: Rules
 ) -> Sequence[LayerReport]:
-    """Choose weights, biases and ranges anew, so that `model` answers as `reference`, which has no rewrites of a device."""
+    """Choose weights, biases and ranges so that `model` answers as `reference`, which has no rewrites of a device."""
     refinement, threads = job.recipe.refinement, job.collecting.threads
     constrain = rules if job.recipe.search_ranges else None
     if refinement is not None:

@@ -62,9 +62,7 @@ class Search:
     expected: Sequence[Mapping[str, Array]]
 
     @classmethod
-    def on(
-        cls, walk: Walk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]
-    ) -> Search:
+    def on(cls, walk: Walk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]) -> Search:
         """A search on a walk over `samples`, against the outputs of `reference`."""
         runner = Runner(reference)
 
@@ -97,7 +95,7 @@ class Search:
         params = plan.of(name)
         if not isinstance(params, QuantParams) or params.format.bits > MOST_BITS or params.axis is not None:
             return []
-        free = {str(value.name) for node in rest for value in node.inputs if is_constant(value)}
+        free = {str(value.name) for node in rest for value in node.inputs if value is not None and is_constant(value)}
         return [each for each in _neighbours(params) if self._permitted(name, each, free)]
 
     def _permitted(self, name: str, params: QuantParams, free: set[str]) -> bool:

@@ -21,7 +21,7 @@ from detent.plan.plan import Plan
 from detent.presets import LAYERS
 from detent.refine.codes import Array, stored_constant
 from detent.refine.frontier import Frontier
-from detent.refine.segments import Program, Segment, divide, reads
+from detent.refine.segments import Program, divide, reads
 
 Result = TypeVar("Result")
 Visitor = Callable[[ir.Node], None]

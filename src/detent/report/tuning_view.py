@@ -27,7 +27,9 @@ def print_tuning(tuning: Tuning, console: Console) -> None:
     outcome = tuning.outcome
     colour = "green" if tuning.met else "yellow"
     console.print()
-    verdict = f"loses {_loss(outcome)}, {'within' if tuning.met else 'above'} the {tuning.max_drop:g} that was asked for"
+    verdict = (
+        f"loses {_loss(outcome)}, {'within' if tuning.met else 'above'} the {tuning.max_drop:g} that was asked for"
+    )
     console.print(f"[bold {colour}]{escape(tuning.taken)}[/] {verdict}. Stopped because {tuning.stopped}.")
     console.print(f"Judged on {escape(tuning.data)}; the float model: {escape(tuning.reference)}.")
     if tuning.met and outcome.interval is not None and outcome.interval[1] > tuning.max_drop:

@@ -152,4 +152,4 @@ def _output_error(report: Report) -> float | None:
     """Noise power over signal power, the worst of the outputs."""
     if report.fidelity is None or report.in_sample or not report.fidelity.outputs:
         return None
-    return max(10 ** (-each.sqnr / 10) for each in report.fidelity.outputs.values())
+    return max(float(10 ** (-each.sqnr_db / 10)) for each in report.fidelity.outputs.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from detent.errors import UsageError
@@ -64,10 +65,10 @@ def open_judge(job: Job, judging: Judging) -> tuple[Job, Evaluator]:
 def keep_out(job: Job) -> tuple[Job, Dataset]:
     """Calibration samples to judge on, and the job that does not calibrate with them."""
     specs = input_specs(load(job.model))
-    options = {"preprocess": job.preprocess, "seed": job.seed, "batch": job.batch}
+    open_rows = partial(open_source, job.calibration, specs, preprocess=job.preprocess, seed=job.seed, batch=job.batch)
     if job.calibration is None:
         raise UsageError("There is nothing to judge by: give calibration data (--calib), and --eval or --metric.")
-    source = open_source(job.calibration, specs, limit=job.limit, reserve=HELD_OUT if job.limit else 0, **options)
+    source = open_rows(limit=job.limit, reserve=HELD_OUT if job.limit else 0)
     if not isinstance(source, RowSource):
         raise UsageError(
             "Models are judged on the same samples again and again, which a stream cannot give: give --eval a folder, "
@@ -76,7 +77,7 @@ def keep_out(job: Job) -> tuple[Job, Dataset]:
     total = len(source.rows)
     if job.limit is None or job.limit >= total:
         job = replace(job, limit=max(1, total - total // KEPT_OUT))
-        source = open_source(job.calibration, specs, limit=job.limit, reserve=HELD_OUT, **options)
+        source = open_rows(limit=job.limit, reserve=HELD_OUT)
         assert isinstance(source, RowSource)
     rows = _left_over(source)
     if len(rows) < FEWEST_JUDGED:

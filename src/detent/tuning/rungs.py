@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from detent.errors import UsageError
 from detent.measure.proposal import Way, propose
+from detent.measure.sensitivity import Sensitivity
 from detent.numerics.formats import IntegerFormat
 from detent.probing import Ready
-from detent.measure.sensitivity import Sensitivity
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
@@ -56,7 +56,9 @@ INGREDIENTS: tuple[Ingredient, ...] = (
     _refined("bias correction", "every channel gets its mean back", BiasCorrection()),
     Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True}),
     _refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
-    Ingredient("range search", "activations get the scales that the network's output asks for", {"search_ranges": True}),
+    Ingredient(
+        "range search", "activations get the scales that the network's output asks for", {"search_ranges": True}
+    ),
     _refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
     _refined("AdaQuant", "weights and biases follow the gradient through the rounding", AdaQuant()),
 )

@@ -13,12 +13,13 @@ import onnx_ir as ir
 
 from detent.calibrate import Collecting
 from detent.errors import UsageError
-from detent.graph.load import name_of, stored_bytes
+from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save, write_text
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.dataset import FIND, LabelsLike
 from detent.measure.metric_file import Metric, as_metric
 from detent.measure.scores import Answers, SampleScores, Scores, WholeScore
+from detent.observe.fingerprint import fingerprint_of
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.opening import Job
 from detent.progress import Progress, silent
@@ -137,7 +138,7 @@ def _key(job: Job, judging: Judging) -> str:
     metric = judging.metric
     return key_of(
         {
-            "model": contents_of(job.model) if isinstance(job.model, Path) else hash(job.model.SerializeToString()),
+            "model": fingerprint_of(load(job.model)),
             "recipe": to_toml(job.recipe),
             "calibration": contents_of(job.calibration),
             "options": [job.preprocess, job.fix_shapes, job.limit, job.seed, job.batch],
