@@ -6,25 +6,24 @@ import onnx
 import pytest
 
 from detent.demo.run import FOLDER, MODEL, PREPROCESS
-from tests.test_cli_evaluate import quantized  # noqa: F401
 
 IMAGES = ["--data", FOLDER / "images", "--preprocess", PREPROCESS, "--limit", 6]
 
 
-def test_two_models(detent, quantized):  # noqa: F811
-    outcome = detent("compare", MODEL, quantized, *IMAGES, "--threads", 1)
+def test_two_models(detent, quantized_demo):
+    outcome = detent("compare", MODEL, quantized_demo, *IMAGES, "--threads", 1)
     assert outcome.code == 0, outcome.err
     for word in ("logits", "SQNR dB: mean", "worst tensors of the same name (10 of", "6 of"):
         assert word in outcome.out
-    found = json.loads(detent("compare", MODEL, quantized, *IMAGES, "--json").out)
+    found = json.loads(detent("compare", MODEL, quantized_demo, *IMAGES, "--json").out)
     last = next(tensor for tensor in found["tensors"] if tensor["is_output"])
     assert last["sqnr_db"]["worst"] <= last["sqnr_db"]["mean"]
     assert last["l2"]["worst"] >= last["l2"]["mean"] > 0
     assert len(last["worst_samples"]) == 3
 
 
-def test_saved_results(detent, quantized, tmp_path):  # noqa: F811
-    for name, model in (("a", MODEL), ("b", quantized)):
+def test_saved_results(detent, quantized_demo, tmp_path):
+    for name, model in (("a", MODEL), ("b", quantized_demo)):
         outcome = detent("infer", model, *IMAGES, "--out", tmp_path / name, "--batch", 4)
         assert outcome.code == 0, outcome.err
         assert outcome.out.startswith("6 files in ")
