@@ -55,5 +55,18 @@ def test_results_of_two_runs_are_not_mixed(rows, tmp_path):
     save_outputs(SINGLE, rows, tmp_path / "out")
     with pytest.raises(OutputError, match="exists and is not an empty folder"):
         save_outputs(SINGLE, rows, tmp_path / "out")
-    with pytest.raises(OutputError, match="Cannot make the folder"):
+    with pytest.raises(OutputError, match="Cannot write .*many_0.npy/x"):
         save_outputs(SINGLE, rows, tmp_path / "out" / "many_0.npy" / "x")
+
+
+def test_an_empty_folder_is_filled_and_nothing_else_is_left(rows, tmp_path):
+    (tmp_path / "to" / "out").mkdir(parents=True)
+    save_outputs(SINGLE, rows, tmp_path / "to" / "out")
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["out"]
+
+
+def test_all_or_nothing(rows, tmp_path):
+    np.save(rows / "zzz.npy", np.full((1, 2), np.nan, np.float32))
+    with pytest.raises(DataError, match="zzz.npy: input 'x' expects finite numbers"):
+        save_outputs(SINGLE, rows, tmp_path / "to" / "out")
+    assert list((tmp_path / "to").iterdir()) == []

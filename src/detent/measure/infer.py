@@ -9,7 +9,6 @@ Arrays have the model's type and a batch axis of 1. Two folders of results can b
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from detent.errors import DataError, OutputError
-from detent.graph.save import write_bytes
+from detent.graph.save import output_errors, scratch_folder
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.candidate import AnyModel, Candidate, rows_of
 from detent.measure.dataset import Batch, open_dataset
@@ -42,7 +41,10 @@ def save_outputs(
     providers: Sequence[str] = DEFAULT_PROVIDERS,
     progress: Progress = silent,
 ) -> tuple[list[Path], str]:
-    """Run the model on all samples; returns the files that were written below `out`, and what the data was."""
+    """Run the model on all samples; returns the files that were written below `out`, and what the data was.
+
+    The folder is there when all of it is, or not at all.
+    """
     candidate = Candidate(model, providers)
     dataset = open_dataset(data, candidate.inputs, labels=None, preprocess=preprocess, limit=limit, batch=batch)
     _check_folder(out)
@@ -52,23 +54,25 @@ def save_outputs(
     def look(item: Batch) -> dict[str, Array]:
         return candidate(item.pending.load())
 
-    written: list[Path] = []
+    files: list[Path] = []
     progress(STAGE, 0, dataset.batches)
-    for done, (item, outputs) in enumerate(in_order(look, dataset, threads), 1):
-        for at, name in enumerate(item.names):
-            written += _save(rows_of(outputs, at, len(item.names), item.pending.origin), out, names[name])
-        progress(STAGE, done, dataset.batches)
-    return written, dataset.described
+    with output_errors(out), scratch_folder(out) as scratch:
+        results = scratch / out.name
+        results.mkdir()
+        for done, (item, outputs) in enumerate(in_order(look, dataset, threads), 1):
+            for at, name in enumerate(item.names):
+                files += _save(rows_of(outputs, at, len(item.names), item.pending.origin), results, names[name])
+            progress(STAGE, done, dataset.batches)
+        results.replace(out)
+    return [out / file.relative_to(results) for file in files], dataset.described
 
 
-def _save(outputs: Mapping[str, Array], out: Path, stem: str) -> list[Path]:
+def _save(outputs: Mapping[str, Array], folder: Path, stem: str) -> list[Path]:
     single = len(outputs) == 1
-    files = {name: out / (f"{stem}.npy" if single else f"{stem}/{_safe(name)}.npy") for name in outputs}
+    files = {name: folder / (f"{stem}.npy" if single else f"{stem}/{_safe(name)}.npy") for name in outputs}
     for name, file in files.items():
-        buffer = io.BytesIO()
-        np.save(buffer, outputs[name], allow_pickle=False)
-        _make_folder(file.parent)
-        write_bytes(buffer.getvalue(), file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, outputs[name], allow_pickle=False)
     return list(files.values())
 
 
@@ -96,11 +100,5 @@ def _check_folder(out: Path) -> None:
     """A folder that is new or empty: what is left of another run would be taken for results of this one."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputError(f"{out} exists and is not an empty folder. Give another --out, or empty it.")
-    _make_folder(out)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+    with output_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
