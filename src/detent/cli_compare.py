@@ -19,7 +19,11 @@ Threads = Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per co
 
 def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[], Console]) -> None:
     """Add the commands to the application; the consoles are made when they print."""
+    _add_compare(app, stdout, stderr)
+    _add_infer(app, stdout, stderr)
 
+
+def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[], Console]) -> None:
     @app.command()
     def compare(
         before: Annotated[Path, typer.Argument(help="A model, or a folder of results.", metavar="A")],
@@ -76,6 +80,8 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         else:
             print_comparison(comparison, stdout())
 
+
+def _add_infer(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[], Console]) -> None:
     @app.command()
     def infer(
         model: Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")],
