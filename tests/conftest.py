@@ -50,6 +50,16 @@ def demo_arguments(tmp_path):
     return ["quantize", MODEL, tmp_path / "out.onnx", "--calib", CALIBRATION, "--preprocess", PREPROCESS]
 
 
+@pytest.fixture(scope="session")
+def quantized_demo(tmp_path_factory) -> Path:
+    """The demo model, quantized."""
+    import detent as package
+
+    path = tmp_path_factory.mktemp("quantized") / "demo.onnx"
+    package.quantize(MODEL, path, CALIBRATION, preprocess=PREPROCESS, limit=16)
+    return path
+
+
 def tiny_model(opset: int = 17, batch: int | str = "N", **changes) -> onnx.ModelProto:
     """Conv, Relu and Conv on [batch, 3, 8, 8], with the weights of a fixed seed."""
     rng = np.random.default_rng(7)

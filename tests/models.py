@@ -139,6 +139,31 @@ def pools() -> onnx.ModelProto:
     )
 
 
+def chain_with_unequal_channels() -> onnx.ModelProto:
+    """A classifier of ten classes whose channels differ by factors of up to a hundred: rounding hurts it."""
+    spread = np.geomspace(0.1, 10.0, 8).astype(np.float32)[:, None, None, None]
+    return build(
+        [
+            node("Conv", "x w1 b1", "c1", pads=[1, 1, 1, 1]),
+            node("Relu", "c1", "r1"),
+            node("Conv", "r1 w2 b2", "c2", pads=[1, 1, 1, 1]),
+            node("Relu", "c2", "r2"),
+            node("GlobalAveragePool", "r2", "g"),
+            node("Flatten", "g", "f"),
+            node("Gemm", "f w3 b3", "y"),
+        ],
+        "y",
+        {
+            "w1": normal(8, 3, 3, 3) * spread,
+            "b1": normal(8, seed=1),
+            "w2": normal(8, 8, 3, 3, seed=2) / spread.reshape(1, 8, 1, 1),
+            "b2": normal(8, seed=3),
+            "w3": normal(8, 10, seed=4) / 8,
+            "b3": normal(10, seed=5) / 8,
+        },
+    )
+
+
 SMALL_MODELS = {maker.__name__: maker for maker in (conv_relu_conv, residual, concat, hard_swish, leaky, pools)}
 
 

@@ -8,18 +8,9 @@ import pytest
 from detent.demo.run import FOLDER, MODEL, PREPROCESS
 
 
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory):
-    import detent
-
-    path = tmp_path_factory.mktemp("quantized") / "q.onnx"
-    detent.quantize(MODEL, path, FOLDER / "calibration", preprocess=PREPROCESS, limit=16)
-    return path
-
-
 @pytest.fixture
-def arguments(quantized):
-    return ["evaluate", MODEL, quantized, "--data", FOLDER, "--preprocess", PREPROCESS, "--limit", 64]
+def arguments(quantized_demo):
+    return ["evaluate", MODEL, quantized_demo, "--data", FOLDER, "--preprocess", PREPROCESS, "--limit", 64]
 
 
 def test_labelled_images(detent, arguments, tmp_path):

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import __version__, cli_convert, cli_evaluate, cli_options, cli_sensitivity, cli_tune
+from detent import (
+    __version__,
+    cli_compare,
+    cli_convert,
+    cli_evaluate,
+    cli_options,
+    cli_sensitivity,
+    cli_tune,
+)
 from detent.cli_options import NODES
 from detent.compat.command import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError, UsageError
@@ -326,6 +334,7 @@ def _escape(text: str) -> str:
 
 cli_convert.register(app, _stdout)
 cli_evaluate.register(app, _stdout, _stderr)
+cli_compare.register(app, _stdout, _stderr)
 cli_sensitivity.register(app, _stdout, _stderr)
 cli_tune.register(app, _stdout, _stderr)
 

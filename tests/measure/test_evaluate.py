@@ -109,9 +109,9 @@ def test_integer_kernels_are_not_used(monkeypatch):
     asked = []
 
     class Spy(candidate.Runner):
-        def __init__(self, model, *, exact=False, providers):
+        def __init__(self, model, outputs, *, exact=False, providers):
             asked.append(exact)
-            super().__init__(model, exact=exact, providers=providers)
+            super().__init__(model, outputs, exact=exact, providers=providers)
 
     monkeypatch.setattr(candidate, "Runner", Spy)
     Evaluator(SAME, one_hot(0)).evaluate(scaler(np.zeros(CLASSES)))

@@ -140,3 +140,11 @@ def test_samples_and_labels_must_pair():
         DataError, match=r"labels for 'c', 'd', 'e' and 1 more, which are not among the samples from x/"
     ):
         labels.assign(["a", "b"], "from x/")
+
+
+def test_rows_have_the_label_of_their_file():
+    labels = Labels({"cat/many.npy": 3, "dog/a[1].jpg": 1}, (), "2 class folders")
+    names = ["cat/many.npy[0]", "cat/many.npy[1]", "dog/a[1].jpg"]
+    np.testing.assert_array_equal(labels.assign(names, "here"), [3, 3, 1])
+    with pytest.raises(DataError, match=r"'bird/x.npy\[0\]' here has no label"):
+        labels.assign([*names, "bird/x.npy[0]"], "here")

@@ -59,7 +59,7 @@ def _same_file(one: Path, other: Path) -> bool:
 def save(model: ir.Model, path: Path) -> int:
     """Write `model` to `path`, complete or not at all; returns the bytes written. A link is followed, not replaced."""
     path = path.resolve()
-    with _output_errors(path), _scratch_folder(path) as folder:
+    with output_errors(path), scratch_folder(path) as folder:
         temporary = folder / path.name
         external = tensor_bytes(model) > PROTOBUF_LIMIT
         if external:
@@ -85,7 +85,7 @@ def write_text(text: str, path: Path) -> None:
 def write_bytes(data: bytes, path: Path) -> None:
     """Write a file, complete or not at all. A link is followed, not replaced."""
     path = path.resolve()
-    with _output_errors(path), _scratch_folder(path) as folder:
+    with output_errors(path), scratch_folder(path) as folder:
         temporary = folder / path.name
         temporary.write_bytes(data)
         _flush(temporary)
@@ -104,7 +104,7 @@ def serialize(proto: onnx.ModelProto) -> bytes:
 
 
 @contextmanager
-def _scratch_folder(path: Path) -> Iterator[Path]:
+def scratch_folder(path: Path) -> Iterator[Path]:
     """A folder on the same file system as `path`, gone afterwards whatever happens."""
     folder = path.parent / f".{path.name}.{secrets.token_hex(6)}"  # named before it is there, to be found again
     try:
@@ -119,7 +119,8 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _output_errors(path: Path) -> Iterator[None]:
+def output_errors(path: Path) -> Iterator[None]:
+    """What goes wrong with files in the block becomes an OutputError that names `path`."""
     try:
         yield
     except OSError as error:

@@ -45,13 +45,21 @@ class Candidate:
     Integer kernels are not used: on some CPUs they saturate, and what they compute is not what the model says.
     """
 
-    def __init__(self, model: AnyModel, providers: Sequence[str] = DEFAULT_PROVIDERS) -> None:
-        self.name = model_name(model)
+    def __init__(
+        self,
+        model: AnyModel,
+        providers: Sequence[str] = DEFAULT_PROVIDERS,
+        *,
+        name: str | None = None,
+        fetch: Sequence[str] | None = None,
+    ) -> None:
+        """Load `model`, which messages call `name`; `fetch` are values to give instead of the outputs."""
+        self.name = model_name(model) if name is None else name
         graph_model = model if isinstance(model, ir.Model) else read(model)
         self.inputs = input_specs(graph_model)
-        self.outputs = [str(value.name) for value in graph_model.graph.outputs]
+        self.outputs = [str(value.name) for value in graph_model.graph.outputs] if fetch is None else list(fetch)
         try:
-            self._runner = Runner(graph_model, exact=True, providers=providers)
+            self._runner = Runner(graph_model, self.outputs, exact=True, providers=providers)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
         self._types = {spec.name: spec.dtype for spec in self.inputs}

@@ -22,6 +22,7 @@ from detent.measure.dataset import FIND, Batch, Dataset, LabelsLike, open_datase
 from detent.measure.in_order import in_order
 from detent.measure.judges import ClassJudge, DeviationJudge, Judge, ScoreJudge, WholeJudge
 from detent.measure.metric_file import Metric, as_metric
+from detent.measure.remembered import Remembered
 from detent.measure.scores import Scores
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
@@ -30,7 +31,10 @@ STAGE = "evaluate"
 
 
 class Evaluator:
-    """Data and a measure, opened once, for any number of models. Keeps no model but the reference, and no outputs."""
+    """Data and a measure, opened once, for any number of models.
+
+    Keeps no model but the reference, and of its outputs no more than a few megabytes, to run it less often.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class Evaluator:
             )
         )
         self._given = reference
+        self._remembered = Remembered(self.reference)
         self._threads = threads
         self._providers = tuple(providers)
         self.progress = progress
@@ -113,4 +118,4 @@ class Evaluator:
         if self.metric is not None:
             per_sample = self.metric.score is not None
             return ScoreJudge(self.dataset, self.metric) if per_sample else WholeJudge(self.metric)
-        return DeviationJudge(self.reference) if self.compares_outputs else ClassJudge(self.dataset)
+        return DeviationJudge(self._remembered) if self.compares_outputs else ClassJudge(self.dataset)

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.measure.candidate import Candidate, rows_of
+from detent.measure.candidate import rows_of
 from detent.measure.dataset import Batch, Dataset
 from detent.measure.fidelity import Sums
 from detent.measure.metric_file import LabelledSample, Metric, Outputs
+from detent.measure.remembered import Remembered
 from detent.measure.row_store import RowStore
 from detent.measure.scores import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
 from detent.observe.samples import Array, Sample
@@ -116,9 +117,9 @@ def _check_range(dataset: Dataset, classes: int) -> None:
 
 
 class DeviationJudge:
-    """How far the outputs are from those of the reference model, which is run beside."""
+    """How far the outputs are from those of the reference model."""
 
-    def __init__(self, reference: Candidate) -> None:
+    def __init__(self, reference: Remembered) -> None:
         self._reference = reference
         self._names: list[str] = []
         self._sums: dict[str, Sums] = {}

@@ -51,19 +51,21 @@ class Labels:
                     "A list of labels needs exactly one for each sample, in the order of their sorted names."
                 )
             return np.array(self.in_order, np.int64)
-        unlabelled = [name for name in names if name not in self.by_name]
+        # A row of an array, `cat/many.npy[3]`, has the label of its file where it has none of its own.
+        keys = [name if name in self.by_name else name.rpartition("[")[0] or name for name in names]
+        unlabelled = [name for name, key in zip(names, keys, strict=True) if key not in self.by_name]
         if unlabelled:
             raise DataError(
                 f"{_some(unlabelled)} {place} {'has' if len(unlabelled) == 1 else 'have'} no label in "
                 f"{self.described}. Add {'it' if len(unlabelled) == 1 else 'them'} there, or take the files out."
             )
-        absent = sorted(set(self.by_name) - set(names))
+        absent = sorted(set(self.by_name) - set(keys))
         if absent:
             raise DataError(
                 f"{self.described} has labels for {_some(absent)}, which {'is' if len(absent) == 1 else 'are'} not "
                 f"among the samples {place}. Put the files there, or take the lines out."
             )
-        return np.array([self.by_name[name] for name in names], np.int64)
+        return np.array([self.by_name[key] for key in keys], np.int64)
 
 
 @dataclass(frozen=True)

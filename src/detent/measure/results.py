@@ -8,7 +8,8 @@ With x the baseline, y the other and n elements, all as float64:
     SSIM   = mean over 7x7 windows of  (2 mx my + c1)(2 sxy + c2) / ((mx^2 + my^2 + c1)(sx^2 + sy^2 + c2))
 
 with c1 = (0.01 peak)^2 and c2 = (0.03 peak)^2; the windows lie in the last two dimensions, and an array without two
-dimensions of at least 7 is one window. Files are paired by name, and every one must have its partner.
+dimensions of at least 7 is one window. Files are paired by name (with that of the folder
+that they are in), and every one must have its partner.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def compare_folders(baseline: Path, other: Path) -> Comparison:
 def _results(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder}. Save the results of the models into two folders first.")
-    files = {path.name: path for path in folder.iterdir() if path.suffix.lower() in (*IMAGES, *ARRAYS)}
+    endings = (*IMAGES, *ARRAYS)
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix.lower() in endings}
     if not files:
         raise DataError(f"{folder} has no results: no .npy, .png or .jpg file is in it.")
     return files

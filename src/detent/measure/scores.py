@@ -53,7 +53,7 @@ class Loss:
     """How much worse the second model is; negative where it is better. `unit` says what `points` counts.
 
     `interval` (95 %) is None where there is nothing to pair. The counts, and McNemar's exact p-value of them, are there
-    for labelled classes only. `changed` are the samples with another top answer.
+    for labelled classes only. `changed` are the samples with another top answer; a loss of top-5 does not repeat them.
     """
 
     points: float
@@ -185,7 +185,7 @@ def compare_answers(before: Answers, after: Answers, top: int = 1) -> Loss:
         became_wrong=wrong,
         became_right=right,
         p_value=mcnemar_exact(wrong, right),
-        changed=_changed(after.names, after.labels, before.answers, after.answers),
+        changed=_changed(after.names, after.labels, before.answers, after.answers) if top == 1 else (),
     )
 
 

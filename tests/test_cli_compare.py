@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+
+from detent.demo.run import FOLDER, MODEL, PREPROCESS
+
+IMAGES = ["--data", FOLDER / "images", "--preprocess", PREPROCESS, "--limit", 6]
+
+
+def test_two_models(detent, quantized_demo):
+    outcome = detent("compare", MODEL, quantized_demo, *IMAGES, "--threads", 1)
+    assert outcome.code == 0, outcome.err
+    for word in ("logits", "SQNR dB: mean", "worst tensors of the same name (10 of", "6 of"):
+        assert word in outcome.out
+    found = json.loads(detent("compare", MODEL, quantized_demo, *IMAGES, "--json").out)
+    last = next(tensor for tensor in found["tensors"] if tensor["is_output"])
+    assert last["sqnr_db"]["worst"] <= last["sqnr_db"]["mean"]
+    assert last["l2"]["worst"] >= last["l2"]["mean"] > 0
+    assert len(last["worst_samples"]) == 3
+
+
+def test_saved_results(detent, quantized_demo, tmp_path):
+    for name, model in (("a", MODEL), ("b", quantized_demo)):
+        outcome = detent("infer", model, *IMAGES, "--out", tmp_path / name, "--batch", 4)
+        assert outcome.code == 0, outcome.err
+        assert outcome.out.startswith("6 files in ")
+    text = detent("compare", tmp_path / "a", tmp_path / "b")
+    assert "6 files compared" in text.out
+    found = json.loads(detent("compare", tmp_path / "a", tmp_path / "b", "--json").out)
+    assert 0.9 < found["cosine"]["min"] <= found["cosine"]["mean"] <= 1
+    same = json.loads(detent("compare", tmp_path / "a", tmp_path / "a", "--json").out)
+    assert same["psnr_db"] == {"mean": None, "min": None}  # infinite
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([MODEL, MODEL], "Give --data DIR"),
+        ([FOLDER, FOLDER, "--limit", 3], "give only the folders"),
+        ([FOLDER, FOLDER, "--size", "3"], "give only the folders"),
+    ],
+)
+def test_what_cannot_be_compared(detent, arguments, message):
+    outcome = detent("compare", *arguments)
+    assert outcome.code == 2
+    assert message in outcome.err
+
+
+def test_a_model_and_a_folder(detent, tmp_path):
+    outcome = detent("compare", MODEL, tmp_path)
+    assert outcome.code == 4
+    assert "There is no folder" in outcome.err
+
+
+def test_the_same_model_is_exact(detent, tmp_path):
+    onnx.save(onnx.load(MODEL), tmp_path / "copy.onnx")
+    assert detent("compare", MODEL, tmp_path / "copy.onnx", *IMAGES).out.count("exact") > 10

@@ -1,0 +1,138 @@
+"""Tuning from end to end, on the demo model and on one whose layers do not take rounding well."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+import detent
+from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
+from detent.errors import DataError, UsageError
+from detent.recipe_file import read_recipe
+from detent.tuning import climb as climbing
+from detent.tuning.climb import ENDED, MET, OUT_OF_TIME
+from detent.tuning.record import folder_beside
+from tests.models import chain_with_unequal_channels
+
+ROWS = np.random.default_rng(3).standard_normal((48, 3, 8, 8)).astype(np.float32)
+
+
+def tune(output, **options):
+    told = []
+    model = chain_with_unequal_channels()
+    result = detent.tune(model, output, ROWS, **{"max_drop": 0.0, "told": told.append, **options})
+    assert list(result.rungs) == told
+    return result
+
+
+def test_the_first_rung_that_is_good_enough_is_taken(tmp_path):
+    result = tune(tmp_path / "out.onnx", max_drop=100.0)
+    assert [rung.name for rung in result.rungs] == ["plain"]
+    assert (result.met, result.stopped, result.taken) == (True, MET, "plain")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.onnx", "out.toml"]
+
+
+def test_every_rung_is_climbed_where_none_is_good_enough(tmp_path):
+    result = tune(tmp_path / "out.onnx", metric=detent.Metric("never", score=never))
+    names = [rung.name for rung in result.rungs]
+    assert names[:4] == ["plain", "bias correction", "equalization", "range search"]
+    assert {"rounding", "AdaRound", "AdaQuant"} <= set(names)
+    assert names[-1].startswith("float x")
+    assert (result.met, result.stopped) == (False, ENDED)
+    assert result.outcome.kept
+
+
+def never(outputs, sample):
+    """Worse for every model but the float one, which is asked first."""
+    never.asked = getattr(never, "asked", 0) + 1
+    return float(never.asked <= len(ROWS) // 4)
+
+
+def test_the_winning_recipe_gives_the_same_model_again(tmp_path):
+    result = tune(tmp_path / "out.onnx", max_drop=3.0)
+    recipe = read_recipe(tmp_path / "out.toml")
+    assert recipe.name == "XINT8-tuned"
+    limit = len(ROWS) - len(ROWS) // 4
+    again = detent.quantize(chain_with_unequal_channels(), None, ROWS, recipe, limit=limit)
+    assert again.model.SerializeToString() == result.model.SerializeToString()
+    assert onnx.load(tmp_path / "out.onnx").graph.node == again.model.graph.node
+
+
+def test_an_interrupted_tuning_continues(tmp_path):
+    output = tmp_path / "out.onnx"
+
+    def interrupt(outcome):
+        if outcome.name == "equalization":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(output, told=interrupt)
+    assert not output.exists()
+    assert folder_beside(output).is_dir()
+    continued = tune(output)
+    assert [rung.resumed for rung in continued.rungs][:4] == [True, True, True, False]
+    assert not folder_beside(output).exists()
+    whole = tune(tmp_path / "whole.onnx")
+    assert [rung.loss for rung in whole.rungs] == [rung.loss for rung in continued.rungs]
+    assert (tmp_path / "whole.onnx").read_bytes() == output.read_bytes()
+
+
+def test_with_a_tiny_budget_the_lowest_rung_is_the_result(tmp_path):
+    result = tune(tmp_path / "out.onnx", budget=1e-6)
+    assert [rung.name for rung in result.rungs] == ["plain"]
+    assert result.stopped == OUT_OF_TIME
+    assert (tmp_path / "out.onnx").exists()
+
+
+def test_a_rung_that_runs_out_of_time_leaves_the_best_so_far(tmp_path, monkeypatch):
+    seconds = iter(range(1000))
+    monkeypatch.setattr(climbing.Clock, "elapsed", property(lambda _: float(next(seconds))))
+    result = tune(None, budget=20.0)
+    assert result.stopped == OUT_OF_TIME
+    assert 1 <= len(result.rungs) < 7
+    assert result.model is not None
+
+
+def test_labelled_data_is_judged_by_top_1(tmp_path):
+    result = detent.tune(
+        MODEL, tmp_path / "out.onnx", CALIBRATION, evaluation=FOLDER, preprocess=PREPROCESS, evaluation_limit=40
+    )
+    assert result.met
+    assert "points of top-1" in result.outcome.unit
+    assert "top-1" in result.reference
+    assert json.loads(result.to_json())["rungs"][0]["name"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"max_drop": -1.0}, UsageError, "negative"),
+        ({"max_drop": float("nan")}, UsageError, "negative"),
+        ({"budget": "soon"}, UsageError, "10m"),
+        ({"evaluation_limit": 4}, UsageError, "--eval"),
+        ({"metric": detent.Metric("nan", score=lambda outputs, sample: float("nan"))}, UsageError, "finite"),
+        ({"evaluation": "no/such/folder"}, DataError, "no/such/folder"),
+    ],
+)
+def test_bad_input_is_named_and_leaves_nothing(tmp_path, options, error, said):
+    with pytest.raises(error, match=said):
+        tune(tmp_path / "out.onnx", **options)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_too_few_samples_to_judge_by():
+    with pytest.raises(UsageError, match="at least 32"):
+        detent.tune(chain_with_unequal_channels(), None, ROWS[:20])
+
+
+def test_no_data_at_all():
+    with pytest.raises(UsageError, match="--calib"):
+        detent.tune(chain_with_unequal_channels(), None)
+
+
+def test_a_stream_cannot_be_judged_by():
+    with pytest.raises(UsageError, match="stream"):
+        detent.tune(chain_with_unequal_channels(), None, iter(ROWS))
