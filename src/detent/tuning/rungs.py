@@ -55,10 +55,8 @@ def _refined(name: str, what: str, refinement: Refinement) -> Ingredient:
 INGREDIENTS: tuple[Ingredient, ...] = (
     _refined("bias correction", "every channel gets its mean back", BiasCorrection()),
     Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True}),
+    Ingredient("range search", "activations get the scales that the output asks for", {"search_ranges": True}),
     _refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
-    Ingredient(
-        "range search", "activations get the scales that the network's output asks for", {"search_ranges": True}
-    ),
     _refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
     _refined("AdaQuant", "weights and biases follow the gradient through the rounding", AdaQuant()),
 )
