@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from detent.measure.device_check import DeviceCheck
     from detent.methods import MinMSE, NonOverflow
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from detent.report.report import Report
 
 _LAZY = {
+    "DeviceCheck": "detent.measure.device_check",
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
@@ -42,6 +44,7 @@ _LAZY = {
 __all__ = [
     "DataError",
     "DetentError",
+    "DeviceCheck",
     "MinMSE",
     "ModelError",
     "NonOverflow",
@@ -52,6 +55,7 @@ __all__ = [
     "Report",
     "UsageError",
     "__version__",
+    "check",
     "find_recipe",
     "quantize",
 ]
@@ -61,6 +65,23 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'detent' has no attribute '{name}'")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def check(model: str | PathLike[str] | onnx.ModelProto, target: str = "npu-xint8") -> DeviceCheck:
+    """Whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
+
+    Args:
+        model: a path, or a ModelProto.
+        target: "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16" or "cpu".
+
+    Raises:
+        DetentError: UsageError for an unknown target, ModelError for what is no model.
+    """
+    import onnx
+
+    from detent.measure.device_check import check as run
+
+    return run(model if isinstance(model, onnx.ModelProto) else Path(model), target)
 
 
 def quantize(

@@ -1,7 +1,7 @@
 """The whole way from a float model to a quantized one, top to bottom.
 
     load -> prepare -> lay out -> equalize -> observe -> plan -> constrain -> refine
-         -> emit -> verify -> measure -> save
+         -> emit -> verify -> measure -> save -> check for the device
 
 Decisions are made on the plan, weights are encoded once at emission, and nothing is written before everything held.
 """
@@ -19,6 +19,7 @@ import onnx_ir as ir
 from detent.calibrate import collect, keep, saved_statistics
 from detent.errors import UsageError
 from detent.graph.load import name_of, stored_bytes
+from detent.measure.device_check import check_graph
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.inputs import input_specs
@@ -40,6 +41,7 @@ from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
+from detent.targets.support import device_of
 from detent.writing import last_form, store, write_plan
 
 HELD_OUT = 16
@@ -103,6 +105,9 @@ def run(job: Job) -> Report:
         final, left = last_form(emitted, plan, job.recipe)
         notes.declined += left
         proto, written = store(final, job.output)
+    with watch.stage("check"):
+        device = device_of(job.recipe)
+        taken = None if device is None else check_graph(final, device, str(job.output or "the result"))
     calibration = _calibration(job, source, observation)
     nodes = list(layout.decisions.values())
     return Report(
@@ -130,6 +135,7 @@ def run(job: Job) -> Report:
         + observation.notes
         + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
+        device=taken,
         model=proto,
     )
 

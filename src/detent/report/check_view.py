@@ -1,0 +1,50 @@
+"""The check of a model for a device as text: the verdict, then every finding once with the nodes it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from detent.measure.device_check.findings import DeviceCheck, FindingGroup, grouped, operators_left, summary
+
+_STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
+_SHOWN = 4
+
+
+def print_check(check: DeviceCheck, console: Console) -> None:
+    """What a user should know, most important first. Names are printed as they are, never as markup."""
+    console.print(Text(check.source, "bold"))
+    console.print(Text(summary(check), "green" if check.accepted else "bold"))
+    left = operators_left(check)
+    if left and check.target != "cpu":
+        console.print(Text("On the CPU: " + ", ".join(f"{op_type} {count}" for op_type, count in left.items()) + "."))
+    for group in grouped(check.findings):
+        finding = group.finding
+        line = Text(finding.level, _STYLES[finding.level])
+        line.append(f"  {subject_of(group)}: {finding.what}", "default")
+        console.print(line)
+        console.print(Text(f"    {finding.why}; fix: {finding.fix}"))
+
+
+def subject_of(group: FindingGroup) -> str:
+    """The nodes that a finding is about, or the model."""
+    if not group.finding.op_type:
+        return "the model"
+    return f"{group.finding.op_type} {names_of(group.nodes)}"
+
+
+def names_of(nodes: Sequence[str]) -> str:
+    """A few names, and how many more there are."""
+    shown = ", ".join(f"'{name}'" for name in nodes[:_SHOWN])
+    return shown if len(nodes) <= _SHOWN else f"{shown} and {len(nodes) - _SHOWN} more"
+
+
+def warnings_of(check: DeviceCheck) -> list[str]:
+    """Errors and warnings as sentences, for the report of a quantization."""
+    serious = [finding for finding in check.findings if finding.level != "note"]
+    return [
+        f"{subject_of(group)}: {group.finding.what}; {group.finding.why}. Fix: {group.finding.fix}."
+        for group in grouped(serious)
+    ]
