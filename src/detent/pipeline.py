@@ -1,7 +1,7 @@
 """The whole way from a float model to a quantized one, top to bottom.
 
     load -> prepare -> lay out -> equalize -> observe -> plan -> constrain -> refine
-         -> emit -> verify -> measure -> save -> check for the device
+         -> emit -> verify -> measure -> check for the device -> save
 
 Decisions are made on the plan, weights are encoded once at emission, and nothing is written before everything held.
 """
@@ -104,10 +104,9 @@ def run(job: Job) -> Report:
     with watch.stage("save"):
         final, left = last_form(emitted, plan, job.recipe)
         notes.declined += left
-        proto, written = store(final, job.output)
-    with watch.stage("check"):
         device = device_of(job.recipe)
         taken = None if device is None else check_graph(final, device, str(job.output or "the result"))
+        proto, written = store(final, job.output)
     calibration = _calibration(job, source, observation)
     nodes = list(layout.decisions.values())
     return Report(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from detent.measure.device_check.findings import DeviceCheck, FindingGroup, grouped, operators_left, summary
+from detent.measure.device_check.findings import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
+from detent.report.names import printable
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 _SHOWN = 4
@@ -15,29 +16,35 @@ _SHOWN = 4
 
 def print_check(check: DeviceCheck, console: Console) -> None:
     """What a user should know, most important first. Names are printed as they are, never as markup."""
-    console.print(Text(check.source, "bold"))
-    console.print(Text(summary(check), "green" if check.accepted else "bold"))
+    console.print(Text(printable(check.source), "bold"), soft_wrap=True)
+    console.print(Text(summary(check), "green" if check.accepted else "bold"), soft_wrap=True)
     left = operators_left(check)
     if left and check.target != "cpu":
-        console.print(Text("On the CPU: " + ", ".join(f"{op_type} {count}" for op_type, count in left.items()) + "."))
+        listed = ", ".join(f"{printable(op_type)} {count}" for op_type, count in left.items())
+        console.print(Text(f"On the CPU: {listed}."), soft_wrap=True)
     for group in grouped(check.findings):
         finding = group.finding
         line = Text(finding.level, _STYLES[finding.level])
-        line.append(f"  {subject_of(group)}: {finding.what}", "default")
-        console.print(line)
-        console.print(Text(f"    {finding.why}; fix: {finding.fix}"))
+        line.append(f"  {subject_of(group)}: {printable(finding.what)}", "default")
+        console.print(line, soft_wrap=True)
+        console.print(Text(f"    {printable(finding.why)}"), soft_wrap=True)
+        if finding.fix:
+            console.print(Text(f"    fix: {printable(finding.fix)}"), soft_wrap=True)
 
 
 def subject_of(group: FindingGroup) -> str:
     """The nodes that a finding is about, or the model."""
-    if not group.finding.op_type:
+    if group.finding.node == MODEL:
         return "the model"
-    return f"{group.finding.op_type} {names_of(group.nodes)}"
+    if len(group.operators) == 1:
+        return f"{printable(group.finding.op_type)} {names_of(group.nodes)}"
+    counts = sorted(group.operators.items(), key=lambda item: -item[1])
+    return f"{len(group.nodes)} nodes ({', '.join(f'{printable(op_type)} {count}' for op_type, count in counts)})"
 
 
 def names_of(nodes: Sequence[str]) -> str:
     """A few names, and how many more there are."""
-    shown = ", ".join(f"'{name}'" for name in nodes[:_SHOWN])
+    shown = ", ".join(f"'{printable(name)}'" for name in nodes[:_SHOWN])
     return shown if len(nodes) <= _SHOWN else f"{shown} and {len(nodes) - _SHOWN} more"
 
 
@@ -45,6 +52,6 @@ def warnings_of(check: DeviceCheck) -> list[str]:
     """Errors and warnings as sentences, for the report of a quantization."""
     serious = [finding for finding in check.findings if finding.level != "note"]
     return [
-        f"{subject_of(group)}: {group.finding.what}; {group.finding.why}. Fix: {group.finding.fix}."
+        f"{subject_of(group)}: {printable(f'{group.finding.what}; {group.finding.why}. Fix: {group.finding.fix}.')}"
         for group in grouped(serious)
     ]

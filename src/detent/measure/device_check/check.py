@@ -23,7 +23,7 @@ from detent.measure.device_check.model_rules import ADVISED_OPSET, check_file, c
 from detent.measure.device_check.node_rules import check_nodes
 from detent.measure.device_check.number_rules import check_numbers
 from detent.measure.device_check.partition import partition
-from detent.measure.device_check.subject import Subject, is_neutral
+from detent.measure.device_check.subject import Subject, is_fixed, is_neutral
 from detent.measure.device_check.work import macs_of
 from detent.measure.reading import read_codes
 from detent.prepare import InferShapes, InlineFunctions, prepare
@@ -46,9 +46,10 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
         subject = Subject(network, device, (), quantized=_has_codes(network, read_codes(network).quantized))
         return _conclude(subject, source, [*known, *_apply_rules(subject)])
     take_out_functions(network)  # of quantizing operators, which are known by their names
-    prepare(network, [InlineFunctions(), InferShapes()])
+    prepare(network, [InlineFunctions()])
+    _infer(network)
     reading = read_codes(network)
-    prepare(reading.model, [InferShapes()])  # again, past the operators of other tools that hid shapes
+    _infer(reading.model)  # again, past the operators of other tools that hid shapes
     subject = Subject(reading.model, device, frozenset(reading.codes), reading.codes, quantized=reading.quantized)
     if device.shifts:
         drop_device_factors(subject.model, subject.coded)
@@ -56,6 +57,14 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
     if device.integers and not _has_codes(network, reading.quantized):
         subject, findings = _foresee(network, device, source, findings)
     return _conclude(subject, source, [*known, *findings])
+
+
+def _infer(model: ir.Model) -> None:
+    """Infer shapes and types where any is missing, or is left open although those of the inputs are fixed."""
+    values = [value for node in model.graph for value in node.outputs if value.name]
+    fixed = all(is_fixed(value) for value in model.graph.inputs)
+    if any(value.shape is None or value.dtype is None or (fixed and not is_fixed(value)) for value in values):
+        prepare(model, [InferShapes()])
 
 
 def _has_codes(model: ir.Model, found: bool) -> bool:

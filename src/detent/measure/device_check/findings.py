@@ -94,20 +94,27 @@ class DeviceCheck:
 
 @dataclass(frozen=True)
 class FindingGroup:
-    """The same finding at several nodes."""
+    """The same finding at several nodes, or about the model; `operators` counts the types of the nodes."""
 
     finding: Finding
     nodes: tuple[str, ...]
+    operators: dict[str, int]
 
 
 def grouped(findings: Sequence[Finding]) -> list[FindingGroup]:
-    """Equal findings together, errors first, those with the most nodes first."""
-    counts: dict[Finding, list[str]] = {}
+    """Equal findings together, errors first, those about the model first, then those with the most nodes."""
+    alike: dict[tuple[str, str, str, str, bool], list[Finding]] = {}
     for finding in findings:
-        counts.setdefault(dataclasses.replace(finding, node=MODEL), []).append(finding.node)
-    groups = [FindingGroup(finding, tuple(nodes)) for finding, nodes in counts.items()]
+        key = (finding.level, finding.what, finding.why, finding.fix, finding.node == MODEL)
+        alike.setdefault(key, []).append(finding)
+    groups = [
+        FindingGroup(
+            each[0], tuple(finding.node for finding in each), dict(Counter(finding.op_type for finding in each))
+        )
+        for each in alike.values()
+    ]
     order = {"error": 0, "warning": 1, "note": 2}
-    return sorted(groups, key=lambda group: (order[group.finding.level], -len(group.nodes)))
+    return sorted(groups, key=lambda group: (order[group.finding.level], bool(group.nodes[0]), -len(group.nodes)))
 
 
 def summary(check: DeviceCheck) -> str:
@@ -121,8 +128,8 @@ def summary(check: DeviceCheck) -> str:
         said += f", with {_percent(check.device_macs, check.cpu_macs)} of the multiplications"
     will = "takes" if check.quantized or not check.recipe else f"will take (quantized with recipe {check.recipe})"
     if check.verdict == "rejected":
-        rest = f" Without the errors that concern all of it: {said}." if check.device_nodes else ""
-        return f"{check.target} does not take it.{rest}"
+        rest = f" Once what concerns all of it is mended: {said}." if check.device_nodes else ""
+        return f"{check.target} does not take it as it is.{rest}"
     return f"{check.target} {will} {'it' if check.verdict == 'accepted' else 'part of it'}: {said}."
 
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import onnx
-import onnx_ir as ir
 
 from detent.graph.save import PROTOBUF_LIMIT
 from detent.graph.values import static_shape
 from detent.measure.device_check.findings import MODEL, Finding
-from detent.measure.device_check.subject import Subject
+from detent.measure.device_check.subject import Subject, is_fixed
 from detent.prepare.base import main_opset
 
 LEAST_OPSET, ADVISED_OPSET = 10, 17
@@ -116,8 +115,8 @@ def _check_shapes(subject: Subject) -> Iterator[Finding]:
 def _check_inner_shapes(subject: Subject) -> Iterator[Finding]:
     """Shapes that stay open although those of the inputs are fixed; only where they begin to be."""
     for node in subject.nodes:
-        unknown = [value for value in node.outputs if value.name and not _fixed(value)]
-        if unknown and all(value is None or _fixed(value) or value.is_initializer() for value in node.inputs):
+        unknown = [value for value in node.outputs if value.name and not is_fixed(value)]
+        if unknown and all(value is None or is_fixed(value) or value.is_initializer() for value in node.inputs):
             yield Finding(
                 "error",
                 str(node.name),
@@ -126,11 +125,6 @@ def _check_inner_shapes(subject: Subject) -> Iterator[Finding]:
                 "it depends on the data, or shape inference does not know the operator; what follows stays on the CPU",
                 "end the device's part before it: `detent quantize --to NODE --exclude NODE`",
             )
-
-
-def _fixed(value: ir.Value) -> bool:
-    shape = static_shape(value)
-    return shape is not None and None not in shape
 
 
 def _in_order(graph: onnx.GraphProto) -> bool:

@@ -84,7 +84,7 @@ def _check_operator(node: ir.Node, subject: Subject) -> Iterator[Finding]:
             op_type,
             f"{op_type} is not in the list for {device.name}, but expected",
             device.likely[op_type],
-            "nothing to do",
+            "",
         )
         return
     if op_type == "PRelu":
@@ -219,7 +219,7 @@ def _check_size(subject: Subject) -> Iterator[Finding]:
             "",
             "it has a single Conv",
             "models with fewer than two are left on the CPU: starting the device would cost more",
-            "none; check the whole model, not a part of it, with `detent check`",
+            "`detent check` the whole model, not a part of it",
         )
 
 

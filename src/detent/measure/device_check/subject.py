@@ -40,7 +40,7 @@ class Subject:
         found: set[ir.Node] = set()
         for node in self.model.graph:
             present = [value for value in node.inputs if value is not None]
-            known = is_standard(node, "Shape", "Size") and _is_static(present[0])
+            known = is_standard(node, "Shape", "Size") and is_fixed(present[0])
             if known or all(tensor_of(value) is not None or value.producer() in found for value in present):
                 found.add(node)
         return frozenset(found)
@@ -100,6 +100,7 @@ def _is_inside(value: ir.Value, consumer: ir.Node) -> bool:
     )
 
 
-def _is_static(value: ir.Value) -> bool:
+def is_fixed(value: ir.Value) -> bool:
+    """Whether every size of a value is known."""
     shape = static_shape(value)
     return shape is not None and None not in shape
