@@ -126,11 +126,11 @@ def summary(check: DeviceCheck) -> str:
     said = f"{check.device_nodes} of {total} nodes on the device, in {parts}"
     if check.device_macs is not None and check.cpu_macs is not None and check.device_macs + check.cpu_macs:
         said += f", with {_percent(check.device_macs, check.cpu_macs)} of the multiplications"
-    will = "takes" if check.quantized or not check.recipe else f"will take (quantized with recipe {check.recipe})"
     if check.verdict == "rejected":
         rest = f" Once what concerns all of it is mended: {said}." if check.device_nodes else ""
         return f"{check.target} does not take it as it is.{rest}"
-    return f"{check.target} {will} {'it' if check.verdict == 'accepted' else 'part of it'}: {said}."
+    takes = "takes" if not check.recipe else f"will take, quantized with recipe {check.recipe},"
+    return f"{check.target} {takes} {'all' if check.verdict == 'accepted' else 'part'} of it: {said}."
 
 
 def _percent(part: int, rest: int) -> str:
