@@ -105,7 +105,7 @@ def run(job: Job) -> Report:
         final, left = last_form(emitted, plan, job.recipe)
         notes.declined += left
         device = device_of(job.recipe)
-        taken = None if device is None else check_graph(final, device, str(job.output or "the result"))
+        taken = None if device is None else check_graph(final, device, "the quantized model")
         proto, written = store(final, job.output)
     calibration = _calibration(job, source, observation)
     nodes = list(layout.decisions.values())

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -348,3 +350,21 @@ def test_json():
     report = detent.quantize(conv_relu_conv(), calibration=DATA)
     assert json.loads(report.to_json())["device"]["verdict"] == "accepted"
     assert "npu-xint8 takes all of it: 3 of 3 nodes" in str(report)
+
+
+def test_every_option_and_step_that_a_fix_names_exists():
+    from typer.main import get_command
+
+    from detent.cli import app
+    from detent.convert.steps import parse_steps
+
+    folder = Path(detent.__file__).parent / "measure" / "device_check"
+    text = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*_rules.py"))
+    commands = get_command(app).commands.values()
+    known = {option for command in commands for parameter in command.params for option in parameter.opts}
+    named = set(re.findall(r"--[a-z][a-z-]+", text))
+    assert named
+    assert named <= known
+    for step in ("fixed-shapes:batch=1", "fixed-shapes:shapes=x=1/3", "opset:version=17", "qdq"):
+        parse_steps([step])
+    assert set(re.findall(r"--to ([a-z-]+)", text)) == {"fixed-shapes", "opset", "qdq"}

@@ -15,11 +15,10 @@ import onnx_ir as ir
 
 from detent.convert.domains import take_out_functions
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
-from detent.graph.opset import raise_opset
 from detent.measure.device_check.factors import drop_device_factors
 from detent.measure.device_check.findings import DeviceCheck, Finding, NodePlace, Verdict
 from detent.measure.device_check.float_model import mended, prepared_subject
-from detent.measure.device_check.model_rules import ADVISED_OPSET, check_file, check_model
+from detent.measure.device_check.model_rules import check_file, check_model
 from detent.measure.device_check.node_rules import check_nodes
 from detent.measure.device_check.number_rules import check_numbers
 from detent.measure.device_check.partition import partition
@@ -80,8 +79,7 @@ def _foresee(
     network: ir.Model, device: Device, source: str, before: Sequence[Finding]
 ) -> tuple[Subject, list[Finding]]:
     """The network as it will be once it is quantized, and what there is to say about it then."""
-    raised = raise_opset(network, ADVISED_OPSET, source)
-    subject, changes, failed = prepared_subject(raised, device)
+    subject, changes, failed = prepared_subject(network, device, source)
     if failed:
         return subject, [*before, *failed]
     after = _apply_rules(subject)

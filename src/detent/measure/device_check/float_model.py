@@ -12,9 +12,10 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from detent.errors import DetentError
+from detent.graph.load import MINIMUM_OPSET
+from detent.graph.opset import raise_opset
 from detent.measure.device_check.findings import MODEL, Finding
 from detent.measure.device_check.subject import Subject
-from detent.plan.layout import Layout
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
@@ -26,14 +27,15 @@ from detent.targets.target import find_target
 ANNOTATIONS = ("InferShapes",)
 
 
-def prepared_subject(model: ir.Model, device: Device) -> tuple[Subject, list[Change], list[Finding]]:
+def prepared_subject(model: ir.Model, device: Device, source: str) -> tuple[Subject, list[Change], list[Finding]]:
     """The model as it will be before it is calibrated, what was changed, and why that failed where it did.
 
-    `model` is changed. For a device that takes float models it is only prepared.
+    `model` is changed.
     """
     recipe = find_recipe(device.recipe)
     target = find_target(recipe.target)
     try:
+        model = raise_opset(model, MINIMUM_OPSET, source)
         changes = prepare(model, default_passes(None, [make() for make in target.preparations], recipe.without))
         layout = arrange(model, Selection(), recipe)
         passes = [step(layout.quantizes) for step in target.substitutions]
@@ -42,11 +44,7 @@ def prepared_subject(model: ir.Model, device: Device) -> tuple[Subject, list[Cha
         failed = Finding("error", MODEL, "", "it cannot be quantized", str(error), "see `detent quantize --dry-run`")
         return Subject(model, device, (), quantized=False), [], [failed]
     reasons = {name: each.reason for name, each in layout.decisions.items() if not each.quantized}
-    return Subject(model, device, _sites(layout), reasons=reasons, quantized=False), changes, []
-
-
-def _sites(layout: Layout) -> frozenset[str]:
-    return frozenset(layout.sites)
+    return Subject(model, device, frozenset(layout.sites), reasons=reasons, quantized=False), changes, []
 
 
 def mended(before: Sequence[Finding], after: Sequence[Finding], changes: Sequence[Change]) -> Iterator[Finding]:

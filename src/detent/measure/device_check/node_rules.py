@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.graph.session import RUNTIME_DOMAINS
-from detent.graph.values import is_standard
+from detent.graph.values import input_at, is_standard
 from detent.measure.device_check.findings import MODEL, Finding
 from detent.measure.device_check.subject import Subject
 from detent.plan.operators import OPERATORS, operator_of
@@ -22,7 +22,7 @@ _LAYERS_BEFORE_LEAKY = ("Conv", "ConvTranspose", "Gemm", "Add")
 
 _REPLACEMENTS = {
     "Sigmoid": "`detent quantize --target npu-cnn` writes HardSigmoid, the sigmoid of this device",
-    "Split": "`detent quantize --set also=split_to_slice` writes Slices",
+    "Split": "`detent quantize` writes Slices, where the sizes are constant",
     "ReduceMean": "`detent quantize` writes a GlobalAveragePool if the model averages axes 2 and 3 with keepdims=1",
     "Gelu": "`detent quantize --set without=fuse_gelu` leaves it in the operators that it is made of",
     "LayerNormalization": "`detent quantize --set without=fuse_layer_norm`, if the model was exported without it",
@@ -160,7 +160,7 @@ def _check_leaky(node: ir.Node, subject: Subject) -> Iterator[Finding]:
         )
         fix = "`detent quantize` writes 26/256" if rounded == 26 else "train or export with a slope of 0.1"
         yield Finding("warning", str(node.name), node.op_type, f"its slope is {slope:g}", why, fix)
-    source = node.inputs[0]
+    source = input_at(node, 0)
     producer = None if source is None else source.producer()
     if producer is None or producer.op_type not in _LAYERS_BEFORE_LEAKY or (source and len(source.uses()) > 1):
         yield Finding(
@@ -183,15 +183,8 @@ def _check_codes(node: ir.Node, subject: Subject) -> Iterator[Finding]:
     again = f"`detent quantize --recipe {subject.device.recipe}`"
     reason = subject.reasons.get(str(node.name))
     if reason is not None:
-        fix = (
-            f"{again} without --exclude, --include and --op-types"
-            if "user" in reason
-            else (
-                f"`--set more_operators={node.op_type}` asks for it"
-                if node.op_type not in OPERATORS
-                else "nothing, if it may run on the CPU; else change the node before the export"
-            )
-        )
+        asked = f"`detent quantize --set more_operators={node.op_type}` asks for it"
+        fix = asked if node.op_type not in OPERATORS else "change the node before the export, or let it run on the CPU"
         yield _error(node, "it will stay float", reason, fix)
     elif not any(True for _ in subject.roles(node)) and all(role != "constant" for role, _ in bare):
         yield _error(

@@ -40,7 +40,7 @@ class Subject:
         found: set[ir.Node] = set()
         for node in self.model.graph:
             present = [value for value in node.inputs if value is not None]
-            known = is_standard(node, "Shape", "Size") and is_fixed(present[0])
+            known = is_standard(node, "Shape", "Size") and all(is_fixed(value) for value in present)
             if known or all(tensor_of(value) is not None or value.producer() in found for value in present):
                 found.add(node)
         return frozenset(found)

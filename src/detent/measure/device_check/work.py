@@ -24,7 +24,7 @@ def macs_of(node: ir.Node) -> int | None:
         return 0
     source, weight = _sizes(input_at(node, 0)), _sizes(input_at(node, 1))
     result = _sizes(node.outputs[0])
-    if source is None or weight is None or (result is None and node.op_type != "ConvTranspose"):
+    if not source or not weight or (result is None and node.op_type != "ConvTranspose"):
         return None
     if node.op_type == "ConvTranspose":
         return math.prod(source) * math.prod(weight[1:])
@@ -33,7 +33,7 @@ def macs_of(node: ir.Node) -> int | None:
         return math.prod(result) * math.prod(weight[1:])
     if node.op_type == "Gemm":
         return math.prod(result) * source[0 if node.attributes.get_int("transA", 0) else -1]
-    return math.prod(result) * source[-1] if source else None
+    return math.prod(result) * source[-1]
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
