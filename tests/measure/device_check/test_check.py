@@ -368,3 +368,24 @@ def test_every_option_and_step_that_a_fix_names_exists():
     for step in ("fixed-shapes:batch=1", "fixed-shapes:shapes=x=1/3", "opset:version=17", "qdq"):
         parse_steps([step])
     assert set(re.findall(r"--to ([a-z-]+)", text)) == {"fixed-shapes", "opset", "qdq"}
+
+
+def test_a_shape_that_nodes_compute_from_fixed_ones_is_known():
+    nodes = [
+        node("Conv", "x w", "a", **WRITTEN),
+        node("Shape", "a", "s"),
+        node("Gather", "s zero", "n"),
+        node("Mul", "n one", "m"),
+        node("Concat", "m rest", "t", axis=0),
+        node("Reshape", "a t", "y"),
+    ]
+    constants = {"w": normal(4, 3, 1, 1), "zero": np.array([0]), "one": np.array([1]), "rest": np.array([-1])}
+    found = detent.check(build(nodes, "y", constants), "npu-bf16")
+    assert (found.verdict, [each.op_type for each in found.nodes]) == ("accepted", ["Conv", "Reshape"])
+
+
+def test_a_neighbour_of_what_stays_float():
+    nodes = [node("Conv", "x w", "a"), node("Selu", "a", "s"), node("Softmax", "s", "p"), node("Conv", "p v", "y")]
+    constants = {"w": normal(4, 3, 1, 1), "v": normal(2, 4, 1, 1)}
+    found = detent.check(build(nodes, "y", constants))
+    assert [name for name, _ in errors(found)] == ["selu_s"]  # both of its sides are rounded all the same

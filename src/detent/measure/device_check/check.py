@@ -25,7 +25,7 @@ from detent.measure.device_check.partition import partition
 from detent.measure.device_check.subject import Subject, is_fixed, is_neutral
 from detent.measure.device_check.work import macs_of
 from detent.measure.reading import read_codes
-from detent.prepare import InferShapes, InlineFunctions, prepare
+from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
 from detent.targets.support import Device, find_device
 
 
@@ -46,9 +46,11 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
         return _conclude(subject, source, [*known, *_apply_rules(subject)])
     take_out_functions(network)  # of quantizing operators, which are known by their names
     prepare(network, [InlineFunctions()])
-    _infer(network)
+    if _has_open_shapes(network):
+        prepare(network, [InferShapes()])
     reading = read_codes(network)
-    _infer(reading.model)  # again, past the operators of other tools that hid shapes
+    if _has_open_shapes(reading.model):  # again, past operators of other tools and shapes that nodes compute
+        prepare(reading.model, [InferShapes(), FoldConstants(), InferShapes()])
     subject = Subject(reading.model, device, frozenset(reading.codes), reading.codes, quantized=reading.quantized)
     if device.shifts:
         drop_device_factors(subject.model, subject.coded)
@@ -58,12 +60,11 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
     return _conclude(subject, source, [*known, *findings])
 
 
-def _infer(model: ir.Model) -> None:
-    """Infer shapes and types where any is missing, or is left open although those of the inputs are fixed."""
+def _has_open_shapes(model: ir.Model) -> bool:
+    """Whether a shape or type is missing, or a size is open although those of the inputs are fixed."""
     values = [value for node in model.graph for value in node.outputs if value.name]
     fixed = all(is_fixed(value) for value in model.graph.inputs)
-    if any(value.shape is None or value.dtype is None or (fixed and not is_fixed(value)) for value in values):
-        prepare(model, [InferShapes()])
+    return any(value.shape is None or value.dtype is None or (fixed and not is_fixed(value)) for value in values)
 
 
 def _has_codes(model: ir.Model, found: bool) -> bool:

@@ -186,6 +186,13 @@ def _check_codes(node: ir.Node, subject: Subject) -> Iterator[Finding]:
         asked = f"`detent quantize --set more_operators={node.op_type}` asks for it"
         fix = asked if node.op_type not in OPERATORS else "change the node before the export, or let it run on the CPU"
         yield _error(node, "it will stay float", reason, fix)
+    elif not subject.quantized:
+        yield _error(
+            node,
+            "it will read or make values that stay float",
+            "a node beside it stays float",
+            "mend that one, or let this one run on the CPU too (`detent quantize --exclude NODE`)",
+        )
     elif not any(True for _ in subject.roles(node)) and all(role != "constant" for role, _ in bare):
         yield _error(
             node,
