@@ -23,6 +23,7 @@ import detent
 from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import OutputFormat, Override, Recipe
 from detent.targets.optional import OPTIONAL, leavable_steps
+from detent.targets.support import DEVICES
 from detent.targets.target import TARGETS
 from tests.compat.scripts import IMAGE_SCRIPT
 from tests.transformer_models import PLAIN, bert, bert_data
@@ -116,7 +117,10 @@ def test_the_readme_opens_with_the_two_commands():
 
 
 def test_every_option_that_is_named_exists():
-    commands = ("quantize", "stats", "inspect", "convert", "recipes", "evaluate", "compare", "infer")
+    commands = (
+        *("quantize", "stats", "inspect", "convert", "recipes", "evaluate", "compare", "infer", "check"),
+        *("sensitivity", "tune"),
+    )
     known = "".join(_help(command) for command in commands)
     for page in PAGES:
         for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
@@ -134,8 +138,9 @@ def test_every_option_that_is_named_exists():
         ("recipes.md", list(TARGETS)),
         ("formats.md", list(NAMED_FORMATS)),
         ("formats.md", list(get_args(OutputFormat))),
+        ("check.md", list(DEVICES)),
     ],
-    ids=["steps", "fields", "targets", "number formats", "output formats"],
+    ids=["steps", "fields", "targets", "number formats", "output formats", "devices"],
 )
 def test_everything_that_has_a_name_is_explained(page, names):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from detent.measure.dataset import LabelsLike
+    from detent.measure.device_check import DeviceCheck
     from detent.measure.evaluate import Evaluator
     from detent.measure.metric_file import Metric
     from detent.methods import MinMSE, NonOverflow
@@ -40,6 +41,7 @@ _LAZY = {
     "Evaluation": "detent.report.evaluation",
     "Evaluator": "detent.measure.evaluate",
     "Metric": "detent.measure.metric_file",
+    "DeviceCheck": "detent.measure.device_check",
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
@@ -56,6 +58,7 @@ _LAZY = {
 __all__ = [
     "DataError",
     "DetentError",
+    "DeviceCheck",
     "Evaluation",
     "Evaluator",
     "Metric",
@@ -71,6 +74,7 @@ __all__ = [
     "Tuning",
     "UsageError",
     "__version__",
+    "check",
     "evaluate",
     "find_recipe",
     "quantize",
@@ -83,6 +87,23 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'detent' has no attribute '{name}'")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def check(model: str | PathLike[str] | onnx.ModelProto, target: str = "npu-xint8") -> DeviceCheck:
+    """Whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
+
+    Args:
+        model: a path, or a ModelProto.
+        target: "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16" or "cpu".
+
+    Raises:
+        DetentError: UsageError for an unknown target, ModelError for what is no model.
+    """
+    import onnx
+
+    from detent.measure.device_check import check as run
+
+    return run(model if isinstance(model, onnx.ModelProto) else Path(model), target)
 
 
 def quantize(

@@ -13,6 +13,7 @@ import typer
 
 from detent import (
     __version__,
+    cli_check,
     cli_compare,
     cli_convert,
     cli_evaluate,
@@ -337,6 +338,7 @@ cli_evaluate.register(app, _stdout, _stderr)
 cli_compare.register(app, _stdout, _stderr)
 cli_sensitivity.register(app, _stdout, _stderr)
 cli_tune.register(app, _stdout, _stderr)
+cli_check.register(app, _stdout)
 
 if __name__ == "__main__":
     main()

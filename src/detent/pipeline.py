@@ -1,7 +1,7 @@
 """The whole way from a float model to a quantized one, top to bottom.
 
     load -> prepare -> lay out -> equalize -> observe -> plan -> constrain -> refine
-         -> emit -> verify -> measure -> save
+         -> emit -> verify -> measure -> check for the device -> save
 
 Decisions are made on the plan, weights are encoded once at emission, and nothing is written before everything held.
 """
@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from detent.calibrate import saved_statistics
 from detent.graph.load import name_of, stored_bytes
+from detent.measure.device_check import check_graph
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.samples import PendingSample
@@ -35,6 +36,7 @@ from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import rescale
+from detent.targets.support import device_of
 from detent.targets.target import Rules
 from detent.writing import last_form, store, write_plan
 
@@ -92,6 +94,8 @@ def run(job: Job) -> Report:
     with watch.stage("save"):
         final, left = last_form(emitted, plan, job.recipe)
         notes.declined += left
+        device = device_of(job.recipe)
+        taken = None if device is None else check_graph(final, device, "the quantized model")
         proto, written = store(final, job.output)
     calibration = _calibration(job, source, observation)
     nodes = list(layout.decisions.values())
@@ -120,6 +124,7 @@ def run(job: Job) -> Report:
         + observation.notes
         + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
+        device=taken,
         model=proto,
     )
 

@@ -15,6 +15,7 @@ from detent.numerics.power_of_two import (
     min_mse_position,
     min_mse_position_of,
     non_overflow_position,
+    position_of,
     scale_of,
 )
 
@@ -22,6 +23,14 @@ GRIDS = pytest.mark.parametrize("grid", [INT8, UINT8_ZERO_128], ids=["int8", "ui
 ANY_FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
 FLOAT_MAX = float(np.finfo(np.float32).max)
 TINY = float(np.finfo(np.float32).smallest_subnormal)
+
+
+@pytest.mark.parametrize(
+    ("scale", "position"),
+    [(1.0, 0), (0.5, 1), (2.0, -1), (2.0**-127, 127), (0.3, None), (0.0, None), (-0.5, None), (math.inf, None)],
+)
+def test_the_position_of_a_scale(scale, position):
+    assert position_of(scale) == position
 
 
 @pytest.mark.parametrize("position", [-127, -1, 0, 1, 10, 127, 149])

@@ -22,7 +22,7 @@ def light_proto(model: ir.Model) -> onnx.ModelProto:
         if tensor is not None and tensor.nbytes > SMALL:
             del graph.initializers[str(value.name)]
             value.const_value = None
-            value.shape, value.dtype = ir.Shape([int(dim) for dim in tensor.numpy().shape]), tensor.dtype
+            value.shape, value.dtype = ir.Shape(tensor.shape.numpy()), tensor.dtype
             graph.inputs.append(value)
     try:
         return ir.to_proto(model)

@@ -38,7 +38,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
         graph_model = _deserialize(model, where, folder=None)
     else:
         path = Path(model)
-        graph_model = _deserialize(_read_proto(path), where, folder=path.parent)
+        graph_model = _deserialize(read_proto(path), where, folder=path.parent)
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
     repair_names(graph_model)
@@ -64,12 +64,13 @@ def stored_bytes(model: ModelLike) -> int:
 
 def files_of(path: Path) -> list[Path]:
     """The model's file and those that hold its external data."""
-    tensors = _external_tensors(_read_proto(path))
+    tensors = _external_tensors(read_proto(path))
     locations = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     return [path, *(path.parent / location for location in sorted(locations))]
 
 
-def _read_proto(path: Path) -> onnx.ModelProto:
+def read_proto(path: Path) -> onnx.ModelProto:
+    """The message in a file, without its external data; ModelError where there is none."""
     if path.is_dir():
         raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
     try:

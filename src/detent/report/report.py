@@ -15,6 +15,7 @@ import onnx
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.graph.save import write_text
+from detent.measure.device_check.findings import DeviceCheck
 from detent.measure.fidelity import Closeness, Fidelity
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
@@ -73,7 +74,8 @@ class Report:
     """What was done to every node and tensor, why, and what it cost.
 
     After a dry run `tensors` is empty and nothing was written. `fidelity` is None where there was no data to measure
-    with. `model` is the quantized model where no output file was asked for.
+    with. `device` says whether the device that the recipe is for takes the result; None where it is for no device.
+    `model` is the quantized model where no output file was asked for.
     """
 
     source: str
@@ -96,6 +98,7 @@ class Report:
     seconds: Mapping[str, float]
     warnings: Sequence[str] = ()
     suggestions: Sequence[str] = ()
+    device: DeviceCheck | None = None
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:

@@ -14,8 +14,12 @@ from rich.text import Text
 
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth import Smoothing
+from detent.measure.device_check.findings import DeviceCheck, summary
 from detent.measure.inspection import Inspection
+from detent.report.check_view import warnings_of
 from detent.report.report import Calibration, Report, TensorReport
+
+_DEVICE_WARNINGS = 5
 
 
 def report_text(report: Report, width: int = 120) -> str:
@@ -52,11 +56,24 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_fidelity(report))
         if report.fidelity.tensors:
             console.print(_worst_table(report.worst_tensors()))
+    if report.device is not None:
+        console.print(_device(report.device))
     for warning in report.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
     for suggestion in report.suggestions:
         console.print(Text(f"Suggestion: {suggestion}", style="cyan"))
     console.print(_seconds(report))
+
+
+def _device(check: DeviceCheck) -> Text:
+    """The verdict, and what is in the way of a better one."""
+    said = Text(summary(check))
+    warnings = warnings_of(check)
+    for warning in warnings[:_DEVICE_WARNINGS]:
+        said.append(f"\nWarning: {warning}", "yellow")
+    if len(warnings) > _DEVICE_WARNINGS:
+        said.append(f"\n{len(warnings) - _DEVICE_WARNINGS} more: `detent check MODEL --target {check.target}`.")
+    return said
 
 
 def _headline(report: Report) -> Text:

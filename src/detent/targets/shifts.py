@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
 from detent.plan.layout import bias_input
-from detent.plan.plan import Plan
+from detent.plan.plan import Move, Plan
 
 MAX_ROUNDS = 20
 _NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Add", "Sub")
@@ -74,19 +75,38 @@ def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
                 free.discard(plan.layout.leader(site))
 
 
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a node breaks, and the first move that would mend it."""
+
+    node: str
+    op_type: str
+    move: Move
+
+    def __str__(self) -> str:
+        return f"{self.op_type} '{self.node}' breaks the device's rule {self.what}."
+
+    @property
+    def what(self) -> str:
+        """The rule and the move, without the node."""
+        move = self.move
+        return f"'{move.rule}': position {move.before} of '{move.value}' should be {move.after}"
+
+
 def violations(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
     """The rules that do not hold, as sentences. The plan is left as it is."""
+    return [str(each) for each in broken_rules(model, plan, without)]
+
+
+def broken_rules(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[Violation]:
+    """The rules that do not hold, node by node. The plan is left as it is."""
     found = []
     for name, rule, op_types in RULES:
         for node in model.graph if name not in without else ():
             if node.op_type in op_types and plan.layout.quantizes(node):
                 trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
                 if rule(node, trial):
-                    move = trial.moves[0]
-                    found.append(
-                        f"{node.op_type} '{node.name}' breaks the device's rule '{move.rule}': position "
-                        f"{move.before} of '{move.value}' should be {move.after}."
-                    )
+                    found.append(Violation(str(node.name), node.op_type, trial.moves[0]))
     return found
 
 
