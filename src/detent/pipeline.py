@@ -30,7 +30,7 @@ from detent.observe.sweep import Observation, look, recall
 from detent.opening import Job, Original, check_preparation, check_recipe, load_float, prepare_model
 from detent.plan.layout import Layout, Role
 from detent.plan.plan import Plan, make_plan, needs_statistics
-from detent.prepare import prepare
+from detent.prepare import Pass, prepare
 from detent.progress import Progress
 from detent.recipe import EQUALIZING_SAMPLES
 from detent.refine.layers import LayerReport
@@ -40,6 +40,7 @@ from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
+from detent.targets.saturation import SaturatingClip
 from detent.writing import last_form, store, write_plan
 
 HELD_OUT = 16
@@ -80,7 +81,7 @@ def run(job: Job) -> Report:
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
             samples, source = _first_samples(job, source, saved)
-            rescaling = rescale(model, layout.sites, job.recipe, samples, saved, job.collecting.threads)
+            rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
         with watch.stage("calibrate"):
             observation = _observe(job, model, identity, layout, source, saved, rescaling)
             check_preparation(job, original.result(), samples, observation)
@@ -90,6 +91,8 @@ def run(job: Job) -> Report:
         plan = make_plan(model, layout, observation.statistics, job.recipe)
         unsettled = target.constrain(model, plan, job.recipe.without)
         _rewrite(model, target.corrections, layout, notes)
+        if target.requires_power_of_two:
+            _run(model, [SaturatingClip(plan)], notes)
     with watch.stage("refine"):
         refined = _refine(job, model, reference, plan, samples)
         tensors = describe_constants(model, plan)
@@ -246,7 +249,10 @@ def _measure(
 
 def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], layout: Layout, notes: Notes) -> None:
     """Rewrites that the target or the recipe asks for, on quantized nodes only."""
-    passes = [step(layout.quantizes) for step in steps]
+    _run(model, [step(layout.quantizes) for step in steps], notes)
+
+
+def _run(model: ir.Model, passes: Sequence[Pass], notes: Notes) -> None:
     notes.changes += prepare(model, passes)
     notes.declined += [note for step in passes for note in step.declined]
 

@@ -394,5 +394,5 @@ def test_ceilings():
 
 
 def test_factors_of_another_model():
-    with pytest.raises(UsageError, match="with 3 rescaled channels; prepared in this way it has 4"):
+    with pytest.raises(UsageError, match="with 3 factors of channels and Clips; prepared in this way it has 4"):
         equalize_again(as_ir(between_convs([node("Relu", "c", "m")])), [0.0] * 3)

@@ -57,10 +57,20 @@ class ScaledLayer:
 
 @dataclass(frozen=True, eq=False)
 class Ceiling:
-    """A Clip at 0 and `bound`: its output's channels may grow only until they would meet the bound."""
+    """A Clip at 0 and `bound`, which limits how much its channels may grow."""
 
     node: ir.Node
     bound: float
+
+    @property
+    def value(self) -> str:
+        """What it cuts off."""
+        return "" if self.node.inputs[0] is None else str(self.node.inputs[0].name)
+
+    @property
+    def result(self) -> str:
+        """What is left of it."""
+        return str(self.node.outputs[0].name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Equalization: every channel gets the factor at which rounding the whole network adds the least noise.
 
-The float function stays what it was. Where channels pass a Clip at 0 and b, a factor is at most what brings the largest
-observed value to b, with some room for values not observed. Where the Clip cut something off, all of its channels stay
-as they are: they fill the range to b already, and what is beyond their room would be lost.
+The float function stays what it was: `channels` knows what has to follow a factor, `ceilings` what Clips allow. First
+each channel gets its share of the range that it lies in (`noise`), then all channels of a value are moved to where they
+make the most of scales that are powers of two (`levels`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.equalize.channels import FIXED, ChannelMap, ScaledLayer, map_channels
+from detent.equalize.ceilings import factor_bounds, move_bounds
+from detent.equalize.channels import FIXED, Ceiling, ChannelMap, ScaledLayer, map_channels
+from detent.equalize.levels import Limit, Part, choose_levels, find_levels, level_of, size_of
 from detent.equalize.moments import Moments, observe_channels
 from detent.equalize.noise import LayerNoise, NoiseModel
 from detent.equalize.solve import minimise
@@ -25,9 +27,6 @@ from detent.observe.samples import PendingSample
 Floats = npt.NDArray[np.float64]
 
 STEPS, TOLERANCE = 100, 1e-3
-FARTHEST = 5.0  # the logarithm of the largest factor up or down: a channel that needs more is all but dead
-CEILING_ROOM = 1.25  # how much larger than all that was observed a value may be without meeting a Clip
-LEAST_MOVABLE = 0.5  # of the channels: where Clips hold most of them, what the others could gain is not worth it
 LEAST_SHARE = 1e-3  # of the largest channel: a channel below it counts as if it held that much
 
 
@@ -36,7 +35,7 @@ class Equalization:
     """What equalization did: how many channels it rescaled, and by at most what factor.
 
     `noise_before` and `noise_after` are what the rounding noise was expected to be; None where the factors were known
-    already. `factors` are their logarithms.
+    already. `factors` are their logarithms, and after them those of the bounds of Clips.
     """
 
     channels: int
@@ -48,50 +47,118 @@ class Equalization:
 
 
 def equalize(
-    model: ir.Model, sites: Collection[str], samples: Sequence[PendingSample], threads: int = 0
+    model: ir.Model,
+    sites: Collection[str],
+    samples: Sequence[PendingSample],
+    threads: int = 0,
+    *,
+    codes: Mapping[str, int] | None = None,
 ) -> Equalization:
     """Rescale the channels of `model`, in place.
 
-    `sites` are the values that will be quantized, weights and biases included.
+    `sites` are the values that will be quantized, weights and biases included. `codes` has, for those whose scales are
+    powers of two, the number of codes above zero.
     """
     channels = map_channels(model)
     unchanged = np.zeros(channels.count)
     if not channels.count or not samples:
-        return _apply(channels, unchanged)
-    wanted = {_name(ceiling.node, 0) for ceiling in channels.ceilings}
+        return _apply(model, channels, unchanged)
+    wanted = {ceiling.value for ceiling in channels.ceilings}
     for layer in channels.layers:
         wanted |= {_name(layer.node, 0), str(layer.node.outputs[0].name)}
     moments = observe_channels(model, sorted(wanted), samples, threads)
     if not all(np.isfinite(each.power).all() for each in moments.values()):
-        return _apply(channels, unchanged)  # the sweep will name the sample and the tensor
-    low, high = _bounds(channels, moments)
-    if (low < high).mean() < LEAST_MOVABLE:
-        return _apply(channels, unchanged)
+        return _apply(model, channels, unchanged)  # the sweep will name the sample and the tensor
     noise = NoiseModel([_layer_noise(layer, moments, sites) for layer in channels.layers], channels.count)
-    variables = minimise(noise, low, high, STEPS, TOLERANCE)
-    done = _apply(channels, variables)
+    variables = minimise(noise, *factor_bounds(channels, moments), STEPS, TOLERANCE)
+    raised = _levels(channels, moments, noise, variables, codes or {})
+    done = _apply(model, channels, variables + raised[: channels.count], raised[channels.count :])
     return replace(done, noise_before=noise(unchanged)[0], noise_after=noise(variables)[0])
 
 
 def equalize_again(model: ir.Model, factors: Sequence[float]) -> Equalization:
     """Rescale by factors that an earlier equalization of the same model found."""
     channels = map_channels(model)
-    if channels.count != len(factors):
+    expected = channels.count + len(channels.ceilings)
+    if expected != len(factors):
         raise UsageError(
-            f"The statistics were counted on a model with {len(factors)} rescaled channels; prepared in this way it "
-            f"has {channels.count}. Give the target that they were saved with, or calibrate again."
+            f"The statistics were counted on a model with {len(factors)} factors of channels and Clips; prepared in "
+            f"this way it has {expected}. Give the target that they were saved with, or calibrate again."
         )
-    return _apply(channels, np.array(factors, np.float64))
+    known = np.array(factors, np.float64)
+    return _apply(model, channels, known[: channels.count], known[channels.count :])
 
 
-def _apply(channels: ChannelMap, variables: Floats) -> Equalization:
+def _apply(model: ir.Model, channels: ChannelMap, variables: Floats, bounds: Floats | None = None) -> Equalization:
     for layer in channels.layers:
         _rescale(layer, np.append(variables, 0.0))
+    moved = np.zeros(len(channels.ceilings)) if bounds is None else bounds
+    move_bounds(model, channels.ceilings, moved.tolist())
     return Equalization(
         channels=int((np.abs(variables) > 1e-6).sum()),
         layers=len(channels.layers),
         largest_factor=float(np.exp(np.abs(variables).max(initial=0.0))),
-        factors=tuple(variables.tolist()),
+        factors=(*variables.tolist(), *moved.tolist()),
+    )
+
+
+def _levels(
+    channels: ChannelMap, moments: Mapping[str, Moments], noise: NoiseModel, variables: Floats, codes: Mapping[str, int]
+) -> Floats:
+    """The logarithm of the common factor of each variable, and after these of each Clip."""
+    count, levels = find_levels(channels)
+    padded = np.append(variables, 0.0)
+    parts = [
+        part
+        for layer, noises in zip(channels.layers, noise.by_tensor(variables), strict=True)
+        for part in _parts(layer, noises, padded, moments, levels, codes)
+    ]
+    limits = [
+        _limit(ceiling, channels.of_value[ceiling.value], padded, moments, levels, codes)
+        for ceiling in channels.ceilings
+        if ceiling.result in codes
+    ]
+    chosen = np.append(choose_levels(count, parts, limits), 0.0) * np.log(2.0)
+    of_ceilings = [chosen[level_of(channels.of_value[each.value], levels)] for each in channels.ceilings]
+    return np.concatenate([chosen[levels[: channels.count]], of_ceilings])
+
+
+def _parts(
+    layer: ScaledLayer,
+    noises: tuple[float, float, float],
+    padded: Floats,
+    moments: Mapping[str, Moments],
+    levels: npt.NDArray[np.int64],
+    codes: Mapping[str, int],
+) -> list[Part]:
+    """What the levels beside a layer change in its noise."""
+    source, weight, bias = (_name(layer.node, index) for index in range(3))
+    before, after = level_of(layer.inputs, levels), level_of(layer.outputs, levels)
+    scaled = _scaled(layer, padded)
+    found = []
+    if weight in codes:
+        found.append(Part(noises[0], size_of(scaled.weight, codes[weight]), after, before))
+    if source in codes:
+        seen = moments[source].largest * np.exp(padded[layer.inputs].reshape(-1))
+        found.append(Part(noises[1], size_of(seen, codes[source]), before))
+    if bias in codes and scaled.bias is not None:
+        found.append(Part(noises[2], size_of(scaled.bias, codes[bias]), after))
+    return found
+
+
+def _limit(
+    ceiling: Ceiling,
+    variables: npt.NDArray[np.int64],
+    padded: Floats,
+    moments: Mapping[str, Moments],
+    levels: npt.NDArray[np.int64],
+    codes: Mapping[str, int],
+) -> Limit:
+    """Where the edges of the codes may lie beside a Clip."""
+    seen = np.minimum(moments[ceiling.value].maximum * np.exp(padded[variables]), ceiling.bound)
+    above = codes[ceiling.result]
+    return Limit(
+        level_of(variables, levels), size_of(np.maximum(seen, 0.0), above), size_of(np.array(ceiling.bound), above)
     )
 
 
@@ -125,31 +192,31 @@ def _at_least(magnitudes: Floats, shape: npt.NDArray[np.int64]) -> Floats:
     return np.maximum(magnitudes, floor).reshape(shape.shape)
 
 
-def _bounds(channels: ChannelMap, moments: Mapping[str, Moments]) -> tuple[Floats, Floats]:
-    """The least and largest logarithm of each factor that the Clips allow."""
-    low, high = np.full(channels.count + 1, -FARTHEST), np.full(channels.count + 1, FARTHEST)
-    for ceiling in channels.ceilings:
-        source = _name(ceiling.node, 0)
-        variables, highest = channels.of_value[source], moments[source].maximum
-        room = np.log(ceiling.bound / np.maximum(highest * CEILING_ROOM, 1e-30))
-        np.minimum.at(high, variables, np.maximum(room, 0.0))
-        if (highest >= ceiling.bound).any():
-            low[variables] = high[variables] = 0.0
-    return low[: channels.count], high[: channels.count]
+@dataclass(frozen=True, eq=False)
+class _Scaled:
+    """The constants of a layer, with factors."""
+
+    weight: Floats
+    bias: Floats | None
 
 
-def _rescale(layer: ScaledLayer, padded: Floats) -> None:
-    """Write the factors into a layer's weight and bias. `padded` has the 0 of FIXED channels at its end."""
+def _scaled(layer: ScaledLayer, padded: Floats) -> _Scaled:
+    """A layer's constants times the factors. `padded` has the 0 of FIXED channels at its end."""
     assert FIXED == -1
-    node = layer.node
-    weight = constant(node.inputs[1])
+    weight = constant(layer.node.inputs[1])
     assert weight is not None
     factors = np.exp(padded[layer.outputs][:, :, None] - padded[layer.inputs][:, None, :])
     scaled = layer.ungrouped(layer.grouped(weight).astype(np.float64) * factors[..., None])
-    _replace(node, 1, scaled)
-    bias = constant(node.inputs[2]) if _name(node, 2) else None
-    if bias is not None:
-        _replace(node, 2, bias * np.exp(padded[layer.outputs]).reshape(bias.shape))
+    bias = constant(layer.node.inputs[2]) if _name(layer.node, 2) else None
+    return _Scaled(scaled, None if bias is None else bias * np.exp(padded[layer.outputs]).reshape(bias.shape))
+
+
+def _rescale(layer: ScaledLayer, padded: Floats) -> None:
+    """Write the factors into a layer's weight and bias."""
+    scaled = _scaled(layer, padded)
+    _replace(layer.node, 1, scaled.weight)
+    if scaled.bias is not None:
+        _replace(layer.node, 2, scaled.bias)
 
 
 def _replace(node: ir.Node, index: int, array: npt.NDArray[np.floating]) -> None:

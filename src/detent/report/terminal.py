@@ -102,7 +102,7 @@ def _smoothing(done: Smoothing) -> Text:
 
 def _equalization(done: Equalization) -> Text:
     if not done.channels:
-        return Text("Not equalized: no channels could be rescaled, or Clips that cut something off hold most of them.")
+        return Text("Not equalized: no channels could be rescaled, or all of those that can are cut off by Clips.")
     said = f"Equalized {done.channels} channels of {done.layers} layers, by factors up to {done.largest_factor:.3g}"
     if not done.noise_before or not done.noise_after:
         return Text(f"{said}.")
