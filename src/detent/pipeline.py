@@ -183,7 +183,7 @@ def _first_samples(
     """The samples that equalization and refinement look at, and the source to go on with."""
     recipe = job.recipe
     needed = recipe.refinement.samples if recipe.refinement is not None else 0
-    if (recipe.equalize or recipe.smooth is not None) and saved is None:
+    if (recipe.equalize is not None or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
         return [], source

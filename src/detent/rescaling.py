@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalizations import CrossLayer
+from detent.equalize.cross_layer import equalize_pairs
+from detent.equalize.equalize import equalize
+from detent.equalize.factors import Equalization, equalize_again
 from detent.equalize.smooth import Smoothing, smooth, smooth_again
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
@@ -78,11 +81,11 @@ def rescale(
         smoothing = (
             smooth(model, few, recipe.smooth, threads, bits=bits) if known is None else smooth_again(model, known)
         )
-    if recipe.equalize:
-        factors = None if saved is None else saved.factors
-        equalization = (
-            equalize(model, formats, few, threads, codes=_codes(formats))
-            if factors is None
-            else equalize_again(model, factors)
-        )
+    if recipe.equalize is not None:
+        if saved is not None and saved.factors is not None:
+            equalization = equalize_again(model, saved.factors)
+        elif isinstance(recipe.equalize, CrossLayer):
+            equalization = equalize_pairs(model, recipe.equalize, few, threads)
+        else:
+            equalization = equalize(model, formats, few, threads, codes=_codes(formats))
     return Rescaling(smoothing, equalization)

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from detent.equalize.channels import map_channels
-from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.equalize import equalize
+from detent.equalize.factors import Equalization, equalize_again
 from tests.equalize.networks import assert_close, between_convs, constants_of, pending
 from tests.models import as_ir, build, conv_relu_conv, info, laid_out, node, normal, run, values_of
 

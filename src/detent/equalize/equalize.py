@@ -8,19 +8,19 @@ make the most of scales that are powers of two (`levels`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.equalize.ceilings import factor_bounds, move_bounds
-from detent.equalize.channels import FIXED, Ceiling, ChannelMap, ScaledLayer, map_channels
+from detent.equalize.ceilings import factor_bounds
+from detent.equalize.channels import Ceiling, ChannelMap, ScaledLayer, map_channels
+from detent.equalize.factors import Equalization, apply_factors, input_name, scaled_constants
 from detent.equalize.levels import Limit, Part, choose_levels, find_levels, level_of, size_of
 from detent.equalize.moments import Moments, observe_channels
 from detent.equalize.noise import LayerNoise, NoiseModel
 from detent.equalize.solve import minimise
-from detent.errors import UsageError
 from detent.graph.values import constant
 from detent.observe.samples import PendingSample
 
@@ -28,22 +28,6 @@ Floats = npt.NDArray[np.float64]
 
 STEPS, TOLERANCE = 100, 1e-3
 LEAST_SHARE = 1e-3  # of the largest channel: a channel below it counts as if it held that much
-
-
-@dataclass(frozen=True)
-class Equalization:
-    """What equalization did: how many channels it rescaled, and by at most what factor.
-
-    `noise_before` and `noise_after` are what the rounding noise was expected to be; None where the factors were known
-    already. `factors` are their logarithms, and after them those of the bounds of Clips.
-    """
-
-    channels: int
-    layers: int
-    largest_factor: float
-    noise_before: float | None = None
-    noise_after: float | None = None
-    factors: tuple[float, ...] = field(default=(), repr=False)
 
 
 def equalize(
@@ -62,44 +46,18 @@ def equalize(
     channels = map_channels(model)
     unchanged = np.zeros(channels.count)
     if not channels.count or not samples:
-        return _apply(model, channels, unchanged)
+        return apply_factors(model, channels, unchanged)
     wanted = {ceiling.value for ceiling in channels.ceilings}
     for layer in channels.layers:
-        wanted |= {_name(layer.node, 0), str(layer.node.outputs[0].name)}
+        wanted |= {input_name(layer.node, 0), str(layer.node.outputs[0].name)}
     moments = observe_channels(model, sorted(wanted), samples, threads)
     if not all(np.isfinite(each.power).all() for each in moments.values()):
-        return _apply(model, channels, unchanged)  # the sweep will name the sample and the tensor
+        return apply_factors(model, channels, unchanged)  # the sweep will name the sample and the tensor
     noise = NoiseModel([_layer_noise(layer, moments, sites) for layer in channels.layers], channels.count)
     variables = minimise(noise, *factor_bounds(channels, moments), STEPS, TOLERANCE)
     raised = _levels(channels, moments, noise, variables, codes or {})
-    done = _apply(model, channels, variables + raised[: channels.count], raised[channels.count :])
+    done = apply_factors(model, channels, variables + raised[: channels.count], raised[channels.count :])
     return replace(done, noise_before=noise(unchanged)[0], noise_after=noise(variables)[0])
-
-
-def equalize_again(model: ir.Model, factors: Sequence[float]) -> Equalization:
-    """Rescale by factors that an earlier equalization of the same model found."""
-    channels = map_channels(model)
-    expected = channels.count + len(channels.ceilings)
-    if expected != len(factors):
-        raise UsageError(
-            f"The statistics were counted on a model with {len(factors)} factors of channels and Clips; prepared in "
-            f"this way it has {expected}. Give the target that they were saved with, or calibrate again."
-        )
-    known = np.array(factors, np.float64)
-    return _apply(model, channels, known[: channels.count], known[channels.count :])
-
-
-def _apply(model: ir.Model, channels: ChannelMap, variables: Floats, bounds: Floats | None = None) -> Equalization:
-    for layer in channels.layers:
-        _rescale(layer, np.append(variables, 0.0))
-    moved = np.zeros(len(channels.ceilings)) if bounds is None else bounds
-    move_bounds(model, channels.ceilings, moved.tolist())
-    return Equalization(
-        channels=int((np.abs(variables) > 1e-6).sum()),
-        layers=len(channels.layers),
-        largest_factor=float(np.exp(np.abs(variables).max(initial=0.0))),
-        factors=(*variables.tolist(), *moved.tolist()),
-    )
 
 
 def _levels(
@@ -132,9 +90,9 @@ def _parts(
     codes: Mapping[str, int],
 ) -> list[Part]:
     """What the levels beside a layer change in its noise."""
-    source, weight, bias = (_name(layer.node, index) for index in range(3))
+    source, weight, bias = (input_name(layer.node, index) for index in range(3))
     before, after = level_of(layer.inputs, levels), level_of(layer.outputs, levels)
-    scaled = _scaled(layer, padded)
+    scaled = scaled_constants(layer, padded)
     found = []
     if weight in codes:
         found.append(Part(noises[0], size_of(scaled.weight, codes[weight]), after, before))
@@ -164,14 +122,14 @@ def _limit(
 
 def _layer_noise(layer: ScaledLayer, moments: Mapping[str, Moments], sites: Collection[str]) -> LayerNoise:
     node = layer.node
-    source, weight = _name(node, 0), constant(node.inputs[1])
+    source, weight = input_name(node, 0), constant(node.inputs[1])
     assert weight is not None
     seen, grouped = moments[source], layer.grouped(weight).astype(np.float64)
-    bias = constant(node.inputs[2]) if _name(node, 2) in sites else None
+    bias = constant(node.inputs[2]) if input_name(node, 2) in sites else None
     return LayerNoise(
         inputs=layer.inputs,
         outputs=layer.outputs,
-        weight=np.abs(grouped).max(axis=-1) if _name(node, 1) in sites else None,
+        weight=np.abs(grouped).max(axis=-1) if input_name(node, 1) in sites else None,
         taps=grouped.shape[-1],
         energy=(grouped**2).sum(axis=(1, 3)),
         largest=_at_least(seen.largest, layer.inputs) if source in sites else None,
@@ -181,45 +139,7 @@ def _layer_noise(layer: ScaledLayer, moments: Mapping[str, Moments], sites: Coll
     )
 
 
-def _name(node: ir.Node, index: int) -> str:
-    value = node.inputs[index] if index < len(node.inputs) else None
-    return "" if value is None else str(value.name)
-
-
 def _at_least(magnitudes: Floats, shape: npt.NDArray[np.int64]) -> Floats:
     """Magnitudes with a floor under them, so that a dead channel is not scaled up without end."""
     floor = max(LEAST_SHARE * float(magnitudes.max(initial=0.0)), 1e-30)
     return np.maximum(magnitudes, floor).reshape(shape.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class _Scaled:
-    """The constants of a layer, with factors."""
-
-    weight: Floats
-    bias: Floats | None
-
-
-def _scaled(layer: ScaledLayer, padded: Floats) -> _Scaled:
-    """A layer's constants times the factors. `padded` has the 0 of FIXED channels at its end."""
-    assert FIXED == -1
-    weight = constant(layer.node.inputs[1])
-    assert weight is not None
-    factors = np.exp(padded[layer.outputs][:, :, None] - padded[layer.inputs][:, None, :])
-    scaled = layer.ungrouped(layer.grouped(weight).astype(np.float64) * factors[..., None])
-    bias = constant(layer.node.inputs[2]) if _name(layer.node, 2) else None
-    return _Scaled(scaled, None if bias is None else bias * np.exp(padded[layer.outputs]).reshape(bias.shape))
-
-
-def _rescale(layer: ScaledLayer, padded: Floats) -> None:
-    """Write the factors into a layer's weight and bias."""
-    scaled = _scaled(layer, padded)
-    _replace(layer.node, 1, scaled.weight)
-    if scaled.bias is not None:
-        _replace(layer.node, 2, scaled.bias)
-
-
-def _replace(node: ir.Node, index: int, array: npt.NDArray[np.floating]) -> None:
-    value = node.inputs[index]
-    assert value is not None
-    value.const_value = ir.tensor(np.ascontiguousarray(array, np.float32), name=value.name)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from detent.equalize.equalize import Equalization
+from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.measure.inspection import Inspection
 from detent.report.report import Calibration, Report, TensorReport
