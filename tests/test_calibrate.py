@@ -11,6 +11,7 @@ import pytest
 
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.equalizations import CrossLayer
 from detent.errors import DataError, UsageError
 from detent.methods import METHODS
 from tests.conftest import tiny_model
@@ -69,6 +70,15 @@ def test_statistics_of_an_equalized_model_serve_another_recipe(saved):
     reused, counted = package.quantize(MODEL, stats=saved[0], **data), package.quantize(MODEL, **data)
     for name, closeness in counted.fidelity.outputs.items():
         assert reused.fidelity.outputs[name].sqnr_db == pytest.approx(closeness.sqnr_db, abs=1.0)
+
+
+def test_factors_found_layer_by_layer_are_kept_too(tmp_path):
+    recipe = XINT8.replace(equalize=CrossLayer(steps=2))
+    data = {"calibration": CALIBRATION, "preprocess": PREPROCESS, "recipe": recipe}
+    counted = package.quantize(MODEL, save_stats=tmp_path / "demo.stats", **data)
+    assert counted.equalization.channels > 0 and counted.equalization.noise_before is None
+    assert package.quantize(MODEL, stats=tmp_path / "demo.stats", recipe=recipe).model == counted.model
+    assert package.quantize(MODEL, **{**data, "recipe": XINT8}).model != counted.model
 
 
 def test_another_selection_uses_the_same_statistics(saved):
