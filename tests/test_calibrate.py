@@ -11,6 +11,7 @@ import pytest
 
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.equalizations import CrossLayer
 from detent.errors import DataError, UsageError
 from detent.methods import METHODS
 from tests.conftest import tiny_model
@@ -44,14 +45,40 @@ def test_with_data_beside_them_the_result_is_measured(detent, saved, demo_argume
     assert measured["calibration"]["samples"] == 56
 
 
+@pytest.fixture(scope="module")
+def unequalized(tmp_path_factory):
+    """Statistics of the demo as it is: equalization depends on the kind of scales."""
+    path = tmp_path_factory.mktemp("stats") / "demo.stats"
+    recipe = XINT8.replace(equalize=False)
+    package.quantize(MODEL, calibration=CALIBRATION, preprocess=PREPROCESS, recipe=recipe, save_stats=path)
+    return path
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("NonOverflow", "Distribution")])
-def test_one_sweep_serves_every_method_of_another_recipe(method, saved, tmp_path):
-    stats, _ = saved
-    recipe = package.find_recipe("A8W8").replace(method=METHODS[method], refinement=None)
-    reused = package.quantize(MODEL, stats=stats, recipe=recipe)
+def test_one_sweep_serves_every_method_of_another_recipe(method, unequalized):
+    recipe = package.find_recipe("A8W8").replace(method=METHODS[method], refinement=None, equalize=False)
+    reused = package.quantize(MODEL, stats=unequalized, recipe=recipe)
     counted = package.quantize(MODEL, calibration=CALIBRATION, preprocess=PREPROCESS, recipe=recipe)
     assert reused.model == counted.model
     assert reused.fidelity is None
+
+
+def test_statistics_of_an_equalized_model_serve_another_recipe(saved):
+    """The channels keep the factors that were found for the first one."""
+    recipe = package.find_recipe("A8W8").replace(refinement=None)
+    data = {"calibration": CALIBRATION, "preprocess": PREPROCESS, "recipe": recipe}
+    reused, counted = package.quantize(MODEL, stats=saved[0], **data), package.quantize(MODEL, **data)
+    for name, closeness in counted.fidelity.outputs.items():
+        assert reused.fidelity.outputs[name].sqnr_db == pytest.approx(closeness.sqnr_db, abs=1.0)
+
+
+def test_factors_found_layer_by_layer_are_kept_too(tmp_path):
+    recipe = XINT8.replace(equalize=CrossLayer(steps=2))
+    data = {"calibration": CALIBRATION, "preprocess": PREPROCESS, "recipe": recipe}
+    counted = package.quantize(MODEL, save_stats=tmp_path / "demo.stats", **data)
+    assert counted.equalization.channels > 0 and counted.equalization.noise_before is None
+    assert package.quantize(MODEL, stats=tmp_path / "demo.stats", recipe=recipe).model == counted.model
+    assert package.quantize(MODEL, **{**data, "recipe": XINT8}).model != counted.model
 
 
 def test_another_selection_uses_the_same_statistics(saved):

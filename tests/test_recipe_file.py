@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import METHODS, Entropy, LayerwisePercentile, MinMax, MinMSE, Percentile
 from detent.numerics.block_float import BlockFloat
@@ -74,7 +75,7 @@ RECIPES = st.builds(
     weight_method=st.none() | METHOD_VALUES,
     clip_outputs=st.booleans(),
     dynamic=st.booleans(),
-    equalize=st.booleans(),
+    equalize=st.none() | st.just(GlobalEqualization()) | st.builds(CrossLayer, st.just(-1) | st.integers(1, 9)),
     smooth=st.none() | st.floats(0, 1),
     refinement=REFINEMENT_VALUES,
     format=st.sampled_from(["qdq", "qoperator", "cast", "fix-neuron"]),
@@ -167,7 +168,13 @@ BAD_FILES = {
     "type": ("weights = 'int9'", ("weights", "'int9'", "'int8'")),
     "type that is a list": ("weights = { type = ['int8'] }", ("weights", "['int8']")),
     "format that is a number": ("weights = 8", ("weights is 8", "table")),
-    "word for a flag": ("equalize = 'yes'", ("equalize is 'yes'", "true or false")),
+    "word for a flag": ("clip_outputs = 'yes'", ("clip_outputs is 'yes'", "true or false")),
+    "equalization": ("equalize = 'CrossLayers'", ("'CrossLayers'", "'CrossLayer'")),
+    "setting of an equalization": ("equalize = 'CrossLayer:step=3'", ("'step'", "'steps'")),
+    "key of an equalization": ("[equalize]\nname = 'CrossLayer'\nstep = 1", ("CrossLayer", "'step'", "'steps'")),
+    "steps of an equalization": ("equalize = 'CrossLayer:steps=0'", ("steps of CrossLayer is 0", "-1")),
+    "threshold of an equalization": ("equalize = 'CrossLayer:threshold=-1'", ("threshold of CrossLayer is -1",)),
+    "number for an equalization": ("equalize = 3", ("equalize is 3", "table")),
     "number for a word": ("target = 4", ("target is 4", "a word")),
     "fraction for a whole number": ("opset = 17.5", ("opset is 17.5", "a whole number or 'none'")),
     "flag for a number": ("smooth = true", ("smooth is True", "a number")),
@@ -250,7 +257,11 @@ SETTINGS = {
     "smooth=1": {"smooth": 1.0},
     "smooth=none": {},
     "opset=21": {"opset": 21},
-    "equalize=false": {"equalize": False},
+    "equalize=false": {"equalize": None},
+    "equalize=none": {"equalize": None},
+    "equalize=true": {"equalize": GlobalEqualization()},
+    "equalize=crosslayer:steps=3,append_bias=false": {"equalize": CrossLayer(3, append_bias=False)},
+    "equalize.name=CrossLayer": {"equalize": CrossLayer()},
     "format=extended-qdq": {"format": "extended-qdq"},
     "target=cpu": {"target": "cpu"},
     "operators=Conv,Gemm": {"operators": ("Conv", "Gemm")},
@@ -281,7 +292,8 @@ def test_settings_come_one_after_another():
         ("wights=int8", ("'wights'", "'weights'")),
         ("weights.granul=per_channel", ("'granul'", "'granularity'")),
         ("weights.granularity.x=4", ("weights.granularity is {'x': 4}", "a word")),
-        ("equalize=no", ("equalize is 'no'", "true or false")),
+        ("equalize=no", ("'no'", "CrossLayer, none")),
+        ("equalize.steps=3", ("GlobalEqualization has no field 'steps'",)),
         ("name.first=A", ("name is {'first': 'A'}",)),
         ("weight_method.percentile=9", ("weight_method has settings and no name",)),
         ("method.name=Entrpy", ("'Entrpy'", "'Entropy'")),

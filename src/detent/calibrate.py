@@ -74,7 +74,7 @@ def saved_statistics(
         raise UsageError(f"The statistics were counted {counted} smoothing: give {other}, or calibrate again.")
     if file.alpha != recipe.smooth:
         raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
-    if (file.factors is not None) != recipe.equalize:
+    if (file.factors is not None) != (recipe.equalize is not None):
         counted, other = ("after", "--equalize") if file.factors is not None else ("without", "--no-equalize")
         raise UsageError(f"The statistics were counted {counted} equalization: give {other}, or calibrate again.")
     return file

@@ -75,7 +75,7 @@ def run(job: Job) -> Report:
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
             samples, source = first_samples(job, source, saved)
-            rescaling = rescale(model, layout.sites, job.recipe, samples, saved, job.collecting.threads)
+            rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
         with watch.stage("calibrate"):
             observation = observe(job, model, identity, layout, source, saved, rescaling)
             check_preparation(job, original.result(), samples, observation)

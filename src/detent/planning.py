@@ -17,12 +17,13 @@ from detent.observe.sweep import Observation, look, recall
 from detent.opening import Job
 from detent.plan.layout import Layout, Role
 from detent.plan.plan import Plan, make_plan, needs_statistics
-from detent.prepare import prepare
+from detent.prepare import Pass, prepare
 from detent.recipe import EQUALIZING_SAMPLES, Recipe
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.report.report import Notes
 from detent.rescaling import Rescaling
 from detent.targets.dpu import NodePass
+from detent.targets.saturation import SaturatingClip
 from detent.targets.target import Rules, Target
 
 HELD_OUT = 16
@@ -67,7 +68,7 @@ def first_samples(
     needed = recipe.refinement.samples if recipe.refinement is not None else 0
     if recipe.search_ranges:
         needed = max(needed, RANGE_SAMPLES)
-    if (recipe.equalize or recipe.smooth is not None) and saved is None:
+    if (recipe.equalize is not None or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
         return [], source
@@ -116,11 +117,16 @@ def decide(
     rules = Rules(target, model.clone() if recipe.search_ranges else model, recipe.without)
     unsettled = rules(plan)
     _rewrite(model, target.corrections, layout, notes)
+    if target.requires_power_of_two:
+        _run(model, [SaturatingClip(plan)], notes)
     return plan, rules, unsettled
 
 
 def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], layout: Layout, notes: Notes) -> None:
     """Rewrites that the target or the recipe asks for, on quantized nodes only."""
-    passes = [step(layout.quantizes) for step in steps]
+    _run(model, [step(layout.quantizes) for step in steps], notes)
+
+
+def _run(model: ir.Model, passes: Sequence[Pass], notes: Notes) -> None:
     notes.changes += prepare(model, passes)
     notes.declined += [note for step in passes for note in step.declined]

@@ -57,7 +57,7 @@ def _floats(name: str, description: str, activations: NumberFormat, weights: Num
         biases,
         MinMax(),
         target="npu-bf16",
-        equalize=False,
+        equalize=None,
         format="extended-qdq" if block else "cast",
     )
 
@@ -133,7 +133,7 @@ def _cpu() -> Iterator[Recipe]:
         uint8,
         MinMax(),
     ).replace(
-        dynamic=True, equalize=False, refinement=None, products_of_activations=False, operators=LAYERS[:1] + LAYERS[2:]
+        dynamic=True, equalize=None, refinement=None, products_of_activations=False, operators=LAYERS[:1] + LAYERS[2:]
     )
     yield _integers(
         "MATMUL_NBITS",
@@ -142,7 +142,7 @@ def _cpu() -> Iterator[Recipe]:
         IntegerFormat("int4", granularity="per_group:128"),
         MinMax(),
     ).replace(
-        activations=None, biases=None, operators=("MatMul", "Gemm"), equalize=False, refinement=None, opset=21,
+        activations=None, biases=None, operators=("MatMul", "Gemm"), equalize=None, refinement=None, opset=21,
         products_of_activations=False,
     )  # fmt: skip
 

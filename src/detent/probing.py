@@ -63,7 +63,7 @@ def make_ready(job: Job, count: int = SAMPLES) -> Ready:
     saved = saved_statistics(job.collecting, identity, observed_sites(layout), source, job.recipe)
     samples, again = first_samples(job, source, saved)
     job.progress("equalize", 0, None)
-    rescaling = rescale(model, layout.sites, job.recipe, samples, saved, job.collecting.threads)
+    rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
     observation = observe(job, model, identity, layout, again, saved, rescaling)
     plan, _, _ = decide(model, layout, target, observation, job.recipe, notes)
     return Ready(model, plan, chosen, observation, job.recipe)

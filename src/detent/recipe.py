@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from detent.equalizations import EqualizationChoice, GlobalEqualization, equalization_of
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, NonOverflow
 from detent.numerics.formats import IntegerFormat
@@ -84,9 +85,9 @@ class Recipe:
     apart. Biases of 32 bits take the product of their layer's input and weight scales; narrower ones have a scale of
     their own. With `dynamic`, activations get their scales while the model runs, and nothing is calibrated.
 
-    `equalize` rescales channels before anything is quantized, `smooth` moves outliers of activations into the weights
-    behind them (SmoothQuant, the number is its alpha), and the `refinement` chooses weights and biases afterwards.
-    With `search_ranges` the scales of activations are chosen by what they do to the network's output.
+    `equalize` rescales channels before anything is quantized, unless it is None; `smooth` moves outliers of activations
+    into the weights behind them (SmoothQuant, the number is its alpha); the `refinement` chooses weights and biases
+    afterwards. With `search_ranges` the scales of activations are those that the network's output asks for.
 
     `format` is how codes are written, `opset` the least operator set of the result. `weight_pairs` keeps weights in
     float behind a pair of nodes, `dedicated_pairs` gives every reader of an activation a pair of its own.
@@ -108,7 +109,7 @@ class Recipe:
     clip_outputs: bool = False
     dynamic: bool = False
     target: str = "npu-cnn"
-    equalize: bool = True
+    equalize: EqualizationChoice | None = GlobalEqualization()  # noqa: RUF009
     smooth: float | None = None
     search_ranges: bool = False
     refinement: Refinement | None = BiasCorrection()  # noqa: RUF009
@@ -166,11 +167,16 @@ class Recipe:
         return NonOverflow() if has_power_of_two_scale(self.activations) else MinMax()
 
     def replace(self, **changes: Any) -> Recipe:
-        """The same recipe with some fields changed. An unknown field is an error that names the nearest known one."""
+        """The same recipe with some fields changed. An unknown field is an error that names the nearest known one.
+
+        `equalize` may be True or False, too.
+        """
         known = [field.name for field in dataclasses.fields(self)]
         for key in changes:
             if key not in known:
                 raise UsageError(f"A recipe has no field '{key}'.{nearest(key, known)} Fields: {', '.join(known)}.")
+        if isinstance(switch := changes.get("equalize"), bool):
+            changes["equalize"] = equalization_of(switch)
         return dataclasses.replace(self, **changes)
 
 

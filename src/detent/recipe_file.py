@@ -23,6 +23,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from detent.equalizations import EQUALIZATIONS, EqualizationChoice, equalization_of, parse_equalization
 from detent.errors import UsageError, nearest
 from detent.methods import METHODS, Method, parse_method
 from detent.numerics.block_float import BlockFloat
@@ -61,6 +62,7 @@ def to_plain(recipe: Recipe) -> Plain:
     plain["method"] = _named(recipe.method)
     if recipe.weight_method is not None:
         plain["weight_method"] = _named(recipe.weight_method)
+    plain["equalize"] = NONE if recipe.equalize is None else _named(recipe.equalize)
     plain["refinement"] = NONE if recipe.refinement is None else _named(recipe.refinement)
     plain["overrides"] = [_override_to_plain(override) for override in recipe.overrides]
     return plain
@@ -117,6 +119,11 @@ def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             found[key] = None
         elif key in ("method", "weight_method"):
             found[key] = _parse_named(value, parse_method, METHODS, key)
+        elif key == "equalize":
+            switch = isinstance(value, bool)
+            found[key] = (
+                equalization_of(value) if switch else _parse_named(value, parse_equalization, EQUALIZATIONS, key)
+            )
         elif key == "refinement":
             found[key] = _parse_named(value, parse_refinement, REFINEMENTS, key)
         elif key == "overrides":
@@ -138,7 +145,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             value = [word.strip() for word in value.split(",") if word.strip()]
         for part in reversed(rest.split(".") if rest else ()):
             value = {part: value}
-        if rest and key in ("method", "weight_method", "refinement"):
+        if rest and key in ("method", "weight_method", "equalize", "refinement"):
             value = _with_present(value, to_plain(recipe).get(key))
         try:
             recipe = change(recipe, {key: value})
@@ -225,7 +232,7 @@ def _listed(value: Any) -> Any:
     return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
 
 
-def _named(choice: Method | Refinement) -> Plain:
+def _named(choice: Method | Refinement | EqualizationChoice) -> Plain:
     return {"name": type(choice).__name__, **_fields(choice)}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalizations import CrossLayer
+from detent.equalize.cross_layer import equalize_pairs
+from detent.equalize.equalize import equalize
+from detent.equalize.factors import Equalization, equalize_again
 from detent.equalize.smooth import Smoothing, smooth, smooth_again
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
@@ -49,15 +52,27 @@ def _bits(fmt: NumberFormat | None) -> int:
     return fmt.bits if isinstance(fmt, IntegerFormat) else SIGNIFICANT_BITS
 
 
+def _codes(formats: Mapping[str, NumberFormat]) -> dict[str, int]:
+    """The number of codes above zero of each value whose scale is one power of two."""
+    return {
+        name: fmt.high - fmt.middle
+        for name, fmt in formats.items()
+        if isinstance(fmt, IntegerFormat) and fmt.power_of_two and fmt.granularity == "per_tensor"
+    }
+
+
 def rescale(
     model: ir.Model,
-    sites: Collection[str],
+    formats: Mapping[str, NumberFormat],
     recipe: Recipe,
     samples: Sequence[PendingSample],
     saved: StatisticsFile | None,
     threads: int = 0,
 ) -> Rescaling:
-    """Smooth and equalize `model` in place, as the recipe says; as it was done for `saved` statistics, if there are."""
+    """Smooth and equalize `model` in place, as the recipe says; as it was done for `saved` statistics, if there are.
+
+    `formats` are those of all values that will be quantized.
+    """
     smoothing = equalization = None
     few = samples[:EQUALIZING_SAMPLES]
     if recipe.smooth is not None:
@@ -66,7 +81,11 @@ def rescale(
         smoothing = (
             smooth(model, few, recipe.smooth, threads, bits=bits) if known is None else smooth_again(model, known)
         )
-    if recipe.equalize:
-        factors = None if saved is None else saved.factors
-        equalization = equalize(model, sites, few, threads) if factors is None else equalize_again(model, factors)
+    if recipe.equalize is not None:
+        if saved is not None and saved.factors is not None:
+            equalization = equalize_again(model, saved.factors)
+        elif isinstance(recipe.equalize, CrossLayer):
+            equalization = equalize_pairs(model, recipe.equalize, few, threads)
+        else:
+            equalization = equalize(model, formats, few, threads, codes=_codes(formats))
     return Rescaling(smoothing, equalization)

@@ -32,6 +32,7 @@ from detent.compat.specs import (
     XInt8Spec,
 )
 from detent.compat.translate import translate
+from detent.equalizations import CrossLayer
 from detent.errors import UsageError
 from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
 from detent.numerics.block_float import BlockFloat
@@ -99,8 +100,9 @@ def test_algorithms():
     def recipe(*algorithms):
         return translate(QConfig(INT8, algo_config=list(algorithms))).recipe
 
-    assert recipe().equalize is False
-    assert recipe(CLEConfig(cle_steps=2)).equalize is True
+    assert recipe().equalize is None
+    assert recipe(CLEConfig(cle_steps=2)).equalize == CrossLayer(steps=2)
+    assert recipe(CLEConfig(cle_scale_use_threshold=False)).equalize == CrossLayer(threshold=0.0)
     assert recipe(SmoothQuantConfig(alpha=0.7)).smooth == 0.7
     assert recipe(BiasCorrectionConfig()) == recipe()
     assert recipe(AdaRoundConfig(num_iterations=9)).refinement.iterations == 9

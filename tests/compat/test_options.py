@@ -19,6 +19,7 @@ from detent.compat.options import OPTIONS, SECTIONS
 from detent.compat.specs import Int8Spec, QLayerConfig
 from detent.compat.table import page
 from detent.compat.translate import translate
+from detent.equalizations import CrossLayer
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.block_float import BlockFloat
@@ -96,6 +97,11 @@ HONOURED = {
     "RemoveQDQConvLeakyRelu": (FLOAT, False, {"fuse": ("Relu", "PRelu", "Clip")}),
     "RemoveQDQConvPRelu": (FLOAT, False, {"fuse": ("Relu", "LeakyRelu", "Clip")}),
     "RemoveQDQConvGelu": (FLOAT, True, {"fuse": (*FUSED_ACTIVATIONS, "Gelu")}),
+    "CLESteps": (NPU, -1, {"equalize": CrossLayer(-1)}),
+    "CLEWeightThreshold": (NPU, 0.1, {"equalize": CrossLayer(threshold=0.1)}),
+    "CLEScaleAppendBias": (NPU, False, {"equalize": CrossLayer(append_bias=False)}),
+    "CLEScaleUseThreshold": (NPU, False, {"equalize": CrossLayer(threshold=0.0)}),
+    "CLETotalLayerDiffThreshold": (FLOAT, 1e-5, {"equalize": CrossLayer(converged=1e-5)}),
     "CalibMovingAverage": (FLOAT, True, {"method": MinMax(moving_average=True)}),
     "Percentile": (PERCENTILE, 99.9, {"method": Percentile(99.9)}),
     "CalibPercentile": (PERCENTILE, 99.9, {"method": Percentile(99.9)}),
@@ -204,6 +210,13 @@ def test_an_honoured_option_changes_the_request(name):
     value, expected = BESIDE[name]
     found = request(FLOAT, **{name: value})
     assert {field: getattr(found, field) for field in expected} == expected
+
+
+def test_settings_of_cross_layer_equalization_add_up_in_any_order():
+    options = {"CLEScaleUseThreshold": False, "CLEWeightThreshold": 0.3, "CLESteps": 2}
+    for each in (options, dict(reversed(options.items()))):
+        assert recipe(NPU, **each).equalize == CrossLayer(2, threshold=0.0)
+    assert recipe({**NPU, "include_cle": False}, **options).equalize is None
 
 
 def test_switches_for_many_steps_at_once():

@@ -20,6 +20,7 @@ from detent.compat.enums import (
 )
 from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.translate import translate
+from detent.equalizations import GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.formats import IntegerFormat
@@ -66,7 +67,7 @@ def test_a_preset_is_handed_out_afresh():
     assert get_default_config("XINT8_ADAROUND").extra_options["FastFinetune"]["NumIterations"] == 1000
     changed = translate(one).recipe
     assert changed.refinement.iterations == 3
-    assert changed.equalize is False
+    assert changed.equalize is None
     assert changed.name == "custom"
 
 
@@ -97,7 +98,7 @@ def test_the_tutorials_configuration_for_fine_tuning():
     assert recipe.biases == IntegerFormat("int32")
     assert recipe.method == Percentile(99.9999)
     assert recipe.refinement == AdaRound(iterations=7)
-    assert (recipe.target, recipe.equalize) == ("cpu", True)
+    assert (recipe.target, recipe.equalize) == ("cpu", GlobalEqualization())
 
 
 @pytest.mark.parametrize("family", [QuantType, ExtendedQuantType, VitisQuantType])
@@ -191,9 +192,9 @@ def test_fields_beside_the_recipe():
 
 def test_accuracy_steps_are_on_unless_they_are_switched_off():
     usual = translate(QuantizationConfig()).recipe
-    assert (usual.equalize, usual.refinement) == (True, BiasCorrection())
+    assert (usual.equalize, usual.refinement) == (GlobalEqualization(), BiasCorrection())
     without = translate(QuantizationConfig(include_cle=False, extra_options={"BiasCorrection": False})).recipe
-    assert (without.equalize, without.refinement) == (False, None)
+    assert (without.equalize, without.refinement) == (None, None)
 
 
 @pytest.mark.parametrize(

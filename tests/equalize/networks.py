@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from detent.equalize.channels import ChannelMap, map_channels
-from detent.equalize.equalize import equalize_again
+from detent.equalize.factors import equalize_again
 from detent.observe.samples import PendingSample
 from tests.models import IMAGE, as_ir, build, info, node, normal, values_of
 from tests.prepare.equivalence import random_feeds
@@ -59,8 +59,9 @@ def assert_kept(proto: onnx.ModelProto, seed: int = 0, feeds: Mapping[str, np.nd
     model = as_ir(proto)
     channels = map_channels(model)
     factors = np.random.default_rng(seed).uniform(-2, 2, channels.count)
-    done = equalize_again(model, factors.tolist())
-    assert done.factors == tuple(factors.tolist())
+    unmoved = [0.0] * len(channels.ceilings)
+    done = equalize_again(model, [*factors.tolist(), *unmoved])
+    assert done.factors == (*factors.tolist(), *unmoved)
     feeds = random_feeds(proto) if feeds is None else feeds
     after = ir.to_proto(model)
     onnx.checker.check_model(after, full_check=True)

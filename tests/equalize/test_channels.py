@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.equalize.channels import FIXED, map_channels
-from detent.equalize.equalize import equalize_again
+from detent.equalize.factors import equalize_again
 from detent.errors import UsageError
 from tests.equalize.networks import IMAGE_INPUT, assert_kept, between_convs
 from tests.models import as_ir, build, find, info, node, normal, residual
@@ -394,5 +394,5 @@ def test_ceilings():
 
 
 def test_factors_of_another_model():
-    with pytest.raises(UsageError, match="with 3 rescaled channels; prepared in this way it has 4"):
+    with pytest.raises(UsageError, match="with 3 factors of channels and Clips; prepared in this way it has 4"):
         equalize_again(as_ir(between_convs([node("Relu", "c", "m")])), [0.0] * 3)

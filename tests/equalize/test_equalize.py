@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from detent.equalize.channels import map_channels
-from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.equalize import equalize
+from detent.equalize.factors import Equalization, equalize_again
 from tests.equalize.networks import assert_close, between_convs, constants_of, pending
 from tests.models import as_ir, build, conv_relu_conv, info, laid_out, node, normal, run, values_of
 
@@ -153,7 +154,7 @@ def test_channels_grow_until_they_nearly_meet_the_clip():
     model, done = equalized(proto, LARGE)
     assert_same_outputs(proto, model, LARGE)
     assert done.noise_after < done.noise_before
-    grown = largest * np.exp(done.factors)
+    grown = largest * np.exp(done.factors[:4])
     assert (grown <= bound / 1.25 * (1 + 1e-5)).all()
     assert (grown > bound / 1.25 * (1 - 1e-5)).sum() == 3
 
@@ -164,7 +165,7 @@ def test_a_channel_that_nearly_meets_the_clip_does_not_grow():
     model, done = equalized(proto, LARGE)
     assert_same_outputs(proto, model, LARGE)
     assert done.factors[int(largest.argmax())] == 0
-    assert sorted(done.factors)[1] > 0.5
+    assert sorted(done.factors[:4])[1] > 0.5
 
 
 def test_a_clip_out_of_reach():
@@ -175,30 +176,61 @@ def test_a_clip_out_of_reach():
     assert done.noise_after < 0.8 * done.noise_before
 
 
-def test_channels_of_a_clip_that_cut_stay():
-    wide = clipped(1e6, 1e6)
-    cut = float(highest(wide, "c0").max()) / 2
+def test_channels_that_a_clip_cuts_stay_and_the_others_grow():
+    cut = float(highest(clipped(1e6, 1e6), "c0").max()) / 2
     proto = clipped(cut, 1e6)
     model, done = equalized(proto)
     assert_same_outputs(proto, model)
-    channels = map_channels(as_ir(proto))
-    factors = np.array(done.factors)
-    assert (factors[channels.of_value["c0"]] == 0).all()
-    assert np.abs(factors[channels.of_value["c1"]]).max() > 0.1
-    np.testing.assert_array_equal(constants_of(model)["w0"], constants_of(as_ir(proto))["w0"])
+    factors = np.array(done.factors)[map_channels(as_ir(proto)).of_value["c0"]]
+    above = highest(proto, "c0") >= cut
+    assert above.any() and not above.all()
+    assert (factors[above] == 0).all() and (factors[~above] > 0.1).all()
+    assert done.factors[-2:] == (0.0, 0.0)
 
 
-def test_where_clips_hold_most_channels_all_stay():
-    wide = clipped(1e6, 1e6, 1e6)
-    first = float(highest(wide, "c0").max()) / 2
-    second = float(highest(clipped(first, 1e6, 1e6), "c1").max()) / 2
-    proto = clipped(first, second, 1e6)
-    model, done = equalized(proto)
-    assert_untouched(done)
-    assert len(done.factors) == 12
-    equalize_again(model, done.factors)
-    for name, array in constants_of(as_ir(proto)).items():
-        np.testing.assert_array_equal(constants_of(model)[name], array)
+@pytest.mark.parametrize("cut", [1.0, 0.5, 0.1, 1e-3])
+@pytest.mark.parametrize("factor", [1.0, 1.3, 2.7])
+def test_bounds_move_to_where_the_codes_end(cut, factor):
+    """With power-of-two scales 127 codes end at 127 * 2^-p: the Clip there or above what was seen, and exact."""
+    bounds = [factor * cut * float(highest(clipped(1e6, 1e6), name).max()) for name in ("c0", "c1")]
+    proto = clipped(*bounds)
+    model, layout = laid_out(proto)
+    before = {name: highest(proto, name) for name in ("k0", "k1")}
+    done = equalize(model, layout.sites, pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
+    assert_same_outputs(proto, model)
+    after = {name: highest(ir.to_proto(model), name) for name in ("k0", "k1")}
+    for index, name in enumerate(("k0", "k1")):
+        moved = np.exp(done.factors[8 + index])
+        if moved == 1.0:
+            continue
+        bound = float(constants_of(model)[f"clip_{name}/bound"])
+        assert bound == pytest.approx(bounds[index] * moved)
+        edge = 127 * 2.0 ** np.floor(np.log2(bound * (1 + 1e-6) / 127))
+        assert edge >= after[name].max() * (1 - 1e-6)
+        if before[name].max() == np.float32(bounds[index]):  # it cuts
+            assert edge == pytest.approx(bound)
+    again = as_ir(proto)
+    equalize_again(again, done.factors)
+    for name, array in constants_of(model).items():
+        np.testing.assert_array_equal(constants_of(again)[name], array)
+
+
+def test_a_bound_that_several_clips_share_moves_for_each():
+    nodes = [
+        node("Conv", "x w0", "a"),
+        node("Clip", "a zero bound", "b"),
+        node("Conv", "b w1", "c"),
+        node("Clip", "c zero bound", "d"),
+        node("Conv", "d w2", "e"),
+        node("Clip", "e zero bound", "y"),
+    ]
+    weights = {f"w{number}": normal(4, 3 if number == 0 else 4, 1, 1, seed=number) for number in range(3)}
+    proto = build(nodes, "y", weights | {"zero": np.float32(0), "bound": np.float32(1.5)})
+    model, layout = laid_out(proto)
+    done = equalize(model, layout.sites, pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
+    assert_same_outputs(proto, model)
+    assert len(done.factors) == 8 + 2  # the bound of the last one, at an output, cannot move
+    assert constants_of(model)["bound"] == 1.5
 
 
 def test_a_clip_of_what_is_never_positive_has_all_the_room():

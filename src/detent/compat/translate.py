@@ -34,6 +34,7 @@ from detent.compat.mixed import spec_format
 from detent.compat.options import apply_options
 from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.request import Request
+from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.block_float import BlockFloat
@@ -142,7 +143,7 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
         target=target,
         format=written,
         dynamic=config.use_dynamic_quant,
-        equalize=config.include_cle and integers and not config.use_dynamic_quant,
+        equalize=equalization_of(config.include_cle and integers and not config.use_dynamic_quant),
         refinement=None if config.use_dynamic_quant else BiasCorrection(),
         smooth=0.5 if config.include_sq else None,
         operators=_operators(config),

@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import constant, constant_ints, constant_scalar, input_at, is_constant, rank, static_shape
+
+Real = TypeVar("Real", np.float32, np.float64)
 
 FIXED = -1
 Variables = npt.NDArray[np.int64]
@@ -40,7 +43,7 @@ class ScaledLayer:
     inputs: Variables
     outputs: Variables
 
-    def grouped(self, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def grouped(self, weight: npt.NDArray[Real]) -> npt.NDArray[Real]:
         """A weight as groups x outputs x inputs x taps of the kernel."""
         if self.node.op_type == "Conv":
             groups, outputs, inputs = len(self.inputs), self.outputs.shape[1], self.inputs.shape[1]
@@ -57,10 +60,20 @@ class ScaledLayer:
 
 @dataclass(frozen=True, eq=False)
 class Ceiling:
-    """A Clip at 0 and `bound`: its output's channels may grow only until they would meet the bound."""
+    """A Clip at 0 and `bound`, which limits how much its channels may grow."""
 
     node: ir.Node
     bound: float
+
+    @property
+    def value(self) -> str:
+        """What it cuts off."""
+        return "" if self.node.inputs[0] is None else str(self.node.inputs[0].name)
+
+    @property
+    def result(self) -> str:
+        """What is left of it."""
+        return str(self.node.outputs[0].name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,11 +63,20 @@ class NoiseModel:
         total = 0.0
         for layer, raised in zip(self._layers, self._raised, strict=True):
             g, h = padded[layer.inputs], padded[layer.outputs]
-            noise, by_g, by_h = _noise(layer, raised, g, h)
-            total += noise / layer.signal
+            noises, by_g, by_h = _noise(layer, raised, g, h)
+            total += sum(noises) / layer.signal
             np.add.at(gradient, layer.inputs, by_g / layer.signal)
             np.add.at(gradient, layer.outputs, by_h / layer.signal)
         return total, gradient[: self._count]
+
+    def by_tensor(self, variables: Floats) -> list[tuple[float, float, float]]:
+        """The noise of each layer's weights, activations and bias."""
+        padded = np.append(variables, 0.0)
+        found = []
+        for layer, raised in zip(self._layers, self._raised, strict=True):
+            (weight, source, bias), *_ = _noise(layer, raised, padded[layer.inputs], padded[layer.outputs])
+            found.append((weight / layer.signal, source / layer.signal, bias / layer.signal))
+        return found
 
 
 def _raised(weight: Floats) -> tuple[Floats, float]:
@@ -78,30 +87,29 @@ def _raised(weight: Floats) -> tuple[Floats, float]:
 
 def _noise(
     layer: LayerNoise, raised: tuple[Floats, float] | None, g: Floats, h: Floats
-) -> tuple[float, Floats, Floats]:
-    """The noise in one layer's output, and its derivatives by the variables of its inputs and outputs."""
-    total, by_g, by_h = 0.0, np.zeros_like(g), np.zeros_like(h)
+) -> tuple[tuple[float, float, float], Floats, Floats]:
+    """The noise in one layer's output that comes from weights, activations and bias, and the derivatives of their sum
+    by the variables of its inputs and outputs."""
+    of_weight = of_source = of_bias = 0.0
+    by_g, by_h = np.zeros_like(g), np.zeros_like(h)
     spread = np.exp(-2 * h)
     if raised is not None:
         step, share_h, share_g = _weight_step(*raised, g, h)
         power = np.exp(2 * g) * layer.power * layer.taps
         outputs, inputs = spread.sum(axis=1, keepdims=True), power.sum(axis=1, keepdims=True)
-        noise = step * float((outputs * inputs).sum())
-        total += noise
-        by_h += noise * 2 * share_h - step * 2 * spread * inputs
-        by_g += step * 2 * power * outputs - noise * 2 * share_g
+        of_weight = step * float((outputs * inputs).sum())
+        by_h += of_weight * 2 * share_h - step * 2 * spread * inputs
+        by_g += step * 2 * power * outputs - of_weight * 2 * share_g
     if layer.largest is not None:
         step, share = _step(layer.largest, g)
         received = np.exp(-2 * g) * layer.energy
-        noise = step * float(received.sum())
-        total += noise
-        by_g += noise * 2 * share - step * 2 * received
+        of_source = step * float(received.sum())
+        by_g += of_source * 2 * share - step * 2 * received
     if layer.bias is not None:
         step, share = _step(layer.bias, h)
-        noise = step * float(spread.sum())
-        total += noise
-        by_h += noise * 2 * share - step * 2 * spread
-    return total, by_g, by_h
+        of_bias = step * float(spread.sum())
+        by_h += of_bias * 2 * share - step * 2 * spread
+    return (of_weight, of_source, of_bias), by_g, by_h
 
 
 def _step(largest: Floats, exponent: Floats) -> tuple[float, Floats]:

@@ -95,6 +95,9 @@ _ASKED_FOR: dict[str, Operator] = {
 }  # fmt: skip
 """Operators that are quantized only in recipes that ask for them, and have inputs that must not be."""
 
+DEVICE_CLIPS = ((0.0, 6.0), (0.0, 1.0))
+"""The bounds of Clips that the device computes together with the layer before them."""
+
 _FUSING_PRODUCERS = frozenset(
     ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "GlobalAveragePool")
 )
@@ -115,6 +118,5 @@ def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -
     if producer.op_type not in _FUSING_PRODUCERS or consumer.op_type not in fuse:
         return False
     if consumer.op_type == "Clip":
-        bounds = (constant_scalar(consumer, 1), constant_scalar(consumer, 2))
-        return bounds in ((0.0, 6.0), (0.0, 1.0))
+        return (constant_scalar(consumer, 1), constant_scalar(consumer, 2)) in DEVICE_CLIPS
     return True

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from detent.equalize.equalize import Equalization
+from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.graph.save import write_text
 from detent.measure.device_check.findings import DeviceCheck

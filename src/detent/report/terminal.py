@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from detent.equalize.equalize import Equalization
+from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.measure.device_check.findings import DeviceCheck, summary
 from detent.measure.inspection import Inspection
@@ -119,7 +119,7 @@ def _smoothing(done: Smoothing) -> Text:
 
 def _equalization(done: Equalization) -> Text:
     if not done.channels:
-        return Text("Not equalized: no channels could be rescaled, or Clips that cut something off hold most of them.")
+        return Text("Not equalized: no channels could be rescaled, or all of those that can are cut off by Clips.")
     said = f"Equalized {done.channels} channels of {done.layers} layers, by factors up to {done.largest_factor:.3g}"
     if not done.noise_before or not done.noise_after:
         return Text(f"{said}.")

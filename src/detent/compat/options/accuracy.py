@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from detent.compat.finetune import refinement_of
 from detent.compat.mixed import override_of
-from detent.compat.options.base import Option, boolean, honoured, met, number, refused
+from detent.compat.options.base import Option, boolean, honoured, met, number, refused, whole
 from detent.compat.request import Request
+from detent.equalizations import CrossLayer
 from detent.errors import UsageError
 from detent.refinements import BiasCorrection
 
-_EQUALIZES = "equalization minimizes the error of all layers at once and stops by itself"
+_CROSS_LAYER = "`{}` of `CrossLayer`: channels are then equalized layer by layer (`equalize`), with include_cle=True"
 _ROTATION = "rotations are for language models"
 
 
@@ -24,6 +26,36 @@ def _bias_correction(request: Request, value: Any) -> Request:
 
 def _finetune(request: Request, value: Any) -> Request:
     return request.with_recipe(refinement=refinement_of(value)) if value else request
+
+
+def _cross_layer(request: Request, **settings: Any) -> Request:
+    """Equalize layer by layer, since the script says how; nothing where it does not want channels equalized."""
+    present = request.recipe.equalize
+    if present is None:
+        return request
+    pairs = present if isinstance(present, CrossLayer) else CrossLayer()
+    return request.with_recipe(equalize=replace(pairs, **settings))
+
+
+def _cle_steps(request: Request, value: Any) -> Request:
+    return _cross_layer(request, steps=whole("CLESteps", value))
+
+
+def _cle_threshold(request: Request, value: Any) -> Request:
+    return _cross_layer(request, threshold=float(number("CLEWeightThreshold", value)))
+
+
+def _cle_use_threshold(request: Request, value: Any) -> Request:
+    used = boolean("CLEScaleUseThreshold", value)
+    return _cross_layer(request) if used else _cross_layer(request, threshold=0.0)
+
+
+def _cle_bias(request: Request, value: Any) -> Request:
+    return _cross_layer(request, append_bias=boolean("CLEScaleAppendBias", value))
+
+
+def _cle_converged(request: Request, value: Any) -> Request:
+    return _cross_layer(request, converged=float(number("CLETotalLayerDiffThreshold", value)))
 
 
 def _smooth(request: Request, value: Any) -> Request:
@@ -45,12 +77,12 @@ def _mixed(request: Request, value: Any) -> Request:
 
 
 OPTIONS: tuple[Option, ...] = (
-    met("CLESteps", _EQUALIZES),
-    met("CLEBalanceMethod", _EQUALIZES),
-    met("CLEWeightThreshold", _EQUALIZES),
-    met("CLEScaleAppendBias", _EQUALIZES),
-    met("CLEScaleUseThreshold", _EQUALIZES),
-    met("CLETotalLayerDiffThreshold", _EQUALIZES),
+    honoured("CLESteps", _CROSS_LAYER.format("steps"), _cle_steps),
+    met("CLEBalanceMethod", "the largest weights are balanced: no tool has another method"),
+    honoured("CLEWeightThreshold", _CROSS_LAYER.format("threshold"), _cle_threshold),
+    honoured("CLEScaleAppendBias", _CROSS_LAYER.format("append_bias"), _cle_bias),
+    honoured("CLEScaleUseThreshold", "False is `threshold=0` of `CrossLayer`", _cle_use_threshold),
+    honoured("CLETotalLayerDiffThreshold", _CROSS_LAYER.format("converged"), _cle_converged),
     honoured("SmoothAlpha", "the alpha of SmoothQuant (`smooth`), with include_sq=True", _smooth),
     honoured("SmoothQuant", "onnxruntime's switch for SmoothQuant (`smooth`)", _smooth_switch),
     honoured("SmoothQuantAlpha", "onnxruntime's name of SmoothAlpha, with SmoothQuant=True", _smooth_alpha),

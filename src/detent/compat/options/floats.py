@@ -79,7 +79,7 @@ def _in_groups(request: Request, value: Any) -> Request:
         weights=IntegerFormat(dtype, symmetric, granularity=f"per_group:{params['GroupSize']}"),
         biases=None,
         operators=("MatMul", "Gemm"),
-        equalize=False,
+        equalize=None,
         refinement=None,
         opset=21,
         products_of_activations=False,
