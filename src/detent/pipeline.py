@@ -40,6 +40,7 @@ from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import Rescaling, rescale
 from detent.targets.dpu import NodePass
+from detent.targets.target import Target
 from detent.writing import last_form, store, write_plan
 
 HELD_OUT = 16
@@ -91,7 +92,7 @@ def run(job: Job) -> Report:
         unsettled = target.constrain(model, plan, job.recipe.without)
         _rewrite(model, target.corrections, layout, notes)
     with watch.stage("refine"):
-        refined = _refine(job, model, reference, plan, samples)
+        refined = _refine(job, target, model, reference, plan, samples)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
         emitted = write_plan(model, plan, job.recipe)
@@ -217,14 +218,23 @@ def _observe(
 
 
 def _refine(
-    job: Job, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample]
+    job: Job, target: Target, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample]
 ) -> Sequence[LayerReport]:
     """Choose weights and biases anew, so that `model` answers as `reference`, which has no rewrites of a device."""
     refinement = job.recipe.refinement
     if refinement is None:
         return ()
     chosen = samples[: refinement.samples]
-    return refine(model, reference, plan, refinement, chosen, threads=job.collecting.threads, progress=job.progress)
+    return refine(
+        model,
+        reference,
+        plan,
+        refinement,
+        chosen,
+        threads=job.collecting.threads,
+        permits=lambda node, trial: target.permits(node, trial, job.recipe.without),
+        progress=job.progress,
+    )
 
 
 def _measure(

@@ -26,8 +26,10 @@ class BiasCorrection:
 class Rounding:
     """Weights are rounded so that the layer's output, given its quantized input, is closest to float.
 
-    A quadratic problem on the second moments of the input, by coordinate descent: codes move at most `span` steps from
-    the weight, and `damping` (a share of the mean second moment) keeps them near it where the data says little.
+    A quadratic problem on the second moments of the input, solved exactly for kernels of few weights and else by
+    coordinate descent from two starts: codes move at most `span` steps from the weight, and `damping` (a share of the
+    mean second moment) keeps them near it where the data says little. With `rescale`, other scales of the weights are
+    tried too.
     """
 
     samples: int = 128
@@ -35,6 +37,7 @@ class Rounding:
     span: int = 2
     damping: float = 0.3
     sweeps: int = 20
+    rescale: bool = True
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from detent.progress import Progress, silent
 from detent.recipe import Recipe
 from detent.refine.budget import make_budget
 from detent.refine.layers import LayerReport, find_layers
+from detent.refine.spacing import Permits
 from detent.refine.step import Step
 from detent.refine.targets import STAGE, float_targets
 from detent.refine.walk import Walk
@@ -50,12 +51,14 @@ def refine(
     *,
     threads: int = 0,
     memory: int = 2 << 30,
+    permits: Permits = lambda *_: True,
     progress: Progress = silent,
 ) -> list[LayerReport]:
     """Refine the weights and biases of every layer: fills `plan.refined` and says what became of each layer.
 
     `model` is the float graph as it will be quantized, positions final; `reference` computes the targets and has values
-    of the same names. About `memory` bytes are used at most: with less, fewer samples and rows are.
+    of the same names. `permits` tells which scales of weights the device can compute with. About `memory` bytes are
+    used at most: with less, fewer samples and rows are.
     """
     if not samples:
         raise DataError("There are no samples to refine with. Give calibration data.")
@@ -65,7 +68,7 @@ def refine(
     budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
     walk = Walk(model, plan, [sample.origin for sample in budget.samples], threads)
     targets = float_targets(reference, list(layers.values()), budget, walk, progress)
-    step = Step(walk, refinement, budget)
+    step = Step(walk, refinement, budget, permits)
     done, total = len(budget.samples), len(budget.samples) + len(layers)
 
     def visit(node: ir.Node) -> None:

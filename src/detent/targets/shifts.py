@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
 from detent.plan.layout import bias_input
-from detent.plan.plan import Plan
+from detent.plan.plan import Move, Plan
 
 MAX_ROUNDS = 20
 _NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Add", "Sub")
@@ -76,18 +76,27 @@ def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
 
 def violations(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
     """The rules that do not hold, as sentences. The plan is left as it is."""
-    found = []
-    for name, rule, op_types in RULES:
-        for node in model.graph if name not in without else ():
-            if node.op_type in op_types and plan.layout.quantizes(node):
-                trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
-                if rule(node, trial):
-                    move = trial.moves[0]
-                    found.append(
-                        f"{node.op_type} '{node.name}' breaks the device's rule '{move.rule}': position "
-                        f"{move.before} of '{move.value}' should be {move.after}."
-                    )
-    return found
+    return [
+        f"{node.op_type} '{node.name}' breaks the device's rule '{move.rule}': position "
+        f"{move.before} of '{move.value}' should be {move.after}."
+        for name, rule, op_types in RULES
+        for node in (model.graph if name not in without else ())
+        if node.op_type in op_types and (move := _first_move(rule, node, plan)) is not None
+    ]
+
+
+def permits(node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:
+    """Whether the positions around one node are as its rules ask for."""
+    rules = [rule for name, rule, op_types in RULES if node.op_type in op_types and name not in without]
+    return all(_first_move(rule, node, plan) is None for rule in rules)
+
+
+def _first_move(rule: Rule, node: ir.Node, plan: Plan) -> Move | None:
+    """What a rule would move. The plan is left as it is."""
+    if not plan.layout.quantizes(node):
+        return None
+    trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
+    return trial.moves[0] if rule(node, trial) else None
 
 
 def _clamp(value: int, low: int, high: int) -> int:
