@@ -27,7 +27,7 @@ Refine = Annotated[
     str | None,
     typer.Option(
         "--refine",
-        help="BiasCorrection, Rounding, AdaRound, AdaQuant (with settings: Rounding:rows=128), or none.",
+        help="BiasCorrection, Rounding, Gptq, AdaRound, AdaQuant (with settings: Rounding:rows=128), or none.",
         metavar="NAME",
         rich_help_panel=ACCURACY,
     ),

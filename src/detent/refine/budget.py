@@ -16,7 +16,7 @@ from detent.plan.plan import Plan
 from detent.refine.frontier import Frontier
 from detent.refine.layers import Layer
 from detent.refine.walk import Walk
-from detent.refinements import BiasCorrection, Refinement, Rounding
+from detent.refinements import BiasCorrection, GradientSearch, Refinement
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def make_budget(
     left = max(memory - number * peak, 0) // 2
     if isinstance(refinement, BiasCorrection):
         return Budget(chosen, 0, left, note=note)
-    with_inputs = not isinstance(refinement, Rounding) and refinement.quantized_share < 1.0
+    with_inputs = isinstance(refinement, GradientSearch) and refinement.quantized_share < 1.0
     width = sum(layer.channels + (layer.matrix()[:, 0].size if with_inputs else 0) for layer in layers)
     rows = max(1, min(refinement.rows, left // (4 * width * number)))
     if rows < refinement.rows:

@@ -25,6 +25,8 @@ from detent.refinements import AdaQuant, AdaRound
 
 HOLD_OUT_EVERY = 5
 LEAST_ROWS = 16
+MOST_INPUTS_PER_ROW = 16
+"""With less than one row for so many inputs, what is found fits the rows and little else, whatever the damping."""
 
 
 def why_not(layer: Layer, walk: Walk, target: LayerTarget, refinement: WeightRefinement, memory: int) -> str | None:
@@ -41,10 +43,21 @@ def why_not(layer: Layer, walk: Walk, target: LayerTarget, refinement: WeightRef
     needed = _bytes_needed(layer)
     if needed > memory:
         return f"its second moments need {needed / 2**20:.0f} MB of memory"
-    rows = sum(len(output.positions) for output in target.outputs)
-    if rows < LEAST_ROWS:
-        return f"{rows} rows are too few to choose weights with"
-    return why_no_rows(layer)
+    return _why_too_few(layer, target) or why_no_rows(layer)
+
+
+def _why_too_few(layer: Layer, target: LayerTarget) -> str | None:
+    """Why there are not enough rows for so many inputs, and how many samples have enough; or None."""
+    rows, inputs = sum(len(output.positions) for output in target.outputs), layer.matrix().shape[2]
+    needed = max(LEAST_ROWS, inputs // MOST_INPUTS_PER_ROW)
+    if rows >= needed:
+        return None
+    samples = len(target.outputs)
+    enough = -(-needed * samples // max(rows, 1))
+    return (
+        f"{rows} rows are too few to choose weights with: for {inputs} inputs give {needed}, about {enough} samples "
+        f"(there were {samples})"
+    )
 
 
 def _why_no_choice(params: Params, refinement: WeightRefinement) -> str | None:

@@ -13,12 +13,13 @@ from detent.numerics.formats import QuantParams
 from detent.numerics.params import Params
 from detent.refine.adaquant import adaquant
 from detent.refine.adaround import adaround
+from detent.refine.gptq import gptq
 from detent.refine.moments import Moments, input_means, mean_products
 from detent.refine.problem import Floats, LayerProblem, Solution
 from detent.refine.rounding import dampings, round_layer
-from detent.refinements import AdaQuant, AdaRound, GradientSearch, Rounding
+from detent.refinements import AdaQuant, AdaRound, Gptq, GradientSearch, Rounding
 
-WeightRefinement = Rounding | AdaRound | AdaQuant
+WeightRefinement = Rounding | Gptq | AdaRound | AdaQuant
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class Choice:
     """The best solution, None where none was better than rounding to nearest; and the errors of both.
 
     `matches_means`: its bias is the one that gives the channels their means, which all positions tell better than rows.
-    `spacing` is the scale that it has its codes in, None for the present one.
+    `spacing` is the scale that it has its codes in, None for the present one. `reason` says why there is no solution.
     """
 
     solution: Solution | None
@@ -47,6 +48,7 @@ class Choice:
     before: float
     after: float
     spacing: Spacing | None = None
+    reason: str = "no other weights were better on the samples held out"
 
 
 class Contest:
@@ -80,10 +82,21 @@ def choose(
 ) -> Choice:
     """Solve a layer. Rounding also tries other scales of the weights."""
     contest = Contest(problem, held_out)
+    if not (np.isfinite(problem.rows).all() and np.isfinite(problem.target).all()):
+        return replace(contest.best, reason="its input or output is not finite")
     if isinstance(refinement, GradientSearch):
         _learn(problem, refinement, contest)
-    elif np.isfinite(problem.rows).all() and np.isfinite(problem.target).all():
-        _round(problem, refinement, pool, contest, spacings)
+        return contest.best
+    moments = Moments.of(problem)
+    if not np.einsum("gkk->gk", moments.second).any():
+        return replace(contest.best, reason="its inputs are the same in all samples, which says nothing about weights")
+    if isinstance(refinement, Rounding):
+        _round(problem, moments, refinement, pool, contest, spacings)
+        return contest.best
+    solution = gptq(problem, moments, refinement, pool)
+    if solution is None:
+        return replace(contest.best, reason="the second moments of its inputs are singular: raise the damping")
+    contest.offer(solution, problem.free_bias)
     return contest.best
 
 
@@ -99,11 +112,16 @@ def _learn(problem: LayerProblem, refinement: AdaRound | AdaQuant, contest: Cont
 
 
 def _round(
-    problem: LayerProblem, settings: Rounding, pool: Executor, contest: Contest, spacings: Sequence[Spacing]
+    problem: LayerProblem,
+    moments: Moments,
+    settings: Rounding,
+    pool: Executor,
+    contest: Contest,
+    spacings: Sequence[Spacing],
 ) -> None:
     """Every damping with the present scale, and every other scale with the damping that was best."""
-    moments, (best, *_) = Moments.of(problem), dampings(problem, settings)
-    for damping in dampings(problem, settings):
+    best, *_ = tried = dampings(problem, settings)
+    for damping in tried:
         if contest.offer(round_layer(problem, moments, damping, settings, pool), problem.free_bias):
             best = damping
     for spacing in spacings:

@@ -18,13 +18,13 @@ from detent.refine.spacing import Permits
 from detent.refine.step import Step
 from detent.refine.targets import STAGE, float_targets
 from detent.refine.walk import Walk
-from detent.refinements import AdaRound, GradientSearch, Refinement, Rounding
+from detent.refinements import AdaRound, Gptq, GradientSearch, Refinement, Rounding
 
 
 def check_refinement(recipe: Recipe) -> None:
     """Raise UsageError where the refinement cannot work on the recipe's formats."""
     name = type(recipe.refinement).__name__
-    if isinstance(recipe.refinement, AdaRound | Rounding):
+    if isinstance(recipe.refinement, AdaRound | Rounding | Gptq):
         weights = [recipe.weights, *(override.weights for override in recipe.overrides if override.weights)]
         for fmt in weights:
             if not isinstance(fmt, IntegerFormat):

@@ -38,7 +38,7 @@ class Step:
         others = spacings(layer, self.walk.plan, self.permits) if tried else []
         choice = choose(problem, held_out, self.refinement, self.walk.pool, others)
         if choice.solution is None:
-            return self._bias_only(layer, target, "no other weights were better on the samples held out", choice.before)
+            return self._bias_only(layer, target, choice.reason, choice.before)
         if choice.spacing is not None:
             adopt(choice.spacing, layer, self.walk.plan)
             problem = choice.spacing.of(problem)

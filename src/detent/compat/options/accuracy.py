@@ -9,7 +9,7 @@ from detent.compat.mixed import override_of
 from detent.compat.options.base import Option, boolean, honoured, met, number, refused
 from detent.compat.request import Request
 from detent.errors import UsageError
-from detent.refinements import BiasCorrection
+from detent.refinements import BiasCorrection, Gptq
 
 _EQUALIZES = "equalization minimizes the error of all layers at once and stops by itself"
 _ROTATION = "rotations are for language models"
@@ -23,6 +23,8 @@ def _bias_correction(request: Request, value: Any) -> Request:
 
 
 def _finetune(request: Request, value: Any) -> Request:
+    if value and isinstance(request.recipe.refinement, Gptq):
+        raise UsageError("UseGPTQ and FastFinetune both choose the weights. Give one of them.")
     return request.with_recipe(refinement=refinement_of(value)) if value else request
 
 
