@@ -94,6 +94,8 @@ def quantize(
     equalize: cli_options.Equalize = None,
     smooth: cli_options.Smooth = None,
     refine: cli_options.Refine = None,
+    no_bias_correction: cli_options.NoBiasCorrection = False,
+    memory: cli_options.Memory = None,
     include: Annotated[
         list[str], typer.Option(help="Only nodes that match.", metavar="PATTERN", rich_help_panel=NODES)
     ] = [],  # noqa: B006
@@ -151,6 +153,20 @@ def quantize(
     if report is not None:
         check_output(report, model, output)
     options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
+    chosen = cli_options.change_recipe(
+        recipe,
+        settings,
+        target=target,
+        method=method,
+        activations=activations,
+        format=form,
+        opset=opset,
+        equalize=equalize,
+        smooth=smooth,
+        refinement=refine,
+    )
+    if no_bias_correction:
+        chosen = cli_options.without_bias_correction(chosen)
     try:
         with open_executor(workers, dask) as executor, progress_bar(_stderr()) as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the report says it
@@ -158,18 +174,7 @@ def quantize(
                 model,
                 output,
                 calib,
-                cli_options.change_recipe(
-                    recipe,
-                    settings,
-                    target=target,
-                    method=method,
-                    activations=activations,
-                    format=form,
-                    opset=opset,
-                    equalize=equalize,
-                    smooth=smooth,
-                    refinement=refine,
-                ),
+                chosen,
                 include=include,
                 exclude=exclude,
                 op_types=op_types,
@@ -186,6 +191,7 @@ def quantize(
                 stats=stats,
                 save_stats=save_stats,
                 resume=resume,
+                memory=memory,
                 dry_run=dry_run,
                 progress=progress,
             )

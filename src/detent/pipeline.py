@@ -232,6 +232,7 @@ def _refine(
         refinement,
         chosen,
         threads=job.collecting.threads,
+        memory=job.memory,
         permits=lambda node, trial: target.permits(node, trial, job.recipe.without),
         progress=job.progress,
     )

@@ -44,7 +44,7 @@ class Rounding:
     A quadratic problem on the second moments of the input, solved exactly for kernels of few weights and else by
     coordinate descent from two starts: codes move at most `span` steps from the weight, and `damping` (a share of the
     mean second moment) keeps them near it where the data says little. With `rescale`, other scales of the weights are
-    tried too.
+    tried too: better on most layers by themselves, and not always on the whole network.
     """
 
     samples: int = 128
@@ -52,7 +52,7 @@ class Rounding:
     span: int = 2
     damping: float = 0.3
     sweeps: int = 20
-    rescale: bool = True
+    rescale: bool = False
 
     def __post_init__(self) -> None:
         _check_counts(self, "samples", "rows", "span", "sweeps")

@@ -92,7 +92,7 @@ def test_the_rules_of_the_device_still_hold(maker):
     model, plan = planned(maker(), SEEN[0])
     assert constrain(model, plan) == []
     moves = len(plan.moves)
-    refine(model, model, plan, Rounding(), pending(*SEEN), permits=permits)
+    refine(model, model, plan, Rounding(rescale=True), pending(*SEEN), permits=permits)
     assert violations(model, plan) == []
     assert all(permits(node, plan) for node in model.graph)
     assert all(move.rule == RULE for move in plan.moves[moves:])

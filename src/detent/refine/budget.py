@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from detent.errors import UsageError
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.refine.frontier import Frontier
 from detent.refine.layers import Layer
 from detent.refine.walk import Walk
 from detent.refinements import BiasCorrection, GradientSearch, Refinement
+from detent.settings import show_memory
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,14 @@ def make_budget(
     samples: Sequence[PendingSample],
     memory: int,
 ) -> Budget:
-    """As many samples and rows as the refinement asks for, or as fit."""
+    """As many samples and rows as the refinement asks for, or as fit. UsageError where not even one sample does."""
     wanted = min(refinement.samples, len(samples))
     peak = max(_peak(model, plan, samples[0]), 1)
+    if memory < 2 * peak:
+        raise UsageError(
+            f"Refining needs at least {show_memory(2 * peak)} of memory for this model, and may use "
+            f"{memory / 2**20:.3g} MB. Give --memory {show_memory(2 * peak)} or more, or --refine none."
+        )
     number = max(1, min(wanted, memory // 2 // peak))
     note = f"memory for {number} of {wanted} samples" if number < wanted else ""
     chosen = [samples[index * len(samples) // number] for index in range(number)]

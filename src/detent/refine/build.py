@@ -56,7 +56,7 @@ def _why_too_few(layer: Layer, target: LayerTarget) -> str | None:
     enough = -(-needed * samples // max(rows, 1))
     return (
         f"{rows} rows are too few to choose weights with: for {inputs} inputs give {needed}, about {enough} samples "
-        f"(there were {samples})"
+        f"to learn from (there were {samples})"
     )
 
 

@@ -21,6 +21,9 @@ from detent.refinements import AdaQuant, AdaRound, Gptq, GradientSearch, Roundin
 
 WeightRefinement = Rounding | Gptq | AdaRound | AdaQuant
 
+STILL = 1e-10
+"""Inputs whose variance is below this share of their squared mean do not change."""
+
 
 @dataclass(frozen=True, eq=False)
 class Spacing:
@@ -88,7 +91,7 @@ def choose(
         _learn(problem, refinement, contest)
         return contest.best
     moments = Moments.of(problem)
-    if not np.einsum("gkk->gk", moments.second).any():
+    if not _changes(problem, moments):
         return replace(contest.best, reason="its inputs are the same in all samples, which says nothing about weights")
     if isinstance(refinement, Rounding):
         _round(problem, moments, refinement, pool, contest, spacings)
@@ -98,6 +101,12 @@ def choose(
         return replace(contest.best, reason="the second moments of its inputs are singular: raise the damping")
     contest.offer(solution, problem.free_bias)
     return contest.best
+
+
+def _changes(problem: LayerProblem, moments: Moments) -> bool:
+    """Whether any input has different values, beyond what centring in float32 leaves of equal ones."""
+    left = STILL * problem.samples * np.square(moments.input_mean)
+    return bool((np.einsum("gkk->gk", moments.second) > left).any())
 
 
 def _learn(problem: LayerProblem, refinement: AdaRound | AdaQuant, contest: Contest) -> None:

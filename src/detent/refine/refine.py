@@ -20,6 +20,9 @@ from detent.refine.targets import STAGE, float_targets
 from detent.refine.walk import Walk
 from detent.refinements import AdaRound, Gptq, GradientSearch, Refinement, Rounding
 
+MEMORY = 2 << 30
+"""The bytes that refinement may use, unless said otherwise."""
+
 
 def check_refinement(recipe: Recipe) -> None:
     """Raise UsageError where the refinement cannot work on the recipe's formats."""
@@ -50,7 +53,7 @@ def refine(
     samples: Sequence[PendingSample],
     *,
     threads: int = 0,
-    memory: int = 2 << 30,
+    memory: int = MEMORY,
     permits: Permits = lambda *_: True,
     progress: Progress = silent,
 ) -> list[LayerReport]:
