@@ -118,7 +118,8 @@ def quantize(
         stats: statistics that an earlier run saved, instead of calibrating. With `calibration` beside it, the result
             is measured; without, it is not.
         save_stats: keep the statistics in this file.
-        resume: keep what an interrupted calibration counted beside the output, and continue from it.
+        resume: keep what an interrupted calibration counted, and the layers that an interrupted refinement finished,
+            beside the output, and continue from there.
         memory: what the refinement may use, as "2GB" (the default) or a number of bytes; with less, it looks at fewer
             samples.
         dry_run: only decide; run and write nothing.

@@ -145,7 +145,7 @@ def quantize(
     if output is None and not dry_run:
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
-    from detent.calibrate import checkpoint_beside
+    from detent.calibrate import checkpoint_beside, refinement_beside
     from detent.graph.save import check_output
     from detent.observe.executors import open_executor
     from detent.progress_bar import progress_bar
@@ -196,11 +196,12 @@ def quantize(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        if output is None or not checkpoint_beside(output).exists():
+        beside = () if output is None else (checkpoint_beside(output), refinement_beside(output))
+        kept = next((each for each in beside if each.exists()), None)
+        if kept is None:
             raise
-        kept = checkpoint_beside(output)
         raise _InterruptedError(
-            f"Interrupted. What was counted is kept in {kept}: the same command continues."
+            f"Interrupted. What was done so far is kept in {kept}: the same command continues."
         ) from None
     if report is not None:
         result.save(report)

@@ -103,7 +103,7 @@ SaveStats = Annotated[
 ]
 ContinueCounting = Annotated[
     bool,
-    typer.Option("--resume/--no-resume", help="Continue an interrupted calibration.", rich_help_panel=CALIBRATION),
+    typer.Option("--resume/--no-resume", help="Continue an interrupted run.", rich_help_panel=CALIBRATION),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

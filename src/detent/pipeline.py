@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from detent.calibrate import collect, keep, saved_statistics
+from detent.calibrate import collect, keep, refinement_beside, saved_statistics
 from detent.errors import UsageError
 from detent.graph.load import name_of, stored_bytes
 from detent.measure.fidelity import Fidelity, measure_fidelity
@@ -33,8 +33,10 @@ from detent.plan.plan import Plan, make_plan, needs_statistics
 from detent.prepare import prepare
 from detent.progress import Progress
 from detent.recipe import EQUALIZING_SAMPLES
+from detent.refine.checkpoint import Keeper, identity_of
 from detent.refine.layers import LayerReport
 from detent.refine.refine import refine
+from detent.refinements import BiasCorrection
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
@@ -92,7 +94,8 @@ def run(job: Job) -> Report:
         unsettled = target.constrain(model, plan, job.recipe.without)
         _rewrite(model, target.corrections, layout, notes)
     with watch.stage("refine"):
-        refined = _refine(job, target, model, reference, plan, samples)
+        keeper = _keeper(job, source, model, reference, plan, samples)
+        refined = _refine(job, target, model, reference, plan, samples, keeper)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
         emitted = write_plan(model, plan, job.recipe)
@@ -129,6 +132,7 @@ def run(job: Job) -> Report:
         + unrefined
         + unsettled
         + observation.notes
+        + ([] if keeper is None else keeper.notes)
         + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         model=proto,
@@ -218,7 +222,13 @@ def _observe(
 
 
 def _refine(
-    job: Job, target: Target, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample]
+    job: Job,
+    target: Target,
+    model: ir.Model,
+    reference: ir.Model,
+    plan: Plan,
+    samples: Sequence[PendingSample],
+    keeper: Keeper | None,
 ) -> Sequence[LayerReport]:
     """Choose weights and biases anew, so that `model` answers as `reference`, which has no rewrites of a device."""
     refinement = job.recipe.refinement
@@ -234,8 +244,32 @@ def _refine(
         threads=job.collecting.threads,
         memory=job.memory,
         permits=lambda node, trial: target.permits(node, trial, job.recipe.without),
+        keeper=keeper,
         progress=job.progress,
     )
+
+
+def _keeper(
+    job: Job,
+    source: Source | None,
+    model: ir.Model,
+    reference: ir.Model,
+    plan: Plan,
+    samples: Sequence[PendingSample],
+) -> Keeper | None:
+    """What goes on where an interrupted refinement stopped. None where it takes seconds, or where the data is a stream,
+    which may give other samples the next time.
+    """
+    refinement = job.recipe.refinement
+    if refinement is None or isinstance(refinement, BiasCorrection) or job.output is None:
+        return None
+    if job.collecting.checkpoint is None or source is None or source.fingerprint is None:
+        return None
+    described = [source.fingerprint, *(sample.origin for sample in samples)]
+    identity = identity_of((model, reference), plan, refinement, repr(described), len(samples), job.memory)
+    keeper = Keeper(refinement_beside(job.output), identity)
+    keeper.resume()
+    return keeper
 
 
 def _measure(

@@ -50,9 +50,9 @@ def spacings(layer: Layer, plan: Plan, permits: Permits) -> list[Spacing]:
     return found
 
 
-def adopt(spacing: Spacing, layer: Layer, plan: Plan) -> None:
+def adopt(other: QuantParams, layer: Layer, plan: Plan) -> None:
     """Give the weights of a layer another scale."""
-    name, other = str(layer.weight.name), spacing.weights
+    name = str(layer.weight.name)
     if other.format.power_of_two and other.axis is None:
         plan.move(name, other.position, RULE, layer.name)
     else:

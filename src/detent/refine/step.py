@@ -40,7 +40,7 @@ class Step:
         if choice.solution is None:
             return self._bias_only(layer, target, choice.reason, choice.before)
         if choice.spacing is not None:
-            adopt(choice.spacing, layer, self.walk.plan)
+            adopt(choice.spacing.weights, layer, self.walk.plan)
             problem = choice.spacing.of(problem)
         self.walk.plan.refined[str(layer.weight.name)] = layer.tensor(
             choice.solution.codes * problem.weight_scale[..., None]
