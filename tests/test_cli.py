@@ -157,3 +157,26 @@ def test_the_output_format_is_an_option(detent, demo_arguments, tmp_path):
     assert outcome.code == 0, outcome.err
     operators = {one.op_type for one in onnx.load(tmp_path / "out.onnx").graph.node}
     assert "FixNeuron" in operators and "QuantizeLinear" not in operators
+
+
+def test_without_bias_correction_nothing_is_refined(detent, demo_arguments):
+    plain = json.loads(detent(*demo_arguments, "--limit", "8", "--no-bias-correction", "--json").out)
+    assert plain["refined"] == [] and plain["recipe"]["refinement"] == "none"
+
+
+def test_refinements_that_include_bias_correction_cannot_be_without(detent, demo_arguments):
+    for name in ("Rounding", "AdaRound", "Gptq"):
+        failed = detent(*demo_arguments, "--refine", name, "--no-bias-correction")
+        assert failed.code != 0
+        assert f"{name} corrects biases along with the weights" in failed.err
+
+
+def test_memory_reaches_the_refinement(detent, demo_arguments):
+    told = json.loads(detent(*demo_arguments, "--limit", "32", "--memory", "1GB", "--json").out)
+    assert all("memory" not in layer["note"] for layer in told["refined"])
+    failed = detent(*demo_arguments, "--memory", "1KB")
+    assert failed.code != 0 and "Give --memory" in failed.err
+    failed = detent(*demo_arguments, "--memory", "much")
+    assert failed.code != 0 and "such as 2GB" in failed.err
+    failed = detent(*demo_arguments, "--memory", "1GB", "--refine", "none")
+    assert failed.code != 0 and "refines nothing" in failed.err

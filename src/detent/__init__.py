@@ -129,6 +129,7 @@ def quantize(
     stats: str | PathLike[str] | None = None,
     save_stats: str | PathLike[str] | None = None,
     resume: bool = True,
+    memory: int | str | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -160,7 +161,10 @@ def quantize(
         stats: statistics that an earlier run saved, instead of calibrating. With `calibration` beside it, the result
             is measured; without, it is not.
         save_stats: keep the statistics in this file.
-        resume: keep what an interrupted calibration counted beside the output, and continue from it.
+        resume: keep what an interrupted calibration counted, and the layers that an interrupted refinement finished,
+            beside the output, and continue from there.
+        memory: what the refinement may use, as "2GB" (the default) or a number of bytes; with less, it looks at fewer
+            samples.
         dry_run: only decide; run and write nothing.
         progress: called as progress(stage, done, total).
 
@@ -172,7 +176,7 @@ def quantize(
     from detent.calibrate import Collecting, checkpoint_beside
     from detent.graph.session import DEFAULT_PROVIDERS
     from detent.observe.preprocess import preprocess_options
-    from detent.opening import Job
+    from detent.opening import Job, memory_for
     from detent.pipeline import run
     from detent.plan.select import Selection
     from detent.progress import silent
@@ -204,6 +208,7 @@ def quantize(
             collecting=collecting,
             dry_run=dry_run,
             progress=progress or silent,
+            memory=memory_for(chosen, memory),
         )
     )
     if report.calibration is not None and report.calibration.random and report.calibration.samples:

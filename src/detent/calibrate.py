@@ -57,6 +57,11 @@ def checkpoint_beside(output: Path) -> Path:
     return output.with_name(f"{output.name}.checkpoint")
 
 
+def refinement_beside(output: Path) -> Path:
+    """Where an interrupted refinement keeps the layers that it has finished."""
+    return output.with_name(f"{output.name}.refinement")
+
+
 def saved_statistics(
     how: Collecting, identity: str | None, sites: Sequence[str], source: Source | None, recipe: Recipe
 ) -> StatisticsFile | None:

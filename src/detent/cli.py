@@ -103,6 +103,8 @@ def quantize(
     equalize: cli_options.Equalize = None,
     smooth: cli_options.Smooth = None,
     refine: cli_options.Refine = None,
+    no_bias_correction: cli_options.NoBiasCorrection = False,
+    memory: cli_options.Memory = None,
     include: Annotated[
         list[str], typer.Option(help="Only nodes that match.", metavar="PATTERN", rich_help_panel=NODES)
     ] = [],  # noqa: B006
@@ -152,7 +154,7 @@ def quantize(
     if output is None and not dry_run:
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
-    from detent.calibrate import checkpoint_beside
+    from detent.calibrate import checkpoint_beside, refinement_beside
     from detent.graph.save import check_output
     from detent.observe.executors import open_executor
     from detent.progress_bar import progress_bar
@@ -160,6 +162,20 @@ def quantize(
     if report is not None:
         check_output(report, model, output)
     options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
+    chosen = cli_options.change_recipe(
+        recipe,
+        settings,
+        target=target,
+        method=method,
+        activations=activations,
+        format=form,
+        opset=opset,
+        equalize=equalize,
+        smooth=smooth,
+        refinement=refine,
+    )
+    if no_bias_correction:
+        chosen = cli_options.without_bias_correction(chosen)
     try:
         with open_executor(workers, dask) as executor, progress_bar(_stderr()) as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the report says it
@@ -167,18 +183,7 @@ def quantize(
                 model,
                 output,
                 calib,
-                cli_options.change_recipe(
-                    recipe,
-                    settings,
-                    target=target,
-                    method=method,
-                    activations=activations,
-                    format=form,
-                    opset=opset,
-                    equalize=equalize,
-                    smooth=smooth,
-                    refinement=refine,
-                ),
+                chosen,
                 include=include,
                 exclude=exclude,
                 op_types=op_types,
@@ -195,15 +200,17 @@ def quantize(
                 stats=stats,
                 save_stats=save_stats,
                 resume=resume,
+                memory=memory,
                 dry_run=dry_run,
                 progress=progress,
             )
     except KeyboardInterrupt:
-        if output is None or not checkpoint_beside(output).exists():
+        beside = () if output is None else (checkpoint_beside(output), refinement_beside(output))
+        kept = next((each for each in beside if each.exists()), None)
+        if kept is None:
             raise
-        kept = checkpoint_beside(output)
         raise _InterruptedError(
-            f"Interrupted. What was counted is kept in {kept}: the same command continues."
+            f"Interrupted. What was done so far is kept in {kept}: the same command continues."
         ) from None
     if report is not None:
         result.save(report)

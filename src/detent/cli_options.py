@@ -27,10 +27,18 @@ Refine = Annotated[
     str | None,
     typer.Option(
         "--refine",
-        help="BiasCorrection, Rounding, AdaRound, AdaQuant (with settings: Rounding:rows=128), or none.",
+        help="BiasCorrection, Rounding, Gptq, AdaRound, AdaQuant (with settings: Rounding:rows=128), or none.",
         metavar="NAME",
         rich_help_panel=ACCURACY,
     ),
+]
+NoBiasCorrection = Annotated[
+    bool,
+    typer.Option("--no-bias-correction", help="Keep biases: --refine none.", rich_help_panel=ACCURACY),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", help="What --refine may use; default 2GB.", metavar="AMOUNT", rich_help_panel=ACCURACY),
 ]
 Smooth = Annotated[
     float | None,
@@ -96,7 +104,7 @@ SaveStats = Annotated[
 ]
 ContinueCounting = Annotated[
     bool,
-    typer.Option("--resume/--no-resume", help="Continue an interrupted calibration.", rich_help_panel=CALIBRATION),
+    typer.Option("--resume/--no-resume", help="Continue an interrupted run.", rich_help_panel=CALIBRATION),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -107,6 +115,18 @@ def change_recipe(name: str, settings: Sequence[str], **flags: object) -> Recipe
 
     given = {field: value for field, value in flags.items() if value is not None}
     return change(with_settings(find_recipe(name), settings), given)
+
+
+def without_bias_correction(recipe: Recipe) -> Recipe:
+    """The recipe of --no-bias-correction. Other refinements set biases along with the weights: they need them."""
+    from detent.refinements import BiasCorrection
+
+    if recipe.refinement is None or isinstance(recipe.refinement, BiasCorrection):
+        return recipe.replace(refinement=None)
+    raise UsageError(
+        f"{type(recipe.refinement).__name__} corrects biases along with the weights, so --no-bias-correction cannot be "
+        "had with it. Give --refine none, or leave --no-bias-correction out."
+    )
 
 
 def preprocess_options(

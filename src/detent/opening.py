@@ -32,8 +32,9 @@ from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.refine.refine import check_refinement
+from detent.refine.refine import MEMORY, check_refinement
 from detent.report.report import Notes
+from detent.settings import parse_memory
 from detent.targets.optional import with_steps
 from detent.targets.target import Target, find_target
 
@@ -58,6 +59,7 @@ class Job:
     seed: int | None = None
     batch: int | None = None
     collecting: Collecting = field(default_factory=Collecting)
+    memory: int = MEMORY
     dry_run: bool = False
     progress: Progress = silent
 
@@ -76,6 +78,15 @@ def check_recipe(recipe: Recipe, selection: Selection) -> Target:
     check_refinement(recipe)
     target.check(recipe)
     return target
+
+
+def memory_for(recipe: Recipe, given: int | str | None) -> int:
+    """The bytes that the recipe's refinement may use; UsageError where there is none to use them."""
+    if given is None:
+        return MEMORY
+    if recipe.refinement is None:
+        raise UsageError(f"Recipe {recipe.name} refines nothing, so there is nothing to use memory for: leave it out.")
+    return parse_memory(given) if isinstance(given, str) else given
 
 
 def load_float(job: Job) -> ir.Model:

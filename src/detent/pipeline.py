@@ -9,7 +9,7 @@ Decisions are made on the plan, weights are encoded once at emission, and nothin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,23 +21,18 @@ from detent.graph.load import name_of, stored_bytes
 from detent.measure.device_check import check_graph
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
-from detent.observe.samples import PendingSample
 from detent.observe.sources import Source
 from detent.observe.sweep import Observation
 from detent.opening import Job, Original, check_preparation, check_recipe, load_float, prepare_model
 from detent.plan.layout import Layout
-from detent.plan.plan import Plan
 from detent.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
 from detent.progress import Progress
-from detent.refine.layers import LayerReport
-from detent.refine.ranges import search_ranges
-from detent.refine.refine import refine
+from detent.refining import keeper_of, refine_plan
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import rescale
 from detent.targets.support import device_of
-from detent.targets.target import Rules
 from detent.writing import last_form, store, write_plan
 
 
@@ -83,7 +78,8 @@ def run(job: Job) -> Report:
         reference = model.clone() if job.recipe.learns else model
         plan, rules, unsettled = decide(model, layout, target, observation, job.recipe, notes)
     with watch.stage("refine"):
-        refined = _refine(job, model, reference, plan, samples, rules)
+        keeper = keeper_of(job, source, model, reference, plan, samples)
+        refined = refine_plan(job, rules, model, reference, plan, samples, keeper)
         tensors = describe_constants(model, plan)
     with watch.stage("emit"):
         emitted = write_plan(model, plan, job.recipe)
@@ -122,6 +118,7 @@ def run(job: Job) -> Report:
         + unrefined
         + unsettled
         + observation.notes
+        + ([] if keeper is None else keeper.notes)
         + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         device=taken,
@@ -137,22 +134,6 @@ def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
     name = "The search for ranges" if refinement is None else type(refinement).__name__
     said = f"{name} was left out: it needs data, which the rest of the recipe does not. Give --calib."
     return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False)), [said]
-
-
-def _refine(
-    job: Job, model: ir.Model, reference: ir.Model, plan: Plan, samples: Sequence[PendingSample], rules: Rules
-) -> Sequence[LayerReport]:
-    """Choose weights, biases and ranges so that `model` answers as `reference`, which has no rewrites of a device."""
-    refinement, threads = job.recipe.refinement, job.collecting.threads
-    constrain = rules if job.recipe.search_ranges else None
-    if refinement is not None:
-        chosen = samples[: refinement.samples]
-        return refine(
-            model, reference, plan, refinement, chosen, constrain=constrain, threads=threads, progress=job.progress
-        )
-    if constrain is not None:
-        search_ranges(model, reference, plan, constrain, samples, threads)
-    return ()
 
 
 def _measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -33,6 +34,19 @@ def parse_choice(text: str, known: Mapping[str, Choice], noun: str, unsettable: 
         changes[key] = _parse(setting, value, getattr(choice, key))
     result: Choice = dataclasses.replace(choice, **changes) if changes else choice
     return result
+
+
+def parse_memory(text: str) -> int:
+    """Bytes from text with a unit, in any case: `2GB`, `1.5 GB`, `800MB`. A GB has 1024 MB."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise UsageError(f"'{text}' is no amount of memory: give a number and a unit, such as 2GB or 800MB.")
+    return int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper())))
+
+
+def show_memory(count: int) -> str:
+    """Bytes with a unit, rounded up to a number that `parse_memory` reads as enough."""
+    return f"{-(-count // 2**20)}MB"
 
 
 def _parse(setting: str, value: str, default: object) -> object:

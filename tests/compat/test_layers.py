@@ -40,7 +40,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.numerics.microscaling import Microscaling
 from detent.presets import PRESETS
 from detent.recipe import POWER_OF_TWO_INT8, Override
-from detent.refinements import AdaQuant, AdaRound
+from detent.refinements import AdaQuant, AdaRound, Gptq
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())
 ENTROPY_LAYER = QLayerConfig(Int8Spec(calibration_method=CalibMethod.Entropy), Int8Spec())
@@ -106,12 +106,12 @@ def test_algorithms():
     assert recipe(SmoothQuantConfig(alpha=0.7)).smooth == 0.7
     assert recipe(BiasCorrectionConfig()) == recipe()
     assert recipe(AdaRoundConfig(num_iterations=9)).refinement.iterations == 9
+    assert recipe(GPTQConfig(act_order=True)).refinement == Gptq()
     mixed = recipe(AutoMixprecisionConfig(QLayerConfig(Int16Spec(), Int8Spec()), include_layers=["head"]))
     assert mixed.overrides == (
         Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8")),
     )
     for algorithm, message in (
-        (GPTQConfig(), "UseGPTQ"),
         (QuarotConfig(), "include_rotation"),
         (AutoMixprecisionConfig(INT8, metric_threshold=0.1), "MetricThreshold"),
         (AutoMixprecisionConfig([INT8, INT8]), "TargetLayerConfig"),

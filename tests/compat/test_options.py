@@ -184,8 +184,9 @@ BESIDE = {
 ELSEWHERE = {
     *("SimulateDPU", "NPULimitationCheck", "IPULimitationCheck", "CalibTensorRangeSymmetric", "MinMSEModeFloatScale"),
     *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha", "MatMulNBitsParams"),
+    *("UseGPTQ", "GPTQParams"),
 }
-"""Options with a test of their own below."""
+"""Options with a test of their own, below or in test_gptq.py."""
 
 
 def test_every_honoured_option_is_tested_here():

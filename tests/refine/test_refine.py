@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from detent.emit.emitter import emit
-from detent.errors import DataError
+from detent.errors import DataError, UsageError
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
@@ -271,3 +271,10 @@ def test_progress_reaches_the_end():
     refine(model, model, plan, BiasCorrection(), SAMPLES, progress=lambda *step: seen.append(step))
     assert seen[0] == ("refine", 0, 12) and seen[-1] == ("refine", 12, 12)
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+def test_too_little_memory_says_how_much_is_enough():
+    model, plan = planned(residual())
+    with pytest.raises(UsageError, match=r"at least 1MB .* Give --memory 1MB or more, or --refine none"):
+        refine(model, model, plan, Rounding(), SAMPLES, memory=1000)
+    refine(model, model, plan, Rounding(), SAMPLES, memory=1 << 20)

@@ -110,15 +110,18 @@ def test_a_float_bias_that_others_see_is_left_alone():
     assert set(plan.refined) == {"k"}
 
 
-def test_groups_of_weights_are_for_adaquant():
-    for refinement in (Rounding(), AdaRound(iterations=10), QUICK):
-        model, plan = planned(residual(), recipe=GROUPS)
-        reports = refine(model, model, plan, refinement, SAMPLES)
-        if refinement is QUICK:
-            assert all(one.method.startswith("adaquant") and one.after < one.before for one in reports)
-            np.testing.assert_array_equal(stored_constant(plan.refined["w1"], plan.of("w1")), plan.refined["w1"])
-        else:
-            assert all("a scale for each group" in one.note for one in reports) and set(plan.refined) == {"b1", "b2"}
+@pytest.mark.parametrize(("refinement", "method"), [(Rounding(), "rounding"), (QUICK, "adaquant")])
+def test_groups_of_weights_that_share_a_scale(refinement, method):
+    model, plan = planned(residual(), recipe=GROUPS)
+    reports = refine(model, model, plan, refinement, pending(*(smooth(seed) for seed in range(30))))
+    assert all(one.method.startswith(method) and one.after < one.before for one in reports)
+    np.testing.assert_array_equal(stored_constant(plan.refined["w1"], plan.of("w1")), plan.refined["w1"])
+
+
+def test_groups_of_weights_are_not_for_adaround():
+    model, plan = planned(residual(), recipe=GROUPS)
+    reports = refine(model, model, plan, AdaRound(iterations=10), SAMPLES)
+    assert all("a scale for each group" in one.note for one in reports) and set(plan.refined) == {"b1", "b2"}
 
 
 @pytest.mark.parametrize(("channels", "declined"), [(8, False), (6, True)])

@@ -9,8 +9,9 @@ import pytest
 
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.refine.choose import choose, matching_bias, relative_error
+from detent.refine.moments import Moments
 from detent.refine.problem import Activation, LayerProblem
-from detent.refine.rounding import Moments, descend, round_layer
+from detent.refine.rounding import best_steps, dampings, round_layer
 from detent.refinements import Rounding
 
 INT8 = IntegerFormat("int8", scale="power_of_two")
@@ -61,6 +62,17 @@ def objective(case, moments, damping, codes):
     return error + (added[:, None, None] * np.square(weights - case.weight)).sum()
 
 
+def solutions(case, settings, pool):
+    """The solution of every damping."""
+    moments = Moments.of(case)
+    return [round_layer(case, moments, damping, settings, pool) for damping in dampings(case, settings)]
+
+
+def descend(case, moments, damping, settings, pool):
+    """The codes for one damping."""
+    return best_steps(case, moments.to_output(case.weight, damping), settings, pool)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_single_step_improves_the_codes(pool, seed):
     rng = np.random.default_rng(seed)
@@ -81,7 +93,7 @@ def test_no_single_step_improves_the_codes(pool, seed):
 def test_the_best_codes_of_uncorrelated_inputs_are_the_nearest(pool):
     rows = np.vstack([np.eye(4), -np.eye(4)])[None].repeat(4, axis=1)
     case = problem(rows, np.random.default_rng(3).standard_normal((1, 5, 4)))
-    for solution in round_layer(case, Rounding(), pool):
+    for solution in solutions(case, Rounding(), pool):
         np.testing.assert_array_equal(solution.codes, case.nearest())
 
 
@@ -89,7 +101,7 @@ def test_two_equal_inputs_share_their_rounding_error(pool):
     """0.4 + 0.4 on a grid of 1 is 1 + 0, not 0 + 0: worked out by hand."""
     rows = np.linspace(-1, 1, 20)[None, :, None].repeat(2, axis=2)
     case = problem(rows, np.array([[[0.4, 0.4]]]), scale=1.0)
-    solution = next(round_layer(case, Rounding(damping=1e-3), pool))
+    solution = solutions(case, Rounding(damping=1e-3), pool)[0]
     assert sorted(solution.codes.reshape(-1)) == [0, 1]
 
 
@@ -97,7 +109,7 @@ def test_codes_stay_within_the_span_and_the_format(pool):
     rng = np.random.default_rng(5)
     case = replace(problem(correlated(1, 80, 6), 3 * rng.standard_normal((1, 8, 6)), noise=0.5), low=-7, high=7)
     for span in (1, 2, 3):
-        for solution in round_layer(case, Rounding(span=span, damping=0.001), pool):
+        for solution in solutions(case, Rounding(span=span, damping=0.001), pool):
             assert np.abs(solution.codes).max() <= 7
             steps = solution.codes - np.clip(np.floor(case.weight / 0.25), -7, 7)
             assert steps.min() >= -(span - 1) and steps.max() <= span
@@ -132,7 +144,7 @@ def test_dead_and_constant_inputs_give_no_nan(pool):
     rows[1, :, 1] = 0.0
     rows[1, :, 2] = 3.0
     case = problem(rows, np.random.default_rng(2).standard_normal((2, 2, 4)))
-    for solution in round_layer(case, Rounding(), pool):
+    for solution in solutions(case, Rounding(), pool):
         assert np.isfinite(solution.codes).all() and np.isfinite(solution.bias).all()
         np.testing.assert_array_equal(solution.codes[0], case.nearest()[0])
         np.testing.assert_array_equal(solution.codes[1][:, 1:3], case.nearest()[1][:, 1:3])
@@ -141,12 +153,12 @@ def test_dead_and_constant_inputs_give_no_nan(pool):
 def test_rows_that_are_not_finite_give_no_solution(pool):
     case = problem(correlated(1, 40, 4), np.ones((1, 2, 4)))
     case.rows[0, 0, 0] = np.inf
-    assert not list(round_layer(case, Rounding(), pool))
+    assert choose(case, problem(correlated(1, 40, 4), np.ones((1, 2, 4))), Rounding(), pool).solution is None
 
 
 def test_the_bias_matches_the_means(pool):
     case = problem(correlated(1, 50, 4) + 2.0, np.random.default_rng(4).standard_normal((1, 3, 4)), noise=0.1)
-    solution = next(round_layer(case, Rounding(), pool))
+    solution = solutions(case, Rounding(), pool)[0]
     found = np.matmul(case.rows, (solution.codes * 0.25).transpose(0, 2, 1)) + solution.bias[:, None, :]
     np.testing.assert_allclose(found.mean(axis=1), case.target.mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(solution.bias, matching_bias(case, solution.codes), atol=1e-5)
@@ -154,10 +166,10 @@ def test_the_bias_matches_the_means(pool):
 
 def test_a_bias_that_is_not_free_stays_and_is_reckoned_with(pool):
     case = problem(np.full((1, 30, 1), 1.0), np.array([[[0.4]]]), scale=1.0, bias=0.7, free_bias=False)
-    solution = next(round_layer(case, Rounding(damping=1e-6), pool))
+    solution = solutions(case, Rounding(damping=1e-6), pool)[0]
     assert solution.bias.tolist() == [[0.7]] and solution.codes.tolist() == [[[0]]]
     case = replace(case, bias=case.bias - 0.3)  # the layer adds too little, so the weight has to make up for it
-    assert next(round_layer(case, Rounding(damping=1e-6), pool)).codes.tolist() == [[[1]]]
+    assert solutions(case, Rounding(damping=1e-6), pool)[0].codes.tolist() == [[[1]]]
 
 
 def test_only_what_is_better_on_held_out_rows_is_taken(pool):

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from detent.errors import UsageError
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.refine.frontier import Frontier
 from detent.refine.layers import Layer
 from detent.refine.walk import Walk
-from detent.refinements import BiasCorrection, Refinement, Rounding
+from detent.refinements import BiasCorrection, GradientSearch, Refinement
+from detent.settings import show_memory
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,21 @@ def make_budget(
     samples: Sequence[PendingSample],
     memory: int,
 ) -> Budget:
-    """As many samples and rows as the refinement asks for, or as fit."""
+    """As many samples and rows as the refinement asks for, or as fit. UsageError where not even one sample does."""
     wanted = min(refinement.samples, len(samples))
     peak = max(_peak(model, plan, samples[0]), 1)
+    if memory < 2 * peak:
+        raise UsageError(
+            f"Refining needs at least {show_memory(2 * peak)} of memory for this model, and may use "
+            f"{memory / 2**20:.3g} MB. Give --memory {show_memory(2 * peak)} or more, or --refine none."
+        )
     number = max(1, min(wanted, memory // 2 // peak))
     note = f"memory for {number} of {wanted} samples" if number < wanted else ""
     chosen = [samples[index * len(samples) // number] for index in range(number)]
     left = max(memory - number * peak, 0) // 2
     if isinstance(refinement, BiasCorrection):
         return Budget(chosen, 0, left, note=note)
-    with_inputs = not isinstance(refinement, Rounding) and refinement.quantized_share < 1.0
+    with_inputs = isinstance(refinement, GradientSearch) and refinement.quantized_share < 1.0
     width = sum(layer.channels + (layer.matrix()[:, 0].size if with_inputs else 0) for layer in layers)
     rows = max(1, min(refinement.rows, left // (4 * width * number)))
     if rows < refinement.rows:

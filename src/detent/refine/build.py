@@ -17,13 +17,16 @@ from detent.refine.layers import Layer, activation_of
 from detent.refine.means import params_of_bias
 from detent.refine.problem import Floats, LayerProblem
 from detent.refine.rounders import INPUT_CHANNELS, FormatRounder, Rounder, StepRounder, shortened
+from detent.refine.rounding import MOST_TURNED
 from detent.refine.rows import gather, input_indices, why_no_rows
 from detent.refine.targets import LayerTarget
 from detent.refine.walk import Walk
-from detent.refinements import AdaQuant
+from detent.refinements import AdaQuant, AdaRound
 
 HOLD_OUT_EVERY = 5
 LEAST_ROWS = 16
+MOST_INPUTS_PER_ROW = 16
+"""With less than one row for so many inputs, what is found fits the rows and little else, whatever the damping."""
 
 
 def why_not(layer: Layer, walk: Walk, target: LayerTarget, refinement: WeightRefinement, memory: int) -> str | None:
@@ -32,19 +35,44 @@ def why_not(layer: Layer, walk: Walk, target: LayerTarget, refinement: WeightRef
     bias = bias_input(layer.node)
     if layer.bias is None and bias is not None and constant(bias) is None:
         return layer.note
-    reason = why_no_steps(weights)
-    if reason is not None and not isinstance(refinement, AdaQuant):
+    reason = _why_no_choice(weights, refinement)
+    if reason is not None:
         return reason
     if _blocks_cross_groups(layer, weights):
         return "blocks of its weights hold channels of two groups"
-    groups, channels, inputs = layer.matrix().shape
-    needed = 8 * groups * inputs * (2 * inputs + 6 * channels)
+    needed = _bytes_needed(layer)
     if needed > memory:
         return f"its second moments need {needed / 2**20:.0f} MB of memory"
-    rows = sum(len(output.positions) for output in target.outputs)
-    if rows < LEAST_ROWS:
-        return f"{rows} rows are too few to choose weights with"
-    return why_no_rows(layer)
+    return _why_too_few(layer, target) or why_no_rows(layer)
+
+
+def _why_too_few(layer: Layer, target: LayerTarget) -> str | None:
+    """Why there are not enough rows for so many inputs, and how many samples have enough; or None."""
+    rows, inputs = sum(len(output.positions) for output in target.outputs), layer.matrix().shape[2]
+    needed = max(LEAST_ROWS, inputs // MOST_INPUTS_PER_ROW)
+    if rows >= needed:
+        return None
+    samples = len(target.outputs)
+    enough = -(-needed * samples // max(rows, 1))
+    return (
+        f"{rows} rows are too few to choose weights with: for {inputs} inputs give {needed}, about {enough} samples "
+        f"to learn from (there were {samples})"
+    )
+
+
+def _why_no_choice(params: Params, refinement: WeightRefinement) -> str | None:
+    """Why a refinement cannot choose between the numbers of a format, or None. AdaQuant moves in all of them."""
+    if isinstance(refinement, AdaRound):
+        return why_no_steps(params)
+    if isinstance(params, QuantParams) or isinstance(refinement, AdaQuant):
+        return None
+    return f"its weights are {params.format.label}"
+
+
+def _bytes_needed(layer: Layer) -> int:
+    """The memory for a layer's second moments, their copies and factors, and all that has the shape of the weights."""
+    groups, channels, inputs = layer.matrix().shape
+    return int(8 * groups * inputs * ((5 if inputs <= MOST_TURNED else 2) * inputs + 12 * channels))
 
 
 def why_no_steps(params: Params) -> str | None:

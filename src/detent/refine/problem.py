@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.params import Params
-from detent.refine.rounders import Rounder, Where, stored_bias
+from detent.refine.rounders import Rounder, StepRounder, Where, stored_bias
 
 Floats = npt.NDArray[np.float64]
 EVERYWHERE: Where = (slice(None), slice(None))
@@ -79,6 +79,19 @@ class LayerProblem:
         if self.rounder is not None:
             return self.rounder.part(where).round(weights)
         return np.clip(np.rint(weights / self.weight_scale[where][..., None]), self.low, self.high)
+
+    def grid(self) -> StepRounder:
+        """The scale and the limits of every weight, where they are integers."""
+        if self.rounder is not None:
+            assert isinstance(self.rounder, StepRounder), f"the weights of '{self.name}' are no integers"
+            return self.rounder
+        shape = self.weight.shape
+        scale = np.broadcast_to(self.weight_scale[..., None], shape)
+        return StepRounder(scale, np.full(shape, self.low), np.full(shape, self.high))
+
+    def codes_of_steps(self, steps: Floats) -> Floats:
+        """The codes of weights that are so many times their scale in `grid`."""
+        return steps if self.rounder is None else np.asarray(steps * self.grid().scale)
 
     def stored_bias(self, bias: Floats) -> Floats:
         """Biases as the quantized layer will add them."""

@@ -73,9 +73,13 @@ class StepRounder:
         """That of some channels."""
         return StepRounder(self.scale[where], self.low[where], self.high[where])
 
+    def steps(self, values: Floats) -> Floats:
+        """How many times its scale each number becomes."""
+        return np.asarray(np.clip(np.rint(values / self.scale), self.low, self.high))
+
     def round(self, values: Floats) -> Floats:
         """The multiples of the scales."""
-        return np.asarray(np.clip(np.rint(values / self.scale), self.low, self.high) * self.scale)
+        return np.asarray(self.steps(values) * self.scale)
 
     def passes(self, values: Floats) -> npt.NDArray[np.bool_]:
         """Where their codes exist."""

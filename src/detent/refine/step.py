@@ -9,9 +9,10 @@ from detent.refine.build import build_problem, why_not
 from detent.refine.choose import choose
 from detent.refine.layers import Layer, LayerReport
 from detent.refine.means import correct_bias, set_bias
+from detent.refine.spacing import Permits, adopt, spacings
 from detent.refine.targets import LayerTarget
 from detent.refine.walk import Walk
-from detent.refinements import BiasCorrection, Refinement
+from detent.refinements import BiasCorrection, Refinement, Rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +22,7 @@ class Step:
     walk: Walk
     refinement: Refinement
     budget: Budget
+    permits: Permits
 
     def __call__(self, layer: Layer, target: LayerTarget) -> LayerReport:
         """Choose the layer's weights, where the refinement does, then its bias; and tell."""
@@ -32,9 +34,14 @@ class Step:
         row_bytes = 4 * layer.matrix()[:, 0].size
         most_rows = self.budget.layer_bytes // 2 // row_bytes  # half of it, for they are copied when they are centred
         problem, held_out = build_problem(layer, self.walk, target, most_rows)
-        choice = choose(problem, held_out, self.refinement, self.walk.pool)
+        tried = isinstance(self.refinement, Rounding) and self.refinement.rescale
+        others = spacings(layer, self.walk.plan, self.permits) if tried else []
+        choice = choose(problem, held_out, self.refinement, self.walk.pool, others)
         if choice.solution is None:
-            return self._bias_only(layer, target, "no other weights were better on the samples held out", choice.before)
+            return self._bias_only(layer, target, choice.reason, choice.before)
+        if choice.spacing is not None:
+            adopt(choice.spacing.weights, layer, self.walk.plan)
+            problem = choice.spacing.of(problem)
         self.walk.plan.refined[str(layer.weight.name)] = layer.tensor(
             choice.solution.codes * problem.weight_scale[..., None]
         )

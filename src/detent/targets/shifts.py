@@ -100,14 +100,26 @@ def violations(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> li
 
 def broken_rules(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[Violation]:
     """The rules that do not hold, node by node. The plan is left as it is."""
-    found = []
-    for name, rule, op_types in RULES:
-        for node in model.graph if name not in without else ():
-            if node.op_type in op_types and plan.layout.quantizes(node):
-                trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
-                if rule(node, trial):
-                    found.append(Violation(str(node.name), node.op_type, trial.moves[0]))
-    return found
+    return [
+        Violation(str(node.name), node.op_type, move)
+        for name, rule, op_types in RULES
+        for node in (model.graph if name not in without else ())
+        if node.op_type in op_types and (move := _first_move(rule, node, plan)) is not None
+    ]
+
+
+def permits(node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:
+    """Whether the positions around one node are as its rules ask for."""
+    rules = [rule for name, rule, op_types in RULES if node.op_type in op_types and name not in without]
+    return all(_first_move(rule, node, plan) is None for rule in rules)
+
+
+def _first_move(rule: Rule, node: ir.Node, plan: Plan) -> Move | None:
+    """What a rule would move. The plan is left as it is."""
+    if not plan.layout.quantizes(node):
+        return None
+    trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
+    return trial.moves[0] if rule(node, trial) else None
 
 
 def _clamp(value: int, low: int, high: int) -> int:

@@ -15,13 +15,18 @@ from detent.prepare import Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.recipe import Recipe
 from detent.targets import dpu
 from detent.targets.alignment import align_concats
-from detent.targets.shifts import constrain
+from detent.targets.shifts import constrain, permits
 
 Constrain = Callable[[ir.Model, Plan, Collection[str]], list[str]]
+Permits = Callable[[ir.Node, Plan, Collection[str]], bool]
 
 
 def _no_constraints(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:  # noqa: ARG001
     return []
+
+
+def _anything(node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:  # noqa: ARG001
+    return True
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,9 @@ class Target:
     """What a device asks of a quantized model.
 
     `preparations` are rewrites of the float model into operators that the device has, `substitutions` those that come
-    before the rules on positions. `constrain` applies these rules to the plan and returns what it could not satisfy;
-    `corrections` are rewrites after them. `requires_power_of_two`: it scales by shifting, a whole tensor at a time.
+    before the rules on positions. `constrain` applies these rules to the plan and returns what it could not satisfy,
+    and `permits` tells of one node whether they hold; `corrections` are rewrites after them. `requires_power_of_two`:
+    it scales by shifting, a whole tensor at a time.
     """
 
     name: str
@@ -39,6 +45,7 @@ class Target:
     substitutions: Sequence[type[dpu.NodePass]] = ()
     corrections: Sequence[type[dpu.NodePass]] = ()
     constrain: Constrain = _no_constraints
+    permits: Permits = _anything
     requires_power_of_two: bool = False
 
     def check(self, recipe: Recipe) -> None:
@@ -78,6 +85,7 @@ TARGETS: dict[str, Target] = {
             substitutions=(dpu.RoundLeakySlope, dpu.SigmoidToHardSigmoid),
             corrections=(dpu.ScaleHardSigmoid, dpu.ScalePools, dpu.ScaleReduceMean),
             constrain=constrain,
+            permits=permits,
             requires_power_of_two=True,
         ),
         Target(
@@ -108,6 +116,10 @@ class Rules:
     def __call__(self, plan: Plan) -> list[str]:
         """Move the parameters of a plan until they hold; what could not be satisfied."""
         return self.target.constrain(self.model, plan, self.without)
+
+    def permit(self, node: ir.Node, plan: Plan) -> bool:
+        """Whether the parameters around one node are as they ask for."""
+        return self.target.permits(node, plan, self.without)
 
 
 def find_target(name: str) -> Target:

@@ -11,7 +11,7 @@ from detent.compat.options.base import Option, boolean, honoured, met, number, r
 from detent.compat.request import Request
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
-from detent.refinements import BiasCorrection
+from detent.refinements import BiasCorrection, Gptq
 
 _CROSS_LAYER = "`{}` of `CrossLayer`: channels are then equalized layer by layer (`equalize`), with include_cle=True"
 _ROTATION = "rotations are for language models"
@@ -25,6 +25,8 @@ def _bias_correction(request: Request, value: Any) -> Request:
 
 
 def _finetune(request: Request, value: Any) -> Request:
+    if value and isinstance(request.recipe.refinement, Gptq):
+        raise UsageError("UseGPTQ and FastFinetune both choose the weights. Give one of them.")
     return request.with_recipe(refinement=refinement_of(value)) if value else request
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from detent.compat.formats import block_float, microscaling
+from detent.compat.options import gptq
 from detent.compat.options.base import Option, boolean, honoured, met, refused
 from detent.compat.request import Request
 from detent.errors import UsageError
@@ -99,6 +100,5 @@ OPTIONS: tuple[Option, ...] = (
     _blocks("MXAttributes", Microscaling, microscaling),
     honoured("UseMatMulNBits", "weights of 4 bits in groups, activations float (recipe MATMUL_NBITS)", _few_bits),
     honoured("MatMulNBitsParams", "GroupSize and Symmetric of these", _few_bits_params),
-    refused("UseGPTQ", "Rounding minimizes the same error, for every layer", "Give Recipe(refinement=Rounding())."),
-    refused("GPTQParams", "Rounding minimizes the same error, for every layer", "Give Recipe(refinement=Rounding())."),
+    *gptq.OPTIONS,
 )
