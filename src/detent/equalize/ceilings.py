@@ -3,9 +3,10 @@
     a min(max(x, 0), b)  =  min(max(a x, 0), a b)        for every a > 0
 
 so a Clip computes the same function as before if all the channels that it cuts off have one factor a, and its bound
-becomes a b. The others may have any factor that keeps them below the bound, with some room for values not observed.
-Which a is free to choose. Bounds are first settled for a = 1: channels that are cut keep their factor, and the others
-get an upper limit; `levels` then multiplies all channels of a value, and the bound, by the same number.
+becomes a b. Which a is free to choose. Bounds are first settled for a = 1: where the Clip cut something off, its channels
+keep their factor; else each may grow until it meets the bound, with some room for values not observed. `levels` then
+multiplies all channels of a value, and the bound, by the same number. (Where a Clip cuts, the channels that it does not
+cut could have factors of their own. Measured, that is a gain with some scales and a loss with others.)
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def factor_bounds(channels: ChannelMap, moments: Mapping[str, Moments]) -> tuple
         variables, highest = channels.of_value[ceiling.value], moments[ceiling.value].maximum
         room = np.log(ceiling.bound / np.maximum(highest * CEILING_ROOM, 1e-30))
         np.minimum.at(high, variables, np.maximum(room, 0.0))
-        cut = variables[highest >= ceiling.bound]
-        low[cut] = high[cut] = 0.0
+        if (highest >= ceiling.bound).any():
+            low[variables] = high[variables] = 0.0
     return low[: channels.count], high[: channels.count]
 
 
