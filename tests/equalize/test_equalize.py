@@ -187,6 +187,19 @@ def test_channels_of_a_clip_that_cuts_stay():
     assert done.factors[-2:] == (0.0, 0.0)
 
 
+def test_channels_that_are_not_cut_grow_beside_power_of_two_scales():
+    cut = float(highest(clipped(1e6, 1e6), "c0").max()) / 2
+    proto = clipped(cut, 1e6)
+    model, layout = laid_out(proto)
+    done = equalize(model, layout.sites, pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
+    assert_same_outputs(proto, model)
+    channels = map_channels(as_ir(proto))
+    factors = np.array(done.factors)[channels.of_value["c0"]]
+    above = highest(proto, "c0") >= cut
+    assert above.any() and not above.all()
+    assert factors[above] == pytest.approx(done.factors[8]) and (factors[~above] > done.factors[8] + 0.1).all()
+
+
 def test_where_clips_hold_most_channels_all_stay():
     first = float(highest(clipped(1e6, 1e6, 1e6), "c0").max()) / 2
     second = float(highest(clipped(first, 1e6, 1e6), "c1").max()) / 2
