@@ -5,8 +5,8 @@
 so a Clip computes the same function as before if all the channels that it cuts off have one factor a, and its bound
 becomes a b. Which a is free to choose. Bounds are first settled for a = 1: channels that are cut keep their factor, the
 others may grow until they meet the bound, with some room for values not observed. `levels` then multiplies all channels
-of a value, and the bound, by the same number. Beside channels that are cut, factors for the others pay with power-of-two
-scales; with float scales they were measured to cost more than they gain.
+of a value, and the bound, by the same number. Beside channels that are cut, factors for the others pay with scales that
+are powers of two; with float scales they were measured to cost more than they gain.
 """
 
 from __future__ import annotations
