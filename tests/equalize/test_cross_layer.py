@@ -153,11 +153,11 @@ def test_more_steps_come_closer_and_end():
     assert imbalance(more[0]) < 1e-4 < imbalance(again) < imbalance(one[0])
 
 
-def test_channels_that_a_clip_cuts_stay_as_they_are():
+def test_channels_of_a_clip_that_cuts_stay_as_they_are():
     nodes = [node("Clip", "c zero six", "m")]
     constants = {"zero": np.float32(0), "six": np.float32(6), "w1": normal(4, 3, 3, 3) * UNEQUAL[:, None, None, None]}
     after, done = balanced(between_convs(nodes, constants))
-    assert done.factors[2] == 0 and done.factors[1] > 0  # 5 times as large as the others, and the least
+    assert not any(done.factors)
     assert after["six"] == 6
 
 

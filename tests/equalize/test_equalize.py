@@ -176,16 +176,35 @@ def test_a_clip_out_of_reach():
     assert done.noise_after < 0.8 * done.noise_before
 
 
-def test_channels_that_a_clip_cuts_stay_and_the_others_grow():
+def test_channels_of_a_clip_that_cuts_stay():
     cut = float(highest(clipped(1e6, 1e6), "c0").max()) / 2
     proto = clipped(cut, 1e6)
     model, done = equalized(proto)
     assert_same_outputs(proto, model)
-    factors = np.array(done.factors)[map_channels(as_ir(proto)).of_value["c0"]]
+    factors, channels = np.array(done.factors), map_channels(as_ir(proto))
+    assert (factors[channels.of_value["c0"]] == 0).all()
+    assert np.abs(factors[channels.of_value["c1"]]).max() > 0.1
+    assert done.factors[-2:] == (0.0, 0.0)
+
+
+def test_channels_that_are_not_cut_grow_beside_power_of_two_scales():
+    cut = float(highest(clipped(1e6, 1e6), "c0").max()) / 2
+    proto = clipped(cut, 1e6)
+    model, layout = laid_out(proto)
+    done = equalize(model, layout.sites, pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
+    assert_same_outputs(proto, model)
+    channels = map_channels(as_ir(proto))
+    factors = np.array(done.factors)[channels.of_value["c0"]]
     above = highest(proto, "c0") >= cut
     assert above.any() and not above.all()
-    assert (factors[above] == 0).all() and (factors[~above] > 0.1).all()
-    assert done.factors[-2:] == (0.0, 0.0)
+    assert factors[above] == pytest.approx(done.factors[8]) and (factors[~above] > done.factors[8] + 0.1).all()
+
+
+def test_where_clips_hold_most_channels_all_stay():
+    first = float(highest(clipped(1e6, 1e6, 1e6), "c0").max()) / 2
+    second = float(highest(clipped(first, 1e6, 1e6), "c1").max()) / 2
+    _, done = equalized(clipped(first, second, 1e6))
+    assert done.channels == 0 and not any(done.factors)
 
 
 @pytest.mark.parametrize("cut", [1.0, 0.5, 0.1, 1e-3])

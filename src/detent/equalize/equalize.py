@@ -27,6 +27,7 @@ from detent.observe.samples import PendingSample
 Floats = npt.NDArray[np.float64]
 
 STEPS, TOLERANCE = 100, 1e-3
+LEAST_MOVABLE = 0.5  # of the channels: where Clips hold most of them, what the others could gain is not worth it
 LEAST_SHARE = 1e-3  # of the largest channel: a channel below it counts as if it held that much
 
 
@@ -54,7 +55,9 @@ def equalize(
     if not all(np.isfinite(each.power).all() for each in moments.values()):
         return apply_factors(model, channels, unchanged)  # the sweep will name the sample and the tensor
     noise = NoiseModel([_layer_noise(layer, moments, sites) for layer in channels.layers], channels.count)
-    variables = minimise(noise, *factor_bounds(channels, moments), STEPS, TOLERANCE)
+    low, high = factor_bounds(channels, moments, apart=bool(codes))
+    movable = float((low < high).mean()) >= LEAST_MOVABLE
+    variables = minimise(noise, low, high, STEPS, TOLERANCE) if movable else unchanged
     raised = _levels(channels, moments, noise, variables, codes or {})
     done = apply_factors(model, channels, variables + raised[: channels.count], raised[channels.count :])
     return replace(done, noise_before=noise(unchanged)[0], noise_after=noise(variables)[0])
