@@ -205,13 +205,13 @@ def quantize(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        beside = () if output is None else (checkpoint_beside(output), refinement_beside(output))
-        kept = next((each for each in beside if each.exists()), None)
-        if kept is None:
+        if output is None:
             raise
-        raise _InterruptedError(
-            f"Interrupted. What was done so far is kept in {kept}: the same command continues."
-        ) from None
+        beside = {"What was counted is": checkpoint_beside(output), "Refined layers are": refinement_beside(output)}
+        for what, kept in beside.items():
+            if kept.exists():
+                raise _InterruptedError(f"Interrupted. {what} kept in {kept}: the same command continues.") from None
+        raise
     if report is not None:
         result.save(report)
     if json:
