@@ -16,10 +16,12 @@ without `exact` they are measured for the worst layers only, where e^2 itself is
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,10 @@ from detent.progress import Progress, silent
 STAGE = "probe"
 
 FEWEST = 4
-GAINS = 8
-"""Without `exact`, the number of layers whose gain is measured."""
+GAINS = 4
+"""Without `exact`, the number of layers whose gain is measured, on the fewest samples."""
 
-INFERENCES = 14
+INFERENCES = 18
 """Without `exact`, things times samples is about this many inferences of all samples, of which half is computed."""
 
 
@@ -109,15 +111,32 @@ def sensitivity(
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     things = things_of(model, plan)
-    chosen = samples if exact else _some(samples, len(things))
+    chosen = samples if exact else some_of(samples, len(things))
     whole = everything(EVERYTHING, things)
     with ThreadPoolExecutor(threads or usable_cores()) as pool:
         walks = _Walks(model, plan, pool, chosen, memory // (threads or usable_cores()), progress)
         alone = walks.sums(UNCHANGED, [whole, *(thing.variant for thing in things)])
         worst = _worst(things, alone, len(things) if exact else GAINS)
         left = [variant for variant in left_float(things) if variant.name in worst]
-        gains = walks.sums(whole, left)
+        gains = (walks if exact else walks.shortened()).sums(whole, left)
     return summarize(model, plan, things, alone, gains, exact=exact)
+
+
+def errors_of(
+    model: ir.Model,
+    plan: Plan,
+    variants: Sequence[Variant],
+    samples: Sequence[PendingSample],
+    *,
+    threads: int = 0,
+    memory: int = 1 << 30,
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """The error of each variant of the float model, by its name, on all samples."""
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
+        walks = _Walks(model, plan, pool, samples, memory // (threads or usable_cores()), progress)
+        sums = walks.sums(UNCHANGED, variants)
+    return {variant.name: sums.error(variant.name) for variant in variants}
 
 
 def _worst(things: Sequence[Thing], alone: Sums, number: int) -> list[str]:
@@ -128,7 +147,7 @@ def _worst(things: Sequence[Thing], alone: Sums, number: int) -> list[str]:
     return sorted(errors, key=lambda layer: -errors[layer])[:number]
 
 
-def _some(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
+def some_of(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
     """Evenly spaced samples: fewer, the more things there are to measure on each."""
     number = min(len(samples), max(FEWEST, len(samples) * INFERENCES // max(things, 1)))
     return [samples[index * len(samples) // number] for index in range(number)]
@@ -175,8 +194,12 @@ class _Walks:
     memory: int
     progress: Progress
 
+    def shortened(self) -> _Walks:
+        """The same on the fewest samples."""
+        return replace(self, samples=self.samples[:FEWEST])
+
     def sums(self, base: Variant, variants: Sequence[Variant]) -> Sums:
-        """The sums over all samples, of variants of `base`."""
+        """The sums over all samples, of variants of `base` and of itself."""
         comparing = Comparing(self.model, self.plan, base, variants, self.memory)
         self.progress(STAGE, 0, len(self.samples))
         measured = []
@@ -196,6 +219,8 @@ class Comparing:
         self._float = Probe(model, plan.layout)
         self._varied = self._float if base is UNCHANGED else Probe(model, plan.layout, base)
         self._variants, self._memory = variants, memory
+        self._together: int | None = None
+        self._lock = threading.Lock()
         types = {str(value.name): value.dtype for value in model.graph.outputs}
         self._floats = [index for index, name in enumerate(self._float.outputs) if types[name] == ir.DataType.FLOAT]
         if not self._floats:
@@ -206,11 +231,13 @@ class Comparing:
     def __call__(self, pending: PendingSample) -> Sums:
         """The sums of one sample."""
         sample = pending.load()
-        expected = self._float(sample)[ITSELF]
+        answers = self._answers(sample)
+        itself = next(answers)
+        expected = itself[1] if self._varied is self._float else self._float(sample)[ITSELF]
         truth = [expected[index].astype(np.float64) for index in self._floats]
         noise: dict[str, Floats] = {}
         changed: dict[str, int] = {}
-        for name, found in self._answers(sample):
+        for name, found in chain([itself], answers):
             # An answer of another shape, where the data decides it, is no answer: the error is all of the signal.
             pairs = zip(truth, (found[index] for index in self._floats), strict=True)
             errors = [y - x if y.shape == x.shape else x for x, y in pairs]
@@ -219,11 +246,21 @@ class Comparing:
         return Sums(pending.size, np.array([np.vdot(x, x) for x in truth]), noise, changed)
 
     def _answers(self, sample: Sample) -> Iterator[tuple[str, list[Any]]]:
-        """What the variants answer; so many are computed at a time that there is memory for them."""
-        together = max(1, self._memory // max(self._varied.footprint(sample), 1)) if self._variants else 1
-        for start in range(0, len(self._variants), together):
+        """What the base answers, and then the variants; as many at a time as there is memory for."""
+        together = self._fitting(sample)
+        for start in range(0, max(len(self._variants), 1), together):
             answers = self._varied(sample, self._variants[start : start + together])
-            yield from ((name, found) for name, found in answers.items() if name != ITSELF)
+            itself = answers.pop(ITSELF)
+            if start == 0:
+                yield ITSELF, itself
+            yield from answers.items()
+
+    def _fitting(self, sample: Sample) -> int:
+        """How many variants there is memory for: measured on the first sample, which others are taken to be like."""
+        with self._lock:
+            if self._together is None:
+                self._together = max(1, self._memory // max(self._varied.footprint(sample), 1))
+            return self._together
 
     def _another(self, expected: Sequence[Any], found: Sequence[Any]) -> int:
         """How many of the samples have another top answer."""
@@ -238,7 +275,7 @@ def summarize(
     """The sums of things alone, and of layers left float, as layers."""
     scores = looks_like_scores(model.graph.outputs[0])
     errors = {thing.name: sums.error(thing.name) for thing in things}
-    total = sums.error(EVERYTHING)
+    total, before = sums.error(EVERYTHING), gains.error(ITSELF)
     layers = []
     for node in model.graph:
         own = [thing for thing in things if thing.layer == node.name]
@@ -254,7 +291,7 @@ def summarize(
                 members=_members(model, plan, node),
                 weights=weights,
                 activations=activations,
-                gain=total - gains.error(str(node.name)) if node.name in gains.noise else None,
+                gain=before - gains.error(str(node.name)) if node.name in gains.noise else None,
                 changed=(counts[0], counts[1]) if scores else None,
                 parameters=sum(thing.elements for thing in kinds[0]),
                 operations=sum(thing.operations for thing in own),
