@@ -14,6 +14,7 @@ from typing import Literal
 from detent.errors import UsageError
 from detent.measure.precision import Choice, Option, assign, bits_of
 from detent.measure.probe import Variant
+from detent.measure.proposal import literal
 from detent.measure.sensitivity import errors_of, some_of
 from detent.measure.things import Thing, everything, things_of
 from detent.numerics.formats import IntegerFormat
@@ -128,11 +129,12 @@ class _Search:
         for slot, fmt in formats.items():
             if fmt != recipe.formats[self._what]:
                 parts.setdefault(fmt, []).append(slot)
-        added = tuple(self._override(fmt, tuple(slots)) for fmt, slots in parts.items())
+        added = tuple(self._override(fmt, slots) for fmt, slots in parts.items())
         mixed = recipe.replace(name=f"{recipe.name}-mixed", overrides=(*recipe.overrides, *added)) if added else recipe
         return PrecisionSearch(mixed, formats, error, bits_of(choice) / self.elements, reached)
 
-    def _override(self, fmt: IntegerFormat, slots: tuple[str, ...]) -> Override:
+    def _override(self, fmt: IntegerFormat, names: Sequence[str]) -> Override:
+        slots = tuple(map(literal, names))
         if self._what == "weights":
             return Override(nodes=slots, weights=fmt)
         return Override(tensors=slots, activations=fmt)
