@@ -8,9 +8,9 @@ The weights of a layer, with its bias, are one such thing, and every activation 
 layer is by how much the error of the quantized model falls when the layer alone is left float: its weights and bias,
 and the activations that no other quantized node computes or reads.
 
-Errors of things alone are much the same on any few samples, so that these do; `exact` takes all. Gains are not: with E
-the error of the whole model, 2 e.E - e^2 of it goes away, and e.E may be anything, on other samples something else. So
-without `exact` they are measured for the worst layers only, where e^2 itself is large.
+Errors of things alone are much the same on any few samples. So samples are added until two halves of them rank the
+things alike; `exact` takes all. Gains are not: with E the error of the whole model, 2 e.E - e^2 of it goes away, and e.E is
+another on other samples. They are measured with `exact` only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -40,11 +40,11 @@ from detent.progress import Progress, silent
 STAGE = "probe"
 
 FEWEST = 4
-GAINS = 4
-"""Without `exact`, the number of layers whose gain is measured, on the fewest samples."""
+SETTLED = 0.92
+"""The rank correlation of two halves at which the samples are enough: both together are nearer to all than that."""
 
 INFERENCES = 18
-"""Without `exact`, things times samples is about this many inferences of all samples, of which half is computed."""
+"""Where many things are measured on a part of the samples, about so many inferences of all of them are computed."""
 
 
 @dataclass(frozen=True)
@@ -106,20 +106,22 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
 
-    Without `exact`, on some of the samples. About `memory` bytes are used for variants of the model.
+    Without `exact`, on as many of the samples as it takes, and without gains. About `memory` bytes are
+    used for variants of the model.
     """
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     things = things_of(model, plan)
-    chosen = samples if exact else some_of(samples, len(things))
     whole = everything(EVERYTHING, things)
+    variants = [whole, *(thing.variant for thing in things)]
+    gains = None
     with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        walks = _Walks(model, plan, pool, chosen, memory // (threads or usable_cores()), progress)
-        alone = walks.sums(UNCHANGED, [whole, *(thing.variant for thing in things)])
-        worst = _worst(things, alone, len(things) if exact else GAINS)
-        left = [variant for variant in left_float(things) if variant.name in worst]
-        gains = (walks if exact else walks.shortened()).sums(whole, left)
-    return summarize(model, plan, things, alone, gains, exact=exact)
+        walks = _Walks(model, plan, pool, samples, memory // (threads or usable_cores()), progress)
+        if exact:
+            alone, gains = walks.sums(UNCHANGED, variants), walks.sums(whole, list(left_float(things)))
+        else:
+            alone = walks.settled(variants, [thing.name for thing in things])
+    return summarize(model, plan, things, alone, gains)
 
 
 def errors_of(
@@ -137,14 +139,6 @@ def errors_of(
         walks = _Walks(model, plan, pool, samples, memory // (threads or usable_cores()), progress)
         sums = walks.sums(UNCHANGED, variants)
     return {variant.name: sums.error(variant.name) for variant in variants}
-
-
-def _worst(things: Sequence[Thing], alone: Sums, number: int) -> list[str]:
-    """The layers with the largest errors."""
-    errors: dict[str, float] = {}
-    for thing in things:
-        errors[thing.layer] = errors.get(thing.layer, 0.0) + alone.error(thing.name)
-    return sorted(errors, key=lambda layer: -errors[layer])[:number]
 
 
 def some_of(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
@@ -194,20 +188,38 @@ class _Walks:
     memory: int
     progress: Progress
 
-    def shortened(self) -> _Walks:
-        """The same on the fewest samples."""
-        return replace(self, samples=self.samples[:FEWEST])
-
     def sums(self, base: Variant, variants: Sequence[Variant]) -> Sums:
         """The sums over all samples, of variants of `base` and of itself."""
         comparing = Comparing(self.model, self.plan, base, variants, self.memory)
-        self.progress(STAGE, 0, len(self.samples))
-        measured = []
-        # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
-        for done, sums in enumerate(self.pool.map(comparing, self.samples), 1):
-            measured.append(sums)
+        return reduce(Sums.__add__, self._each(comparing, self.samples, 0))
+
+    def settled(self, variants: Sequence[Variant], ranked: Sequence[str]) -> Sums:
+        """The sums over as many samples as it takes to rank the variants of these names; each time twice as many."""
+        comparing = Comparing(self.model, self.plan, UNCHANGED, variants, self.memory)
+        spread = max(1, len(self.samples) // FEWEST)
+        samples = [each for start in range(spread) for each in self.samples[start::spread]]
+        found: list[Sums] = []
+        while len(found) < len(samples):
+            found += self._each(comparing, samples[len(found) : max(FEWEST, 2 * len(found))], len(found))
+            if len(found) > 1 and _correlation(found[::2], found[1::2], ranked) >= SETTLED:
+                break
+        return reduce(Sums.__add__, found)
+
+    def _each(self, comparing: Comparing, samples: Sequence[PendingSample], before: int) -> list[Sums]:
+        """The sums of each sample, in their order, whatever order they finish in."""
+        self.progress(STAGE, before, len(self.samples))
+        found = []
+        for done, sums in enumerate(self.pool.map(comparing, samples), before + 1):
+            found.append(sums)
             self.progress(STAGE, done, len(self.samples))
-        return reduce(Sums.__add__, measured)
+        return found
+
+
+def _correlation(one: Sequence[Sums], other: Sequence[Sums], names: Sequence[str]) -> float:
+    """The correlation of the ranks that two sets of samples give to the errors; 1 where there is nothing to rank."""
+    halves = (reduce(Sums.__add__, part) for part in (one, other))
+    ranks = [np.argsort(np.argsort([half.error(name) for name in names])) for half in halves]
+    return float(np.corrcoef(ranks)[0, 1]) if len(names) > 1 else 1.0
 
 
 class Comparing:
@@ -270,12 +282,13 @@ class Comparing:
 
 
 def summarize(
-    model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, gains: Sums, *, exact: bool
+    model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, gains: Sums | None = None
 ) -> Sensitivity:
-    """The sums of things alone, and of layers left float, as layers."""
+    """The sums of things alone, and where they were measured of layers left float, as layers."""
     scores = looks_like_scores(model.graph.outputs[0])
     errors = {thing.name: sums.error(thing.name) for thing in things}
-    total, before = sums.error(EVERYTHING), gains.error(ITSELF)
+    total = sums.error(EVERYTHING)
+    left = {} if gains is None else {name: total - gains.error(name) for name in gains.noise}
     layers = []
     for node in model.graph:
         own = [thing for thing in things if thing.layer == node.name]
@@ -291,14 +304,14 @@ def summarize(
                 members=_members(model, plan, node),
                 weights=weights,
                 activations=activations,
-                gain=before - gains.error(str(node.name)) if node.name in gains.noise else None,
+                gain=left.get(str(node.name)),
                 changed=(counts[0], counts[1]) if scores else None,
                 parameters=sum(thing.elements for thing in kinds[0]),
                 operations=sum(thing.operations for thing in own),
             )
         )
     changed = sums.changed[EVERYTHING] if scores else None
-    return Sensitivity(tuple(layers), tuple(things), errors, total, changed, sums.samples, exact)
+    return Sensitivity(tuple(layers), tuple(things), errors, total, changed, sums.samples, gains is not None)
 
 
 def _members(model: ir.Model, plan: Plan, node: ir.Node) -> tuple[str, ...]:
