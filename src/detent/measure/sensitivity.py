@@ -9,8 +9,8 @@ layer is by how much the error of the quantized model falls when the layer alone
 and the activations that no other quantized node computes or reads.
 
 Errors of things alone are much the same on any few samples. So samples are added until two halves of them rank the
-things alike; `exact` takes all. Gains are not: with E the error of the whole model, 2 e.E - e^2 of it goes away, and e.E is
-another on other samples. They are measured with `exact` only.
+things alike; `exact` takes all. Gains are not: with E the error of the whole model, 2 e.E - e^2 of it goes away, and
+e.E is another on other samples. They are measured with `exact` only.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from detent.progress import Progress, silent
 STAGE = "probe"
 
 FEWEST = 4
-SETTLED = 0.92
-"""The rank correlation of two halves at which the samples are enough: both together are nearer to all than that."""
+SETTLED = 0.85
+"""The rank correlation of two halves at which the samples are enough, of weights and of activations."""
 
 INFERENCES = 18
 """Where many things are measured on a part of the samples, about so many inferences of all of them are computed."""
@@ -120,7 +120,7 @@ def sensitivity(
         if exact:
             alone, gains = walks.sums(UNCHANGED, variants), walks.sums(whole, list(left_float(things)))
         else:
-            alone = walks.settled(variants, [thing.name for thing in things])
+            alone = walks.settled(variants, things)
     return summarize(model, plan, things, alone, gains)
 
 
@@ -193,15 +193,16 @@ class _Walks:
         comparing = Comparing(self.model, self.plan, base, variants, self.memory)
         return reduce(Sums.__add__, self._each(comparing, self.samples, 0))
 
-    def settled(self, variants: Sequence[Variant], ranked: Sequence[str]) -> Sums:
-        """The sums over as many samples as it takes to rank the variants of these names; each time twice as many."""
+    def settled(self, variants: Sequence[Variant], things: Sequence[Thing]) -> Sums:
+        """The sums over as many samples as it takes to rank the things; each time twice as many."""
         comparing = Comparing(self.model, self.plan, UNCHANGED, variants, self.memory)
         spread = max(1, len(self.samples) // FEWEST)
         samples = [each for start in range(spread) for each in self.samples[start::spread]]
+        kinds = [[thing.name for thing in things if thing.is_weight is kind] for kind in (True, False)]
         found: list[Sums] = []
         while len(found) < len(samples):
             found += self._each(comparing, samples[len(found) : max(FEWEST, 2 * len(found))], len(found))
-            if len(found) > 1 and _correlation(found[::2], found[1::2], ranked) >= SETTLED:
+            if len(found) > 1 and min(_correlation(found[::2], found[1::2], kind) for kind in kinds) >= SETTLED:
                 break
         return reduce(Sums.__add__, found)
 
@@ -219,7 +220,7 @@ def _correlation(one: Sequence[Sums], other: Sequence[Sums], names: Sequence[str
     """The correlation of the ranks that two sets of samples give to the errors; 1 where there is nothing to rank."""
     halves = (reduce(Sums.__add__, part) for part in (one, other))
     ranks = [np.argsort(np.argsort([half.error(name) for name in names])) for half in halves]
-    return float(np.corrcoef(ranks)[0, 1]) if len(names) > 1 else 1.0
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if len(names) > 1 else 1.0
 
 
 class Comparing:
