@@ -120,7 +120,7 @@ def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
 
     chosen = _greedy(moves, error, wanted)
     nodes = tuple(name for layer in members if layer in chosen for name in members[layer])
-    added = (Override(nodes=tuple(map(_literal, nodes)), leave_float=True),) if nodes else ()
+    added = (Override(nodes=tuple(map(literal, nodes)), leave_float=True),) if nodes else ()
     share = sum(costs[layer] for layer in chosen) / sum(costs.values())
     changed = _extended(recipe, added, "some layers left float")
     return Proposal(changed, "exclude", nodes, (), found.total, error(chosen), wanted, share)
@@ -160,7 +160,7 @@ def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:
         assert wide is not None, f"'{leader}' was a candidate"
         formats.setdefault(wide, []).append(leader)
     return [
-        Override(tensors=tuple(map(_literal, tensors)), activations=activations)
+        Override(tensors=tuple(map(literal, tensors)), activations=activations)
         for activations, tensors in formats.items()
     ]
 
@@ -172,7 +172,7 @@ def _wider(fmt: NumberFormat) -> IntegerFormat | None:
     return dataclasses.replace(fmt, dtype=fmt.dtype.replace("8", "16"))
 
 
-def _literal(name: str) -> str:
+def literal(name: str) -> str:
     """A name as it is: a pattern has no way to say so, and one that matches more is not what was meant."""
     if "*" in name or "?" in name:
         raise UsageError(f"'{name}' has a * or ? in its name, which a recipe takes for a pattern. Rename it.")

@@ -8,18 +8,20 @@ The weights of a layer, with its bias, are one such thing, and every activation 
 layer is by how much the error of the quantized model falls when the layer alone is left float: its weights and bias,
 and the activations that no other quantized node computes or reads.
 
-Errors of things alone are much the same on any few samples, so that these do; `exact` takes all. Gains are not: with E
-the error of the whole model, 2 e.E - e^2 of it goes away, and e.E may be anything, on other samples something else. So
-without `exact` they are measured for the worst layers only, where e^2 itself is large.
+Errors of things alone are much the same on any few samples. So samples are added until two halves of them rank the
+things alike; `exact` takes all. Gains are not: with E the error of the whole model, 2 e.E - e^2 of it goes away, and
+e.E is another on other samples. They are measured with `exact` only.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,11 +40,11 @@ from detent.progress import Progress, silent
 STAGE = "probe"
 
 FEWEST = 4
-GAINS = 8
-"""Without `exact`, the number of layers whose gain is measured."""
+SETTLED = 0.85
+"""The rank correlation of two halves at which the samples are enough, of weights and of activations."""
 
-INFERENCES = 14
-"""Without `exact`, things times samples is about this many inferences of all samples, of which half is computed."""
+INFERENCES = 18
+"""Where many things are measured on a part of the samples, about so many inferences of all of them are computed."""
 
 
 @dataclass(frozen=True)
@@ -104,31 +106,42 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
 
-    Without `exact`, on some of the samples. About `memory` bytes are used for variants of the model.
+    Without `exact`, on as many of the samples as it takes, and without gains. About `memory` bytes are
+    used for variants of the model.
     """
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     things = things_of(model, plan)
-    chosen = samples if exact else _some(samples, len(things))
     whole = everything(EVERYTHING, things)
+    variants = [whole, *(thing.variant for thing in things)]
+    gains = None
     with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        walks = _Walks(model, plan, pool, chosen, memory // (threads or usable_cores()), progress)
-        alone = walks.sums(UNCHANGED, [whole, *(thing.variant for thing in things)])
-        worst = _worst(things, alone, len(things) if exact else GAINS)
-        left = [variant for variant in left_float(things) if variant.name in worst]
-        gains = walks.sums(whole, left)
-    return summarize(model, plan, things, alone, gains, exact=exact)
+        walks = _Walks(model, plan, pool, samples, memory // (threads or usable_cores()), progress)
+        if exact:
+            alone, gains = walks.sums(UNCHANGED, variants), walks.sums(whole, list(left_float(things)))
+        else:
+            alone = walks.settled(variants, things)
+    return summarize(model, plan, things, alone, gains)
 
 
-def _worst(things: Sequence[Thing], alone: Sums, number: int) -> list[str]:
-    """The layers with the largest errors."""
-    errors: dict[str, float] = {}
-    for thing in things:
-        errors[thing.layer] = errors.get(thing.layer, 0.0) + alone.error(thing.name)
-    return sorted(errors, key=lambda layer: -errors[layer])[:number]
+def errors_of(
+    model: ir.Model,
+    plan: Plan,
+    variants: Sequence[Variant],
+    samples: Sequence[PendingSample],
+    *,
+    threads: int = 0,
+    memory: int = 1 << 30,
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """The error of each variant of the float model, by its name, on all samples."""
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
+        walks = _Walks(model, plan, pool, samples, memory // (threads or usable_cores()), progress)
+        sums = walks.sums(UNCHANGED, variants)
+    return {variant.name: sums.error(variant.name) for variant in variants}
 
 
-def _some(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
+def some_of(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
     """Evenly spaced samples: fewer, the more things there are to measure on each."""
     number = min(len(samples), max(FEWEST, len(samples) * INFERENCES // max(things, 1)))
     return [samples[index * len(samples) // number] for index in range(number)]
@@ -176,15 +189,38 @@ class _Walks:
     progress: Progress
 
     def sums(self, base: Variant, variants: Sequence[Variant]) -> Sums:
-        """The sums over all samples, of variants of `base`."""
+        """The sums over all samples, of variants of `base` and of itself."""
         comparing = Comparing(self.model, self.plan, base, variants, self.memory)
-        self.progress(STAGE, 0, len(self.samples))
-        measured = []
-        # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
-        for done, sums in enumerate(self.pool.map(comparing, self.samples), 1):
-            measured.append(sums)
+        return reduce(Sums.__add__, self._each(comparing, self.samples, 0))
+
+    def settled(self, variants: Sequence[Variant], things: Sequence[Thing]) -> Sums:
+        """The sums over as many samples as it takes to rank the things; each time twice as many."""
+        comparing = Comparing(self.model, self.plan, UNCHANGED, variants, self.memory)
+        spread = max(1, len(self.samples) // FEWEST)
+        samples = [each for start in range(spread) for each in self.samples[start::spread]]
+        kinds = [[thing.name for thing in things if thing.is_weight is kind] for kind in (True, False)]
+        found: list[Sums] = []
+        while len(found) < len(samples):
+            found += self._each(comparing, samples[len(found) : max(FEWEST, 2 * len(found))], len(found))
+            if len(found) > 1 and min(_correlation(found[::2], found[1::2], kind) for kind in kinds) >= SETTLED:
+                break
+        return reduce(Sums.__add__, found)
+
+    def _each(self, comparing: Comparing, samples: Sequence[PendingSample], before: int) -> list[Sums]:
+        """The sums of each sample, in their order, whatever order they finish in."""
+        self.progress(STAGE, before, len(self.samples))
+        found = []
+        for done, sums in enumerate(self.pool.map(comparing, samples), before + 1):
+            found.append(sums)
             self.progress(STAGE, done, len(self.samples))
-        return reduce(Sums.__add__, measured)
+        return found
+
+
+def _correlation(one: Sequence[Sums], other: Sequence[Sums], names: Sequence[str]) -> float:
+    """The correlation of the ranks that two sets of samples give to the errors; 1 where there is nothing to rank."""
+    halves = (reduce(Sums.__add__, part) for part in (one, other))
+    ranks = [np.argsort(np.argsort([half.error(name) for name in names])) for half in halves]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if len(names) > 1 else 1.0
 
 
 class Comparing:
@@ -196,6 +232,8 @@ class Comparing:
         self._float = Probe(model, plan.layout)
         self._varied = self._float if base is UNCHANGED else Probe(model, plan.layout, base)
         self._variants, self._memory = variants, memory
+        self._together: int | None = None
+        self._lock = threading.Lock()
         types = {str(value.name): value.dtype for value in model.graph.outputs}
         self._floats = [index for index, name in enumerate(self._float.outputs) if types[name] == ir.DataType.FLOAT]
         if not self._floats:
@@ -206,11 +244,13 @@ class Comparing:
     def __call__(self, pending: PendingSample) -> Sums:
         """The sums of one sample."""
         sample = pending.load()
-        expected = self._float(sample)[ITSELF]
+        answers = self._answers(sample)
+        itself = next(answers)
+        expected = itself[1] if self._varied is self._float else self._float(sample)[ITSELF]
         truth = [expected[index].astype(np.float64) for index in self._floats]
         noise: dict[str, Floats] = {}
         changed: dict[str, int] = {}
-        for name, found in self._answers(sample):
+        for name, found in chain([itself], answers):
             # An answer of another shape, where the data decides it, is no answer: the error is all of the signal.
             pairs = zip(truth, (found[index] for index in self._floats), strict=True)
             errors = [y - x if y.shape == x.shape else x for x, y in pairs]
@@ -219,11 +259,21 @@ class Comparing:
         return Sums(pending.size, np.array([np.vdot(x, x) for x in truth]), noise, changed)
 
     def _answers(self, sample: Sample) -> Iterator[tuple[str, list[Any]]]:
-        """What the variants answer; so many are computed at a time that there is memory for them."""
-        together = max(1, self._memory // max(self._varied.footprint(sample), 1)) if self._variants else 1
-        for start in range(0, len(self._variants), together):
+        """What the base answers, and then the variants; as many at a time as there is memory for."""
+        together = self._fitting(sample)
+        for start in range(0, max(len(self._variants), 1), together):
             answers = self._varied(sample, self._variants[start : start + together])
-            yield from ((name, found) for name, found in answers.items() if name != ITSELF)
+            itself = answers.pop(ITSELF)
+            if start == 0:
+                yield ITSELF, itself
+            yield from answers.items()
+
+    def _fitting(self, sample: Sample) -> int:
+        """How many variants there is memory for: measured on the first sample, which others are taken to be like."""
+        with self._lock:
+            if self._together is None:
+                self._together = max(1, self._memory // max(self._varied.footprint(sample), 1))
+            return self._together
 
     def _another(self, expected: Sequence[Any], found: Sequence[Any]) -> int:
         """How many of the samples have another top answer."""
@@ -233,12 +283,13 @@ class Comparing:
 
 
 def summarize(
-    model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, gains: Sums, *, exact: bool
+    model: ir.Model, plan: Plan, things: Sequence[Thing], sums: Sums, gains: Sums | None = None
 ) -> Sensitivity:
-    """The sums of things alone, and of layers left float, as layers."""
+    """The sums of things alone, and where they were measured of layers left float, as layers."""
     scores = looks_like_scores(model.graph.outputs[0])
     errors = {thing.name: sums.error(thing.name) for thing in things}
     total = sums.error(EVERYTHING)
+    left = {} if gains is None else {name: total - gains.error(name) for name in gains.noise}
     layers = []
     for node in model.graph:
         own = [thing for thing in things if thing.layer == node.name]
@@ -254,14 +305,14 @@ def summarize(
                 members=_members(model, plan, node),
                 weights=weights,
                 activations=activations,
-                gain=total - gains.error(str(node.name)) if node.name in gains.noise else None,
+                gain=left.get(str(node.name)),
                 changed=(counts[0], counts[1]) if scores else None,
                 parameters=sum(thing.elements for thing in kinds[0]),
                 operations=sum(thing.operations for thing in own),
             )
         )
     changed = sums.changed[EVERYTHING] if scores else None
-    return Sensitivity(tuple(layers), tuple(things), errors, total, changed, sums.samples, exact)
+    return Sensitivity(tuple(layers), tuple(things), errors, total, changed, sums.samples, gains is not None)
 
 
 def _members(model: ir.Model, plan: Plan, node: ir.Node) -> tuple[str, ...]:

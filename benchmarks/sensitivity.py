@@ -1,0 +1,80 @@
+"""How long sensitivity takes, in inferences of the float model, and how well a few samples rank the layers.
+
+python -m benchmarks.sensitivity [--models mobilenetv2 squeezenet11] [--samples 32] [--recipe XINT8] [--exact-on 32]
+
+The ratio is of processor time, so that other work on the machine counts little: all of the fast measurement over the
+float inference of all samples. The rank correlation (Spearman) is that of the fast errors with those of --exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
+from detent.graph.session import Runner
+from detent.measure.sensitivity import Sensitivity, sensitivity
+from detent.opening import Job
+from detent.probing import make_ready
+from detent.recipe_file import find_recipe
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """The correlation of ranks."""
+    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def kinds(fast: Sensitivity, exact: Sensitivity) -> list[str]:
+    """The correlations of all things, of weights and of activations."""
+    found = []
+    for wanted in ((True, False), (True,), (False,)):
+        names = [thing.name for thing in exact.things if thing.is_weight in wanted]
+        found.append(f"{spearman([fast.errors[name] for name in names], [exact.errors[name] for name in names]):.3f}")
+    return found
+
+
+def measure(case: Case, recipe: str, samples: int, exact_on: int) -> list[str]:
+    """One row of the table."""
+    job = Job(Path(case.path), None, find_recipe(recipe), CALIBRATION, case.options, limit=2 * samples)
+    ready = make_ready(job, samples)
+    feeds = [pending.load().feeds for pending in ready.samples]
+    runner = Runner(ready.model)
+    inference = min(seconds(lambda: [runner(each) for each in feeds])[0] for _ in range(3))
+    spent, fast = seconds(lambda: sensitivity(ready.model, ready.plan, ready.samples))
+    inference = min(inference, *(seconds(lambda: [runner(each) for each in feeds])[0] for _ in range(3)))
+    all_spent, exact = seconds(lambda: sensitivity(ready.model, ready.plan, ready.samples[:exact_on], exact=True))
+    return [
+        case.name,
+        f"{len(fast.layers)}",
+        f"{len(fast.things)}",
+        f"{fast.samples} of {len(feeds)}",
+        f"{spent / inference:.1f}",
+        *kinds(fast, exact),
+        f"{all_spent / inference * len(feeds) / exact.samples:.0f}",
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "", samples=32)
+    parser.set_defaults(models=["mobilenetv2", "squeezenet11"])
+    parser.add_argument("--recipe", default="XINT8")
+    parser.add_argument("--exact-on", type=int, default=32, help="samples of the exact measurement")
+    given = parser.parse_args()
+    heads = ["model", "layers", "things", "samples", "inferences", "ranks", "weights", "activations", "exact"]
+    rows = [measure(case, given.recipe, given.samples, given.exact_on) for case in chosen(given.models)]
+    print_table(heads, rows)
+
+
+if __name__ == "__main__":
+    main()
