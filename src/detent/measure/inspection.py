@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import onnx_ir as ir
 
 from detent.graph.load import ModelLike, read, stored_bytes
 from detent.graph.values import constant, is_constant
+from detent.numerics.power_of_two import position_of
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,6 @@ def _quantized_tensors(nodes: Sequence[ir.Node]) -> Iterator[QuantizedTensor]:
             dtype=str(codes.dtype if codes.dtype is not None else zero_point.dtype if zero_point is not None else "?"),
             scale=number,
             zero_point=int(zero_point.reshape(-1)[0]) if zero_point is not None and zero_point.size == 1 else None,
-            position=_position(number),
+            position=None if number is None else position_of(number),
             channels=int(np.size(scale)) if scale is not None else 1,
         )
-
-
-def _position(scale: float | None) -> int | None:
-    """p where the scale is 2^-p exactly."""
-    if scale is None or scale <= 0 or not math.isfinite(scale):
-        return None
-    mantissa, exponent = math.frexp(scale)
-    return 1 - exponent if mantissa == 0.5 else None

@@ -28,6 +28,14 @@ def scale_of(position: int) -> float:
     return math.ldexp(1.0, -position)
 
 
+def position_of(scale: float) -> int | None:
+    """p where the scale is 2^-p exactly, else None."""
+    if scale <= 0 or not math.isfinite(scale):
+        return None
+    mantissa, exponent = math.frexp(scale)
+    return 1 - exponent if mantissa == 0.5 else None
+
+
 def base_position(largest: float, grid: IntegerGrid) -> int:
     """The position whose scale is nearest (in log2) to the one that spreads ±largest over the grid; 0 for no range."""
     scale = 2.0 * largest / (grid.high - grid.low)
