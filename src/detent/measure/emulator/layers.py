@@ -45,7 +45,8 @@ class Layer:
 
     def magnitudes(self) -> Integers:
         """For each output channel, what no partial sum of its products exceeds."""
-        return np.abs(self.weights).reshape(len(self.weights), -1).sum(1) * self.source.reach
+        sums: Integers = np.abs(self.weights).reshape(len(self.weights), -1).sum(1)
+        return sums * self.source.reach
 
     def exact_in_float32(self) -> bool:
         """Whether every sum, in whatever order, stays below 2^24."""

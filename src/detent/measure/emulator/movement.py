@@ -106,7 +106,7 @@ def global_average(bench: Bench, node: ir.Node) -> Fixed:
     low, high = operand.low * count, operand.high * count
     if max(-low, high) >= NARROW_LIMIT:
         operand = bench.widened(operand)
-    keep = 1 if node.op_type == "GlobalAveragePool" else node.attributes.get_int("keepdims", 1)
+    keep: int = 1 if node.op_type == "GlobalAveragePool" else node.attributes.get_int("keepdims", 1)
     total = bench.node("ReduceSum", [operand.value, bench.array(np.array(axes, np.int64))], keepdims=keep)
     return average_of(count, replace(operand, value=total, low=low, high=high))
 
@@ -117,6 +117,6 @@ def _reduced(node: ir.Node, rank: int) -> list[int]:
     axes = constant_ints(given) if given is not None else node.attributes.get_ints("axes", ())
     if axes is None:
         raise NotIntegerError("its axes are computed while the model runs")
-    if not axes and node.attributes.get_int("noop_with_empty_axes", 0):
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
         raise NotIntegerError("it averages nothing")
     return [axis % rank for axis in axes] if axes else list(range(rank))

@@ -143,8 +143,8 @@ class _Compiler:
         assert source is not None, f"node '{node.name}' has no input"
         array = constant(source)
         if array is not None:
-            mode = "half_even" if self._rounding == "half-even" else "half_away"
-            scaled = round_by(np.ldexp(array.astype(np.float64), grid.position), mode)
+            scaled = np.ldexp(array.astype(np.float64), grid.position)
+            scaled = round_by(scaled, "half_even" if self._rounding == "half-even" else "half_away")
             integers = np.clip(scaled, grid.low, grid.high).astype(np.int64)
             self._bench.constants[result] = Constant(integers, grid.position)
             self._program.constants[str(result.name)] = grid.codes(integers)
@@ -213,7 +213,7 @@ class _Compiler:
 
     def _watch(self, node: ir.Node, result: Fixed) -> None:
         """Count the elements that leave int32, where the ranges do not rule it out."""
-        if INT32_LOW <= result.low and result.high <= INT32_HIGH:
+        if result.low >= INT32_LOW and result.high <= INT32_HIGH:
             return
         bench, wide = self._bench, self._bench.widened(result)
         low, high = (bench.scalar(limit * 2.0**-result.shift, wide=True) for limit in (INT32_LOW, INT32_HIGH))

@@ -26,7 +26,9 @@ ROUNDINGS: tuple[EmulatedRounding, ...] = get_args(EmulatedRounding)
 def check_rounding(name: str) -> None:
     """Raise UsageError for a rounding that there is not."""
     if name not in ROUNDINGS:
-        raise UsageError(f"There is no rounding '{name}'.{nearest(name, ROUNDINGS)} Choose from {', '.join(ROUNDINGS)}.")
+        raise UsageError(
+            f"There is no rounding '{name}'.{nearest(name, ROUNDINGS)} Choose from {', '.join(ROUNDINGS)}."
+        )
 
 
 def requantize(bench: Bench, operand: Fixed, grid: Grid, rounding: EmulatedRounding) -> Fixed:
@@ -68,7 +70,7 @@ def quantize_float(bench: Bench, value: ir.Value, grid: Grid, rounding: Emulated
 
 
 def _ties_away(bench: Bench, value: ir.Value, rounded: ir.Value) -> ir.Value:
-    """Where the distance to the rounded number, which is exact, is a half: the other neighbour, if it is farther out."""
+    """Where the distance to the rounded number, which is exact, is a half: the neighbour that is farther out."""
     half = bench.scalar(0.5, wide=False)
     distance = bench.node("Abs", [bench.node("Sub", [value, rounded])])
     outwards = bench.node("Add", [value, bench.node("Mul", [bench.node("Sign", [value]), half])])
