@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from detent.measure.emulation import Emulation
+    from detent.measure.emulator import EmulatedRounding, Emulator
     from detent.methods import MinMSE, NonOverflow
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from detent.report.report import Report
 
 _LAZY = {
+    "Emulation": "detent.measure.emulation",
+    "Emulator": "detent.measure.emulator",
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
@@ -42,6 +46,8 @@ _LAZY = {
 __all__ = [
     "DataError",
     "DetentError",
+    "Emulation",
+    "Emulator",
     "MinMSE",
     "ModelError",
     "NonOverflow",
@@ -52,6 +58,7 @@ __all__ = [
     "Report",
     "UsageError",
     "__version__",
+    "emulate",
     "find_recipe",
     "quantize",
 ]
@@ -166,3 +173,52 @@ def quantize(
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
         warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
     return report
+
+
+def emulate(
+    model: str | PathLike[str] | onnx.ModelProto,
+    data: Any = None,
+    output: str | PathLike[str] | None = None,
+    *,
+    rounding: EmulatedRounding = "half-even",
+    preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    progress: Progress | None = None,
+) -> Emulation:
+    """Run an XINT8 model in integers, as the NPU does; returns how its answers differ from onnxruntime's.
+
+    Args:
+        model: a quantized model in QDQ form, 8 bits with power-of-two scales; a path, or a ModelProto.
+        data: as the calibration data of `quantize`; None for random data.
+        output: a folder to write each answer into, as .npy; None: none is written.
+        rounding: "half-even", as the file says, or "dpu": ties upwards.
+        preprocess: how images become arrays, as for `quantize`.
+        limit: use at most this many samples.
+        seed: choose them at random with this seed, instead of evenly spaced.
+        batch: samples per run.
+        progress: called as progress(stage, done, total).
+
+    For single runs, and the codes of every tensor, there is `detent.Emulator`.
+
+    Raises:
+        DetentError: UsageError, ModelError, DataError or OutputError.
+    """
+    import onnx
+
+    from detent.measure.emulation import emulate as run_emulation
+    from detent.observe.preprocess import preprocess_options
+    from detent.progress import silent
+
+    return run_emulation(
+        model if isinstance(model, onnx.ModelProto) else Path(model),
+        data,
+        rounding=rounding,
+        output=None if output is None else Path(output),
+        preprocess=preprocess_options(preprocess),
+        limit=limit,
+        seed=seed,
+        batch=batch,
+        progress=progress or silent,
+    )

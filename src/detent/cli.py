@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import __version__, cli_convert, cli_options
+from detent import __version__, cli_convert, cli_emulate, cli_options
 from detent.cli_options import NODES
 from detent.compat.command import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError, UsageError
@@ -325,6 +325,7 @@ def _escape(text: str) -> str:
 
 
 cli_convert.register(app, _stdout)
+cli_emulate.register(app, _stdout, _stderr)
 
 if __name__ == "__main__":
     main()

@@ -38,7 +38,9 @@ def test_a_sum_and_the_activation_fused_behind_it(then):
     assert not assert_same_codes(model.build(model.pair(model.op(then, [total], **attributes), 3))).report().float_steps
 
 
-@pytest.mark.parametrize("bounds", [(0, 6), (-1, 1), (0.3, 2.7), (None, 1), (2, None), (-1e38, 3e38), (50, 60), (-9, -8)])
+@pytest.mark.parametrize(
+    "bounds", [(0, 6), (-1, 1), (0.3, 2.7), (None, 1), (2, None), (-1e38, 3e38), (50, 60), (-9, -8)]
+)
 @pytest.mark.parametrize("position", [4, -2])
 def test_clip(bounds, position):
     model = Qdq()
@@ -122,9 +124,7 @@ def test_where():
     model = Qdq()
     one, other = model.input(2, 30, position=4), model.input(2, 30, position=2)
     mask = model.constant(np.arange(30) % 3 == 0)
-    assert not assert_same_codes(
-        model.build(model.pair(model.op("Where", [mask, one, other]), 3))
-    ).report().float_steps
+    assert not assert_same_codes(model.build(model.pair(model.op("Where", [mask, one, other]), 3))).report().float_steps
 
 
 def test_positions_that_no_shift_spans():

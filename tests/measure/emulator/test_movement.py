@@ -70,7 +70,9 @@ def test_concat(positions):
     assert not emulator.report().float_steps
 
 
-@pytest.mark.parametrize(("mode", "filling"), [("constant", None), ("constant", 1.5), ("constant", 0.3), ("edge", None)])
+@pytest.mark.parametrize(
+    ("mode", "filling"), [("constant", None), ("constant", 1.5), ("constant", 0.3), ("edge", None)]
+)
 def test_pad(mode, filling):
     model = Qdq()
     more = [] if filling is None else [model.constant(np.array(filling, np.float32))]
@@ -150,7 +152,11 @@ def test_windows_that_are_cut_off_are_left_float():
 def test_padding_that_counts():
     model = Qdq()
     result = model.op(
-        "AveragePool", [model.input(1, 2, 6, 6, position=4)], kernel_shape=[2, 2], pads=[1, 1, 1, 1], count_include_pad=1
+        "AveragePool",
+        [model.input(1, 2, 6, 6, position=4)],
+        kernel_shape=[2, 2],
+        pads=[1, 1, 1, 1],
+        count_include_pad=1,
     )
     assert not assert_same_codes(model.build(model.pair(result, 4))).report().float_steps
 
