@@ -107,7 +107,7 @@ def _register_dump(app: typer.Typer, stdout: Callable[[], Console]) -> None:
         from detent.report.emulation_view import print_dump
 
         options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
-        source = open_source(data, input_specs(load(model)), preprocess=options, limit=1)
+        source = open_source(data, input_specs(load(model)), preprocess=options)
         sample = next(iter(source)).load()
         done = dump_codes(
             model,

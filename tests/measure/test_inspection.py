@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
 import detent
-from detent.measure.inspection import _position, inspect_model
+from detent.measure.inspection import inspect_model
 from tests.conftest import tiny_model
 
 
@@ -27,10 +25,3 @@ def test_a_quantized_model(samples):
     assert (tensors["x"].dtype, tensors["x"].zero_point, tensors["x"].constant) == ("UINT8", 128, False)
     assert (tensors["w1_quantized"].dtype, tensors["w1_quantized"].constant) == ("INT8", True)
     assert {node.name: node.quantized_inputs for node in found.nodes}["first"] == 3
-
-
-@pytest.mark.parametrize(
-    ("scale", "position"), [(1.0, 0), (0.5, 1), (2.0, -1), (2.0**-127, 127), (0.3, None), (0.0, None), (None, None)]
-)
-def test_positions(scale, position):
-    assert _position(scale) == position
