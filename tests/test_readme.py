@@ -109,7 +109,9 @@ def test_the_readme_opens_with_the_two_commands():
 
 
 def test_every_option_that_is_named_exists():
-    known = "".join(_help(command) for command in ("quantize", "stats", "inspect", "convert", "recipes"))
+    known = "".join(
+        _help(command) for command in ("quantize", "stats", "inspect", "convert", "recipes", "emulate", "dump")
+    )
     for page in PAGES:
         for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
             assert option in known, f"{option} in {page.name}"

@@ -8,7 +8,7 @@ import detent
 from detent.errors import ModelError
 from detent.measure.emulator import Emulator
 from tests.conftest import tiny_model
-from tests.measure.emulator.qdq import Qdq
+from tests.measure.emulator.qdq import Qdq, assert_same_codes
 from tests.models import XINT8
 
 
@@ -27,7 +27,21 @@ def test_float_scales_are_refused_with_the_tensor(samples):
         Emulator(quantized("A8W8", samples))
 
 
-def test_sixteen_bits(samples):
+def test_a_scale_out_of_all_range():
+    model = Qdq()
+    with pytest.raises(ModelError, match="of tensor 'x0' is out of all range"):
+        Emulator(model.build(model.op("Relu", [model.input(4, position=140)])))
+
+
+@pytest.mark.parametrize("position", [127, -120])
+def test_the_farthest_positions(position):
+    model = Qdq()
+    proto = model.build(model.pair(model.op("Relu", [model.input(4, position=position)]), position - 2))
+    numbers = np.array([-3, 2, 6, 127], np.float32) * np.float32(2.0**-position)
+    assert_same_codes(proto, {"x0": numbers})
+
+
+def test_sixteen_bits():
     model = Qdq("int16", opset=21)
     with pytest.raises(ModelError, match="Tensor 'x0' has codes of type int16"):
         Emulator(model.build(model.op("Relu", [model.input(4, position=3)])))

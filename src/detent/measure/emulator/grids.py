@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from detent.errors import ModelError
 from detent.graph.values import constant, input_at
-from detent.numerics.power_of_two import position_of
+from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION, position_of
 
 ADVICE = "The recipe XINT8 writes what the emulator runs: 8 bits and power-of-two scales, one for each tensor."
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -92,6 +92,8 @@ def grid_of(node: ir.Node) -> Grid:
     position = position_of(number)
     if position is None:
         raise ModelError(f"The scale {number:.7g} of tensor '{tensor}' is no power of two. {ADVICE}")
+    if not LOWEST_POSITION <= position <= HIGHEST_POSITION:
+        raise ModelError(f"The scale {number:.7g} of tensor '{tensor}' is out of all range. Quantize the model again.")
     dtype, zero_point = _zero_point(node, tensor)
     expected = _ZERO_POINTS.get(dtype.name)
     if expected is None:
