@@ -135,13 +135,36 @@ def test_positions_that_no_shift_spans():
 
 
 def test_distant_positions_are_added_in_float64():
+    """A sum beside a tie: which side of it, only a number 2^30 times as small says, and float32 would forget it."""
     model = Qdq()
-    total = model.op("Add", [model.input(64, position=30), model.input(64, position=0)])
-    proto = model.build(model.pair(total, 1))
-    rng = np.random.default_rng(0)
-    small, large = rng.integers(-128, 128, (2, 64))
-    large[:] = large // 2
-    feeds = {"x0": (small * 2.0**-30).astype(np.float32), "x1": large.astype(np.float32)}
-    expected = np.rint(((large.astype(object) * 2**30 + small) * 2 / 2**30).astype(float))
+    total = model.op("Add", [model.input(4, position=30), model.input(4, position=0)])
+    proto = model.build(model.pair(total, -1))
+    feeds = {
+        "x0": np.array([-1, 1, -1, 1], np.float32) * np.float32(2.0**-30),
+        "x1": np.array([3, 5, 7, -3], np.float32),
+    }
     found = Emulator(proto)(feeds, outputs=code_names(proto)[-1:])[0]
-    np.testing.assert_array_equal(found, np.clip(expected, -128, 127))
+    assert found.tolist() == [1, 3, 3, -1]
+
+
+def test_a_slope_behind_a_long_sum_is_exact():
+    """Sums times 255 need 32 bits. Those are taken for which float32 would round to another code."""
+    reachable, cut = np.arange(-16_500_000, -16_000_000), 17
+    exact = np.rint(reachable * 255 / 2.0 ** (cut + 8))
+    rounded = (reachable.astype(np.float32) * np.float32(255 / 256)).astype(np.float64)
+    sums = reachable[np.rint(rounded / 2.0**cut) != exact]
+    assert len(sums)
+    length = 1031  # as many as float32 adds up exactly
+    codes = np.zeros((len(sums), length + 1), np.int64)
+    for row, wanted in zip(codes, sums, strict=True):
+        quotient, row[-1] = divmod(wanted, 127)
+        row[:-1] = -(quotient // -length)  # rounded up, then some are one less
+        row[: int(row[:-1].sum() - quotient)] -= 1
+    weight = np.array([127] * length + [1]).reshape(-1, 1)
+    np.testing.assert_array_equal((codes @ weight).reshape(-1), sums)
+    assert np.abs(codes).max() <= 128
+    model = Qdq()
+    total = model.op("Gemm", [model.input(len(sums), length + 1, position=0), model.codes(weight, 0)])
+    proto = model.build(model.pair(model.op("LeakyRelu", [total], alpha=255 / 256), -cut))
+    found = Emulator(proto)({"x0": codes.astype(np.float32)}, outputs=code_names(proto)[-1:])[0]
+    np.testing.assert_array_equal(found.reshape(-1), np.clip(np.rint(sums * 255 / 2.0 ** (cut + 8)), -128, 127))

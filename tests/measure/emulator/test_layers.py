@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from detent.measure.emulator import Emulator
+from detent.measure.emulator.fixed import Fixed
+from detent.measure.emulator.layers import Layer
 from tests.measure.emulator.qdq import Qdq, assert_same_codes, code_names, feeds_of
 from tests.measure.emulator.test_rounding import half_up
 
@@ -133,6 +138,28 @@ def test_elements_that_leave_int32_are_counted():
     assert emulator.report().overflows == {node: 2}
     emulator(feeds)
     assert emulator.report().overflows == {node: 4}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_overflow_at_one_end(sign):
+    length = 140_000
+    model = Qdq()
+    positive = model.pair(model.op("Relu", [model.input(1, length, position=0)]), 0)
+    weight = model.codes(np.full((length, 1), 127 * sign), 0)
+    proto = model.build(model.pair(model.op("Gemm", [positive, weight]), -26))
+    emulator = Emulator(proto)
+    emulator({"x0": np.full((1, length), 127, np.float32)})
+    assert list(emulator.report().overflows.values()) == [1]
+
+
+def test_the_range_of_a_layer_is_that_of_its_extreme_inputs():
+    weights, bias = integers(5, 3, largest=4), integers(5)
+    source = Fixed(ir.Value(name="x"), 0, -2, 3)
+    found = Layer(source, weights, bias, 0, 0)
+    inputs = np.array(list(itertools.product([-2, 0, 3], repeat=3)))
+    answers = inputs @ weights.T + bias
+    assert found.range() == (answers.min(), answers.max())
+    assert (found.magnitudes() >= np.abs(answers - bias).max(0)).all()
 
 
 def test_what_has_no_integer_form_is_said():

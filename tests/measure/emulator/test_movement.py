@@ -149,6 +149,13 @@ def test_windows_that_are_cut_off_are_left_float():
     assert "fewer elements" in step.reason
 
 
+def test_an_average_of_finer_steps():
+    model = Qdq()
+    leaky = model.op("LeakyRelu", [model.input(1, 2, 6, 6, position=4)], alpha=26 / 256)
+    result = model.op("AveragePool", [leaky], kernel_shape=[2, 2])
+    assert not assert_same_codes(model.build(model.pair(result, 4))).report().float_steps
+
+
 def test_padding_that_counts():
     model = Qdq()
     result = model.op(
