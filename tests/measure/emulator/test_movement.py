@@ -138,8 +138,10 @@ def test_an_average_over_a_power_of_two_needs_no_factor():
 
 def test_an_average_that_the_device_has_no_factor_for():
     model, _ = pool(3, "GlobalAveragePool", factor=False)
-    (step,) = Emulator(model).report().float_steps
+    report = Emulator(model).report()
+    (step,) = report.float_steps
     assert (step.op_type, "divided by 9" in step.reason) == ("GlobalAveragePool", True)
+    assert report.integer_steps == 0
 
 
 def test_windows_that_are_cut_off_are_left_float():

@@ -159,6 +159,7 @@ class _Compiler:
                 return requantize(self._bench, self._bench.integers(source), grid, self._rounding)
             except NotIntegerError as reason:
                 producer = source.producer() or node
+                self._program.integer_steps -= 1
                 self._program.float_steps.append(FloatStep(str(producer.name), producer.op_type, str(reason)))
         return quantize_float(self._bench, self._bench.as_float(source), grid, self._rounding)
 
