@@ -16,6 +16,7 @@ from detent import (
     cli_check,
     cli_compare,
     cli_convert,
+    cli_emulate,
     cli_evaluate,
     cli_options,
     cli_sensitivity,
@@ -346,6 +347,7 @@ cli_compare.register(app, _stdout, _stderr)
 cli_sensitivity.register(app, _stdout, _stderr)
 cli_tune.register(app, _stdout, _stderr)
 cli_check.register(app, _stdout)
+cli_emulate.register(app, _stdout, _stderr)
 
 if __name__ == "__main__":
     main()

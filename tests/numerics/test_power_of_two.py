@@ -37,6 +37,12 @@ def test_the_position_of_a_scale(scale, position):
 def test_scale_is_exact(position):
     assert scale_of(position) == 2.0**-position
     assert math.frexp(scale_of(position))[0] == 0.5
+    assert position_of(scale_of(position)) == position
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.0, -0.5, math.inf, math.nan, 1 + 2.0**-23])
+def test_other_scales_have_no_position(scale):
+    assert position_of(scale) is None
 
 
 @pytest.mark.parametrize(

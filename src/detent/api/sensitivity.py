@@ -1,0 +1,67 @@
+"""`detent.sensitivity`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+
+from detent.calibrate import Collecting
+from detent.observe.preprocess import PreprocessOptions, preprocess_options
+from detent.opening import Job
+from detent.probing import probe
+from detent.progress import Progress, silent
+from detent.recipe import Recipe
+from detent.recipe_file import find_recipe
+from detent.report.sensitivity_view import SensitivityReport
+
+
+def sensitivity(
+    model: str | PathLike[str] | onnx.ModelProto,
+    calibration: Any = None,
+    recipe: str | PathLike[str] | Recipe = "XINT8",
+    *,
+    max_error: float | None = None,
+    propose: Literal["exclude", "a16"] = "exclude",
+    samples: int = 32,
+    exact: bool = False,
+    preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    threads: int = 0,
+    executor: Any = None,
+    stats: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> SensitivityReport:
+    """Measure, for each layer, what quantizing it alone does to the outputs; nothing is written.
+
+    Args:
+        model: a path, or a ModelProto. Never modified.
+        calibration: data as in `quantize`; it must be given.
+        recipe: a name, the path of a .toml file, or a Recipe. Its refinement is left out.
+        max_error: also propose a recipe that brings the error, noise power over signal power, below this.
+        propose: "exclude" leaves layers float, "a16" gives activations 16 bits.
+        samples: measure on up to this many samples.
+        exact: measure on all of them, also what each layer gains when it alone is left float.
+        preprocess, limit, seed, batch, threads, executor, stats, progress: as in `quantize`; for the calibration.
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    job = Job(
+        model=model if isinstance(model, onnx.ModelProto) else Path(model),
+        output=None,
+        recipe=find_recipe(recipe),
+        calibration=calibration,
+        preprocess=preprocess_options(preprocess),
+        limit=limit,
+        seed=seed,
+        batch=batch,
+        collecting=Collecting(reuse=None if stats is None else Path(stats), executor=executor, threads=threads),
+        progress=progress or silent,
+    )
+    return probe(job, count=samples, exact=exact, wanted=max_error, way=propose)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+import detent
+from detent.errors import DataError, OutputError
+from detent.measure.emulation import AHEAD
+from tests.measure.emulator.qdq import Qdq, feeds_of
+
+
+@pytest.fixture
+def model(tmp_path):
+    model = Qdq()
+    weight = model.codes(np.random.default_rng(0).integers(-60, 60, (6, 4)), 6)
+    result = model.op("Gemm", [model.input("n", 6, position=5), weight])
+    path = tmp_path / "model.onnx"
+    onnx.save(model.build(model.pair(result, 3)), path)
+    return path
+
+
+@pytest.fixture
+def data(model):
+    return [{"x0": feeds_of(onnx.load(model), seed)["x0"]} for seed in range(AHEAD + 3)]
+
+
+def test_answers_are_those_of_onnxruntime(model, data, tmp_path):
+    done = detent.emulate(model, data, tmp_path / "new" / "answers")
+    (output,) = done.outputs
+    assert (done.samples, output.elements, output.differing, output.farthest) == (2 * len(data), 8 * len(data), 0, 0.0)
+    assert (output.rows, output.same_top1) == (2 * len(data), 2 * len(data))
+    files = sorted((tmp_path / "new" / "answers").iterdir())
+    assert [file.name for file in files][:2] == [f"00000_{output.name}.npy", f"00001_{output.name}.npy"]
+    np.testing.assert_array_equal(np.load(files[-1]), detent.Emulator(model)(data[-1])[0])
+
+
+def test_the_rounding_of_the_device_differs_on_ties(model, data):
+    done = detent.emulate(model, data, rounding="dpu")
+    (output,) = done.outputs
+    assert 0 < output.differing < output.elements
+    assert output.farthest >= 2.0**-3
+    assert done.folder is None
+
+
+def test_random_data_is_said_to_be_random(model):
+    done = detent.emulate(model, limit=3)
+    assert (done.random, done.samples) == (True, 3)
+
+
+def test_what_cannot_be(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="Cannot create the folder"):
+        detent.emulate(model, limit=1, output=tmp_path / "file")
+    with pytest.raises(DataError, match="axis 1 must be 6"):
+        detent.emulate(model, np.zeros((2, 5), np.float32))
+
+
+def test_the_command(detent, model, data, tmp_path):
+    np.save(tmp_path / "data.npy", np.concatenate([each["x0"] for each in data]))
+    outcome = detent("emulate", model, "--data", tmp_path / "data.npy", "--limit", 5, "--out", tmp_path / "answers")
+    assert outcome.code == 0, outcome.err
+    assert "1 nodes in integers, 2 tensors of codes" in outcome.out
+    assert "5 of 5" in outcome.out
+    assert len(list((tmp_path / "answers").iterdir())) == 5
+    told = json.loads(detent("emulate", model, "--rounding", "dpu", "--limit", 4, "--json").out)
+    assert (told["report"]["rounding"], told["samples"], told["random"]) == ("dpu", 4, True)
+    refused = detent("emulate", model, "--rounding", "up")
+    assert (refused.code, "half-even, dpu" in refused.err) == (2, True)
