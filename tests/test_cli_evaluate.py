@@ -73,3 +73,19 @@ def test_one_model_needs_labels_or_a_metric(detent, arguments):
     outcome = detent(*options, "--no-labels")
     assert outcome.code == 2
     assert "give two models or more" in outcome.err
+
+
+def test_emulated_models_answer_as_the_file_says(detent, quantized_demo):
+    arguments = ("--data", FOLDER, "--preprocess", PREPROCESS, "--limit", 60, "--emulate", "half-even", "--json")
+    outcome = detent("evaluate", quantized_demo, *arguments)
+    assert outcome.code == 0, outcome.err
+    _, integers = json.loads(outcome.out)["models"]
+    assert integers["model"].endswith("(in integers, half-even)")
+    assert integers["loss"]["changed"] == []
+    assert integers["loss"]["points"] == 0
+
+
+def test_a_float_model_cannot_be_emulated(detent):
+    outcome = detent("evaluate", MODEL, MODEL, "--data", FOLDER, "--preprocess", PREPROCESS, "--emulate", "dpu")
+    assert outcome.code == 3
+    assert "is not quantized" in outcome.err

@@ -103,6 +103,7 @@ def quantize(
     opset: Annotated[int | None, typer.Option("--opset", help="The least operator set of the result.")] = None,
     equalize: cli_options.Equalize = None,
     smooth: cli_options.Smooth = None,
+    search_ranges: cli_options.SearchRanges = None,
     refine: cli_options.Refine = None,
     no_bias_correction: cli_options.NoBiasCorrection = False,
     memory: cli_options.Memory = None,
@@ -173,6 +174,7 @@ def quantize(
         opset=opset,
         equalize=equalize,
         smooth=smooth,
+        search_ranges=search_ranges,
         refinement=refine,
     )
     if no_bias_correction:

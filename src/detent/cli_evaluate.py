@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -51,6 +51,10 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         resample: cli_options.Resample = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         providers: cli_options.RuntimeProviders = [],  # noqa: B006
+        emulate: Annotated[
+            Literal["half-even", "dpu"] | None,
+            typer.Option("--emulate", help="Compute all models but the first in integers, as the NPU does."),
+        ] = None,
         report: Annotated[Path | None, typer.Option("--report", help="Also save the result as JSON.")] = None,
         json: cli_options.Json = False,
     ) -> None:
@@ -79,6 +83,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
                 batch=batch,
                 threads=threads,
                 providers=providers,
+                emulate=emulate,
                 progress=progress,
             )
         if report is not None:

@@ -46,6 +46,14 @@ Smooth = Annotated[
         "--smooth", help="SmoothQuant, with this alpha; for transformers.", metavar="ALPHA", rich_help_panel=ACCURACY
     ),
 ]
+SearchRanges = Annotated[
+    bool | None,
+    typer.Option(
+        "--search-ranges/--no-search-ranges",
+        help="Choose activations' scales by the error at the output.",
+        rich_help_panel=ACCURACY,
+    ),
+]
 Settings = Annotated[
     list[str],
     typer.Option("--set", help="Change the recipe: weights.granularity=per_channel.", metavar="FIELD=VALUE"),

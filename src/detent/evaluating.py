@@ -13,6 +13,7 @@ from detent.errors import UsageError
 from detent.graph.load import stored_bytes
 from detent.measure.candidate import AnyModel, model_name
 from detent.measure.dataset import FIND, LabelsLike
+from detent.measure.emulator import EmulatedRounding
 from detent.measure.evaluate import Evaluator
 from detent.measure.metric_file import Metric
 from detent.measure.scores import Answers, Deviation, Loss, Scores, compare, compare_answers, deviation_loss
@@ -33,6 +34,7 @@ def run_evaluation(
     batch: int | None = None,
     threads: int = 0,
     providers: Sequence[str],
+    emulate: EmulatedRounding | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Judge all models; see `detent.evaluate` for the arguments."""
@@ -49,8 +51,11 @@ def run_evaluation(
         batch=batch,
         threads=threads,
         providers=providers,
+        emulate=emulate,
         progress=progress,
     )
+    if emulate is not None and len(models) == 1:
+        models = [*models, *models]  # the file as onnxruntime computes it, and in integers
     if evaluator.compares_outputs and len(models) == 1:
         raise UsageError(
             f"There are no labels and no metric ({evaluator.dataset.described}), so outputs are compared with those "
@@ -62,23 +67,28 @@ def run_evaluation(
         note=evaluator.dataset.note,
         samples=len(evaluator.dataset),
         preprocess=None if recipe is None else recipe.to_dict(),
-        models=_results(evaluator, models),
+        models=_results(evaluator, models, emulate),
     )
 
 
-def _results(evaluator: Evaluator, models: Sequence[AnyModel]) -> list[ModelResult]:
+def _results(evaluator: Evaluator, models: Sequence[AnyModel], emulate: EmulatedRounding | None) -> list[ModelResult]:
     results: list[ModelResult] = []
     first: Scores | None = None
     for number, model in enumerate(models):
         start = time.perf_counter()
         # The first model is compared with itself by definition, not by running it twice.
-        scores = None if number == 0 and evaluator.compares_outputs else evaluator.evaluate(model)
+        scores = None if number == 0 and evaluator.compares_outputs else _scores(evaluator, model, number)
         seconds = time.perf_counter() - start
         losses = () if number == 0 else _losses(first, scores)
         first = scores if number == 0 else first
         size = None if isinstance(model, ir.Model) else stored_bytes(model)
-        results.append(ModelResult(model_name(model), size, seconds, scores, losses))
+        name = model_name(model) + (f" (in integers, {emulate})" if number and emulate else "")
+        results.append(ModelResult(name, size, seconds, scores, losses))
     return results
+
+
+def _scores(evaluator: Evaluator, model: AnyModel, number: int) -> Scores:
+    return evaluator.evaluate_other(model) if number else evaluator.judge(evaluator.reference)
 
 
 def _losses(before: Scores | None, after: Scores | None) -> tuple[Loss, ...]:

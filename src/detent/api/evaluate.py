@@ -13,6 +13,7 @@ from detent.evaluating import run_evaluation
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.candidate import as_models
 from detent.measure.dataset import LabelsLike
+from detent.measure.emulator import EmulatedRounding
 from detent.measure.metric_file import Metric, as_metric
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
@@ -35,6 +36,7 @@ def evaluate(
     batch: int | None = None,
     threads: int = 0,
     providers: str | Sequence[str] = (),
+    emulate: EmulatedRounding | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Measure models on the same data, and what each lost against the first, paired sample by sample.
@@ -52,6 +54,8 @@ def evaluate(
         batch: samples per inference.
         threads: worker threads; 0: one per core.
         providers: onnxruntime's execution providers; default: the CPU.
+        emulate: "half-even" or "dpu": compute all models but the first in integers, as the NPU does; a single model
+            is compared with itself on onnxruntime.
         progress: called as progress(stage, done, total).
 
     Raises:
@@ -68,5 +72,6 @@ def evaluate(
         batch=batch,
         threads=threads,
         providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+        emulate=emulate,
         progress=progress or silent,
     )

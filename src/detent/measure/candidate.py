@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from detent.errors import DetentError, ModelError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
+from detent.measure.emulator import EmulatedRounding, Emulator
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample
@@ -52,14 +53,22 @@ class Candidate:
         *,
         name: str | None = None,
         fetch: Sequence[str] | None = None,
+        emulate: EmulatedRounding | None = None,
     ) -> None:
-        """Load `model`, which messages call `name`; `fetch` are values to give instead of the outputs."""
+        """Load `model`, which messages call `name`; `fetch` are values to give instead of the outputs.
+
+        With `emulate` it is computed in integers, as the NPU does, with that rounding.
+        """
         self.name = model_name(model) if name is None else name
         graph_model = model if isinstance(model, ir.Model) else read(model)
         self.inputs = input_specs(graph_model)
         self.outputs = [str(value.name) for value in graph_model.graph.outputs] if fetch is None else list(fetch)
         try:
-            self._runner = Runner(graph_model, self.outputs, exact=True, providers=providers)
+            self._runner: Callable[..., list[Array]]
+            if emulate is None:
+                self._runner = Runner(graph_model, self.outputs, exact=True, providers=providers)
+            else:
+                self._runner = Emulator(_proto(model), rounding=emulate)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
         self._types = {spec.name: spec.dtype for spec in self.inputs}
@@ -85,6 +94,10 @@ class Candidate:
                     "can be compared."
                 )
         _check_names("output", self.outputs, reference.outputs, self.name, reference.name)
+
+
+def _proto(model: AnyModel) -> ModelLike:
+    return ir.to_proto(model) if isinstance(model, ir.Model) else model
 
 
 def _check_names(kind: str, found: Sequence[str], expected: Sequence[str], name: str, reference: str) -> None:

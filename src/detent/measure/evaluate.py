@@ -19,6 +19,7 @@ from typing import Any
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.candidate import AnyModel, Candidate, same_model
 from detent.measure.dataset import FIND, Batch, Dataset, LabelsLike, open_dataset
+from detent.measure.emulator import EmulatedRounding
 from detent.measure.in_order import in_order
 from detent.measure.judges import ClassJudge, DeviationJudge, Judge, ScoreJudge, WholeJudge
 from detent.measure.metric_file import Metric, as_metric
@@ -49,6 +50,7 @@ class Evaluator:
         batch: int | None = None,
         threads: int = 0,
         providers: Sequence[str] = DEFAULT_PROVIDERS,
+        emulate: EmulatedRounding | None = None,
         progress: Progress = silent,
     ) -> None:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.
@@ -64,6 +66,7 @@ class Evaluator:
             batch: samples per inference.
             threads: worker threads; 0: one per core.
             providers: onnxruntime's execution providers.
+            emulate: compute the models that are compared in integers, with this rounding, as the NPU does.
             progress: called as progress(stage, done, total).
         """
         self.metric = as_metric(metric)
@@ -85,6 +88,7 @@ class Evaluator:
         self._remembered = Remembered(self.reference)
         self._threads = threads
         self._providers = tuple(providers)
+        self._emulate = emulate
         self.progress = progress
 
     @property
@@ -96,7 +100,11 @@ class Evaluator:
         """What this model gets: a path, a ModelProto or an ir.Model with the inputs and outputs of the reference."""
         if same_model(model, self._given):
             return self.judge(self.reference)
-        candidate = Candidate(model, self._providers)
+        return self.evaluate_other(model)
+
+    def evaluate_other(self, model: AnyModel) -> Scores:
+        """The same for a model that is compared with the reference, be it the same file: in integers, if so asked."""
+        candidate = Candidate(model, self._providers, emulate=self._emulate)
         candidate.check_like(self.reference)
         return self.judge(candidate)
 
