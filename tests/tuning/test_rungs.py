@@ -37,6 +37,12 @@ def test_float_weights_are_not_rounded_to_integers():
     assert BY_NAME["AdaQuant"].added_to(recipe) is not None
 
 
+def test_a_recipe_without_clipping_may_try_it():
+    assert BY_NAME["MinMSE"].added_to(plain(find_preset("A8W8")).recipe) is not None
+    assert BY_NAME["MinMSE"].added_to(plain(find_preset("XINT8")).recipe) is None
+    assert BY_NAME["MinMSE"].added_to(plain(find_preset("BF16")).recipe) is None
+
+
 def test_what_can_be_given_up():
     assert ways_up(find_preset("XINT8")) == ("exclude",)
     assert ways_up(find_preset("A8W8")) == ("a16", "exclude")

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from detent.errors import UsageError
 from detent.measure.proposal import Way, propose
 from detent.measure.sensitivity import Sensitivity
+from detent.methods import MinMSE
 from detent.numerics.formats import IntegerFormat
+from detent.plan.plan import check_methods
 from detent.probing import Ready
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
@@ -55,6 +57,7 @@ def _refined(name: str, what: str, refinement: Refinement) -> Ingredient:
 INGREDIENTS: tuple[Ingredient, ...] = (
     _refined("bias correction", "every channel gets its mean back", BiasCorrection()),
     Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True}),
+    Ingredient("MinMSE", "outliers are clipped where that makes the rest finer", {"method": MinMSE()}),
     Ingredient("range search", "activations get the scales that the output asks for", {"search_ranges": True}),
     _refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
     _refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
@@ -97,10 +100,11 @@ def exceptions(recipe: Recipe, ready: Ready, found: Sensitivity) -> Iterator[Run
 
 def _possible(recipe: Recipe) -> bool:
     """Whether the recipe's formats allow what it asks for."""
-    if recipe.equalize is not None and recipe.dynamic:
+    if recipe.dynamic and (recipe.equalize is not None or recipe.search_ranges):
         return False
     try:
         check_refinement(recipe)
+        check_methods(recipe)
     except UsageError:
         return False
     return recipe.refinement is None or recipe.weights is not None
