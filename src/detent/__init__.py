@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from detent.measure.evaluate import Evaluator
     from detent.measure.metric_file import Metric
     from detent.methods import MinMSE, NonOverflow
+    from detent.mixing import mix
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
     from detent.report.evaluation import Evaluation
+    from detent.report.precision_view import PrecisionReport
     from detent.report.report import Report
     from detent.report.sensitivity_view import SensitivityReport
     from detent.report.tuning import Tuning
@@ -45,12 +47,14 @@ _LAZY = {
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
+    "PrecisionReport": "detent.report.precision_view",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
     "Report": "detent.report.report",
     "SensitivityReport": "detent.report.sensitivity_view",
     "Tuning": "detent.report.tuning",
     "find_recipe": "detent.recipe_file",
+    "mix": "detent.mixing",
     "tune": "detent.tuning.tune",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
@@ -67,6 +71,7 @@ __all__ = [
     "NonOverflow",
     "OutputError",
     "Override",
+    "PrecisionReport",
     "PreprocessOptions",
     "Recipe",
     "Report",
@@ -77,6 +82,7 @@ __all__ = [
     "check",
     "evaluate",
     "find_recipe",
+    "mix",
     "quantize",
     "sensitivity",
     "tune",
