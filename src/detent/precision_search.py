@@ -158,21 +158,12 @@ class _Search:
             for slot in slots
         }
         errors = self._errors(list(variants.values()))
-        sizes = {slot: max(sum(map(self._size, things)), 1) for slot, things in slots.items()}
+        sizes = {slot: max(sum(numbers_of(thing, ready.plan) for thing in things), 1) for slot, things in slots.items()}
         self.elements = sum(sizes.values())
         self.options = {
             slot: [Option(fmt, sizes[slot] * fmt.bits, errors[variants[slot, fmt].name]) for fmt in candidates]
             for slot in slots
         }
-
-    def _size(self, thing: Thing) -> int:
-        """How many numbers of a thing have the format that is chosen: biases keep theirs."""
-        sites = self._ready.plan.layout.sites
-        if not thing.is_weight:
-            return thing.elements
-        return sum(
-            array.size for name, array in thing.original.items() if name in sites and sites[name].role is Role.WEIGHT
-        )
 
     def _errors(self, variants: Sequence[Variant]) -> dict[str, float]:
         how = self._job.collecting.threads
@@ -234,6 +225,15 @@ class _Search:
 def _integers(option: Option) -> IntegerFormat:
     assert isinstance(option.format, IntegerFormat), "only these are candidates"
     return option.format
+
+
+def numbers_of(thing: Thing, plan: Plan) -> int:
+    """How many numbers of a thing have the format of its role: biases, which come with weights, have another."""
+    if not thing.is_weight:
+        return thing.elements
+    sites = plan.layout.sites
+    weights = (name for name in thing.original if name in sites and sites[name].role is Role.WEIGHT)
+    return sum(thing.original[name].size for name in weights)
 
 
 def _of_format(options: Sequence[Option], fmt: IntegerFormat) -> Option:
