@@ -69,6 +69,9 @@ def test_what_cannot_be_searched(samples):
     job = Job(tiny_model(), None, A8W8, samples)
     with pytest.raises(UsageError, match="No quantized layer"):
         search_layers(job, OtherFormats(weights=INT16), Layers(op_types=("Gemm",)), lambda _: 1.0)
+    for layers in (Layers(nodes=("frist",)), Layers(exclude=("frist",))):
+        with pytest.raises(UsageError, match="'frist' matches no layer of the prepared model. Did you mean 'first'"):
+            search_layers(job, OtherFormats(weights=INT16), layers, lambda _: 1.0)
     floats = Job(tiny_model(), None, find_recipe("BF16"), samples)
     with pytest.raises(UsageError, match="weights of recipe BF16 are none"):
         search_layers(floats, OtherFormats(weights=INT8), ALL, lambda _: 1.0)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from detent.errors import UsageError
+from detent.errors import UsageError, nearest
 from detent.measure.precision import Choice, Option, PrecisionSearch, What, assign, bits_of
 from detent.measure.probe import Variant
 from detent.measure.proposal import literal
@@ -23,6 +22,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.opening import Job, check_recipe
 from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
+from detent.plan.select import names_matching
 from detent.probing import SAMPLES, Ready, make_ready
 from detent.recipe import Override
 from detent.targets.target import find_target
@@ -47,16 +47,25 @@ class Layers:
     exclude: tuple[str, ...] = ()
 
     def among(self, model: ir.Model) -> set[str]:
-        """Their names in a model."""
-        return {str(node.name) for node in model.graph if self._takes(node)}
+        """Their names in a model; UsageError where one of these patterns has no part in it."""
+        types = {str(node.name): node.op_type for node in model.graph}
+        taken = {name for name, op_type in types.items() if not self.op_types or op_type in self.op_types}
+        if self.nodes:
+            taken &= _matching(self.nodes, types)
+        return taken - _matching(self.exclude, types)
 
-    def _takes(self, node: ir.Node) -> bool:
-        name = str(node.name)
-        if self.op_types and node.op_type not in self.op_types:
-            return False
-        if self.nodes and not any(fnmatchcase(name, each) for each in self.nodes):
-            return False
-        return not any(fnmatchcase(name, each) for each in self.exclude)
+
+def _matching(patterns: Sequence[str], names: Collection[str]) -> set[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        hits = names_matching(pattern, names)
+        if not hits:
+            raise UsageError(
+                f"'{pattern}' matches no layer of the prepared model.{nearest(pattern, names)} "
+                "`detent inspect MODEL --nodes` lists them."
+            )
+        found.update(hits)
+    return found
 
 
 ALL_LAYERS = Layers()
