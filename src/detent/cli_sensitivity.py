@@ -39,8 +39,10 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             ),
         ] = None,
         propose: Annotated[
-            Literal["exclude", "a16"],
-            typer.Option(help="Leave layers float, or give activations 16 bits.", rich_help_panel=PROPOSAL),
+            Literal["exclude", "a16", "w8"],
+            typer.Option(
+                help="Leave layers float, give activations 16 bits, or 4-bit weights 8.", rich_help_panel=PROPOSAL
+            ),
         ] = "exclude",
         toml: Annotated[
             Path | None, typer.Option(help="Write the proposed recipe to this file.", rich_help_panel=PROPOSAL)
