@@ -119,7 +119,7 @@ def test_the_readme_opens_with_the_two_commands():
 def test_every_option_that_is_named_exists():
     commands = (
         *("quantize", "stats", "inspect", "convert", "recipes", "evaluate", "compare", "infer", "check"),
-        *("sensitivity", "tune", "emulate", "dump"),
+        *("sensitivity", "mix", "tune", "emulate", "dump"),
     )
     known = "".join(_help(command) for command in commands)
     for page in PAGES:

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from detent.measure.evaluate import Evaluator
     from detent.measure.metric_file import Metric
     from detent.methods import MinMSE, NonOverflow
+    from detent.mixing import mix
     from detent.observe.preprocess import PreprocessOptions
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
     from detent.report.evaluation import Evaluation
+    from detent.report.precision_view import PrecisionReport
     from detent.report.report import Report
     from detent.report.sensitivity_view import SensitivityReport
     from detent.report.tuning import Tuning
@@ -44,6 +46,7 @@ _LAZY = {
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
+    "PrecisionReport": "detent.report.precision_view",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
     "Report": "detent.report.report",
@@ -53,6 +56,7 @@ _LAZY = {
     "emulate": "detent.api.emulate",
     "evaluate": "detent.api.evaluate",
     "find_recipe": "detent.recipe_file",
+    "mix": "detent.mixing",
     "quantize": "detent.api.quantize",
     "sensitivity": "detent.api.sensitivity",
     "tune": "detent.tuning.tune",
@@ -73,6 +77,7 @@ __all__ = [
     "NonOverflow",
     "OutputError",
     "Override",
+    "PrecisionReport",
     "PreprocessOptions",
     "Recipe",
     "Report",
@@ -84,6 +89,7 @@ __all__ = [
     "emulate",
     "evaluate",
     "find_recipe",
+    "mix",
     "quantize",
     "sensitivity",
     "tune",

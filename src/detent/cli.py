@@ -18,6 +18,7 @@ from detent import (
     cli_convert,
     cli_emulate,
     cli_evaluate,
+    cli_mix,
     cli_options,
     cli_sensitivity,
     cli_tune,
@@ -347,6 +348,7 @@ cli_convert.register(app, _stdout)
 cli_evaluate.register(app, _stdout, _stderr)
 cli_compare.register(app, _stdout, _stderr)
 cli_sensitivity.register(app, _stdout, _stderr)
+cli_mix.register(app, _stdout, _stderr)
 cli_tune.register(app, _stdout, _stderr)
 cli_check.register(app, _stdout)
 cli_emulate.register(app, _stdout, _stderr)

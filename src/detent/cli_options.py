@@ -190,3 +190,17 @@ def shapes(assignments: Sequence[str]) -> dict[str, list[int]] | None:
             raise UsageError(f"--fix-shape '{assignment}': expected INPUT=D,D,..., such as input=1,3,224,224.")
         found[name] = whole_numbers(dims, "--fix-shape")
     return found or None
+
+
+def error_of(text: str) -> float:
+    """An error as noise power over signal power, from that or from decibels: -20dB is 0.01."""
+    number, is_decibels = text.strip().lower(), False
+    if number.endswith("db"):
+        number, is_decibels = number[:-2], True
+    try:
+        value = float(number)
+    except ValueError:
+        raise UsageError(f"--max-error '{text}': expected decibels such as -25dB, or a number such as 0.003.") from None
+    if not is_decibels and not value > 0:
+        raise UsageError(f"--max-error {text}: a power above 0, such as 0.003. Decibels are written -25dB.")
+    return 10 ** (value / 10) if is_decibels else value

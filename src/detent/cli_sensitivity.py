@@ -39,8 +39,10 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             ),
         ] = None,
         propose: Annotated[
-            Literal["exclude", "a16"],
-            typer.Option(help="Leave layers float, or give activations 16 bits.", rich_help_panel=PROPOSAL),
+            Literal["exclude", "a16", "w8"],
+            typer.Option(
+                help="Leave layers float, give activations 16 bits, or 4-bit weights 8.", rich_help_panel=PROPOSAL
+            ),
         ] = "exclude",
         toml: Annotated[
             Path | None, typer.Option(help="Write the proposed recipe to this file.", rich_help_panel=PROPOSAL)
@@ -78,7 +80,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
         if toml is not None:
             check_output(toml, model)
-        wanted = None if max_error is None else error_of(max_error)
+        wanted = None if max_error is None else cli_options.error_of(max_error)
         options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         with open_executor(workers, dask) as executor, progress_bar(stderr()) as progress:
             report = detent.sensitivity(
@@ -104,17 +106,3 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             typer.echo(report.to_json())
             return
         print_sensitivity(report, stdout())
-
-
-def error_of(text: str) -> float:
-    """An error as noise power over signal power, from that or from decibels: -20dB is 0.01."""
-    number, is_decibels = text.strip().lower(), False
-    if number.endswith("db"):
-        number, is_decibels = number[:-2], True
-    try:
-        value = float(number)
-    except ValueError:
-        raise UsageError(f"--max-error '{text}': expected decibels such as -25dB, or a number such as 0.003.") from None
-    if not is_decibels and not value > 0:
-        raise UsageError(f"--max-error {text}: a power above 0, such as 0.003. Decibels are written -25dB.")
-    return 10 ** (value / 10) if is_decibels else value

@@ -113,7 +113,7 @@ def test_algorithms():
     )
     for algorithm, message in (
         (QuarotConfig(), "include_rotation"),
-        (AutoMixprecisionConfig(INT8, metric_threshold=0.1), "MetricThreshold"),
+        (AutoMixprecisionConfig(INT8, metric_threshold=None), "MetricThreshold"),
         (AutoMixprecisionConfig([INT8, INT8]), "TargetLayerConfig"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -1,53 +1,146 @@
 from __future__ import annotations
 
-import pytest
+import contextlib
+import math
 
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+from detent.compat.algorithms import AutoMixprecisionConfig
+from detent.compat.configs import QConfig
 from detent.compat.enums import ExtendedQuantType, VitisQuantType
-from detent.compat.mixed import override_of
+from detent.compat.mixed import mixed_of
+from detent.compat.mixed_search import MixedSearch
+from detent.compat.quantizer import ModelQuantizer
 from detent.compat.specs import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.errors import UsageError
+from detent.layer_search import OtherFormats
 from detent.numerics.block_float import BlockFloat
 from detent.numerics.formats import IntegerFormat
+from detent.precision_search import Layers
 from detent.presets import LAYERS
 from detent.recipe import Override
+from tests.conftest import tiny_model
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())
 
 
 def test_every_layer_or_those_that_are_named():
     target = QLayerConfig(Int8Spec(), BFP16Spec())
-    everywhere = override_of({"TargetLayerConfig": target, "DualQuantNodes": True})
+    everywhere = mixed_of({"TargetLayerConfig": target, "DualQuantNodes": True})
     int8, blocks = IntegerFormat("int8"), BlockFloat(rounding="half_away")
     assert everywhere == Override(op_types=LAYERS, activations=int8, weights=blocks)
-    convs = override_of({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
+    convs = mixed_of({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
     assert convs.op_types == ("Conv",)
-    named = override_of({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
+    named = mixed_of({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
     assert (named.nodes, named.op_types) == (("a", "b"), ())
     assert named.weights == IntegerFormat("int8", scale="power_of_two")
 
 
 def test_biases_are_among_what_is_changed():
-    found = override_of({"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec(), bias=Int16Spec())})
+    found = mixed_of({"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec(), bias=Int16Spec())})
     assert found.biases == IntegerFormat("int16")
 
 
 def test_older_names():
-    found = override_of({"ActTargetQuantType": ExtendedQuantType.QInt16, "WeightTargetQuantType": VitisQuantType.QInt8})
+    found = mixed_of({"ActTargetQuantType": ExtendedQuantType.QInt16, "WeightTargetQuantType": VitisQuantType.QInt8})
     assert (found.activations, found.weights) == (IntegerFormat("int16"), IntegerFormat("int8"))
+
+
+def search(**params):
+    return mixed_of({"TargetLayerConfig": INT8, **params})
+
+
+def test_a_threshold_asks_for_a_search():
+    found = search(MetricThreshold=-30, MetricDefault="sqnr", TargetOpType=["Conv"], ExcludeLayers=["head"], DataSize=7)
+    int8 = IntegerFormat("int8")
+    layers = Layers(op_types=("Conv",), exclude=("head",))
+    assert found == MixedSearch(OtherFormats(int8, int8), layers, "sqnr", -30.0, samples=7)
+    assert search(L2Target=0.5) == search(MetricThreshold=0.5) == search(MetricThreshold=0.5, MetricDefault="l2")
+    assert search(MetricThreshold=0.5).layers == Layers(op_types=LAYERS)
+    assert isinstance(search(MetricThreshold=0, L2Target=None), Override)
+
+
+def test_bounds_on_the_power_of_the_error():
+    assert search(MetricThreshold=-30, MetricDefault="sqnr").bound(5.0) == pytest.approx(1e-3)
+    assert search(MetricThreshold=3.0).bound(36.0) == 0.25
+    assert search(MetricThreshold=3.0).bound(0.0) == math.inf
+    assert search(MetricThreshold=0.2, MetricDefault="cosine").bound(1.0) == pytest.approx(0.36)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 0.99))
+def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, share):
+    rng = np.random.default_rng(seed)
+    y, e = rng.standard_normal((2, 5, 4))
+    for metric, threshold in (("l2", 0.7), ("cosine", 0.1)):
+        bound = search(MetricThreshold=threshold, MetricDefault=metric).bound(np.square(y).sum(1).mean())
+        rows = [(y, e)] if metric == "l2" else [(each[None], other[None]) for each, other in zip(y, e, strict=True)]
+        for signal, noise in rows:
+            scaled = noise * np.sqrt(share * bound * np.square(signal).sum() / np.square(noise).sum())
+            found = signal + scaled
+            if metric == "l2":
+                assert np.linalg.norm(scaled, axis=1).mean() <= threshold
+            else:
+                cosine = (signal * found).sum() / np.linalg.norm(signal) / np.linalg.norm(found)
+                assert 1 - cosine <= threshold + 1e-12
 
 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"MetricThreshold": 0.5}, "MetricThreshold=0.5 asks for a search"),
-        ({"L2Target": 0.1}, "L2Target"),
-        ({"ExcludeLayers": ["a"]}, "ExcludeLayers"),
+        ({"MetricThreshold": None}, "MetricThreshold=None asks for an analysis only"),
+        ({"MetricThreshold": "low"}, "MetricThreshold is 'low'"),
+        ({"MetricThreshold": 30, "MetricDefault": "sqnr"}, "below 0, such as -30"),
+        ({"MetricThreshold": 1.5, "MetricDefault": "cosine"}, "between 0 and 1"),
+        ({"MetricThreshold": -1}, "above 0"),
+        ({"MetricThreshold": 0.5, "MetricDefault": "kl"}, "MetricDefault='kl'"),
+        ({"MetricThreshold": 0.5, "MetricDefault": "psnr"}, "MetricDefault='psnr'"),
+        ({"MetricThreshold": 0.5, "MetricDefault": "cosin"}, "Did you mean 'cosine'"),
+        ({"MetricThreshold": 0.5, "L2Target": 0.1}, "Give one"),
+        ({"MetricThreshold": 0.5, "TargetLayerConfig": QLayerConfig(Int8Spec(), BFP16Spec())}, "weights of the target"),
+        ({"Top1AccTarget": 0.1}, "Top1AccTarget=0.1 is not part of Detent"),
+        ({"MetricEvaluateFn": print}, "MetricEvaluateFn"),
+        ({"MetricOutputIndex": 1}, "MetricOutputIndex"),
+        ({"ExcludeLayers": ["a"]}, "ExcludeLayers is for a search"),
         ({"TargetLayerConfg": None}, "no 'TargetLayerConfg'. Did you mean 'TargetLayerConfig'"),
-        ({}, "TargetLayerConfig is None"),
-        ({"TargetLayerConfig": INT8, "TargetQuantType": ExtendedQuantType.QInt16}, "Give one"),
+        ({"TargetLayerConfig": None}, "TargetLayerConfig is None"),
+        ({"TargetQuantType": ExtendedQuantType.QInt16}, "Give one"),
         ({"TargetLayerConfig": QLayerConfig(Int8Spec(), output_tensors=Int16Spec())}, "output_tensors"),
     ],
 )
-def test_searches_are_refused_by_name(params, message):
+def test_what_cannot_be_had_is_named(params, message):
     with pytest.raises(UsageError, match=message):
-        override_of(params)
+        search(**params)
+
+
+class Reader:
+    """Gives its data once."""
+
+    def __init__(self, feeds):
+        self._feeds = iter(feeds)
+
+    def get_next(self):
+        return next(self._feeds, None)
+
+
+def codes_of(model):
+    return {each.name: each.data_type for each in model.graph.initializer if each.name.endswith("_quantized")}
+
+
+@pytest.mark.parametrize(("threshold", "narrow"), [(-10, 2), (-200, 0)])
+def test_the_search_comes_before_the_quantization(threshold, narrow, samples):
+    config = QConfig(
+        QLayerConfig(Int16Spec(), Int16Spec()),
+        algo_config=[AutoMixprecisionConfig(INT8, metric_default="sqnr", metric_threshold=threshold, data_size=3)],
+        PrintSummary=False,
+    )
+    reader = Reader([{"x": each} for each in samples])
+    with contextlib.nullcontext() if narrow else pytest.warns(UserWarning, match="no choice of layers keeps sqnr"):
+        model = ModelQuantizer(config).quantize_model(tiny_model(), None, reader)
+    types = codes_of(model)
+    weights = [types[name] for name in ("w1_quantized", "w2_quantized")]
+    assert weights.count(TensorProto.INT8) == narrow
+    assert weights.count(TensorProto.INT16) == 2 - narrow

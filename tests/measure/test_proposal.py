@@ -5,10 +5,12 @@ import pytest
 
 from detent.errors import UsageError
 from detent.measure.probe import Variant
-from detent.measure.proposal import LEFT_BY_8_BITS, propose
+from detent.measure.proposal import LEFT_BY_4_BITS, LEFT_BY_8_BITS, propose
 from detent.measure.sensitivity import LayerSensitivity, Sensitivity, sensitivity
 from detent.measure.things import Thing
+from detent.numerics.formats import IntegerFormat
 from detent.plan.mixed import assign_formats
+from detent.recipe import Override
 from detent.recipe_file import find_recipe, to_toml
 from tests.measure.test_sensitivity import SAMPLES
 from tests.models import SMALL_MODELS, XINT8, laid_out, planned
@@ -112,6 +114,22 @@ def test_weights_alone_can_be_out_of_reach_of_16_bits():
     assert set(proposal.tensors) == {plan.layout.leader(name) for t in measured.things for name in t.variant.rounding}
 
 
+def test_8_bits_for_the_worst_weights():
+    recipe = find_recipe("A8W8").replace(weights=IntegerFormat("int4"))
+    model, plan = planned(SMALL_MODELS["residual"](), recipe=recipe)
+    measured = sensitivity(model, plan, SAMPLES)
+    mine = [thing for thing in measured.things if thing.is_weight]
+    worst = max(mine, key=lambda thing: measured.errors[thing.name] / thing.elements)
+    less = measured.errors[worst.name] * (1 - LEFT_BY_4_BITS) / sum(measured.errors.values())
+    proposal = propose(measured, plan.layout, recipe, measured.total * (1 - less / 2), "w8")
+    assert proposal.nodes == (worst.layer,)
+    assert proposal.predicted == pytest.approx(measured.total * (1 - less))
+    assert proposal.recipe.overrides == (Override(nodes=(worst.layer,), weights=IntegerFormat("int8")),)
+    all_of_them = propose(measured, plan.layout, recipe, 1e-12, "w8")
+    assert not all_of_them.reached
+    assert set(all_of_them.nodes) == {thing.layer for thing in mine}
+
+
 def test_bad_input():
     with pytest.raises(UsageError, match="no proposal 'excluse'. Did you mean 'exclude'"):
         propose(THREE, None, XINT8, 1.0, "excluse")
@@ -121,6 +139,8 @@ def test_bad_input():
     model, plan = planned(SMALL_MODELS["residual"](), recipe=wide)
     with pytest.raises(UsageError, match="no activations of 8-bit integers"):
         propose(sensitivity(model, plan, SAMPLES[:1]), plan.layout, wide, 1e-9, "a16")
+    with pytest.raises(UsageError, match="no 4-bit weights that could have 8"):
+        propose(sensitivity(model, plan, SAMPLES[:1]), plan.layout, wide, 1e-9, "w8")
     starred = found([layer("a*")], {weights("w", "a*"): 1.0})
     with pytest.raises(UsageError, match="takes for a pattern"):
         propose(starred, None, XINT8, 0.1)

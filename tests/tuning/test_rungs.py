@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from detent.measure.sensitivity import sensitivity
+from detent.numerics.formats import IntegerFormat
+from detent.opening import Job
 from detent.presets import find_preset
+from detent.probing import make_ready
+from detent.recipe import Override
 from detent.refinements import BiasCorrection, Rounding
-from detent.tuning.rungs import INGREDIENTS, plain, ways_up
+from detent.tuning.rungs import INGREDIENTS, exceptions, plain, stages, ways_up
+from tests.conftest import tiny_model
 
+W4 = find_preset("A8W8").replace(weights=IntegerFormat("int4"))
 BY_NAME = {ingredient.name: ingredient for ingredient in INGREDIENTS}
 
 
@@ -47,3 +54,20 @@ def test_what_can_be_given_up():
     assert ways_up(find_preset("XINT8")) == ("exclude",)
     assert ways_up(find_preset("A8W8")) == ("a16", "exclude")
     assert ways_up(find_preset("A16W8")) == ("exclude",)
+    assert ways_up(W4) == ("w8", "a16", "exclude")
+    assert ways_up(find_preset("MATMUL_NBITS")) == ("w8", "exclude")
+    assert ways_up(W4.replace(activations=None, weights=None, biases=None)) == ()
+
+
+def test_wider_weights_come_first():
+    assert stages(find_preset("A8W8")) == (("a16", "exclude"),)
+    assert stages(W4) == (("w8",), ("a16", "exclude"))
+
+
+def test_ever_more_weights_in_8_bits(samples):
+    ready = make_ready(Job(tiny_model(), None, W4, samples), 2)
+    found = sensitivity(ready.model, ready.plan, ready.samples)
+    rungs = list(exceptions(W4, ready, found, ("w8",)))
+    assert [rung.name for rung in rungs] == ["W8 x1", "W8 x2"]
+    (override,) = rungs[-1].recipe.overrides
+    assert override == Override(nodes=("first", "second"), weights=IntegerFormat("int8"))

@@ -11,6 +11,7 @@ import pytest
 import detent
 from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
 from detent.errors import DataError, UsageError
+from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import read_recipe
 from detent.tuning import climb as climbing
 from detent.tuning.climb import ENDED, MET, OUT_OF_TIME
@@ -49,6 +50,17 @@ def never(outputs, sample):
     """Worse for every model but the float one, which is asked first."""
     never.asked = getattr(never, "asked", 0) + 1
     return float(never.asked <= len(ROWS) // 4)
+
+
+def test_4_bit_weights_get_8_before_anything_stays_float(monkeypatch):
+    monkeypatch.setattr(climbing, "INGREDIENTS", ())
+    recipe = detent.find_recipe("A8W8").replace(weights=IntegerFormat("int4"))
+    result = tune(None, recipe=recipe)
+    kinds = list(dict.fromkeys(rung.name.split(" x")[0] for rung in result.rungs))
+    assert kinds == ["plain", "W8", "A16", "float"]
+    widest = [rung for rung in result.rungs if rung.name.startswith("W8")][-1]
+    assert widest.output_error < result.rungs[0].output_error / 10
+    assert any(override.weights == IntegerFormat("int8") for override in result.recipe.overrides), "it is kept"
 
 
 def test_the_winning_recipe_gives_the_same_model_again(tmp_path):

@@ -25,7 +25,7 @@ def sensitivity(
     recipe: str | PathLike[str] | Recipe = "XINT8",
     *,
     max_error: float | None = None,
-    propose: Literal["exclude", "a16"] = "exclude",
+    propose: Literal["exclude", "a16", "w8"] = "exclude",
     samples: int = 32,
     exact: bool = False,
     preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
@@ -44,7 +44,7 @@ def sensitivity(
         calibration: data as in `quantize`; it must be given.
         recipe: a name, the path of a .toml file, or a Recipe. Its refinement is left out.
         max_error: also propose a recipe that brings the error, noise power over signal power, below this.
-        propose: "exclude" leaves layers float, "a16" gives activations 16 bits.
+        propose: "exclude" leaves layers float, "a16" gives activations 16 bits, "w8" gives 4-bit weights 8.
         samples: measure on up to this many samples.
         exact: measure on all of them, also what each layer gains when it alone is left float.
         preprocess, limit, seed, batch, threads, executor, stats, progress: as in `quantize`; for the calibration.

@@ -1,7 +1,7 @@
-"""AutoMixprecision, Quark's dictionary on mixed precision, as an override.
+"""AutoMixprecision, Quark's dictionary on mixed precision, as an override or as a search.
 
 With its default threshold of 0 Quark gives the other format to every candidate layer: that is an override. With any
-other it searches for those that need it. Detent does not search; `detent quantize` reports the tensors that are worst.
+other it searches for those that can take it: see `mixed_search`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from detent.compat.enums import QuantGranularity
 from detent.compat.formats import format_of
+from detent.compat.mixed_search import MixedSearch, search_of
 from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
@@ -20,28 +21,42 @@ from detent.presets import LAYERS
 from detent.recipe import Override
 
 _MET = {
-    "MetricDefault": "only a search measures",
-    "MetricOptimizeObject": "only a search measures",
-    "MetricOutputIndex": "only a search measures",
-    "DataSize": "only a search measures",
-    "WorkerNum": "only a search measures",
+    "MetricOptimizeObject": "a search takes as few bits as the threshold allows, whichever format is the finer one",
+    "WorkerNum": "all layers are measured at once",
     "DualQuantNodes": "values between two formats are converted",
     "NoInputQdqShared": "values between two formats are converted",
     "NoInputQDQShared": "values between two formats are converted",
     "SharedParamMode": "what layers share is separated where they need different codes",
     "AutoMixUseFastFT": "include_fast_ft decides",
 }
-_SEARCHES = (
-    *("SubgraphJson", "MetricDistanceFn", "MetricEvaluateFn", "MetricThreshold", "SensitivityCacheFile"),
-    *("ExcludeLayers", "L2Target", "Top1AccTarget", "EvaluateFunction", "NumTarget", "TargetIndices", "ExcludeIndices"),
-)
+_SEARCHED = {
+    "MetricThreshold": "a search (`detent.layer_search`): the layers that can take the format; 0: all of them",
+    "L2Target": "the older name: MetricThreshold of l2",
+    "MetricDefault": "what the threshold is about: sqnr, l2 or cosine, as a bound on the power of the error",
+    "ExcludeLayers": "not these nodes; with a threshold",
+    "DataSize": "a search measures on up to so many samples (0: 32)",
+}
+_CALLED = "functions of the script are not called: `detent tune` has --metric and --max-drop"
+_NAMED = "nodes have names: give them in IncludeLayers, or ExcludeLayers with a threshold"
+_REFUSED = {
+    "MetricDistanceFn": _CALLED,
+    "MetricEvaluateFn": _CALLED,
+    "EvaluateFunction": _CALLED,
+    "Top1AccTarget": _CALLED,
+    "MetricOutputIndex": "all outputs count alike: delete it",
+    "SubgraphJson": "layers are searched one by one: name those of a part in IncludeLayers",
+    "SensitivityCacheFile": "no ranking is kept in a file: a search takes a few walks through the model. Delete it",
+    "NumTarget": "how many layers change follows from the threshold: give MetricThreshold",
+    "TargetIndices": _NAMED,
+    "ExcludeIndices": _NAMED,
+}
 _OLDER_TYPES = {
     "TargetQuantType": ("activations", "weights"),
     "ActTargetQuantType": ("activations",),
     "WeightTargetQuantType": ("weights",),
     "BiasTargetQuantType": ("biases",),
 }
-_KNOWN = ("TargetLayerConfig", "TargetOpType", "IncludeLayers", *_OLDER_TYPES, *_MET, *_SEARCHES)
+_KNOWN = ("TargetLayerConfig", "TargetOpType", "IncludeLayers", *_OLDER_TYPES, *_SEARCHED, *_MET, *_REFUSED)
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -52,21 +67,27 @@ def rows() -> list[tuple[str, str, str]]:
         ("IncludeLayers", "honoured", "only these nodes (`nodes`)"),
     ]
     found += [(name, "honoured", f"the older name: {', '.join(roles)}") for name, roles in _OLDER_TYPES.items()]
+    found += [(name, "honoured", what) for name, what in _SEARCHED.items()]
     found += [(name, "met", why) for name, why in _MET.items()]
-    return found + [(name, "refused", "it asks for a search: name the layers in IncludeLayers") for name in _SEARCHES]
+    return found + [(name, "refused", why) for name, why in _REFUSED.items()]
 
 
-def override_of(params: Mapping[str, Any]) -> Override:
-    """The override that stands for promoting every candidate. UsageError, by name, for what asks for a search."""
+def mixed_of(params: Mapping[str, Any]) -> Override | MixedSearch:
+    """The override that stands for promoting every candidate, or the search; UsageError, by name, for all else."""
     for name, value in params.items():
         if name not in _KNOWN:
             raise UsageError(f"AutoMixprecision has no '{name}'.{nearest(name, _KNOWN)} It has {', '.join(_KNOWN)}.")
-        if name in _SEARCHES and value not in (None, 0, [], ()):
-            raise UsageError(
-                f"AutoMixprecision: {name}={value!r} asks for a search. Detent changes every layer, or those in "
-                "IncludeLayers: choose them from what `detent quantize` reports as worst."
-            )
+        if name in _REFUSED and value not in (None, 0, [], ()):
+            raise UsageError(f"AutoMixprecision: {name}={value!r} is not part of Detent: {_REFUSED[name]}.")
     formats = _formats(params)
+    search = search_of(params, formats)
+    if search is not None:
+        return search
+    if params.get("ExcludeLayers"):
+        raise UsageError(
+            "AutoMixprecision: ExcludeLayers is for a search, and without MetricThreshold there is none. Name the "
+            "layers that change in IncludeLayers."
+        )
     included = tuple(params.get("IncludeLayers") or ())
     return Override(nodes=included, op_types=() if included else tuple(params.get("TargetOpType", LAYERS)), **formats)
 

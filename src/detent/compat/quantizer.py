@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 import detent
+from detent.calibrate import Collecting
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.readers import RandomDataReader
 from detent.compat.request import Request
@@ -22,6 +23,9 @@ from detent.emit.functions import add_functions
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
+from detent.graph.session import DEFAULT_PROVIDERS
+from detent.opening import Job
+from detent.plan.select import Selection
 
 if TYPE_CHECKING:
     from detent.report.report import Report
@@ -97,13 +101,18 @@ def _converted(proto: onnx.ModelProto, steps: tuple[str, ...], output: Path | No
 def _quantize(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
     kept = request.statistics
     known = kept is not None and kept.exists()
+    data = _data(request, model, data)
+    request = request.replace(exclude=(*request.exclude, *_matching(request.patterns, model)), patterns=())
+    if request.search is not None:
+        data = _readable_again(data)
+        request = request.replace(recipe=request.search.run(_job(request, model, data)).recipe, search=None)
     return detent.quantize(
         model,
         output,
-        _data(request, model, data),
+        data,
         request.recipe,
         include=request.include,
-        exclude=(*request.exclude, *_matching(request.patterns, model)),
+        exclude=request.exclude,
         start=request.start,
         end=request.end,
         fix_shapes=request.fix_shapes,
@@ -113,6 +122,25 @@ def _quantize(request: Request, model: ModelLike, output: str | Path | None, dat
         stats=kept if known else None,
         save_stats=None if known else kept,
     )
+
+
+def _job(request: Request, model: ModelLike, data: Any) -> Job:
+    """What a search is told: the same as the quantization after it."""
+    return Job(
+        model=model if isinstance(model, onnx.ModelProto) else Path(model),
+        output=None,
+        recipe=request.recipe,
+        calibration=data,
+        selection=Selection(request.include, request.exclude, (), request.start, request.end),
+        fix_shapes=request.fix_shapes,
+        limit=request.limit,
+        collecting=Collecting(threads=request.threads, providers=request.providers or DEFAULT_PROVIDERS),
+    )
+
+
+def _readable_again(data: Any) -> Any:
+    """The data, kept where it comes from a reader: that gives it once, and a search needs it more often."""
+    return list(iter(data.get_next, None)) if hasattr(data, "get_next") else data
 
 
 def _data(request: Request, model: ModelLike, data: Any) -> Any:

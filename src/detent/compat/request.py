@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from detent.compat.mixed_search import MixedSearch
 from detent.recipe import Override, Recipe
 
 
@@ -24,7 +25,8 @@ class Request:
     """One quantization.
 
     `patterns` are regular expressions of nodes to leave float. `always_random` means that data is not even looked at
-    where it is given. `conversions` are steps of `detent convert` that the result goes through.
+    where it is given. `search` chooses layers before anything is quantized. `conversions` are steps of `detent convert`
+    that the result goes through.
     """
 
     recipe: Recipe
@@ -40,6 +42,7 @@ class Request:
     statistics: Path | None = None
     random: RandomData = RandomData()
     always_random: bool = False
+    search: MixedSearch | None = None
     conversions: tuple[str, ...] = ()
     external_data: bool = False
     summary: bool = True

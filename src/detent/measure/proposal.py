@@ -1,4 +1,4 @@
-"""What to leave float, or to give 16 bits, so that the error at the outputs falls below a wanted one.
+"""What to leave float, or to give more bits, so that the error at the outputs falls below a wanted one.
 
 Noise powers add: without some things quantized the error is expected to be the whole one's share that the others have,
 
@@ -9,6 +9,7 @@ Candidates are taken one after the other, always the one that gains most for its
 - exclude: a layer, or all layers around one activation, which is float only if all of them are. The cost is the
   products that are computed in float then.
 - a16: an activation, with those that share its scale. 8 more bits leave 2^-16 of its error. The cost is its size.
+- w8: the 4-bit weights of a layer. 4 more bits leave 2^-8 of their error. The cost is their number.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from detent.measure.sensitivity import Sensitivity
 from detent.measure.things import Thing
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
-from detent.plan.layout import Layout
+from detent.plan.layout import Layout, Role
 from detent.recipe import Override, Recipe
 
-Way = Literal["exclude", "a16"]
+Way = Literal["exclude", "a16", "w8"]
 
 LEFT_BY_8_BITS = 2.0**-16
 """Of the noise power, where a step is 2^-8 of what it was."""
 
+LEFT_BY_4_BITS = 2.0**-8
+
 
 @dataclass(frozen=True)
 class Proposal:
-    """A recipe whose error is expected to be `predicted`, and what it changes: nodes left float, or activations.
+    """A recipe whose error is expected to be `predicted`, and what it changes: nodes left float or with finer weights,
+    or activations.
 
     `operations` is the share of all products that is computed in float. Where `reached` is False, the wanted error is
     out of reach this way: then everything that helps is in it.
@@ -58,10 +62,13 @@ class Proposal:
 def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, way: Way = "exclude") -> Proposal:
     """The recipe with as few exceptions as bring the error down to `wanted`, as noise power over signal power."""
     if way not in get_args(Way):
-        raise UsageError(f"There is no proposal '{way}'.{nearest(way, get_args(Way))} Choose from exclude and a16.")
+        raise UsageError(f"There is no proposal '{way}'.{nearest(way, get_args(Way))} Choose from exclude, a16 and w8.")
     if not wanted > 0:
         raise UsageError(f"The wanted error is {wanted:g}: no quantized model has none. Give one above 0, or -30dB.")
-    return _exclude(found, recipe, wanted) if way == "exclude" else _widen(found, layout, recipe, wanted)
+    if way == "exclude":
+        return _exclude(found, recipe, wanted)
+    widen = _widen if way == "a16" else _widen_weights
+    return widen(found, layout, recipe, wanted)
 
 
 @dataclass(frozen=True)
@@ -165,11 +172,36 @@ def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:
     ]
 
 
-def _wider(fmt: NumberFormat) -> IntegerFormat | None:
-    """The format with 16 bits for one with 8; None for any other."""
-    if not isinstance(fmt, IntegerFormat) or fmt.bits != 8:
+def _widen_weights(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) -> Proposal:
+    formats: dict[str, IntegerFormat] = {}
+    costs: dict[str, int] = {}
+    for thing in found.things:
+        for name in thing.variant.constants:
+            site = layout.sites.get(name)
+            wide = None if site is None or site.role is not Role.WEIGHT else _wider(layout.formats[name], 4)
+            if wide is not None:
+                formats[thing.layer] = wide
+                costs[thing.layer] = max(thing.elements, 1)
+    if not formats:
+        raise UsageError(f"Recipe {recipe.name} has no 4-bit weights that could have 8. Choose exclude or a16.")
+
+    def error(layers: Collection[str]) -> float:
+        wide = set(layers)
+        return predicted_error(found, lambda thing: LEFT_BY_4_BITS if thing.is_weight and thing.layer in wide else 1.0)
+
+    taken = _greedy([_Move(frozenset([layer]), cost) for layer, cost in costs.items()], error, wanted)
+    chosen = [layer for layer in formats if layer in taken]
+    parts = {fmt: [layer for layer in chosen if formats[layer] == fmt] for fmt in dict.fromkeys(formats.values())}
+    added = tuple(Override(nodes=tuple(map(literal, layers)), weights=fmt) for fmt, layers in parts.items() if layers)
+    changed = _extended(recipe, added, "some weights in 8 bits")
+    return Proposal(changed, "w8", tuple(chosen), (), found.total, error(chosen), wanted, 0.0)
+
+
+def _wider(fmt: NumberFormat, bits: int = 8) -> IntegerFormat | None:
+    """The format with twice the bits for one with so many; None for any other."""
+    if not isinstance(fmt, IntegerFormat) or fmt.bits != bits:
         return None
-    return dataclasses.replace(fmt, dtype=fmt.dtype.replace("8", "16"))
+    return dataclasses.replace(fmt, dtype=fmt.dtype.replace(str(bits), str(2 * bits)))
 
 
 def literal(name: str) -> str:

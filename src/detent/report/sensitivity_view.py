@@ -13,13 +13,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.proposal import Proposal
+from detent.measure.proposal import Proposal, Way
 from detent.measure.sensitivity import LayerSensitivity, Sensitivity, decibels
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
 from detent.report.names import printable
 
 SHOWN = 20
+_WAYS: dict[Way, str] = {
+    "exclude": "leave float",
+    "a16": "give 16 bits to",
+    "w8": "give 8 bits to the weights of",
+}
 BAR = 20
 BAR_DECIBELS = 30.0
 """A bar that is empty stands for an error that is this much below the largest."""
@@ -148,8 +153,7 @@ def _proposed(proposal: Proposal) -> str:
     names = [printable(name) for name in (*proposal.nodes, *proposal.tensors)]
     if not names:
         return f"Nothing needs to change: the error is below {_decibels(proposal.wanted)} dB already."
-    what = "leave float" if proposal.way == "exclude" else "give 16 bits to"
-    said = f"Proposal: {what} {', '.join(names)}. Expected error {_decibels(proposal.predicted)} dB"
+    said = f"Proposal: {_WAYS[proposal.way]} {', '.join(names)}. Expected error {_decibels(proposal.predicted)} dB"
     if proposal.way == "exclude":
         said += f", {100 * proposal.operations:.1f} % of the products in float"
     if not proposal.reached:

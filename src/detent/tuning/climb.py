@@ -20,7 +20,7 @@ from detent.report.report import Report
 from detent.report.tuning import RungOutcome
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
-from detent.tuning.rungs import INGREDIENTS, Rung, exceptions, plain
+from detent.tuning.rungs import INGREDIENTS, Rung, exceptions, plain, stages
 
 Observer = Callable[[RungOutcome], None]
 
@@ -78,12 +78,13 @@ class Climb:
         yield from self._exceptions()
 
     def _exceptions(self) -> Iterator[Rung]:
-        if self.clock.is_over:
-            return
-        recipe = self._footing
-        ready = make_ready(replace(self.job, output=None, recipe=recipe))
-        found = sensitivity(ready.model, ready.plan, ready.samples, threads=self.job.collecting.threads)
-        yield from exceptions(recipe, ready, found)
+        for ways in stages(self.job.recipe):
+            if self.clock.is_over:
+                return
+            recipe = self._footing
+            ready = make_ready(replace(self.job, output=None, recipe=recipe))
+            found = sensitivity(ready.model, ready.plan, ready.samples, threads=self.job.collecting.threads)
+            yield from exceptions(recipe, ready, found, ways)
 
     @property
     def _footing(self) -> Recipe:

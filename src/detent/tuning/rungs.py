@@ -2,16 +2,16 @@
 
 The first rungs cost nothing on the device: the same operators and number formats, with better numbers in them. Each
 adds one thing to the best recipe below it. The last ones give up a part of the constraint: the layers whose rounding
-hurts most get 16-bit activations, or stay float.
+hurts most get 8 bits in the place of 4 for their weights, 16-bit activations, or stay float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from detent.errors import UsageError
-from detent.measure.proposal import Way, propose
+from detent.measure.proposal import Proposal, Way, propose
 from detent.measure.sensitivity import Sensitivity
 from detent.methods import MinMSE
 from detent.numerics.formats import IntegerFormat
@@ -74,28 +74,44 @@ def plain(recipe: Recipe) -> Rung:
 def ways_up(recipe: Recipe) -> tuple[Way, ...]:
     """How a recipe can give up a part of its constraint.
 
-    Devices with power-of-two scales know 8 bits only; others take activations of 16.
+    Weights of 4 bits can have 8. Devices with power-of-two scales know 8 bits only; others take activations of 16.
     """
-    fmt = recipe.activations
+    fmt, weights = recipe.activations, recipe.weights
+    narrow: tuple[Way, ...] = ("w8",) if isinstance(weights, IntegerFormat) and weights.bits == 4 else ()
     if not isinstance(fmt, IntegerFormat):
-        return () if fmt is None and recipe.weights is None else ("exclude",)
-    return ("exclude",) if fmt.power_of_two or fmt.bits > 8 or recipe.format != "qdq" else ("a16", "exclude")
+        return () if fmt is None and weights is None else (*narrow, "exclude")
+    only = fmt.power_of_two or fmt.bits > 8 or recipe.format != "qdq"
+    return (*narrow, "exclude") if only else (*narrow, "a16", "exclude")
 
 
-def exceptions(recipe: Recipe, ready: Ready, found: Sensitivity) -> Iterator[Rung]:
+def stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
+    """The ways in the order in which they are gone. Each stage starts from the best that is known before it.
+
+    Wider weights come before all else, and are kept where they help: they stay integers, and cost only size.
+    """
+    ways = ways_up(recipe)
+    return (("w8",), ways[1:]) if "w8" in ways else (ways,)
+
+
+def exceptions(recipe: Recipe, ready: Ready, found: Sensitivity, ways: Sequence[Way]) -> Iterator[Rung]:
     """The last rungs: ever more layers, the worst first, are spared."""
     seen = {recipe}
-    for way in ways_up(recipe):
+    for way in ways:
         for share in SHARES:
             proposal = propose(found, ready.plan.layout, recipe, found.total * share, way)
             if proposal.recipe in seen:
                 continue
             seen.add(proposal.recipe)
-            if way == "a16":
-                name, what = f"A16 x{len(proposal.tensors)}", "the activations that hurt most get 16 bits"
-            else:
-                name, what = f"float x{len(proposal.nodes)}", "the layers that hurt most stay float"
-            yield Rung(name, what, proposal.recipe)
+            yield Rung(*_named(proposal), proposal.recipe)
+
+
+def _named(proposal: Proposal) -> tuple[str, str]:
+    """The name of a rung, and what it does."""
+    if proposal.way == "a16":
+        return f"A16 x{len(proposal.tensors)}", "the activations that hurt most get 16 bits"
+    if proposal.way == "w8":
+        return f"W8 x{len(proposal.nodes)}", "the weights that hurt most get 8 bits"
+    return f"float x{len(proposal.nodes)}", "the layers that hurt most stay float"
 
 
 def _possible(recipe: Recipe) -> bool:

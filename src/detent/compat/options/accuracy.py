@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from detent.compat.finetune import refinement_of
-from detent.compat.mixed import override_of
+from detent.compat.mixed import mixed_of
+from detent.compat.mixed_search import MixedSearch
 from detent.compat.options.base import Option, boolean, honoured, met, number, refused, whole
 from detent.compat.request import Request
 from detent.equalizations import CrossLayer
@@ -75,7 +76,10 @@ def _smooth_alpha(request: Request, value: Any) -> Request:
 
 
 def _mixed(request: Request, value: Any) -> Request:
-    return request.with_override(override_of(value)) if value else request
+    if not value:
+        return request
+    mixed = mixed_of(value)
+    return request.replace(search=mixed) if isinstance(mixed, MixedSearch) else request.with_override(mixed)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -91,7 +95,11 @@ OPTIONS: tuple[Option, ...] = (
     met("SmoothQuantFolding", "factors are folded into the layer before where there is one"),
     honoured("BiasCorrection", "on unless said otherwise (`refinement`)", _bias_correction),
     honoured("FastFinetune", "AdaRound or AdaQuant (`refinement`), with include_fast_ft=True", _finetune),
-    honoured("AutoMixprecision", "another format in every layer (`overrides`), with include_auto_mp=True", _mixed),
+    honoured(
+        "AutoMixprecision",
+        "another format in every layer, or in those that a search finds (`overrides`), with include_auto_mp=True",
+        _mixed,
+    ),
     refused("RMatrixDim", _ROTATION, "Give include_sq=True: SmoothQuant.", (4096, None)),
     refused("UseRandomHad", _ROTATION, "Give include_sq=True: SmoothQuant."),
     refused("RConfigPath", _ROTATION, "Give include_sq=True: SmoothQuant."),
