@@ -101,6 +101,7 @@ def quantize(
     ] = None,
     opset: Annotated[int | None, typer.Option("--opset", help="The least operator set of the result.")] = None,
     equalize: cli_options.Equalize = None,
+    equalize_with: cli_options.EqualizeWith = None,
     smooth: cli_options.Smooth = None,
     refine: cli_options.Refine = None,
     no_bias_correction: cli_options.NoBiasCorrection = False,
@@ -170,7 +171,7 @@ def quantize(
         activations=activations,
         format=form,
         opset=opset,
-        equalize=equalize,
+        equalize=cli_options.equalization(equalize, equalize_with),
         smooth=smooth,
         refinement=refine,
     )

@@ -2,8 +2,8 @@
 
 Of a channel between two layers let r be the largest weight that computes it, and t the largest that reads it. Times
 sqrt(t / r) both are equal to sqrt(r t). With a depthwise layer between two others, whose largest weight of the channel
-is d, both channels get factors at which all three are the cube root of r d t. Such layers are balanced in pairs as well,
-since it is there that biases and the threshold count: the first pair before all three, the second one after.
+is d, both channels get factors at which all three are the cube root of r d t. Such layers are balanced in pairs as
+well, since it is there that biases and the threshold count: the first pair before all three, the second one after.
 
 A pair is two layers with nothing but channels of their own between them: no other layer computes or reads these. What
 may stand between the layers, and how a Clip limits the factors, is the same as for equalizing all at once.
