@@ -11,10 +11,12 @@ import pytest
 
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
-from detent.equalizations import CrossLayer
+from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import DataError, UsageError
 from detent.methods import METHODS
 from tests.conftest import tiny_model
+from tests.equalize.networks import between_convs
+from tests.models import node
 
 XINT8 = package.find_recipe("XINT8").replace(refinement=None)
 UNREFINED = ("--refine", "none")  # refinement looks at samples, which statistics do not have
@@ -79,6 +81,26 @@ def test_factors_found_layer_by_layer_are_kept_too(tmp_path):
     assert counted.equalization.channels > 0 and counted.equalization.noise_before is None
     assert package.quantize(MODEL, stats=tmp_path / "demo.stats", recipe=recipe).model == counted.model
     assert package.quantize(MODEL, **{**data, "recipe": XINT8}).model != counted.model
+
+
+@pytest.mark.parametrize("way", [GlobalEqualization, CrossLayer])
+def test_absorbed_biases_are_kept_too(way, samples, tmp_path):
+    model = between_convs([node("Relu", "c", "m")], {"b1": np.array([60, 0, 80, -60], np.float32)})
+    recipe, plain = XINT8.replace(equalize=way(absorb=True)), XINT8.replace(equalize=way())
+    file, without = tmp_path / "absorbed.stats", tmp_path / "plain.stats"
+    counted = package.quantize(model, None, samples, recipe, save_stats=file)
+    assert counted.absorption.channels == 2
+    assert "Absorbed the biases of 2 channels of 1 layers" in str(counted)
+    assert counted.to_dict()["absorption"]["amounts"] == {}
+    reused = package.quantize(model, stats=file, recipe=recipe)
+    assert reused.model == counted.model
+    assert reused.absorption == counted.absorption
+    other = package.quantize(model, None, samples, plain, save_stats=without)
+    assert other.absorption is None and other.model != counted.model
+    with pytest.raises(UsageError, match=r"counted after absorbing biases: give --set equalize\.absorb=true"):
+        package.quantize(model, stats=file, recipe=plain)
+    with pytest.raises(UsageError, match=r"counted without absorbing biases: give --set equalize\.absorb=false"):
+        package.quantize(model, stats=without, recipe=recipe)
 
 
 def test_another_selection_uses_the_same_statistics(saved):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import onnx
+import pytest
 
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
@@ -157,6 +158,36 @@ def test_the_output_format_is_an_option(detent, demo_arguments, tmp_path):
     assert outcome.code == 0, outcome.err
     operators = {one.op_type for one in onnx.load(tmp_path / "out.onnx").graph.node}
     assert "FixNeuron" in operators and "QuantizeLinear" not in operators
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [
+        ([], {"name": "GlobalEqualization", "absorb": False}),
+        (["--equalize", "--equalize-with", "globalequalization:absorb=true"], {"absorb": True}),
+        (["--equalize-with", "CrossLayer:steps=3"], {"name": "CrossLayer", "steps": 3}),
+        (["--equalize-with", "none"], "none"),
+        (["--no-equalize", "--equalize-with", "none"], "none"),
+    ],
+)
+def test_the_way_to_equalize_is_an_option(flags, chosen, detent, demo_arguments):
+    recipe = json.loads(detent(*demo_arguments, "--dry-run", "--json", *flags).out)["recipe"]
+    assert recipe["equalize"] == chosen if chosen == "none" else chosen.items() <= recipe["equalize"].items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--no-equalize", "--equalize-with", "CrossLayer"], "--no-equalize and --equalize-with CrossLayer contradict"),
+        (["--equalize", "--equalize-with", "none"], "--equalize and --equalize-with none contradict"),
+        (["--equalize-with", "CrosLayer"], "Did you mean 'CrossLayer'"),
+        (["--equalize-with", "CrossLayer:step=3"], "Did you mean 'steps'"),
+    ],
+)
+def test_ways_to_equalize_that_are_refused(flags, words, detent, demo_arguments):
+    outcome = detent(*demo_arguments, *flags)
+    assert outcome.code == 2
+    assert words in " ".join(outcome.err.split())
 
 
 def test_without_bias_correction_nothing_is_refined(detent, demo_arguments):

@@ -75,7 +75,9 @@ RECIPES = st.builds(
     weight_method=st.none() | METHOD_VALUES,
     clip_outputs=st.booleans(),
     dynamic=st.booleans(),
-    equalize=st.none() | st.just(GlobalEqualization()) | st.builds(CrossLayer, st.just(-1) | st.integers(1, 9)),
+    equalize=st.none()
+    | st.builds(GlobalEqualization, st.booleans())
+    | st.builds(CrossLayer, st.just(-1) | st.integers(1, 9), absorb=st.booleans()),
     smooth=st.none() | st.floats(0, 1),
     refinement=REFINEMENT_VALUES,
     format=st.sampled_from(["qdq", "qoperator", "cast", "fix-neuron"]),
@@ -262,6 +264,8 @@ SETTINGS = {
     "equalize=true": {"equalize": GlobalEqualization()},
     "equalize=crosslayer:steps=3,append_bias=false": {"equalize": CrossLayer(3, append_bias=False)},
     "equalize.name=CrossLayer": {"equalize": CrossLayer()},
+    "equalize.absorb=true": {"equalize": GlobalEqualization(absorb=True)},
+    "equalize=CrossLayer:absorb=true": {"equalize": CrossLayer(absorb=True)},
     "format=extended-qdq": {"format": "extended-qdq"},
     "target=cpu": {"target": "cpu"},
     "operators=Conv,Gemm": {"operators": ("Conv", "Gemm")},

@@ -82,6 +82,12 @@ def saved_statistics(
     if (file.factors is not None) != (recipe.equalize is not None):
         counted, other = ("after", "--equalize") if file.factors is not None else ("without", "--no-equalize")
         raise UsageError(f"The statistics were counted {counted} equalization: give {other}, or calibrate again.")
+    if (file.absorbed is not None) != (recipe.equalize is not None and recipe.equalize.absorb):
+        counted, value = ("after", "true") if file.absorbed is not None else ("without", "false")
+        raise UsageError(
+            f"The statistics were counted {counted} absorbing biases: give --set equalize.absorb={value}, or calibrate "
+            "again."
+        )
     return file
 
 
@@ -128,6 +134,7 @@ def keep(
             statistics=observation.statistics,
             votes_for=_vote(recipe)[1],
             factors=rescaling.factors,
+            absorbed=rescaling.absorbed,
             smoothed=rescaling.smoothed,
             alpha=recipe.smooth,
         )

@@ -21,7 +21,18 @@ ACCURACY = "Accuracy"
 
 Equalize = Annotated[
     bool | None,
-    typer.Option("--equalize/--no-equalize", help="Rescale channels first.", rich_help_panel=ACCURACY),
+    typer.Option(
+        "--equalize/--no-equalize", help="Rescale channels first, all layers at once.", rich_help_panel=ACCURACY
+    ),
+]
+EqualizeWith = Annotated[
+    str | None,
+    typer.Option(
+        "--equalize-with",
+        help="Or in this way: GlobalEqualization, CrossLayer (with settings: CrossLayer:steps=3), or none.",
+        metavar="NAME",
+        rich_help_panel=ACCURACY,
+    ),
 ]
 Refine = Annotated[
     str | None,
@@ -123,6 +134,18 @@ def change_recipe(name: str, settings: Sequence[str], **flags: object) -> Recipe
 
     given = {field: value for field, value in flags.items() if value is not None}
     return change(with_settings(find_recipe(name), settings), given)
+
+
+def equalization(switch: bool | None, name: str | None) -> str | bool | None:
+    """What --equalize, --no-equalize and --equalize-with say together; None where none of them was given."""
+    from detent.equalizations import parse_equalization
+
+    if name is None:
+        return switch
+    if switch is not None and switch != (parse_equalization(name) is not None):
+        flag = "--equalize" if switch else "--no-equalize"
+        raise UsageError(f"{flag} and --equalize-with {name} contradict each other: give one of them.")
+    return name
 
 
 def without_bias_correction(recipe: Recipe) -> Recipe:

@@ -16,7 +16,11 @@ UNTIL_CONVERGED = -1
 class GlobalEqualization:
     """All channels of the network at once: the factors at which rounding weights, activations and biases adds the least
     noise, from what the channels were observed to hold.
+
+    With `absorb`, what a channel holds at least is first added by the layers behind instead.
     """
+
+    absorb: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,13 +32,15 @@ class CrossLayer:
     with -1 until a step changes the weights by less than `converged` [CLETotalLayerDiffThreshold], their mean changes
     summed over layers. Channels between two layers stay as they are where both maxima add up to less than `threshold`
     [CLEWeightThreshold; 0 is CLEScaleUseThreshold=False]. With `append_bias` [CLEScaleAppendBias] the bias counts among
-    the weights that compute a channel, divided by 2 to 20: the more, the more it outweighs them.
+    the weights that compute a channel, divided by 2 to 20: the more, the more it outweighs them. With `absorb`, what a
+    channel was observed to hold at least is first added by the layers behind instead.
     """
 
     steps: int = 1
     converged: float = 1.9e-7
     threshold: float = 0.5
     append_bias: bool = True
+    absorb: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 and self.steps != UNTIL_CONVERGED:

@@ -106,6 +106,7 @@ def run(job: Job) -> Report:
         moves=plan.moves,
         equalization=rescaling.equalization,
         smoothing=rescaling.smoothing,
+        absorption=rescaling.absorption,
         refined=refined,
         calibration=calibration,
         fidelity=fidelity,

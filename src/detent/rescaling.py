@@ -1,4 +1,4 @@
-"""What is done to a float model before it is observed: smoothing and equalizing, anew or as it was done before."""
+"""What is done to a float model before it is observed: smoothing, absorbing and equalizing, anew or as before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.equalizations import CrossLayer
+from detent.equalizations import CrossLayer, EqualizationChoice
+from detent.equalize.absorb import Absorption, absorb, absorb_again
 from detent.equalize.cross_layer import equalize_pairs
 from detent.equalize.equalize import equalize
 from detent.equalize.factors import Equalization, equalize_again
@@ -27,6 +28,7 @@ class Rescaling:
     """What was done: each is None where the recipe did not ask for it."""
 
     smoothing: Smoothing | None = None
+    absorption: Absorption | None = None
     equalization: Equalization | None = None
 
     @property
@@ -38,6 +40,11 @@ class Rescaling:
     def factors(self) -> tuple[float, ...] | None:
         """The factors of channels, for a file of statistics."""
         return None if self.equalization is None else self.equalization.factors
+
+    @property
+    def absorbed(self) -> Mapping[str, tuple[float, ...]] | None:
+        """The biases that layers gave to those behind, for a file of statistics."""
+        return None if self.absorption is None else self.absorption.amounts
 
     @property
     def smoothed(self) -> Mapping[str, tuple[float, ...]] | None:
@@ -69,11 +76,11 @@ def rescale(
     saved: StatisticsFile | None,
     threads: int = 0,
 ) -> Rescaling:
-    """Smooth and equalize `model` in place, as the recipe says; as it was done for `saved` statistics, if there are.
+    """Smooth, absorb and equalize `model` in place, as the recipe says; as it was done for `saved` statistics, if any.
 
     `formats` are those of all values that will be quantized.
     """
-    smoothing = equalization = None
+    smoothing = absorption = equalization = None
     few = samples[:EQUALIZING_SAMPLES]
     if recipe.smooth is not None:
         known = None if saved is None else saved.smoothed
@@ -82,10 +89,23 @@ def rescale(
             smooth(model, few, recipe.smooth, threads, bits=bits) if known is None else smooth_again(model, known)
         )
     if recipe.equalize is not None:
+        if recipe.equalize.absorb:
+            given = None if saved is None else saved.absorbed
+            absorption = absorb(model, few, threads) if given is None else absorb_again(model, given)
         if saved is not None and saved.factors is not None:
             equalization = equalize_again(model, saved.factors)
-        elif isinstance(recipe.equalize, CrossLayer):
-            equalization = equalize_pairs(model, recipe.equalize, few, threads)
         else:
-            equalization = equalize(model, formats, few, threads, codes=_codes(formats))
-    return Rescaling(smoothing, equalization)
+            equalization = _equalize(model, formats, recipe.equalize, few, threads)
+    return Rescaling(smoothing, absorption, equalization)
+
+
+def _equalize(
+    model: ir.Model,
+    formats: Mapping[str, NumberFormat],
+    how: EqualizationChoice,
+    samples: Sequence[PendingSample],
+    threads: int,
+) -> Equalization:
+    if isinstance(how, CrossLayer):
+        return equalize_pairs(model, how, samples, threads)
+    return equalize(model, formats, samples, threads, codes=_codes(formats))

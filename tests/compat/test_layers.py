@@ -101,6 +101,7 @@ def test_algorithms():
         return translate(QConfig(INT8, algo_config=list(algorithms))).recipe
 
     assert recipe().equalize is None
+    assert recipe(CLEConfig()).equalize == CrossLayer()
     assert recipe(CLEConfig(cle_steps=2)).equalize == CrossLayer(steps=2)
     assert recipe(CLEConfig(cle_scale_use_threshold=False)).equalize == CrossLayer(threshold=0.0)
     assert recipe(SmoothQuantConfig(alpha=0.7)).smooth == 0.7

@@ -19,7 +19,7 @@ from detent.compat.options import OPTIONS, SECTIONS
 from detent.compat.specs import Int8Spec, QLayerConfig
 from detent.compat.table import page
 from detent.compat.translate import translate
-from detent.equalizations import CrossLayer
+from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.block_float import BlockFloat
@@ -218,6 +218,13 @@ def test_settings_of_cross_layer_equalization_add_up_in_any_order():
     for each in (options, dict(reversed(options.items()))):
         assert recipe(NPU, **each).equalize == CrossLayer(2, threshold=0.0)
     assert recipe({**NPU, "include_cle": False}, **options).equalize is None
+
+
+def test_any_setting_of_cross_layer_equalization_asks_for_it():
+    """Even the default. The switch alone gives that of all layers at once."""
+    assert recipe({**NPU, "include_cle": True}).equalize == GlobalEqualization()
+    assert recipe({**NPU, "include_cle": True}, CLESteps=1).equalize == CrossLayer()
+    assert recipe({**NPU, "include_cle": True}, CLEBalanceMethod="max").equalize == GlobalEqualization()
 
 
 def test_switches_for_many_steps_at_once():

@@ -129,7 +129,9 @@ def test_a_depthwise_layer_between_two_others():
     proto = separable()
     chains = find_chains(map_channels(as_ir(proto)))
     assert [[layer.node.name for layer in chain.layers] for chain in chains] == [
+        ["conv_a", "conv_c"],
         ["conv_a", "conv_c", "conv_e"],
+        ["conv_c", "conv_e"],
         ["conv_e", "conv_y"],
     ]
     before = constants_of(as_ir(proto))
@@ -139,6 +141,27 @@ def test_a_depthwise_layer_between_two_others():
     np.testing.assert_allclose(largest(after["w0"], 0), np.cbrt(sizes[0] * sizes[1] * sizes[2]), rtol=1e-5)
     np.testing.assert_allclose(largest(after["w1"], 0), largest(after["w0"], 0), rtol=1e-5)
     np.testing.assert_allclose(largest(after["w2"], 0), largest(after["w3"], 1), rtol=1e-5)
+
+
+def test_the_bias_of_a_depthwise_layer_counts_after_all_three():
+    """Weights of 1 everywhere stay, but for the bias of 6 behind the depthwise layer: it counts as 3."""
+    nodes = [
+        node("Conv", "x w0", "a"),
+        node("Relu", "a", "b"),
+        node("Conv", "b w1 b1", "c", group=4),
+        node("Relu", "c", "d"),
+        node("Conv", "d w2", "y"),
+    ]
+    constants = {
+        "w0": np.ones((4, 3, 1, 1), np.float32),
+        "w1": np.ones((4, 1, 1, 1), np.float32),
+        "b1": np.array([6, 0, 1, 2], np.float32),
+        "w2": np.ones((2, 4, 1, 1), np.float32),
+    }
+    after, _ = balanced(build(nodes, "y", constants), CrossLayer(threshold=0.0))
+    np.testing.assert_allclose(largest(after["w1"], 0), [3**-0.5, 1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(largest(after["w2"], 1), [3**0.5, 1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(largest(after["w0"], 0), 1, rtol=1e-6)
 
 
 def test_more_steps_come_closer_and_end():

@@ -76,6 +76,12 @@ def test_what_is_saved_is_loaded(path):
     assert dataclasses.replace(loaded, statistics={}) == dataclasses.replace(file, statistics={})
 
 
+def test_what_was_done_to_the_model_is_kept(path):
+    file = example(factors=(0.5, -1.0), absorbed={"a": (0.0, 2.5), "b": ()}, smoothed={"c": (3.0,)}, alpha=0.5)
+    save_statistics(path, file)
+    assert dataclasses.replace(load_statistics(path), statistics={}) == dataclasses.replace(file, statistics={})
+
+
 def test_a_new_field_of_the_statistics_is_not_forgotten():
     written = {"samples", "sum_of_minima", "sum_of_maxima", "votes"}
     assert {field.name for field in dataclasses.fields(TensorStatistics)} == {"histogram", *written}
@@ -265,7 +271,16 @@ def test_deeply_nested_json_is_refused():
 
 @pytest.mark.parametrize(
     "change",
-    [{"model": 1}, {"data": 1}, {"samples": "3"}, {"samples": -3}, {"votes_for": ""}, {"description": None}],
+    [
+        {"model": 1},
+        {"data": 1},
+        {"samples": "3"},
+        {"samples": -3},
+        {"votes_for": ""},
+        {"description": None},
+        {"absorbed": {"t": ("1",)}},
+        {"absorbed": {"t": (float("inf"),)}},
+    ],
     ids=str,
 )
 def test_a_header_that_cannot_be(change, path):

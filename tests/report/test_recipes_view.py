@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from detent.equalizations import CrossLayer
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.named import NAMED_FORMATS
@@ -68,6 +69,8 @@ def test_steps():
     xint8 = PRESETS["XINT8"]
     assert steps(xint8).startswith("Steps: equalize channels, calibrate with MinMSE, correct biases, write as qdq.")
     assert "smooth activations (0.5), calibrate" in steps(xint8.replace(smooth=0.5))
+    layerwise = xint8.replace(equalize=CrossLayer(absorb=True))
+    assert steps(layerwise).startswith("Steps: absorb biases, equalize layer by layer, calibrate")
     assert "AdaRound" in steps(PRESETS["A8W8_ADAROUND"])
     assert steps(PRESETS["BF16"]) == "Steps: correct biases, write as cast. Target: npu-bf16."
     scaled = PRESETS["BF16"].replace(activations=FloatFormat("bfloat16", scaled=True))

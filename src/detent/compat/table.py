@@ -23,20 +23,29 @@ instead. None is ignored: an unknown name is an error, and so is a value that as
 This page is written by `python -m detent.compat.table docs/options.md`.
 """
 
+_EQUALIZATION = """`include_cle=True` alone equalizes [all layers at once](accuracy.md#equalization), which loses less.
+A script that gives any CLE option (but CLEBalanceMethod), be it the default, gets the equalization of the other tools,
+[layer by layer](accuracy.md#layer-by-layer); so does one that lists CLEConfig. With `include_cle=False` none is done.
+"""
+
+_NOTES = {"Accuracy": _EQUALIZATION}
+
 
 def page() -> str:
     """The whole page."""
     parts = [_HEAD]
     for title, options in SECTIONS.items():
-        parts.append(_section(title, [(option.name, option.verdict, option.says) for option in options]))
+        known = [(option.name, str(option.verdict), option.says) for option in options]
+        parts.append(_section(title, known, _NOTES.get(title, "")))
     parts.append(_section("FastFinetune, with include_fast_ft=True", finetune.rows()))
     parts.append(_section("AutoMixprecision, with include_auto_mp=True", mixed.rows()))
     return "\n".join(parts)
 
 
-def _section(title: str, rows: list[tuple[str, str, str]]) -> str:
+def _section(title: str, rows: list[tuple[str, str, str]], note: str = "") -> str:
     lines = [f"| {name} | {verdict} | {says} |" for name, verdict, says in rows]
-    return "\n".join([f"## {title}\n", "| option | | |", "|---|---|---|", *lines]) + "\n"
+    above = [note] if note else []
+    return "\n".join([f"## {title}\n", *above, "| option | | |", "|---|---|---|", *lines]) + "\n"
 
 
 def main(arguments: list[str]) -> None:

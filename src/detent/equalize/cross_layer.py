@@ -2,7 +2,8 @@
 
 Of a channel between two layers let r be the largest weight that computes it, and t the largest that reads it. Times
 sqrt(t / r) both are equal to sqrt(r t). With a depthwise layer between two others, whose largest weight of the channel
-is d, both channels get factors at which all three are the cube root of r d t.
+is d, both channels get factors at which all three are the cube root of r d t. Such layers are balanced in pairs as
+well, since it is there that biases and the threshold count: the first pair before all three, the second one after.
 
 A pair is two layers with nothing but channels of their own between them: no other layer computes or reads these. What
 may stand between the layers, and how a Clip limits the factors, is the same as for equalizing all at once.
@@ -72,15 +73,12 @@ def find_chains(channels: ChannelMap) -> list[Chain]:
             after[int(before[0])] = layer
     pairs = [Chain((layer, tail)) for layer in simple if (tail := _reader(layer, after)) is not None]
     chains: list[Chain] = []
-    middles: set[ScaledLayer] = set()
     for pair in pairs:
+        chains.append(pair)
         head, tail = pair.layers
         last = _reader(tail, after)
         if is_depthwise(tail) and not is_depthwise(head) and last is not None and not is_depthwise(last):
             chains.append(Chain((head, tail, last)))
-            middles.add(tail)
-        elif head not in middles:
-            chains.append(pair)
     return chains
 
 

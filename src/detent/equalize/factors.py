@@ -90,12 +90,13 @@ def scaled_constants(layer: ScaledLayer, padded: Floats) -> Scaled:
 def _rescale(layer: ScaledLayer, padded: Floats) -> None:
     """Write the factors into a layer's weight and bias."""
     scaled = scaled_constants(layer, padded)
-    _replace(layer.node, 1, scaled.weight)
+    replace_constant(layer.node, 1, scaled.weight)
     if scaled.bias is not None:
-        _replace(layer.node, 2, scaled.bias)
+        replace_constant(layer.node, 2, scaled.bias)
 
 
-def _replace(node: ir.Node, index: int, array: npt.NDArray[np.floating]) -> None:
+def replace_constant(node: ir.Node, index: int, array: npt.NDArray[np.floating]) -> None:
+    """Give a node another constant of the same shape, in float32."""
     value = node.inputs[index]
     assert value is not None
     value.const_value = ir.tensor(np.ascontiguousarray(array, np.float32), name=value.name)

@@ -29,8 +29,9 @@ class StatisticsFile:
     `model` is the fingerprint of the model as it was given (preparing it changes no value that keeps its name, so other
     recipes and targets may use the file too), `data` that of the samples (None for a stream, which has none) and
     `description` a line about them. `votes_for` names the method and grid that samples voted for; empty: no votes.
-    `factors` are the logarithms by which channels had been rescaled; None: as they were. `smoothed` are the factors by
-    which SmoothQuant had divided values, and `alpha` is what they follow from.
+    `factors` are the logarithms by which channels had been rescaled; None: as they were. `absorbed` are the biases that
+    layers had given to those behind, by the value that was computed without them; None: as they were. `smoothed` are
+    the factors by which SmoothQuant had divided values, and `alpha` is what they follow from.
     """
 
     model: str
@@ -40,6 +41,7 @@ class StatisticsFile:
     statistics: Statistics
     votes_for: str = ""
     factors: tuple[float, ...] | None = None
+    absorbed: Mapping[str, tuple[float, ...]] | None = None
     smoothed: Mapping[str, tuple[float, ...]] | None = None
     alpha: float | None = None
     detent_version: str = __version__
@@ -54,7 +56,8 @@ def save_statistics(path: Path, file: StatisticsFile) -> None:
         "samples": file.samples,
         "votes_for": file.votes_for,
         "factors": None if file.factors is None else list(file.factors),
-        "smoothed": None if file.smoothed is None else {name: list(each) for name, each in file.smoothed.items()},
+        "absorbed": _listed(file.absorbed),
+        "smoothed": _listed(file.smoothed),
         "alpha": file.alpha,
         "detent_version": file.detent_version,
     }
@@ -65,8 +68,8 @@ def load_statistics(path: Path) -> StatisticsFile:
     """Read a file. Raises DataError that names it and says why it cannot be used."""
     header, statistics = unpack(read_sealed(path, STATISTICS), str(path))
     texts = {key: header.pop(key, None) for key in ("model", "description", "votes_for", "detent_version")}
-    data, samples, factors, smoothed = (header.pop(key, None) for key in ("data", "samples", "factors", "smoothed"))
-    alpha = header.pop("alpha", None)
+    data, samples, factors, alpha = (header.pop(key, None) for key in ("data", "samples", "factors", "alpha"))
+    absorbed, smoothed = (header.pop(key, None) for key in ("absorbed", "smoothed"))
     if (
         header
         or not all(isinstance(text, str) for text in texts.values())
@@ -74,16 +77,31 @@ def load_statistics(path: Path) -> StatisticsFile:
         or not isinstance(samples, int)
         or samples < 0
         or not _is_factors(factors)
-        or not _is_smoothed(smoothed)
+        or not _is_named(absorbed)
+        or not _is_named(smoothed)
         or not _is_factors(None if alpha is None else [alpha])
         or (any(each.votes for each in statistics.values()) and not texts["votes_for"])
     ):
         raise DataError(f"{path} is refused: its header is not that of a {STATISTICS.noun}. Make it again.")
     rescaled = None if factors is None else tuple(float(factor) for factor in factors)
-    divided = None if smoothed is None else {name: tuple(map(float, each)) for name, each in smoothed.items()}
     return StatisticsFile(
-        data=data, samples=samples, statistics=statistics, factors=rescaled, smoothed=divided, alpha=alpha, **texts
+        data=data,
+        samples=samples,
+        statistics=statistics,
+        factors=rescaled,
+        absorbed=_tuples(absorbed),
+        smoothed=_tuples(smoothed),
+        alpha=alpha,
+        **texts,
     )
+
+
+def _listed(named: Mapping[str, tuple[float, ...]] | None) -> dict[str, list[float]] | None:
+    return None if named is None else {name: list(each) for name, each in named.items()}
+
+
+def _tuples(named: Mapping[str, Sequence[float]] | None) -> dict[str, tuple[float, ...]] | None:
+    return None if named is None else {name: tuple(map(float, each)) for name, each in named.items()}
 
 
 def _is_factors(value: object) -> bool:
@@ -91,7 +109,7 @@ def _is_factors(value: object) -> bool:
     return all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
 
 
-def _is_smoothed(value: object) -> bool:
+def _is_named(value: object) -> bool:
     named = value if isinstance(value, dict) else {} if value is None else {"": None}
     return all(isinstance(each, list) and _is_factors(each) for each in named.values())
 

@@ -73,6 +73,7 @@ def print_recipe(recipe: Recipe, console: Console) -> None:
     console.print(Text(f"{recipe.name}: {recipe.description}", "bold"))
     steps = [] if recipe.equalize is None else ["equalize channels"]
     steps = ["equalize layer by layer"] if isinstance(recipe.equalize, CrossLayer) else steps
+    steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
     steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
     steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {type(recipe.method).__name__}"]
     refinement = recipe.refinement

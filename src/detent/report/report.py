@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from detent.equalize.absorb import Absorption
 from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.graph.save import write_text
@@ -99,6 +100,7 @@ class Report:
     warnings: Sequence[str] = ()
     suggestions: Sequence[str] = ()
     device: DeviceCheck | None = None
+    absorption: Absorption | None = None
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -121,6 +123,8 @@ class Report:
         shallow = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "model"}
         if self.equalization is not None:  # without thousands of factors
             shallow["equalization"] = dataclasses.replace(self.equalization, factors=())
+        if self.absorption is not None:
+            shallow["absorption"] = dataclasses.replace(self.absorption, amounts={})
         if self.smoothing is not None:
             shallow["smoothing"] = dataclasses.replace(self.smoothing, factors={})
         values = plain({**shallow, "recipe": to_plain(self.recipe)})

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from detent.equalize.absorb import Absorption
 from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.measure.device_check.findings import DeviceCheck, summary
@@ -42,10 +43,8 @@ def print_report(report: Report, console: Console) -> None:
     if rewritten:
         listed = ", ".join(f"{name} {count}" for name, count in rewritten.items())
         console.print(Text(f"Rewritten: {listed}."))
-    if report.smoothing is not None:
-        console.print(_smoothing(report.smoothing))
-    if report.equalization is not None:
-        console.print(_equalization(report.equalization))
+    for rescaled in _rescaling(report):
+        console.print(rescaled)
     if report.moves:
         rules = Counter(move.rule for move in report.moves)
         listed = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
@@ -112,9 +111,26 @@ def _calibration(report: Report, calibration: Calibration) -> Text:
     return Text(f"{verb} on {calibration.source}, method {type(report.recipe.method).__name__}.")
 
 
+def _rescaling(report: Report) -> list[Text]:
+    """What was done to the float model before it was calibrated."""
+    found = [] if report.smoothing is None else [_smoothing(report.smoothing)]
+    found += [] if report.absorption is None else [_absorption(report.absorption)]
+    found += [] if report.equalization is None else [_equalization(report.equalization)]
+    return found
+
+
 def _smoothing(done: Smoothing) -> Text:
     left = f"; {len(done.declined)} left, where it is not possible or would not help" if done.declined else ""
     return Text(f"Smoothed {len(done.layers)} layers, by factors up to {done.largest_factor:.3g}{left}.")
+
+
+def _absorption(done: Absorption) -> Text:
+    if not done.channels:
+        return Text("No biases absorbed: every channel may be 0, or what is behind it cannot take its bias.")
+    return Text(
+        f"Absorbed the biases of {done.channels} channels of {done.layers} layers into the layers behind, "
+        f"up to {done.largest_amount:.3g}."
+    )
 
 
 def _equalization(done: Equalization) -> Text:

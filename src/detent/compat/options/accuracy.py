@@ -14,7 +14,7 @@ from detent.equalizations import CrossLayer
 from detent.errors import UsageError
 from detent.refinements import BiasCorrection, Gptq
 
-_CROSS_LAYER = "`{}` of `CrossLayer`: channels are then equalized layer by layer (`equalize`), with include_cle=True"
+_CROSS_LAYER = "`{}` of `CrossLayer` (`equalize`), with include_cle=True"
 _ROTATION = "rotations are for language models"
 
 
@@ -87,7 +87,7 @@ OPTIONS: tuple[Option, ...] = (
     met("CLEBalanceMethod", "the largest weights are balanced: no tool has another method"),
     honoured("CLEWeightThreshold", _CROSS_LAYER.format("threshold"), _cle_threshold),
     honoured("CLEScaleAppendBias", _CROSS_LAYER.format("append_bias"), _cle_bias),
-    honoured("CLEScaleUseThreshold", "False is `threshold=0` of `CrossLayer`", _cle_use_threshold),
+    honoured("CLEScaleUseThreshold", "False: `threshold=0` of `CrossLayer` (`equalize`)", _cle_use_threshold),
     honoured("CLETotalLayerDiffThreshold", _CROSS_LAYER.format("converged"), _cle_converged),
     honoured("SmoothAlpha", "the alpha of SmoothQuant (`smooth`), with include_sq=True", _smooth),
     honoured("SmoothQuant", "onnxruntime's switch for SmoothQuant (`smooth`)", _smooth_switch),
