@@ -5,8 +5,7 @@
 so a Clip computes the same function as before if all the channels that it cuts off have one factor a, and its bound
 becomes a b. Which a is free to choose. Bounds are first settled for a = 1: channels that are cut keep their factor, the
 others may grow until they meet the bound, with some room for values not observed. `levels` then multiplies all channels
-of a value, and the bound, by the same number. Beside channels that are cut, factors for the others pay with scales that
-are powers of two; with float scales they were measured to cost more than they gain.
+of a value, and the bound, by the same number.
 """
 
 from __future__ import annotations
@@ -28,22 +27,15 @@ FARTHEST = 5.0  # the logarithm of the largest factor up or down: a channel that
 CEILING_ROOM = 1.25  # how much larger than all that was observed a value may be without meeting a Clip
 
 
-def factor_bounds(
-    channels: ChannelMap, moments: Mapping[str, Moments], *, apart: bool = False
-) -> tuple[Floats, Floats]:
-    """The least and largest logarithm of each factor, where the Clips keep their bounds.
-
-    Where a Clip cuts some of its channels off, the others stay too, unless `apart`.
-    """
+def factor_bounds(channels: ChannelMap, moments: Mapping[str, Moments]) -> tuple[Floats, Floats]:
+    """The least and largest logarithm of each factor, where the Clips keep their bounds."""
     low, high = np.full(channels.count + 1, -FARTHEST), np.full(channels.count + 1, FARTHEST)
     for ceiling in channels.ceilings:
         variables, highest = channels.of_value[ceiling.value], moments[ceiling.value].maximum
         room = np.log(ceiling.bound / np.maximum(highest * CEILING_ROOM, 1e-30))
         np.minimum.at(high, variables, np.maximum(room, 0.0))
-        cut = highest >= ceiling.bound
-        if cut.any():
-            held = variables[cut] if apart else variables
-            low[held] = high[held] = 0.0
+        cut = variables[highest >= ceiling.bound]
+        low[cut] = high[cut] = 0.0
     return low[: channels.count], high[: channels.count]
 
 

@@ -55,7 +55,7 @@ def equalize(
     if not all(np.isfinite(each.power).all() for each in moments.values()):
         return apply_factors(model, channels, unchanged)  # the sweep will name the sample and the tensor
     noise = NoiseModel([_layer_noise(layer, moments, sites) for layer in channels.layers], channels.count)
-    low, high = factor_bounds(channels, moments, apart=bool(codes))
+    low, high = factor_bounds(channels, moments)
     movable = float((low < high).mean()) >= LEAST_MOVABLE
     variables = minimise(noise, low, high, STEPS, TOLERANCE) if movable else unchanged
     raised = _levels(channels, moments, noise, variables, codes or {})
