@@ -33,6 +33,7 @@ from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
 from detent.report.advice import suggestions_for, warnings_for
+from detent.report.pictures import Pictures, channel_magnitudes, channel_sizes, distributions_of
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import rescale
@@ -75,7 +76,9 @@ def run(job: Job) -> Report:
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
             samples, source = first_samples(job, source, saved)
+            unscaled = channel_magnitudes(model, layout)
             rescaling = rescale(model, layout.sites, job.recipe, samples, saved, job.collecting.threads)
+            channels = channel_sizes(unscaled, channel_magnitudes(model, layout))
         with watch.stage("calibrate"):
             observation = observe(job, model, identity, layout, source, saved, rescaling)
             check_preparation(job, original.result(), samples, observation)
@@ -91,6 +94,7 @@ def run(job: Job) -> Report:
         before = original.result() if rescaling.changed else None
         fidelity = _measure(job, model, before, observation, {name: emitted.rounded[name] for name in sites})
         tensors += describe_activations(plan, observation.statistics, fidelity.tensors if fidelity else {})
+        pictures = Pictures(distributions_of(plan, observation.statistics), channels)
     with watch.stage("save"):
         final, left = last_form(emitted, plan, job.recipe)
         notes.declined += left
@@ -125,6 +129,7 @@ def run(job: Job) -> Report:
         + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         device=taken,
+        pictures=pictures,
         model=proto,
     )
 

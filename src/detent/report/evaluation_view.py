@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.paired import Interval
 from detent.measure.scores import (
     CHANGED,
     NO_ANSWER,
@@ -25,6 +23,7 @@ from detent.measure.scores import (
     WholeScore,
 )
 from detent.report.evaluation import Evaluation, ModelResult
+from detent.report.figures import decibels, interval
 
 MOST_CHANGES = 10
 """Changed answers that are listed for a model; the JSON has all."""
@@ -92,10 +91,10 @@ def _titles(scores: Scores) -> list[str]:
 def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
     if isinstance(scores, Answers):
         return [
-            text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", _interval(scores.interval(top)))
+            text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval(scores.interval(top)))
         ]
     if isinstance(scores, SampleScores):
-        return [f"{scores.mean:.6g}", _interval(scores.interval(), ".6g")]
+        return [f"{scores.mean:.6g}", interval(scores.interval(), ".6g")]
     return [f"{scores.value:.6g}"]
 
 
@@ -106,11 +105,10 @@ def _add_outputs(table: Table, result: ModelResult) -> None:
     if result.scores.agreeing is not None and result.loss is not None and result.loss.interval is not None:
         low, high = result.loss.interval
         samples = len(result.scores.names)
-        agreement = [f"{result.scores.agreeing} of {samples}", f"{_interval((100 - high, 100 - low))} %"]
+        agreement = [f"{result.scores.agreeing} of {samples}", f"{interval((100 - high, 100 - low))} %"]
     for number, (name, closeness) in enumerate(result.scores.outputs.items()):
-        decibels = "exact" if closeness.sqnr_db == math.inf else f"{closeness.sqnr_db:.1f}"
         about = [escape(result.model), *agreement] if number == 0 else ["", "", ""]
-        table.add_row(about[0], escape(name), decibels, f"{closeness.cosine:.5f}", *about[1:])
+        table.add_row(about[0], escape(name), decibels(closeness.sqnr_db), f"{closeness.cosine:.5f}", *about[1:])
 
 
 def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
@@ -127,7 +125,7 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
             table.add_row(
                 escape(result.model) if number == 0 else "",
                 f"{loss.points:{form}}",
-                _interval(loss.interval, form),
+                interval(loss.interval, form),
                 *changes,
                 escape(_SHORT_UNITS.get(loss.unit, loss.unit)),
             )
@@ -138,10 +136,6 @@ def _chance(p_value: float | None) -> str:
     if p_value is None:
         return "-"
     return f"{p_value:.3g} ({'could be chance' if p_value >= CHANCE else 'hardly chance'})"
-
-
-def _interval(interval: Interval | None, form: str = ".2f") -> str:
-    return "-" if interval is None else f"{interval[0]:{form}} .. {interval[1]:{form}}"
 
 
 def _change_table(model: str, changed: Sequence[Change]) -> Table:
