@@ -30,7 +30,7 @@ MOST_CHANGES = 10
 
 CHANCE = 0.05
 
-_SHORT_UNITS = {
+SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",
     POINTS.format(top=5): "points of top-5",
     CHANGED: "% of top answers changed",
@@ -90,9 +90,7 @@ def _titles(scores: Scores) -> list[str]:
 
 def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
     if isinstance(scores, Answers):
-        return [
-            text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval(scores.interval(top)))
-        ]
+        return [text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval(scores.interval(top)))]
     if isinstance(scores, SampleScores):
         return [f"{scores.mean:.6g}", interval(scores.interval(), ".6g")]
     return [f"{scores.value:.6g}"]
@@ -120,14 +118,14 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
     table.add_column("in")
     for result in others:
         for number, loss in enumerate(result.losses):
-            form = ".2f" if loss.unit in _SHORT_UNITS and loss.unit != OUTPUT_ERROR else ".4g"
+            form = ".2f" if loss.unit in SHORT_UNITS and loss.unit != OUTPUT_ERROR else ".4g"
             changes = (str(loss.became_wrong), str(loss.became_right), _chance(loss.p_value)) if counted else ()
             table.add_row(
                 escape(result.model) if number == 0 else "",
                 f"{loss.points:{form}}",
                 interval(loss.interval, form),
                 *changes,
-                escape(_SHORT_UNITS.get(loss.unit, loss.unit)),
+                escape(SHORT_UNITS.get(loss.unit, loss.unit)),
             )
     return table
 
@@ -141,14 +139,16 @@ def _chance(p_value: float | None) -> str:
 def _change_table(model: str, changed: Sequence[Change]) -> Table:
     """The first of the changed answers: those that became wrong, then right, then those that were and are wrong."""
     labelled = changed[0].label is not None
-    shown = sorted(changed, key=lambda change: _VERDICTS.index(_verdict(change)))[:MOST_CHANGES]
+    shown = sorted(changed, key=lambda change: _VERDICTS.index(change_kind(change)))[:MOST_CHANGES]
     count = str(len(changed)) if len(shown) == len(changed) else f"{len(shown)} of {len(changed)}"
     title = escape(f"changed answers of {model} ({count})")
     table = _table(title, "label", "before", "after") if labelled else _table(title, "before", "after")
     table.add_column("")
     for change in shown:
         label = [str(change.label)] if labelled else []
-        table.add_row(escape(change.name), *label, _answer(change.before), _answer(change.after), _verdict(change))
+        table.add_row(
+            escape(change.name), *label, answer_text(change.before), answer_text(change.after), change_kind(change)
+        )
     return table
 
 
@@ -160,11 +160,13 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-def _answer(answer: int) -> str:
+def answer_text(answer: int) -> str:
+    """The class, or that there is none."""
     return "NaN" if answer == NO_ANSWER else str(answer)
 
 
-def _verdict(change: Change) -> str:
+def change_kind(change: Change) -> str:
+    """What became of a labelled sample; nothing where there is no label."""
     if change.label is None:
         return ""
     if change.label == change.before:

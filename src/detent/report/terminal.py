@@ -133,9 +133,7 @@ def _fidelity(report: Report) -> RenderableType:
     kind = "calibration samples" if report.in_sample else "held-out samples"
     table = _table(f"output, against float on {fidelity.samples} {kind}", "SQNR dB", "PSNR dB", "cosine")
     for name, closeness in fidelity.outputs.items():
-        table.add_row(
-            escape(name), decibels(closeness.sqnr_db), decibels(closeness.psnr_db), f"{closeness.cosine:.5f}"
-        )
+        table.add_row(escape(name), decibels(closeness.sqnr_db), decibels(closeness.psnr_db), f"{closeness.cosine:.5f}")
     if fidelity.same_top1 is None:
         return table
     return Group(table, Text(f"Same top-1 class as float: {fidelity.same_top1} of {fidelity.samples}."))
