@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
     from detent.report.evaluation import Evaluation
+    from detent.report.page import write_page
     from detent.report.report import Report
     from detent.report.sensitivity_view import SensitivityReport
     from detent.report.tuning import Tuning
@@ -52,6 +53,7 @@ _LAZY = {
     "Tuning": "detent.report.tuning",
     "find_recipe": "detent.recipe_file",
     "tune": "detent.tuning.tune",
+    "write_page": "detent.report.page",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 
@@ -80,6 +82,7 @@ __all__ = [
     "quantize",
     "sensitivity",
     "tune",
+    "write_page",
 ]
 
 

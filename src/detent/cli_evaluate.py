@@ -52,6 +52,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         providers: cli_options.RuntimeProviders = [],  # noqa: B006
         report: Annotated[Path | None, typer.Option("--report", help="Also save the result as JSON.")] = None,
+        html: cli_options.Html = None,
         json: cli_options.Json = False,
     ) -> None:
         """Measure models on the same data, and what each lost against the first.
@@ -66,6 +67,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
         if report is not None:
             check_output(report, *models, *(file for file in (metric, labels) if file is not None))
+        cli_options.check_page(html, *models, metric, labels, report)
         options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         with progress_bar(stderr()) as progress:
             evaluation = detent.evaluate(
@@ -83,6 +85,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             )
         if report is not None:
             evaluation.save(report)
+        cli_options.write_html(evaluation, html)
         if json:
             typer.echo(evaluation.to_json())
             return

@@ -75,7 +75,8 @@ def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> 
 def distribution(histogram: Histogram, span: tuple[float, float]) -> Distribution:
     """The picture of one histogram; values may all be the same."""
     low, high = min(histogram.minimum, 0.0), max(histogram.maximum, 0.0)
-    columns = columns_of(histogram, low, high if high > low else low + histogram.width, COLUMNS)
+    margin = (high - low) / COLUMNS or histogram.width  # what sits at an extreme, as behind a Clip, has a column too
+    columns = columns_of(histogram, low - margin, high + margin, COLUMNS)
     return Distribution(tuple(columns), span if all(map(math.isfinite, span)) else None, histogram.total)
 
 

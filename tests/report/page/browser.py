@@ -10,12 +10,22 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-pipe"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
 )
+
+# Both pipes go out of the way first: either may be 3 or 4 already.
+LAUNCH = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3])
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_browser() -> str | None:
@@ -32,7 +42,7 @@ class Browser:
         self._read, write = os.pipe()
         read, self._write = os.pipe()
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{read} 4>&{write}', find_browser(), *FLAGS, f"--user-data-dir={profile}"],
+            [sys.executable, "-c", LAUNCH, str(read), str(write), find_browser(), *FLAGS, f"--user-data-dir={profile}"],
             pass_fds=(read, write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

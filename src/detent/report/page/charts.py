@@ -63,15 +63,16 @@ def depth_chart(series: Sequence[Sequence[Point | None]], unit: str, names: Sequ
     """
     axis = Axis.over(point.value for line in series for point in line if point is not None)
     parts = [*_horizontal_grid(axis), *_ends("first", "last")]
+    styles = [f"line s{number}" for number in range(len(series))]
     for number, line in enumerate(series):
         placed = [
             (_place(index, len(line)), 1 - axis.along(point.value), point)
             for index, point in enumerate(line)
             if point is not None
         ]
-        parts.append(_curve(((x, y) for x, y, _ in placed), f"line s{number}"))
+        parts.append(_curve(((x, y) for x, y, _ in placed), styles[number]))
         parts += [_dot(x, y, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed]
-    return _figure(parts, "plot tall", f"{unit}, along the network", _legend(names))
+    return _figure(parts, "plot tall", f"{unit}, along the network", _legend(names, styles[: len(names)]))
 
 
 def histogram_chart(shown: Distribution, label: str) -> Markup:
@@ -90,26 +91,26 @@ def histogram_chart(shown: Distribution, label: str) -> Markup:
     if shown.span is not None:
         parts += [_vertical(axis.along(end), "range") for end in shown.span]
     names = ("values that were counted", *(["beyond the range: clipped"] if outside else []))
-    return _figure(parts, "plot", label, _legend(names, ("bars", "bars out"), "range" if shown.span else None))
+    styles = ["bars", *(["bars out"] if outside else [])]
+    if shown.span is not None:
+        names, styles = (*names, "ends of the codes"), [*styles, "range"]
+    return _figure(parts, "plot", label, _legend(names, styles))
 
 
-def channel_chart(sizes: ChannelSizes, step: float | None, label: str) -> Markup:
+def channel_chart(sizes: ChannelSizes, label: str) -> Markup:
     """The channels of a weight from the largest to the smallest, before and after, on a logarithmic axis."""
     drawn = [value for value in (*sizes.before, *sizes.after) if value > 0]
     if not drawn:
         return tag("p", "All channels are zero.", class_="quiet")
-    marks = [*drawn, *([step] if step else [])]
-    low, high = math.floor(math.log10(min(marks))), math.ceil(math.log10(max(marks)))
+    low, high = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
     low = max(low, high - 6)  # what is a millionth of the largest is nothing
     axis = Axis(low, max(high, low + 1), tuple(float(power) for power in range(low, max(high, low + 1) + 1)))
     parts = [*_horizontal_grid(axis, _power), *_ends("largest channel", "smallest")]
-    for number, curve in enumerate((sizes.before, sizes.after)):
+    for style, curve in (("line old", sizes.before), ("line s0", sizes.after)):
         heights = (1 - axis.along(math.log10(value) if value > 0 else -math.inf) for value in curve)
         places = (_place(index, len(curve)) for index in range(len(curve)))
-        parts.append(_curve(zip(places, heights, strict=True), f"line s{1 - number}"))
-    if step:
-        parts.append(_level(1 - axis.along(math.log10(step)), "range"))
-    return _figure(parts, "plot", label, _legend(("after", "before"), (), "range" if step else None, "one step"))
+        parts.append(_curve(zip(places, heights, strict=True), style))
+    return _figure(parts, "plot", label, _legend(("before", "after"), ("line old", "line s0")))
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,8 @@ def _figure(parts: Sequence[Markup], style: str, label: str, legend: Markup | No
     return tag("figure", drawn, tag("figcaption", label, " ", legend))
 
 
-def _legend(
-    names: Sequence[str], styles: Sequence[str] = (), line: str | None = None, said: str = "ends of the codes"
-) -> Markup | None:
-    keys = [_key(styles[at] if styles else f"line s{at}", name) for at, name in enumerate(names)]
-    if line is not None:
-        keys.append(_key(line, said))
-    return joined(keys) if keys else None
+def _legend(names: Sequence[str], styles: Sequence[str]) -> Markup:
+    return joined(_key(style, name) for name, style in zip(names, styles, strict=True))
 
 
 def _key(style: str, name: str) -> Markup:

@@ -65,6 +65,6 @@ def _finding(group: FindingGroup) -> Markup:
         "li",
         tag("span", finding.level, class_=f"badge {_LEVELS[finding.level]}"),
         tag("strong", subject_of(group)),
-        f": {finding.what}. {finding.why}.",
+        f": {finding.what}; {finding.why}." if finding.why else f": {finding.what}.",
         f" Fix: {finding.fix}." if finding.fix else None,
     )

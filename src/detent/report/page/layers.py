@@ -107,7 +107,7 @@ def layers_section(report: Report, layers: Sequence[Layer]) -> Section:
     )
     if fused > 0:
         meaning += (
-            f" {fused} nodes more are computed at one go with the layer before them, such as a Relu after a Conv."
+            f" {fused} more nodes are computed at one go with the layer before them, such as a Relu after a Conv."
         )
     return Section("Layers", meaning, table(COLUMNS, rows, "layers", order=order), folded=False, count=str(len(rows)))
 
@@ -182,13 +182,14 @@ def _pictures(report: Report, layer: Layer, tensor: TensorReport) -> list[Markup
     found = []
     seen = report.pictures.distributions.get(tensor.shares or tensor.name)
     if seen is not None:
-        label = f"{seen.values:,} values of the activation; {percent(tensor.clipped)} of them clip."
+        clip = f"{percent(tensor.clipped)} of them clip" if tensor.clipped else "none of them clips"
+        label = f"{seen.values:,} values of the activation; {clip}."
         found.append(histogram_chart(seen, label))
     for each in layer.constants:
         sizes = report.pictures.channels.get(each.name)
         if sizes is not None:
             label = f"Largest weight of each of {sizes.channels} channels, before and after equalization: flat is good."
-            found.append(channel_chart(sizes, each.scale, label))
+            found.append(channel_chart(sizes, label))
     return found
 
 

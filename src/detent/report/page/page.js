@@ -33,7 +33,7 @@
       for (const row of order) {
         const hit = wanted === "" || row.textContent.toLowerCase().includes(wanted);
         hits += hit ? 1 : 0;
-        row.hidden = !hit || (!all && wanted === "" && shown >= few);
+        row.hidden = !hit || (!all && wanted === "" && shown >= few && !opened.has(row));
         shown += row.hidden ? 0 : 1;
         if (opened.has(row)) opened.get(row).hidden = row.hidden;
       }

@@ -74,7 +74,8 @@ def _document(contents: Contents) -> str:
         tag("title", f"{contents.title}: {contents.kind}"),
         tag("style", Markup(style)),
     )
-    foot = tag("footer", f"Made by Detent {__version__}. This page is complete: it fetches nothing.")
+    scripted = tag("noscript", "Sorting, searching and opening rows need JavaScript. ")
+    foot = tag("footer", scripted, f"Made by Detent {__version__}. This page is complete: it fetches nothing.")
     body = tag("body", joined((body_of(contents), foot)), tag("script", Markup(script)))
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
