@@ -8,6 +8,7 @@ import hashlib
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from detent.measure.metric_file import Metric
 from detent.measure.sensitivity import Sensitivity
 from detent.plan.plan import Move
 from detent.report.page import page_of, write_page
+from detent.report.page.quantization import RULES
 from detent.report.sensitivity_view import SensitivityReport
 from tests.conftest import tiny_model
 from tests.measure.test_proposal import layer
@@ -26,6 +28,8 @@ from tests.models import XINT8
 from tests.report.page import results
 from tests.report.page.results import CLOSING, IMAGE, RESULTS, SCRIPT
 
+ROOT = Path(detent.__file__).parents[2]
+RULE = re.compile(r'"((?:align|shift|hard|zero)[a-z ]*)"(?:, str\(|, n|\))')
 ALLOWED = """
     html head meta link title style body header main footer section details summary div p span strong
     h1 h2 h3 ul li dl dt dd table thead tbody tr th td button input template figure figcaption
@@ -109,6 +113,13 @@ def test_a_quantization_has_all_its_parts():
     assert text.index(worst.name) < text.index(report.worst_tensors(2)[1].name)
     assert f"{worst.closeness.sqnr_db:.1f}" in text
     assert report.left_float()[0].reason in text
+
+
+def test_every_rule_has_a_reason():
+    sources = (ROOT / "src/detent/targets").glob("*.py")
+    named = {rule for source in sources for rule in RULE.findall(source.read_text(encoding="utf-8"))}
+    assert {"align", "shift read", "shift cut", "zero throughout"} <= named
+    assert named <= set(RULES)
 
 
 def test_every_rounded_tensor_has_a_row_with_a_histogram():

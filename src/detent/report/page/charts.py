@@ -15,6 +15,9 @@ from detent.report.pictures import ChannelSizes, Distribution
 
 TICKS = 5
 
+MANY = 100
+"""Dots beyond which they are drawn smaller."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -71,7 +74,10 @@ def depth_chart(series: Sequence[Sequence[Point | None]], unit: str, names: Sequ
             if point is not None
         ]
         parts.append(_curve(((x, y) for x, y, _ in placed), styles[number]))
-        parts += [_dot(x, y, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed]
+        radius = 3 if len(line) <= MANY else 2
+        parts += [
+            _dot(x, y, radius, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed
+        ]
     return _figure(parts, "plot tall", f"{unit}, along the network", _legend(names, styles[: len(names)]))
 
 
@@ -231,9 +237,9 @@ def _box(child: Markup) -> Markup:
     return tag("svg", child, viewBox="0 0 100 100", preserveAspectRatio="none", width="100%", height="100%")
 
 
-def _dot(x: float, y: float, point: Point, style: str) -> Markup:
+def _dot(x: float, y: float, radius: int, point: Point, style: str) -> Markup:
     said = tag("title", point.label)
-    return tag("circle", said, cx=_percent(x), cy=_percent(y), r=3, class_=style, data_opens=point.row)
+    return tag("circle", said, cx=_percent(x), cy=_percent(y), r=radius, class_=style, data_opens=point.row)
 
 
 def _vertical(x: float, style: str) -> Markup:

@@ -36,7 +36,7 @@ def device_section(check: DeviceCheck) -> Section:
     )
     columns = [
         Column("Node"),
-        Column("Operator"),
+        Column("Operator", minor=True),
         Column("Runs in", "The region of the device that computes it at one go, or the CPU."),
         Column("Multiplications", "Of one sample, in layers.", numeric=True, minor=True),
     ]

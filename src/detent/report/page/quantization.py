@@ -8,6 +8,7 @@ from pathlib import Path
 
 from detent.equalize.equalize import Equalization
 from detent.recipe_file import to_toml
+from detent.refine.ranges import RULE as RANGES
 from detent.report.advice import large_loss
 from detent.report.figures import decibels, ratio, size
 from detent.report.page.charts import bar
@@ -17,6 +18,20 @@ from detent.report.page.layers import SQNR, depth_section, layers_of, layers_sec
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict, code, notes
 from detent.report.page.table import Column, Row, number, table, words
 from detent.report.report import Report
+
+RULES = {
+    "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
+    "shift read": "The inputs of an Add or Sub are at most 7 positions apart.",
+    "shift write": "A sum or product is shifted to its output by as much as the device can.",
+    "shift cut": "The product of input and weight is shifted to the output by 0 to 16 bits.",
+    "shift bias": "The bias is shifted to the unit of the products by as much as the device can.",
+    "shift swish": "x times HardSigmoid(x) is shifted to its output by 0 to 15 bits.",
+    "hard sigmoid": "The device's HardSigmoid has limits for the positions of its input and output.",
+    "zero throughout": "A tensor of zeros takes the scale of its neighbours, so that it moves none of them.",
+    "room for the bias": "With a finer weight the 32-bit bias would overflow.",
+    RANGES: "Another scale brings the output of the network closer to float.",
+}
+"""Why a scale was moved, by the name of the rule."""
 
 
 def quantization(report: Report) -> Contents:
@@ -119,7 +134,7 @@ def _left_float(report: Report) -> Section | None:
     left = report.left_float()
     if not left:
         return None
-    columns = [Column("Node"), Column("Operator"), Column("Why", "What decided that it is not quantized.")]
+    columns = [Column("Node"), Column("Operator", minor=True), Column("Why", "What decided that it is not quantized.")]
     rows = [Row([words(name_of(node.node), node.node), words(node.op_type), words(node.reason)]) for node in left]
     meaning = "Nodes that compute in float, as in the original model."
     return Section("Left float", meaning, table(columns, rows, "nodes"), count=str(len(left)))
@@ -134,7 +149,7 @@ def _moves(report: Report) -> Section | None:
         Column("Tensor"),
         Column("Before", "The position p of the scale 2^-p that calibration chose, or the scale itself.", numeric=True),
         Column("After", "What the rule asks for; a smaller position is a coarser step.", numeric=True),
-        Column("Rule", "Which of the device's rules moved it, or the search for ranges."),
+        Column("Why", "The rule of the device that moved it, or the search for ranges, and what it asks for."),
         Column("At node", "Where the rule applies.", minor=True),
     ]
     rows = [
@@ -143,7 +158,7 @@ def _moves(report: Report) -> Section | None:
                 words(name_of(move.value), move.value),
                 number(move.before, f"{move.before:.4g}"),
                 number(move.after, f"{move.after:.4g}"),
-                words(move.rule),
+                words(joined((move.rule, tag("div", RULES.get(move.rule), class_="quiet small"))), move.rule),
                 words(name_of(move.node), move.node),
             ]
         )
