@@ -26,7 +26,7 @@ def hostile_model() -> onnx.ModelProto:
     rng = np.random.default_rng(5)
     nodes, last = [], "x"
     weights = []
-    for name in (*HOSTILE, *(f"layer{number}/conv" for number in range(14))):
+    for name in (*HOSTILE, *(f"Layer{number}/conv" for number in range(14))):
         weight = (rng.standard_normal((4, 4, 3, 3)) * np.exp(rng.standard_normal((4, 1, 1, 1)))).astype(np.float32) / 6
         weights.append(numpy_helper.from_array(weight, f"{name} weight"))
         nodes.append(helper.make_node("Conv", [last, f"{name} weight"], [f"{name} c"], name=name, pads=[1] * 4))

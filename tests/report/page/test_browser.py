@@ -57,6 +57,14 @@ def test_pages_are_drawn_without_complaints_and_fit_the_width(browser, files, na
     assert browser.run("document.querySelectorAll('img, script:not(:last-child)').length") == 0
 
 
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_tables_of_a_phone_fit_it_too(browser, files, name):
+    browser.open(files[name], 390)
+    browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+    wide = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)"
+    assert browser.run(f"{wide}.map(each => each.textContent.slice(0, 80))") == []
+
+
 def test_dark_is_dark_and_light_is_light(browser, files):
     lightness = []
     for dark in (False, True):

@@ -139,8 +139,8 @@ def _models(result: Evaluation) -> Section | None:
         *_titles(shown),
         Column("Loss", "Against the first model; below zero it is better.", numeric=True),
         Column("95 % interval", INTERVAL, numeric=True, minor=True),
-        Column("Became wrong", "Samples that only the first model gets right.", numeric=True),
-        Column("Became right", "Samples that only this model gets right.", numeric=True),
+        Column("Became wrong", "Samples that only the first model gets right.", numeric=True, minor=True),
+        Column("Became right", "Samples that only this model gets right.", numeric=True, minor=True),
         Column("p", "McNemar's: how often chance alone would be this uneven.", numeric=True, minor=True),
         Column("Size", "Of the file, with its data.", numeric=True, minor=True),
     ]
@@ -211,7 +211,7 @@ def _outputs(models: Sequence[ModelResult]) -> Section | None:
         Column("Model"),
         Column("Output"),
         Column("SQNR dB", SQNR, numeric=True),
-        Column("Cosine", "1 where it has the direction of the first model's.", numeric=True),
+        Column("Cosine", "1 where it has the direction of the first model's.", numeric=True, minor=True),
     ]
     rows = [
         Row(

@@ -106,9 +106,8 @@ def _tiles(report: Report) -> list[Tile]:
         meaning = f"{size(report.bytes_before)} before, {ratio(report.bytes_before, report.bytes_after)}."
         tiles.append(Tile("Size", size(report.bytes_after), meaning))
     quantized = sum(node.quantized for node in report.nodes)
-    tiles.append(
-        Tile("Nodes quantized", f"{quantized} of {len(report.nodes)}", "The others are computed in float, as before.")
-    )
+    others = "The others are computed" if quantized < len(report.nodes) else "None is computed"
+    tiles.append(Tile("Nodes quantized", f"{quantized} of {len(report.nodes)}", f"{others} in float, as before."))
     if report.device is not None:
         tiles.append(device_tile(report.device))
     return tiles

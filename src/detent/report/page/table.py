@@ -108,8 +108,8 @@ def _tools(what: str, count: int) -> Markup:
 
 
 def _meanings(columns: Sequence[Column]) -> Markup | None:
-    told = [(column.title, column.meaning) for column in columns if column.meaning]
+    told = {column.title: column.meaning for column in columns if column.meaning}
     if not told:
         return None
-    pairs = joined(joined((tag("dt", title), tag("dd", meaning))) for title, meaning in told)
+    pairs = joined(joined((tag("dt", title), tag("dd", meaning))) for title, meaning in told.items())
     return tag("details", tag("summary", "What the columns mean"), tag("dl", pairs), class_="meanings")
