@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-pipe"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
 )
+
+PATIENCE = 60  # seconds; a busy machine takes some to start it
 
 # Both pipes go out of the way first: either may be 3 or 4 already.
 LAUNCH = """
@@ -111,6 +114,7 @@ class Browser:
 
     def _receive(self):
         while b"\0" not in self._rest:
+            assert select.select([self._read], [], [], PATIENCE)[0], "the browser does not answer"
             more = os.read(self._read, 1 << 16)
             assert more, "the browser has ended"
             self._rest += more
