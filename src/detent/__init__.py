@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
     from detent.report.evaluation import Evaluation
+    from detent.report.page import write_page
     from detent.report.precision_view import PrecisionReport
     from detent.report.report import Report
     from detent.report.sensitivity_view import SensitivityReport
@@ -60,6 +61,7 @@ _LAZY = {
     "quantize": "detent.api.quantize",
     "sensitivity": "detent.api.sensitivity",
     "tune": "detent.tuning.tune",
+    "write_page": "detent.report.page",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 
@@ -93,6 +95,7 @@ __all__ = [
     "quantize",
     "sensitivity",
     "tune",
+    "write_page",
 ]
 
 

@@ -146,6 +146,7 @@ def quantize(
     save_stats: cli_options.SaveStats = None,
     resume: cli_options.ContinueCounting = True,
     report: Annotated[Path | None, typer.Option("--report", help="Also save the report as JSON.")] = None,
+    html: cli_options.Html = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; run nothing, write no model.")
     ] = False,
@@ -165,6 +166,7 @@ def quantize(
 
     if report is not None:
         check_output(report, model, output)
+    cli_options.check_page(html, model, output, report, stats, save_stats)
     options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
     chosen = cli_options.change_recipe(
         recipe,
@@ -219,6 +221,7 @@ def quantize(
         raise
     if report is not None:
         result.save(report)
+    cli_options.write_html(result, html)
     if json:
         typer.echo(result.to_json())
         return

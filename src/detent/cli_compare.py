@@ -43,6 +43,7 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
         resample: cli_options.Resample = None,
         threads: Threads = 0,
         providers: cli_options.RuntimeProviders = [],  # noqa: B006
+        html: cli_options.Html = None,
         json: cli_options.Json = False,
     ) -> None:
         """Compare two models tensor by tensor, or two folders of results file by file.
@@ -50,10 +51,11 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
         Example: detent compare model.onnx model_int8.onnx --data images/ --limit 8
         """
         options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
+        cli_options.check_page(html, before, after)
         if before.is_dir() or after.is_dir():
             if data is not None or limit or batch or threads or providers or options.given():
                 raise UsageError("Two folders of results are compared as they are: give only the folders.")
-            _compare_folders(before, after, stdout, json=json)
+            _compare_folders(before, after, stdout, html=html, json=json)
             return
         if data is None:
             raise UsageError("Give --data DIR with samples to run both models on.")
@@ -75,6 +77,7 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
                 providers=tuple(providers) or DEFAULT_PROVIDERS,
                 progress=progress,
             )
+        cli_options.write_html(comparison, html)
         if json:
             _echo_json(plain(comparison.to_dict()))
         else:
@@ -124,12 +127,15 @@ def _add_infer(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable
         stdout().print(f"{len(written)} files in {out}: {model} on {described}.", markup=False)
 
 
-def _compare_folders(before: Path, after: Path, stdout: Callable[[], Console], *, json: bool) -> None:
+def _compare_folders(
+    before: Path, after: Path, stdout: Callable[[], Console], *, html: Path | None, json: bool
+) -> None:
     from detent.measure.results import compare_folders
     from detent.report.report import plain
     from detent.report.results_view import results_table
 
     found = compare_folders(before, after)
+    cli_options.write_html(found, html)
     if json:
         _echo_json(plain(found.to_dict()))
     else:

@@ -56,6 +56,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             typer.Option("--emulate", help="Compute all models but the first in integers, as the NPU does."),
         ] = None,
         report: Annotated[Path | None, typer.Option("--report", help="Also save the result as JSON.")] = None,
+        html: cli_options.Html = None,
         json: cli_options.Json = False,
     ) -> None:
         """Measure models on the same data, and what each lost against the first.
@@ -70,6 +71,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
         if report is not None:
             check_output(report, *models, *(file for file in (metric, labels) if file is not None))
+        cli_options.check_page(html, *models, metric, labels, report)
         options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         with progress_bar(stderr()) as progress:
             evaluation = detent.evaluate(
@@ -88,6 +90,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             )
         if report is not None:
             evaluation.save(report)
+        cli_options.write_html(evaluation, html)
         if json:
             typer.echo(evaluation.to_json())
             return

@@ -13,6 +13,7 @@ from detent.errors import UsageError
 if TYPE_CHECKING:
     from detent.observe.preprocess import PreprocessOptions
     from detent.recipe import Recipe
+    from detent.report.page.page import Result
 
 DATA = "Data"
 NODES = "Which nodes"
@@ -125,7 +126,27 @@ ContinueCounting = Annotated[
     bool,
     typer.Option("--resume/--no-resume", help="Continue an interrupted run.", rich_help_panel=CALIBRATION),
 ]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Also write a page for a browser: one file, with pictures.", metavar="FILE"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def check_page(html: Path | None, *others: Path | None) -> None:
+    """Refuse, before any work is done, a page that could not be written or that would destroy another file."""
+    from detent.graph.save import check_output
+
+    if html is not None:
+        check_output(html, *others)
+
+
+def write_html(result: Result, html: Path | None) -> None:
+    """Write the page of a result, where one was asked for."""
+    from detent.report.page import write_page
+
+    if html is not None:
+        write_page(result, html)
 
 
 def change_recipe(name: str, settings: Sequence[str], **flags: object) -> Recipe:

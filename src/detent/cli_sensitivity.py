@@ -64,6 +64,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         workers: cli_options.Workers = None,
         dask: cli_options.Dask = None,
         stats: cli_options.Stats = None,
+        html: cli_options.Html = None,
         json: cli_options.Json = False,
     ) -> None:
         """Show which layers cost most when they are quantized, and propose what to leave out.
@@ -80,6 +81,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
         if toml is not None:
             check_output(toml, model)
+        cli_options.check_page(html, model, toml, stats)
         wanted = None if max_error is None else cli_options.error_of(max_error)
         options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         with open_executor(workers, dask) as executor, progress_bar(stderr()) as progress:
@@ -102,6 +104,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             )
         if toml is not None:
             write_text(report.to_toml(), toml)
+        cli_options.write_html(report, html)
         if json:
             typer.echo(report.to_json())
             return

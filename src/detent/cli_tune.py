@@ -66,6 +66,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue an interrupted tuning.")] = True,
         report: Annotated[Path | None, typer.Option("--report", help="Also save the ladder as JSON.")] = None,
+        html: cli_options.Html = None,
         json: cli_options.Json = False,
     ) -> None:
         """Try better and better ways to quantize MODEL, and write the first that loses at most --max-drop.
@@ -80,6 +81,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
         if report is not None:
             check_output(report, model, output)
+        cli_options.check_page(html, model, output, metric, toml or output.with_suffix(".toml"), report)
         options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         console = stderr() if json else stdout()
 
@@ -112,6 +114,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             )
         if report is not None:
             tuning.save(report)
+        cli_options.write_html(tuning, html)
         if json:
             typer.echo(tuning.to_json())
         else:

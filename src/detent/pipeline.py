@@ -29,6 +29,7 @@ from detent.planning import decide, first_samples, needs_any, observe, observed_
 from detent.progress import Progress
 from detent.refining import keeper_of, refine_plan
 from detent.report.advice import suggestions_for, warnings_for
+from detent.report.pictures import Pictures, channel_magnitudes, channel_sizes, distributions_of
 from detent.report.report import Calibration, Notes, Report
 from detent.report.tensors import describe_activations, describe_constants
 from detent.rescaling import rescale
@@ -70,7 +71,9 @@ def run(job: Job) -> Report:
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
             samples, source = first_samples(job, source, saved)
+            unscaled = channel_magnitudes(model, layout)
             rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
+            channels = channel_sizes(unscaled, channel_magnitudes(model, layout))
         with watch.stage("calibrate"):
             observation = observe(job, model, identity, layout, source, saved, rescaling)
             check_preparation(job, original.result(), samples, observation)
@@ -87,6 +90,7 @@ def run(job: Job) -> Report:
         before = original.result() if rescaling.changed else None
         fidelity = _measure(job, model, before, observation, {name: emitted.rounded[name] for name in sites})
         tensors += describe_activations(plan, observation.statistics, fidelity.tensors if fidelity else {})
+        pictures = Pictures(distributions_of(plan, observation.statistics), channels)
     with watch.stage("save"):
         final, left = last_form(emitted, plan, job.recipe)
         notes.declined += left
@@ -123,6 +127,7 @@ def run(job: Job) -> Report:
         + emitted.warnings,
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         device=taken,
+        pictures=pictures,
         model=proto,
     )
 

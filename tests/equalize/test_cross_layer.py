@@ -11,7 +11,7 @@ from detent.equalize.channels import map_channels
 from detent.equalize.cross_layer import equalize_pairs, find_chains
 from detent.equalize.factors import equalize_again
 from tests.equalize.networks import assert_close, between_convs, constants_of, pending
-from tests.models import as_ir, build, node, normal, run
+from tests.models import as_ir, build, node, normal, run, values_of
 
 IMAGES = [normal(1, 3, 8, 8, seed=seed) for seed in range(10, 14)]
 BARE = CrossLayer(append_bias=False, threshold=0.0)
@@ -176,11 +176,16 @@ def test_more_steps_come_closer_and_end():
     assert imbalance(more[0]) < 1e-4 < imbalance(again) < imbalance(one[0])
 
 
-def test_channels_of_a_clip_that_cuts_stay_as_they_are():
+def test_channels_that_a_clip_cuts_stay_as_they_are():
     nodes = [node("Clip", "c zero six", "m")]
     constants = {"zero": np.float32(0), "six": np.float32(6), "w1": normal(4, 3, 3, 3) * UNEQUAL[:, None, None, None]}
-    after, done = balanced(between_convs(nodes, constants))
-    assert not any(done.factors)
+    proto = between_convs(nodes, constants)
+    after, done = balanced(proto)
+    cut = np.max([values_of(proto, ["c"], {"x": array})["c"].max(axis=(0, 2, 3)) for array in IMAGES], axis=0) >= 6
+    factors = np.array(done.factors)[map_channels(as_ir(proto)).of_value["c"]]
+    assert cut.any()
+    assert not cut.all()
+    assert not factors[cut].any()
     assert after["six"] == 6
 
 

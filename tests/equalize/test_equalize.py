@@ -176,13 +176,15 @@ def test_a_clip_out_of_reach():
     assert done.noise_after < 0.8 * done.noise_before
 
 
-def test_channels_of_a_clip_that_cuts_stay():
+def test_channels_that_a_clip_cuts_stay():
     cut = float(highest(clipped(1e6, 1e6), "c0").max()) / 2
     proto = clipped(cut, 1e6)
     model, done = equalized(proto)
     assert_same_outputs(proto, model)
     factors, channels = np.array(done.factors), map_channels(as_ir(proto))
-    assert (factors[channels.of_value["c0"]] == 0).all()
+    above = highest(proto, "c0") >= cut
+    assert above.any() and not above.all()
+    assert (factors[channels.of_value["c0"]][above] == 0).all()
     assert np.abs(factors[channels.of_value["c1"]]).max() > 0.1
     assert done.factors[-2:] == (0.0, 0.0)
 
@@ -201,9 +203,7 @@ def test_channels_that_are_not_cut_grow_beside_power_of_two_scales():
 
 
 def test_where_clips_hold_most_channels_all_stay():
-    first = float(highest(clipped(1e6, 1e6, 1e6), "c0").max()) / 2
-    second = float(highest(clipped(first, 1e6, 1e6), "c1").max()) / 2
-    _, done = equalized(clipped(first, second, 1e6))
+    _, done = equalized(clipped(1e-3, 1e-4, 1e-7))
     assert done.channels == 0 and not any(done.factors)
 
 

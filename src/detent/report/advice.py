@@ -78,7 +78,7 @@ def suggestions_for(
     recipe: Recipe,
 ) -> list[str]:
     """What to try when the loss is large; nothing when it is not."""
-    loss = _large_loss(fidelity)
+    loss = large_loss(fidelity)
     if loss is None:
         return []
     found = [f"The loss is large ({loss})."]
@@ -110,7 +110,7 @@ def _refinement_for(recipe: Recipe) -> str:
     return "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding."
 
 
-def _large_loss(fidelity: Fidelity) -> str | None:
+def large_loss(fidelity: Fidelity) -> str | None:
     """What is bad about the figures, or None where they are in the usual range."""
     sqnr = min((closeness.sqnr_db for closeness in fidelity.outputs.values()), default=math.inf)
     if fidelity.same_top1 is None:

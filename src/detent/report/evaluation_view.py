@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.paired import Interval
 from detent.measure.scores import (
     CHANGED,
     NO_ANSWER,
@@ -25,13 +23,14 @@ from detent.measure.scores import (
     WholeScore,
 )
 from detent.report.evaluation import Evaluation, ModelResult
+from detent.report.figures import decibels, interval
 
 MOST_CHANGES = 10
 """Changed answers that are listed for a model; the JSON has all."""
 
 CHANCE = 0.05
 
-_SHORT_UNITS = {
+SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",
     POINTS.format(top=5): "points of top-5",
     CHANGED: "% of top answers changed",
@@ -91,11 +90,9 @@ def _titles(scores: Scores) -> list[str]:
 
 def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
     if isinstance(scores, Answers):
-        return [
-            text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", _interval(scores.interval(top)))
-        ]
+        return [text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval(scores.interval(top)))]
     if isinstance(scores, SampleScores):
-        return [f"{scores.mean:.6g}", _interval(scores.interval(), ".6g")]
+        return [f"{scores.mean:.6g}", interval(scores.interval(), ".6g")]
     return [f"{scores.value:.6g}"]
 
 
@@ -106,11 +103,10 @@ def _add_outputs(table: Table, result: ModelResult) -> None:
     if result.scores.agreeing is not None and result.loss is not None and result.loss.interval is not None:
         low, high = result.loss.interval
         samples = len(result.scores.names)
-        agreement = [f"{result.scores.agreeing} of {samples}", f"{_interval((100 - high, 100 - low))} %"]
+        agreement = [f"{result.scores.agreeing} of {samples}", f"{interval((100 - high, 100 - low))} %"]
     for number, (name, closeness) in enumerate(result.scores.outputs.items()):
-        decibels = "exact" if closeness.sqnr_db == math.inf else f"{closeness.sqnr_db:.1f}"
         about = [escape(result.model), *agreement] if number == 0 else ["", "", ""]
-        table.add_row(about[0], escape(name), decibels, f"{closeness.cosine:.5f}", *about[1:])
+        table.add_row(about[0], escape(name), decibels(closeness.sqnr_db), f"{closeness.cosine:.5f}", *about[1:])
 
 
 def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
@@ -122,14 +118,14 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
     table.add_column("in")
     for result in others:
         for number, loss in enumerate(result.losses):
-            form = ".2f" if loss.unit in _SHORT_UNITS and loss.unit != OUTPUT_ERROR else ".4g"
+            form = ".2f" if loss.unit in SHORT_UNITS and loss.unit != OUTPUT_ERROR else ".4g"
             changes = (str(loss.became_wrong), str(loss.became_right), _chance(loss.p_value)) if counted else ()
             table.add_row(
                 escape(result.model) if number == 0 else "",
                 f"{loss.points:{form}}",
-                _interval(loss.interval, form),
+                interval(loss.interval, form),
                 *changes,
-                escape(_SHORT_UNITS.get(loss.unit, loss.unit)),
+                escape(SHORT_UNITS.get(loss.unit, loss.unit)),
             )
     return table
 
@@ -140,21 +136,19 @@ def _chance(p_value: float | None) -> str:
     return f"{p_value:.3g} ({'could be chance' if p_value >= CHANCE else 'hardly chance'})"
 
 
-def _interval(interval: Interval | None, form: str = ".2f") -> str:
-    return "-" if interval is None else f"{interval[0]:{form}} .. {interval[1]:{form}}"
-
-
 def _change_table(model: str, changed: Sequence[Change]) -> Table:
     """The first of the changed answers: those that became wrong, then right, then those that were and are wrong."""
     labelled = changed[0].label is not None
-    shown = sorted(changed, key=lambda change: _VERDICTS.index(_verdict(change)))[:MOST_CHANGES]
+    shown = sorted(changed, key=lambda change: _VERDICTS.index(change_kind(change)))[:MOST_CHANGES]
     count = str(len(changed)) if len(shown) == len(changed) else f"{len(shown)} of {len(changed)}"
     title = escape(f"changed answers of {model} ({count})")
     table = _table(title, "label", "before", "after") if labelled else _table(title, "before", "after")
     table.add_column("")
     for change in shown:
         label = [str(change.label)] if labelled else []
-        table.add_row(escape(change.name), *label, _answer(change.before), _answer(change.after), _verdict(change))
+        table.add_row(
+            escape(change.name), *label, answer_text(change.before), answer_text(change.after), change_kind(change)
+        )
     return table
 
 
@@ -166,11 +160,13 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-def _answer(answer: int) -> str:
+def answer_text(answer: int) -> str:
+    """The class, or that there is none."""
     return "NaN" if answer == NO_ANSWER else str(answer)
 
 
-def _verdict(change: Change) -> str:
+def change_kind(change: Change) -> str:
+    """What became of a labelled sample; nothing where there is no label."""
     if change.label is None:
         return ""
     if change.label == change.before:

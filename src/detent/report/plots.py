@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-import numpy as np
-
 from detent.errors import OutputError
 from detent.graph.save import write_text
-from detent.observe.counting import BINS, HALF
 from detent.observe.histogram import Histogram
 from detent.observe.statistics import TensorStatistics
+from detent.report.columns import columns_of
 from detent.report.names import file_stem, printable
 from detent.report.statistics_view import Choices
 
@@ -131,7 +129,7 @@ def _title(name: str, statistics: TensorStatistics) -> Iterator[str]:
 
 def _counts(histogram: Histogram, axis: _Axis, top: float) -> Iterator[str]:
     """The columns, on a logarithmic axis of powers of ten."""
-    columns = list(_columns(histogram, axis))
+    columns = list(columns_of(histogram, axis.low, axis.high, COLUMNS))
     decades = max(1, math.ceil(math.log10(max(count for _, _, count in columns) + 1)))
     bottom = top + PLOT_HEIGHT
 
@@ -148,16 +146,6 @@ def _counts(histogram: Histogram, axis: _Axis, top: float) -> Iterator[str]:
         # Bars overlap by a hair: where two meet within a pixel, the background would shine through.
         width = axis(right) - x + 0.3
         yield f'<rect class="bar" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{bottom - y:.2f}"/>'
-
-
-def _columns(histogram: Histogram, axis: _Axis) -> Iterator[tuple[float, float, int]]:
-    """The visible edges and the count of groups of bins, aligned to zero and so large that 200 to 400 fill the plot."""
-    shown = (axis.high - axis.low) / histogram.width
-    group = 1 << min(max(0, math.ceil(math.log2(shown / COLUMNS))), HALF.bit_length() - 1)
-    grouped = histogram.counts.reshape(BINS // group, group).sum(axis=1)
-    for at in np.flatnonzero(grouped):
-        left = (int(at) * group - HALF) * histogram.width
-        yield max(left, axis.low), min(left + group * histogram.width, axis.high), int(grouped[at])
 
 
 def _horizontal_axis(axis: _Axis, bottom: float) -> Iterator[str]:

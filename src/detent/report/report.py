@@ -24,6 +24,7 @@ from detent.prepare.base import Change
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain
 from detent.refine.layers import LayerReport
+from detent.report.pictures import Pictures
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Report:
 
     After a dry run `tensors` is empty and nothing was written. `fidelity` is None where there was no data to measure
     with. `device` says whether the device that the recipe is for takes the result; None where it is for no device.
-    `model` is the quantized model where no output file was asked for.
+    `pictures` are what a page draws, and not in the JSON. `model` is the quantized model where no output file was asked
+    for.
     """
 
     source: str
@@ -101,6 +103,7 @@ class Report:
     suggestions: Sequence[str] = ()
     device: DeviceCheck | None = None
     absorption: Absorption | None = None
+    pictures: Pictures = field(default_factory=Pictures, repr=False, compare=False)
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -120,7 +123,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; decibels of equal tensors (infinite) are null."""
-        shallow = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "model"}
+        shallow = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.compare}
         if self.equalization is not None:  # without thousands of factors
             shallow["equalization"] = dataclasses.replace(self.equalization, factors=())
         if self.absorption is not None:

@@ -139,10 +139,14 @@ def _table(found: Sensitivity) -> Table:
 
 def bar(error: float, largest: float) -> str:
     """A bar as long as the error is large, in dB below the largest."""
+    return "#" * round(BAR * bar_length(error, largest))
+
+
+def bar_length(error: float, largest: float) -> float:
+    """1 for the largest error, 0 for one that is BAR_DECIBELS below it or less."""
     if error <= 0 or largest <= 0 or not math.isfinite(largest):
-        return ""
-    below = decibels(largest) - decibels(error)
-    return "#" * max(0, round(BAR * (1 - below / BAR_DECIBELS)))
+        return 0.0
+    return max(0.0, 1 - (decibels(largest) - decibels(error)) / BAR_DECIBELS)
 
 
 def _decibels(error: float | None) -> str:

@@ -18,6 +18,7 @@ from detent.equalize.smooth import Smoothing
 from detent.measure.device_check.findings import DeviceCheck, summary
 from detent.measure.inspection import Inspection
 from detent.report.check_view import warnings_of
+from detent.report.figures import decibels, extent, ratio, size, step
 from detent.report.report import Calibration, Report, TensorReport
 
 _DEVICE_WARNINGS = 5
@@ -76,19 +77,12 @@ def _device(check: DeviceCheck) -> Text:
 
 
 def _headline(report: Report) -> Text:
-    sizes = _size(report.bytes_before)
+    sizes = size(report.bytes_before)
     if report.bytes_after is not None:
-        sizes += f" -> {_size(report.bytes_after)} ({_ratio(report.bytes_before, report.bytes_after)})"
+        sizes += f" -> {size(report.bytes_after)} ({ratio(report.bytes_before, report.bytes_after)})"
     destination = report.output or ("nothing written (dry run)" if report.dry_run else "in memory")
     # Two lines: paths may be long, and what follows them should not wrap in the middle.
     return Text(f"{report.source} -> {destination}\n{report.recipe.name} for {report.recipe.target}, {sizes}", "bold")
-
-
-def _ratio(before: int, after: int) -> str:
-    """Nodes for each tensor make small models larger."""
-    if after > before:
-        return f"{after / max(before, 1):.1f} times larger"
-    return f"{before / max(after, 1):.1f} times smaller"
 
 
 def _operator_table(report: Report) -> Table:
@@ -155,9 +149,7 @@ def _fidelity(report: Report) -> RenderableType:
     kind = "calibration samples" if report.in_sample else "held-out samples"
     table = _table(f"output, against float on {fidelity.samples} {kind}", "SQNR dB", "PSNR dB", "cosine")
     for name, closeness in fidelity.outputs.items():
-        table.add_row(
-            escape(name), _decibels(closeness.sqnr_db), _decibels(closeness.psnr_db), f"{closeness.cosine:.5f}"
-        )
+        table.add_row(escape(name), decibels(closeness.sqnr_db), decibels(closeness.psnr_db), f"{closeness.cosine:.5f}")
     if fidelity.same_top1 is None:
         return table
     return Group(table, Text(f"Same top-1 class as float: {fidelity.same_top1} of {fidelity.samples}."))
@@ -168,20 +160,12 @@ def _worst_table(tensors: Sequence[TensorReport]) -> Table:
     for tensor in tensors:
         table.add_row(
             escape(tensor.name),
-            _decibels(tensor.closeness.sqnr_db if tensor.closeness else math.inf),
-            "-"
-            if tensor.minimum is None or tensor.maximum is None
-            else f"{tensor.minimum:.4g} .. {tensor.maximum:.4g}",
-            _step(tensor),
+            decibels(tensor.closeness.sqnr_db if tensor.closeness else math.inf),
+            extent(tensor.minimum, tensor.maximum),
+            step(tensor),
             f"{100 * tensor.clipped:.3g} %",
         )
     return table
-
-
-def _step(tensor: TensorReport) -> str:
-    if tensor.position is not None:
-        return f"2^{-tensor.position}"
-    return tensor.dtype if tensor.scale is None or tensor.scale == 1.0 else f"{tensor.scale:.4g}"
 
 
 def _seconds(report: Report) -> Text:
@@ -195,13 +179,13 @@ def print_inspection(inspection: Inspection, console: Console, *, nodes: bool) -
     opset = ", ".join(f"{domain} {version}" for domain, version in inspection.opset.items())
     made_by = f", made by {inspection.producer}" if inspection.producer else ""
     console.print(
-        Text(f"{_size(inspection.bytes)}, {sum(inspection.operators.values())} nodes, opset {opset}{made_by}", "bold")
+        Text(f"{size(inspection.bytes)}, {sum(inspection.operators.values())} nodes, opset {opset}{made_by}", "bold")
     )
     for kind, values in (("input", inspection.inputs), ("output", inspection.outputs)):
         for name, typed in values.items():
             console.print(Text(f"{kind} {name}: {typed}"))
-    for dtype, size in inspection.constants.items():
-        console.print(Text(f"constants {dtype}: {_size(size)}"))
+    for dtype, count in inspection.constants.items():
+        console.print(Text(f"constants {dtype}: {size(count)}"))
     table = _table("operator", "nodes")
     for op_type, count in inspection.operators.items():
         table.add_row(escape(op_type), str(count))
@@ -240,14 +224,3 @@ def _table(first: str, *others: str) -> Table:
             name, justify="left" if name in ("why", "kind", "type", "operator") else "right", overflow="fold"
         )
     return table
-
-
-def _decibels(value: float) -> str:
-    return "exact" if value == math.inf else f"{value:.1f}"
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"

@@ -1,0 +1,45 @@
+"""Figures as people read them: sizes, ratios, decibels and steps, the same in a terminal and on a page."""
+
+from __future__ import annotations
+
+import math
+
+from detent.measure.paired import Interval
+from detent.report.report import TensorReport
+
+
+def size(count: int) -> str:
+    """Bytes, in the unit that leaves three digits."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def ratio(before: int, after: int) -> str:
+    """How much smaller, or larger: nodes for each tensor make small models larger."""
+    if after > before:
+        return f"{after / max(before, 1):.1f} times larger"
+    return f"{before / max(after, 1):.1f} times smaller"
+
+
+def decibels(value: float) -> str:
+    """A ratio of powers; infinite where nothing differs."""
+    return "exact" if value == math.inf else f"{value:.1f}"
+
+
+def step(tensor: TensorReport) -> str:
+    """The distance between two codes, or what the format is where it has none."""
+    if tensor.position is not None:
+        return f"2^{-tensor.position}"
+    return tensor.dtype if tensor.scale is None or tensor.scale == 1.0 else f"{tensor.scale:.4g}"
+
+
+def extent(low: float | None, high: float | None) -> str:
+    """From where to where."""
+    return "-" if low is None or high is None else f"{low:.4g} .. {high:.4g}"
+
+
+def interval(ends: Interval | None, form: str = ".2f") -> str:
+    """Both ends of an interval."""
+    return "-" if ends is None else f"{ends[0]:{form}} .. {ends[1]:{form}}"

@@ -1,0 +1,259 @@
+"""The page of an evaluation: what each model got and lost, and which samples it answers differently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from detent.measure.scores import Answers, Change, Deviation, Loss, SampleScores, Scores, WholeScore
+from detent.report.evaluation import Evaluation, ModelResult
+from detent.report.evaluation_view import CHANCE, SHORT_UNITS, answer_text, change_kind
+from detent.report.figures import decibels, interval, ratio, size
+from detent.report.page import charts
+from detent.report.page.html import name_of
+from detent.report.page.layers import SQNR
+from detent.report.page.parts import Contents, Level, Section, Tile, Verdict
+from detent.report.page.table import Cell, Column, Row, number, table, words
+
+SMALL_LOSS = 1.0
+"""Percentage points of accuracy: what is certainly less is called as good."""
+
+_TITLES: dict[Level, str] = {
+    "good": "As good as the first",
+    "plain": "Compared",
+    "warn": "Worse, beyond chance",
+}
+
+INTERVAL = "Where the figure of all possible samples lies, with 95 % confidence."
+
+
+def evaluation(result: Evaluation) -> Contents:
+    """The losses first, then the models and the changed answers."""
+    first, *others = result.models
+    sections = [_losses(first, others), _models(result), _outputs(result.models), *map(_changes, others)]
+    names = " and ".join(Path(model.model).name for model in result.models[:2])
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return Contents(
+        "evaluation",
+        f"{names}{more}",
+        [", ".join(model.model for model in result.models), f"On {result.data}.", result.note],
+        _verdict(first, others),
+        _tiles(first, others),
+        [section for section in sections if section is not None],
+    )
+
+
+def _verdict(first: ModelResult, others: Sequence[ModelResult]) -> Verdict:
+    if not others:
+        return Verdict(
+            "plain", "Measured", f"{first.model} was measured alone; give a second model to compare with it."
+        )
+    said = [f"{Path(result.model).name} {_said(result.loss)}." for result in others if result.loss is not None]
+    levels = [_level(result.loss) for result in others if result.loss is not None]
+    level: Level = "warn" if "warn" in levels else "plain" if "plain" in levels else "good"
+    return Verdict(level, _TITLES[level], " ".join(said))
+
+
+def _said(loss: Loss) -> str:
+    verb = "gains" if loss.points < 0 else "loses"
+    ends = f" (95 % interval of the loss: {interval(loss.interval)})" if loss.interval is not None else ""
+    return f"{verb} {abs(loss.points):.3g} {SHORT_UNITS.get(loss.unit, loss.unit)}{ends}{_chance(loss)}"
+
+
+def _chance(loss: Loss) -> str:
+    if loss.p_value is None:
+        return ""
+    return ", which could be chance" if loss.p_value >= CHANCE else ", which is hardly chance"
+
+
+def _level(loss: Loss) -> Level:
+    """A warning where there is a loss beyond chance, and good where no large one can be; only where labels tell.
+
+    What a user's own measure or a changed answer is worth, nobody knows but the user.
+    """
+    if loss.interval is None or loss.p_value is None:
+        return "plain"
+    if loss.p_value < CHANCE and loss.points > 0:
+        return "warn"
+    return "good" if loss.interval[1] <= SMALL_LOSS else "plain"
+
+
+def _tiles(first: ModelResult, others: Sequence[ModelResult]) -> list[Tile]:
+    tiles = []
+    for result in (first, *others)[:4]:
+        figure = _figure(result.scores)
+        if figure is not None:
+            tiles.append(Tile(Path(result.model).name, figure[0], figure[1]))
+    for result in others[:2]:
+        if first.bytes is not None and result.bytes is not None:
+            meaning = f"{Path(result.model).name}: {size(first.bytes)} before, {ratio(first.bytes, result.bytes)}."
+            tiles.append(Tile("Size", size(result.bytes), meaning))
+    return tiles
+
+
+def _figure(scores: Scores | None) -> tuple[str, str] | None:
+    """The one number of a model, and its meaning."""
+    if isinstance(scores, Answers):
+        meaning = f"Samples whose top answer is their label; 95 % interval {interval(scores.interval())}."
+        return f"{scores.accuracy():.2f} %", meaning
+    if isinstance(scores, SampleScores):
+        return f"{scores.mean:.4g}", f"Mean of {scores.metric}; 95 % interval {interval(scores.interval(), '.4g')}."
+    if isinstance(scores, WholeScore):
+        return f"{scores.value:.4g}", f"{scores.metric} of all samples together."
+    if isinstance(scores, Deviation) and scores.agreeing is not None:
+        return f"{scores.agreeing} of {len(scores.names)}", "Samples with the top answer of the first model."
+    if isinstance(scores, Deviation):
+        worst = min(closeness.sqnr_db for closeness in scores.outputs.values())
+        return f"{decibels(worst)} dB", f"SQNR of its worst output. {SQNR}"
+    return None
+
+
+def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None:
+    losses = [result.loss for result in others]
+    if not losses or losses[0] is None:
+        return None
+    unit = SHORT_UNITS.get(losses[0].unit, losses[0].unit)
+    rows = [
+        charts.Loss(Path(result.model).name, result.loss.points, result.loss.interval)
+        for result in others
+        if result.loss is not None
+    ]
+    meaning = (
+        f"How much worse than {Path(first.model).name}, sample by sample: a dot for the loss, a line for its 95 % "
+        "interval. Left of zero the model is better; a line that crosses zero may be chance."
+    )
+    return Section("Loss", meaning, charts.interval_chart(rows, None, unit), folded=False)
+
+
+def _models(result: Evaluation) -> Section | None:
+    rows = [
+        Row([words(name_of(Path(model.model).name), model.model), *_scores(model.scores), *_lost(model), _bytes(model)])
+        for model in result.models
+        if model.scores is not None
+    ]
+    shown = next((model.scores for model in result.models if model.scores is not None), None)
+    if shown is None:
+        return None
+    columns = [
+        Column("Model"),
+        *_titles(shown),
+        Column("Loss", "Against the first model; below zero it is better.", numeric=True),
+        Column("95 % interval", INTERVAL, numeric=True, minor=True),
+        Column("Became wrong", "Samples that only the first model gets right.", numeric=True, minor=True),
+        Column("Became right", "Samples that only this model gets right.", numeric=True, minor=True),
+        Column("p", "McNemar's: how often chance alone would be this uneven.", numeric=True, minor=True),
+        Column("Size", "Of the file, with its data.", numeric=True, minor=True),
+    ]
+    kept = [at for at in range(len(columns)) if at == 0 or any(row.cells[at].key is not None for row in rows)]
+    rows = [Row([row.cells[at] for at in kept]) for row in rows]
+    meaning = f"All models on the same {result.samples} samples."
+    return Section("Models", meaning, table([columns[at] for at in kept], rows, "models"), folded=False)
+
+
+def _titles(scores: Scores) -> list[Column]:
+    if isinstance(scores, Answers):
+        tops = {
+            1: "Samples whose top answer is their label.",
+            5: "Samples whose label is among the first five answers.",
+        }
+        return [
+            column
+            for top in scores.tops
+            for column in (
+                Column(f"Top-{top} %", tops[top], numeric=True),
+                Column("95 % interval", INTERVAL, numeric=True, minor=True),
+            )
+        ]
+    if isinstance(scores, SampleScores):
+        return [Column(f"Mean of {scores.metric}", numeric=True), Column("95 % interval", INTERVAL, numeric=True)]
+    if isinstance(scores, WholeScore):
+        return [Column(scores.metric, numeric=True)]
+    return [Column("Same answer", "Samples with the top answer of the first model.", numeric=True)]
+
+
+def _scores(scores: Scores | None) -> list[Cell]:
+    if isinstance(scores, Answers):
+        return [
+            cell
+            for top in scores.tops
+            for cell in (
+                number(scores.accuracy(top), f"{scores.accuracy(top):.2f}"),
+                number(scores.interval(top)[0], interval(scores.interval(top))),
+            )
+        ]
+    if isinstance(scores, SampleScores):
+        return [number(scores.mean, f"{scores.mean:.6g}"), words(interval(scores.interval(), ".6g"))]
+    if isinstance(scores, WholeScore):
+        return [number(scores.value, f"{scores.value:.6g}")]
+    return [number(scores.agreeing if isinstance(scores, Deviation) else None)]
+
+
+def _lost(result: ModelResult) -> list[Cell]:
+    loss = result.loss
+    if loss is None:
+        return [number(None)] * 5
+    return [
+        number(loss.points, f"{loss.points:.3g}"),
+        number(None if loss.interval is None else loss.interval[0], interval(loss.interval, ".3g")),
+        number(loss.became_wrong),
+        number(loss.became_right),
+        number(loss.p_value, None if loss.p_value is None else f"{loss.p_value:.3g}"),
+    ]
+
+
+def _bytes(result: ModelResult) -> Cell:
+    return number(result.bytes, None if result.bytes is None else size(result.bytes))
+
+
+def _outputs(models: Sequence[ModelResult]) -> Section | None:
+    """Where models are compared by their outputs."""
+    columns = [
+        Column("Model"),
+        Column("Output"),
+        Column("SQNR dB", SQNR, numeric=True),
+        Column("Cosine", "1 where it has the direction of the first model's.", numeric=True, minor=True),
+    ]
+    rows = [
+        Row(
+            [
+                words(name_of(Path(model.model).name), model.model),
+                words(name_of(name), name),
+                number(close.sqnr_db, decibels(close.sqnr_db)),
+                number(close.cosine, f"{close.cosine:.5f}"),
+            ]
+        )
+        for model in models
+        if isinstance(model.scores, Deviation)
+        for name, close in model.scores.outputs.items()
+    ]
+    if not rows:
+        return None
+    meaning = "Each output against that of the first model."
+    return Section("Outputs", meaning, table(columns, rows, "outputs"), folded=False)
+
+
+def _changes(result: ModelResult) -> Section | None:
+    """Every sample that a model answers differently."""
+    changed = result.loss.changed if result.loss is not None else ()
+    if not changed:
+        return None
+    labelled = changed[0].label is not None
+    columns = [
+        Column("Sample"),
+        *([Column("Label", "The class that is right.", numeric=True)] if labelled else []),
+        Column("Before", "The top answer of the first model.", numeric=True),
+        Column("After", "The top answer of this model.", numeric=True),
+        *([Column("So it")] if labelled else []),
+    ]
+    meaning = "Samples whose top answer is another than that of the first model."
+    title = f"Changed answers of {Path(result.model).name}"
+    return Section(
+        title, meaning, table(columns, [_changed(each) for each in changed], "samples"), count=str(len(changed))
+    )
+
+
+def _changed(change: Change) -> Row:
+    label = [] if change.label is None else [number(change.label, str(change.label))]
+    kind = [] if change.label is None else [words(change_kind(change))]
+    answers = [number(answer, answer_text(answer)) for answer in (change.before, change.after)]
+    return Row([words(name_of(change.name), change.name), *label, *answers, *kind])
