@@ -12,6 +12,7 @@ from tools.number_line import Line, draw
 
 from detent.numerics.floats import FLOAT_NAMES
 from detent.numerics.named import BLOCK_FORMATS
+from tools import draw_flow
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = {picture.name: picture for picture in pictures()}
@@ -30,6 +31,10 @@ def test_the_pictures_of_the_manual_are_up_to_date(tmp_path):
         assert kept.read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8"), (
             f"{drawn.name} changed: python -m tools.draw_formats docs/pictures"
         )
+
+
+def test_the_picture_of_the_flow_is_up_to_date():
+    assert (DOCS / "pictures" / "flow.svg").read_text(encoding="utf-8") == draw_flow.draw()
 
 
 def test_every_small_float_and_block_format_has_a_picture_on_the_page():
