@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-oldest lint types contract lines clean
+.PHONY: demo test test-oldest docs lint types contract lines clean
 
 demo: $(VENV)/installed  ## Install and quantize the model that comes with Detent.
 	$(BIN)/detent demo
@@ -15,6 +15,10 @@ test-oldest:  ## The suite on the oldest versions that are allowed, in a venv of
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' -c tests/oldest.txt
 	$(VENV)-oldest/bin/python -m pytest -n auto -m 'not slow'
+
+docs: $(VENV)/installed-docs  ## The manual as a website in site/; a link that leads nowhere is an error.
+	$(BIN)/mkdocs build --strict
+	@echo 'Open site/index.html, or $(BIN)/mkdocs serve.'
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -39,5 +43,9 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-oldest detent-demo
+	rm -rf $(VENV) $(VENV)-oldest detent-demo site

@@ -1,25 +1,34 @@
 """Every code block of the README and of the documents runs as it stands, in a folder that has what it speaks of.
 
-What a Python block prints is compared with the text block behind it, if there is one. A TOML block is a recipe: it is
-read, and planned for a model of the folder.
+A page is run from its top to its bottom, since blocks use what those before them made. What a Python block prints is
+compared with the text block behind it, if there is one. A Python block that is written for another quantizer runs on
+`detent run`. A TOML block is a recipe: it is read, and planned for a model of the folder. A block whose first line is
+`# NAME.py` or `# NAME.toml` is also a file of that name.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
+import runpy
+import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tools.command_reference import page as command_page
 
 import detent
+from detent.compat.run import run_script
+from detent.demo.run import copy_files
 from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import OutputFormat, Override, Recipe
 from detent.targets.optional import OPTIONAL, leavable_steps
@@ -31,12 +40,23 @@ from tests.transformer_models import PLAIN, bert, bert_data
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(sh|python|toml)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
-BLOCKS = [
-    pytest.param(*found.groups(), id=f"{page.stem}-{number}")
-    for page in PAGES
-    for number, found in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")), 1)
-]
-SET_UP = ("make demo", "make test", "pip install .")
+NAMED = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
+FOREIGN = re.compile(r"^(?:import|from) (?:quark|vai_q_onnx|onnxruntime\.quantization)\b", re.MULTILINE)
+SET_UP = ("make demo", "make test", "pip install .", "detent demo --files digits", "cd digits")
+IN_PROCESS = re.compile(r"detent (?!run\b)[^|<>&;$]*")
+LOADED = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"(https?:[^\"]+)")
+
+
+class Block(NamedTuple):
+    """A block of a page: its language, its lines, and what it prints (None where the page does not say)."""
+
+    language: str
+    code: str
+    printed: str | None
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [Block(*found.groups()) for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
 
 
 def classifier() -> onnx.ModelProto:
@@ -79,31 +99,69 @@ def folder(tmp_path_factory):
     for label in range(10):
         (path / "photos" / f"class {label}").mkdir(parents=True)
         Image.fromarray(rng.integers(0, 256, (240, 260, 3), dtype=np.uint8)).save(path / f"photos/class {label}/a.png")
-    for block in BLOCKS:
-        named = re.match(r"# (\w+\.py)\n", block.values[1])  # a file that another block uses
-        if named:
-            (path / named[1]).write_text(block.values[1], encoding="utf-8")
+    copy_files(path / "digits")
     return path
 
 
-@pytest.mark.parametrize(("language", "code", "printed"), BLOCKS)
-def test_block_runs(language, code, printed, folder):
-    if language == "toml":
-        (folder / "block.toml").write_text(code, encoding="utf-8")
-        detent.quantize(folder / "model.onnx", recipe=folder / "block.toml", dry_run=True)
-        return
-    if language == "python":
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, check=True, timeout=120, stdout=subprocess.PIPE, text=True
-        )
-        assert printed is None or done.stdout == printed
-        return
-    for line in code.strip().splitlines():
+@pytest.fixture
+def detent_command(request):
+    """The command line in this process; `detent` itself is the package here."""
+    return request.getfixturevalue("detent")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=lambda page: page.stem)
+def test_page_runs(page, folder, monkeypatch, detent_command):
+    with_demo = "cd digits\n" in page.read_text(encoding="utf-8")
+    place, model = (folder / "digits", "digits.onnx") if with_demo else (folder, "model.onnx")
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    blocks = blocks_of(page)
+    for block in blocks:
+        named = NAMED.match(block.code)
+        if named:
+            (place / named[1]).write_text(block.code, encoding="utf-8")
+    for block in blocks:
+        if block.language == "toml":
+            (place / "block.toml").write_text(block.code, encoding="utf-8")
+            detent.quantize(place / model, recipe=place / "block.toml", dry_run=True)
+        elif block.language == "python":
+            _run_python(block, place)
+        else:
+            _run_shell(block.code, place, detent_command)
+
+
+def _run_python(block, place):
+    """In this process, for the same reason; what starts processes itself needs one of its own."""
+    if "__main__" in block.code:
+        printed = _finish([sys.executable, "-c", block.code], place, block.code)
+    else:
+        file = place / "block.py"
+        file.write_text(block.code, encoding="utf-8")
+        with redirect_stdout(io.StringIO()) as out:
+            run_script(file, []) if FOREIGN.search(block.code) else runpy.run_path(str(file), run_name="__main__")
+        printed = out.getvalue()
+    assert block.printed is None or printed == block.printed
+
+
+def _run_shell(code, place, detent_command):
+    for line in code.replace("\\\n", " ").strip().splitlines():
         command = line.split("  #")[0].strip()
-        if command in SET_UP:
+        if not command or command in SET_UP:
             continue
-        runnable = re.sub(r"^detent\b", f"{sys.executable} -m detent.cli", command)
-        subprocess.run(runnable, shell=True, cwd=folder, check=True, timeout=120, capture_output=True)
+        if IN_PROCESS.fullmatch(command):  # what it imports is imported once, for all pages
+            outcome = detent_command(*shlex.split(command)[1:])
+            assert outcome.code == 0, f"{command}\n{outcome.out}\n{outcome.err}"
+        else:
+            _finish(re.sub(r"^detent\b", f"{sys.executable} -m detent.cli", command), place, command)
+
+
+def _finish(command, place, shown):
+    """Run a command to its end, and return what it prints."""
+    done = subprocess.run(
+        command, cwd=place, check=False, timeout=120, capture_output=True, text=True, shell=isinstance(command, str)
+    )
+    assert done.returncode == 0, f"{shown}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def test_nothing_is_left_to_fill_in():
@@ -111,20 +169,24 @@ def test_nothing_is_left_to_fill_in():
 
 
 def test_the_readme_opens_with_the_two_commands():
-    first = BLOCKS[0].values[1]
+    first = blocks_of(ROOT / "README.md")[0].code
     assert first.split()[:2] == ["make", "demo"]
     assert "make test" in first
 
 
 def test_every_option_that_is_named_exists():
-    commands = (
-        *("quantize", "stats", "inspect", "convert", "recipes", "evaluate", "compare", "infer", "check"),
-        *("sensitivity", "mix", "tune", "emulate", "dump"),
-    )
-    known = "".join(_help(command) for command in commands)
+    known = command_page()
     for page in PAGES:
-        for option in set(re.findall(r"--[a-z][a-z-]+", page.read_text(encoding="utf-8"))):
+        ours = re.sub(r"`python -m benchmarks[^`]*`", "", page.read_text(encoding="utf-8"))
+        for option in set(re.findall(r"--[a-z][a-z-]+", ours)):
             assert option in known, f"{option} in {page.name}"
+
+
+def test_figures_that_stand_on_two_pages_are_the_same():
+    readme, benchmarks = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/benchmarks.md"))
+    rows = re.findall(r"^\| `(?:XINT8|A8W8|A16W8|BF16)` .*$", readme, re.MULTILINE)
+    assert len(rows) == 4
+    assert not [row for row in rows if row not in benchmarks]
 
 
 @pytest.mark.parametrize(
@@ -166,11 +228,14 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors, link
 
 
-def _help(command):
-    return subprocess.run(
-        [sys.executable, "-m", "detent.cli", command, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "200", "PATH": "", "HOME": str(Path.home())},
-    ).stdout
+def test_every_page_is_in_the_contents():
+    named = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == [page.name for page in PAGES[1:]], "mkdocs.yml has the contents of the manual"
+
+
+def test_the_manual_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="make docs installs mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    _finish(build, ROOT, "mkdocs build --strict")
+    for page in (tmp_path / "site").glob("*.html"):
+        assert not LOADED.findall(page.read_text(encoding="utf-8")), f"{page.name} needs the network"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from detent import quantize
+from detent.errors import OutputError
 from detent.graph.load import load
 from detent.measure.accuracy import correct_top1, read_labels
 from detent.observe.preprocess import Preprocess, PreprocessOptions
@@ -63,3 +65,17 @@ def run_demo(output: Path, progress: Progress = silent) -> DemoResult:
         correct_top1(load(MODEL), images, preprocess),
         correct_top1(load(output), images, preprocess),
     )
+
+
+def copy_files(folder: Path) -> None:
+    """Copy what the demo works on into a new folder: the model, images to calibrate with, labelled images, settings."""
+    if folder.exists():
+        raise OutputError(f"{folder} exists already. Name a folder that does not, or remove it.")
+    try:
+        shutil.copytree(CALIBRATION, folder / "calibration")
+        shutil.copytree(FOLDER / "images", folder / "labelled" / "images")
+        shutil.copy(FOLDER / "labels.csv", folder / "labelled")
+        for file in (MODEL, PREPROCESS):
+            shutil.copy(file, folder)
+    except OSError as error:
+        raise OutputError(f"Cannot copy the demo's files to {folder}: {error}") from error
