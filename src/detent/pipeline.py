@@ -27,7 +27,7 @@ from detent.opening import Job, Original, check_preparation, check_recipe, load_
 from detent.plan.layout import Layout
 from detent.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
 from detent.progress import Progress
-from detent.refining import keeper_of, refine_plan
+from detent.refining import keeper_of, notes_of, refine_plan
 from detent.report.advice import suggestions_for, warnings_for
 from detent.report.pictures import Pictures, channel_magnitudes, channel_sizes, distributions_of
 from detent.report.report import Calibration, Notes, Report
@@ -64,7 +64,9 @@ def run(job: Job) -> Report:
         job, unrefined = _without_data(job, layout)
     source = open_data(job, model, layout)
     if job.dry_run:
-        return _preview(job, layout, notes, source, watch.seconds)
+        unseen = None if source is None else Observation({}, None, source.length or 0, source.describe)
+        foreseen = None if unseen is None else _calibration(job, source, unseen)
+        return _decided(job, layout, notes, foreseen, watch.seconds)
     sites = observed_sites(layout)
     with ThreadPoolExecutor(1) as meanwhile:
         original = meanwhile.submit(Original, job)
@@ -99,32 +101,21 @@ def run(job: Job) -> Report:
         proto, written = store(final, job.output)
     calibration = _calibration(job, source, observation)
     nodes = list(layout.decisions.values())
-    return Report(
-        source=name_of(job.model),
+    warnings = warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
+    return replace(
+        _decided(job, layout, notes, calibration, watch.seconds),
         output=None if job.output is None else str(job.output),
-        recipe=job.recipe,
-        nodes=nodes,
         tensors=tensors,
-        changes=notes.changes,
-        declined=notes.declined,
         moves=plan.moves,
         equalization=rescaling.equalization,
         smoothing=rescaling.smoothing,
         absorption=rescaling.absorption,
         refined=refined,
-        calibration=calibration,
         fidelity=fidelity,
         in_sample=observation.in_sample,
         dry_run=False,
-        bytes_before=stored_bytes(job.model),
         bytes_after=written,
-        seconds=watch.seconds,
-        warnings=warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
-        + unrefined
-        + unsettled
-        + observation.notes
-        + ([] if keeper is None else keeper.notes)
-        + emitted.warnings,
+        warnings=[*warnings, *unrefined, *unsettled, *observation.notes, *notes_of(keeper), *emitted.warnings],
         suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
         device=taken,
         pictures=pictures,
@@ -168,9 +159,10 @@ def _calibration(job: Job, source: Source | None, observation: Observation) -> C
     return Calibration(described, observation.samples, source is not None and source.random, preprocess, note)
 
 
-def _preview(job: Job, layout: Layout, notes: Notes, source: Source | None, seconds: Mapping[str, float]) -> Report:
-    """The report of a dry run: every decision that needs no data."""
-    unseen = None if source is None else Observation({}, None, source.length or 0, source.describe)
+def _decided(
+    job: Job, layout: Layout, notes: Notes, calibration: Calibration | None, seconds: Mapping[str, float]
+) -> Report:
+    """The report of every decision that needs no data: that of a dry run."""
     return Report(
         source=name_of(job.model),
         output=None,
@@ -183,7 +175,7 @@ def _preview(job: Job, layout: Layout, notes: Notes, source: Source | None, seco
         equalization=None,
         smoothing=None,
         refined=(),
-        calibration=None if unseen is None else _calibration(job, source, unseen),
+        calibration=calibration,
         fidelity=None,
         in_sample=False,
         dry_run=True,

@@ -71,3 +71,8 @@ def keeper_of(
     keeper = Keeper(refinement_beside(job.output), identity)
     keeper.resume()
     return keeper
+
+
+def notes_of(keeper: Keeper | None) -> list[str]:
+    """What a resumed refinement has to say."""
+    return [] if keeper is None else list(keeper.notes)
