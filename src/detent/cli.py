@@ -23,6 +23,7 @@ from detent import (
     cli_sensitivity,
     cli_tune,
 )
+from detent.cli_images import takes_images
 from detent.cli_options import NODES
 from detent.compat.command import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError, UsageError
@@ -81,6 +82,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
+@takes_images
 def quantize(
     model: Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")],
     output: Annotated[Path | None, typer.Argument(help="Where to write the result.", metavar="OUTPUT")] = None,
@@ -130,14 +132,7 @@ def quantize(
     limit: cli_options.Limit = None,
     seed: cli_options.Seed = None,
     batch: cli_options.Batch = None,
-    preprocess: cli_options.PreprocessFile = None,
-    size: cli_options.Size = None,
-    resize: cli_options.Resize = None,
-    mean: cli_options.Mean = None,
-    std: cli_options.Std = None,
-    order: cli_options.Order = None,
-    layout: cli_options.Layout = None,
-    resample: cli_options.Resample = None,
+    images: Any = None,
     threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
     workers: cli_options.Workers = None,
     dask: cli_options.Dask = None,
@@ -167,7 +162,6 @@ def quantize(
     if report is not None:
         check_output(report, model, output)
     cli_options.check_page(html, model, output, report, stats, save_stats)
-    options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
     chosen = cli_options.change_recipe(
         recipe,
         settings,
@@ -196,7 +190,7 @@ def quantize(
                 op_types=op_types,
                 start=start,
                 end=end,
-                preprocess=options,
+                preprocess=images,
                 fix_shapes=cli_options.shapes(fix_shape),
                 limit=limit,
                 seed=seed,

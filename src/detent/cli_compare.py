@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from detent import cli_options
+from detent.cli_images import takes_images
 from detent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
 def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[], Console]) -> None:
     @app.command()
+    @takes_images
     def compare(
         before: Annotated[Path, typer.Argument(help="A model, or a folder of results.", metavar="A")],
         after: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
@@ -33,14 +35,7 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
         ] = None,
         limit: cli_options.Limit = None,
         batch: cli_options.Batch = None,
-        preprocess: cli_options.PreprocessFile = None,
-        size: cli_options.Size = None,
-        resize: cli_options.Resize = None,
-        mean: cli_options.Mean = None,
-        std: cli_options.Std = None,
-        order: cli_options.Order = None,
-        layout: cli_options.Layout = None,
-        resample: cli_options.Resample = None,
+        images: Any = None,
         threads: Threads = 0,
         providers: cli_options.RuntimeProviders = [],  # noqa: B006
         html: cli_options.Html = None,
@@ -50,10 +45,9 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
 
         Example: detent compare model.onnx model_int8.onnx --data images/ --limit 8
         """
-        options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         cli_options.check_page(html, before, after)
         if before.is_dir() or after.is_dir():
-            if data is not None or limit or batch or threads or providers or options.given():
+            if data is not None or limit or batch or threads or providers or images.given():
                 raise UsageError("Two folders of results are compared as they are: give only the folders.")
             _compare_folders(before, after, stdout, html=html, json=json)
             return
@@ -70,7 +64,7 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
                 before,
                 after,
                 data,
-                preprocess=options,
+                preprocess=images,
                 limit=limit,
                 batch=batch,
                 threads=threads,
@@ -86,20 +80,14 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
 
 def _add_infer(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[], Console]) -> None:
     @app.command()
+    @takes_images
     def infer(
         model: Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")],
         data: Annotated[Path, typer.Option("--data", help="A folder of images, .npy or .npz.")],
         out: Annotated[Path, typer.Option("--out", help="Where to write; a new or empty folder.", metavar="DIR")],
         limit: cli_options.Limit = None,
         batch: cli_options.Batch = None,
-        preprocess: cli_options.PreprocessFile = None,
-        size: cli_options.Size = None,
-        resize: cli_options.Resize = None,
-        mean: cli_options.Mean = None,
-        std: cli_options.Std = None,
-        order: cli_options.Order = None,
-        layout: cli_options.Layout = None,
-        resample: cli_options.Resample = None,
+        images: Any = None,
         threads: Threads = 0,
         providers: cli_options.RuntimeProviders = [],  # noqa: B006
     ) -> None:
@@ -111,13 +99,12 @@ def _add_infer(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable
         from detent.measure.infer import save_outputs
         from detent.progress_bar import progress_bar
 
-        options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         with progress_bar(stderr()) as progress:
             written, described = save_outputs(
                 model,
                 data,
                 out,
-                preprocess=options,
+                preprocess=images,
                 limit=limit,
                 batch=batch,
                 threads=threads,

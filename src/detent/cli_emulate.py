@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from detent import cli_options
+from detent.cli_images import takes_images
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
 def _register_emulate(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[], Console]) -> None:
     @app.command()
+    @takes_images
     def emulate(
         model: Quantized,
         data: Data = None,
@@ -39,14 +41,7 @@ def _register_emulate(app: typer.Typer, stdout: Callable[[], Console], stderr: C
         limit: cli_options.Limit = None,
         seed: cli_options.Seed = None,
         batch: cli_options.Batch = None,
-        preprocess: cli_options.PreprocessFile = None,
-        size: cli_options.Size = None,
-        resize: cli_options.Resize = None,
-        mean: cli_options.Mean = None,
-        std: cli_options.Std = None,
-        order: cli_options.Order = None,
-        layout: cli_options.Layout = None,
-        resample: cli_options.Resample = None,
+        images: Any = None,
         json: cli_options.Json = False,
     ) -> None:
         """Run an XINT8 MODEL in integers, as the NPU does, and compare its answers with onnxruntime's.
@@ -63,7 +58,7 @@ def _register_emulate(app: typer.Typer, stdout: Callable[[], Console], stderr: C
                 data,
                 out,
                 rounding=rounding,  # type: ignore[arg-type]  # any text; checked by the emulator
-                preprocess=cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample),
+                preprocess=images,
                 limit=limit,
                 seed=seed,
                 batch=batch,
@@ -77,6 +72,7 @@ def _register_emulate(app: typer.Typer, stdout: Callable[[], Console], stderr: C
 
 def _register_dump(app: typer.Typer, stdout: Callable[[], Console]) -> None:
     @app.command()
+    @takes_images
     def dump(
         model: Quantized,
         out: Annotated[Path, typer.Option("--out", help="The folder to write into.", metavar="DIR")],
@@ -86,14 +82,7 @@ def _register_dump(app: typer.Typer, stdout: Callable[[], Console]) -> None:
             str | None,
             typer.Option("--rounding", help="Compute in integers, with this rounding: half-even or dpu."),
         ] = None,
-        preprocess: cli_options.PreprocessFile = None,
-        size: cli_options.Size = None,
-        resize: cli_options.Resize = None,
-        mean: cli_options.Mean = None,
-        std: cli_options.Std = None,
-        order: cli_options.Order = None,
-        layout: cli_options.Layout = None,
-        resample: cli_options.Resample = None,
+        images: Any = None,
         json: cli_options.Json = False,
     ) -> None:
         """Write the codes of every tensor of a quantized MODEL for the first sample, as .bin and .txt.
@@ -106,8 +95,7 @@ def _register_dump(app: typer.Typer, stdout: Callable[[], Console]) -> None:
         from detent.observe.sources import open_source
         from detent.report.emulation_view import print_dump
 
-        options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
-        source = open_source(data, input_specs(load(model)), preprocess=options)
+        source = open_source(data, input_specs(load(model)), preprocess=images)
         sample = next(iter(source)).load()
         done = dump_codes(
             model,

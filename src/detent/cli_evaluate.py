@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from detent import cli_options
+from detent.cli_images import takes_images
 from detent.cli_options import DATA
 from detent.errors import UsageError
 
@@ -20,6 +21,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
     """Add the command to the application; the consoles are made when it prints."""
 
     @app.command()
+    @takes_images
     def evaluate(
         models: Annotated[
             list[Path], typer.Argument(help="The float model, then those to compare with it.", metavar="MODEL")
@@ -41,14 +43,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         ] = 0,
         limit: cli_options.Limit = None,
         batch: cli_options.Batch = None,
-        preprocess: cli_options.PreprocessFile = None,
-        size: cli_options.Size = None,
-        resize: cli_options.Resize = None,
-        mean: cli_options.Mean = None,
-        std: cli_options.Std = None,
-        order: cli_options.Order = None,
-        layout: cli_options.Layout = None,
-        resample: cli_options.Resample = None,
+        images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         providers: cli_options.RuntimeProviders = [],  # noqa: B006
         emulate: Annotated[
@@ -72,7 +67,6 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         if report is not None:
             check_output(report, *models, *(file for file in (metric, labels) if file is not None))
         cli_options.check_page(html, *models, metric, labels, report)
-        options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         with progress_bar(stderr()) as progress:
             evaluation = detent.evaluate(
                 models,
@@ -80,7 +74,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
                 metric=metric,
                 labels=None if no_labels else "find" if labels is None else labels,
                 label_offset=label_offset,
-                preprocess=options,
+                preprocess=images,
                 limit=limit,
                 batch=batch,
                 threads=threads,

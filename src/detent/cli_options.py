@@ -11,7 +11,6 @@ import typer
 from detent.errors import UsageError
 
 if TYPE_CHECKING:
-    from detent.observe.preprocess import PreprocessOptions
     from detent.recipe import Recipe
     from detent.report.page.page import Result
 
@@ -78,30 +77,6 @@ Seed = Annotated[
     typer.Option("--seed", help="Choose them at random with this seed (else: evenly spaced).", rich_help_panel=DATA),
 ]
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Samples per inference.", rich_help_panel=DATA)]
-PreprocessFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--preprocess", help="JSON with size, mean, std, order, ... instead of the flags.", rich_help_panel=DATA
-    ),
-]
-Size = Annotated[
-    str | None, typer.Option("--size", help="Image size: 224 or H,W.", metavar="SIZE", rich_help_panel=DATA)
-]
-Resize = Annotated[
-    int | None, typer.Option("--resize", help="Short side before the centre crop.", rich_help_panel=DATA)
-]
-Mean = Annotated[
-    str | None, typer.Option("--mean", help="One number or R,G,B, on 0..255.", metavar="NUMBERS", rich_help_panel=DATA)
-]
-Std = Annotated[
-    str | None, typer.Option("--std", help="One number or R,G,B, on 0..255.", metavar="NUMBERS", rich_help_panel=DATA)
-]
-Order = Annotated[str | None, typer.Option("--order", help="RGB, BGR or GRAY.", metavar="ORDER", rich_help_panel=DATA)]
-Layout = Annotated[str | None, typer.Option("--layout", help="NCHW or NHWC.", metavar="LAYOUT", rich_help_panel=DATA)]
-Resample = Annotated[
-    str | None,
-    typer.Option("--resample", help="bilinear, bicubic, nearest, ...", metavar="FILTER", rich_help_panel=DATA),
-]
 Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Count in N processes.", metavar="N", rich_help_panel=CALIBRATION),
@@ -178,34 +153,6 @@ def without_bias_correction(recipe: Recipe) -> Recipe:
     raise UsageError(
         f"{type(recipe.refinement).__name__} corrects biases along with the weights, so --no-bias-correction cannot be "
         "had with it. Give --refine none, or leave --no-bias-correction out."
-    )
-
-
-def preprocess_options(
-    file: Path | None,
-    size: str | None,
-    resize: int | None,
-    mean: str | None,
-    std: str | None,
-    order: str | None,
-    layout: str | None,
-    resample: str | None,
-) -> PreprocessOptions:
-    """The image flags as one value. Spelling is checked here, meaning where the model's input is known."""
-    from detent.observe.preprocess import PreprocessOptions
-
-    sides = None if size is None else whole_numbers(size, "--size")
-    if sides is not None and len(sides) > 2:
-        raise UsageError(f"--size '{size}': expected one number or H,W.")
-    return PreprocessOptions(
-        size=None if sides is None else sides[0] if len(sides) == 1 else (sides[0], sides[1]),
-        resize=resize,
-        mean=None if mean is None else tuple(numbers(mean, "--mean")),
-        std=None if std is None else tuple(numbers(std, "--std")),
-        order=None if order is None else order.upper(),  # type: ignore[arg-type]
-        layout=None if layout is None else layout.upper(),  # type: ignore[arg-type]
-        resample=None if resample is None else resample.lower(),  # type: ignore[arg-type]
-        file=file,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from detent import cli_options
+from detent.cli_images import takes_images
 from detent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
     """Add the command to the application; `stdout` and `stderr` make the consoles that it prints to."""
 
     @app.command()
+    @takes_images
     def sensitivity(
         model: Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")],
         calib: Annotated[
@@ -52,14 +54,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         limit: cli_options.Limit = None,
         seed: cli_options.Seed = None,
         batch: cli_options.Batch = None,
-        preprocess: cli_options.PreprocessFile = None,
-        size: cli_options.Size = None,
-        resize: cli_options.Resize = None,
-        mean: cli_options.Mean = None,
-        std: cli_options.Std = None,
-        order: cli_options.Order = None,
-        layout: cli_options.Layout = None,
-        resample: cli_options.Resample = None,
+        images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         workers: cli_options.Workers = None,
         dask: cli_options.Dask = None,
@@ -83,7 +78,6 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             check_output(toml, model)
         cli_options.check_page(html, model, toml, stats)
         wanted = None if max_error is None else cli_options.error_of(max_error)
-        options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         with open_executor(workers, dask) as executor, progress_bar(stderr()) as progress:
             report = detent.sensitivity(
                 model,
@@ -93,7 +87,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
                 propose=propose,
                 samples=samples,
                 exact=exact,
-                preprocess=options,
+                preprocess=images,
                 limit=limit,
                 seed=seed,
                 batch=batch,

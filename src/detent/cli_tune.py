@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from detent import cli_options
+from detent.cli_images import takes_images
 from detent.cli_options import DATA
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
     """Add the command to the application; the consoles are made when it prints."""
 
     @app.command()
+    @takes_images
     def tune(
         model: Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")],
         output: Annotated[Path, typer.Argument(help="Where to write the result.", metavar="OUTPUT")],
@@ -55,14 +57,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         limit: cli_options.Limit = None,
         seed: cli_options.Seed = None,
         batch: cli_options.Batch = None,
-        preprocess: cli_options.PreprocessFile = None,
-        size: cli_options.Size = None,
-        resize: cli_options.Resize = None,
-        mean: cli_options.Mean = None,
-        std: cli_options.Std = None,
-        order: cli_options.Order = None,
-        layout: cli_options.Layout = None,
-        resample: cli_options.Resample = None,
+        images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue an interrupted tuning.")] = True,
         report: Annotated[Path | None, typer.Option("--report", help="Also save the ladder as JSON.")] = None,
@@ -82,7 +77,6 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         if report is not None:
             check_output(report, model, output)
         cli_options.check_page(html, model, output, metric, toml or output.with_suffix(".toml"), report)
-        options = cli_options.preprocess_options(preprocess, size, resize, mean, std, order, layout, resample)
         console = stderr() if json else stdout()
 
         def told(outcome: RungOutcome) -> None:
@@ -102,7 +96,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
                 evaluation_limit=eval_limit,
                 budget=budget,
                 recipe_file=toml,
-                preprocess=options,
+                preprocess=images,
                 fix_shapes=cli_options.shapes(fix_shape),
                 limit=limit,
                 seed=seed,
