@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-oldest docs lint types contract lines clean
+.PHONY: demo test test-large test-oldest docs lint types contract lines clean
 
 demo: $(VENV)/installed  ## Install and quantize the model that comes with Detent.
 	$(BIN)/detent demo
 
 test: $(VENV)/installed-dev  ## Install the test needs and run the whole suite.
 	$(BIN)/python -m pytest -n auto
+
+test-large: $(VENV)/installed-dev  ## The tests with models past 2 GB.
+	$(BIN)/python -m pytest -m large
 
 test-oldest:  ## The suite on the oldest versions that are allowed, in a venv of its own.
 	$(PYTHON) -m venv $(VENV)-oldest

@@ -76,7 +76,7 @@ def test_text_is_complete_or_absent(tmp_path, monkeypatch):
     assert (tmp_path / "a.json").read_text() == "{}"
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_a_model_past_two_gigabytes(tmp_path):
     """Float weights of 2.3 GB in a file of holes: read, prepared, quantized, and the float model written again."""
     import detent
