@@ -39,7 +39,7 @@ def test_as_many_layers_in_fewer_bits_as_the_error_allows():
     assert none.error < some.error <= 3e-4
     (override,) = some.recipe.overrides
     assert (override.nodes, override.activations, override.weights) == (some.layers, INT8, INT8)
-    report = detent.quantize(MODEL, None, CALIBRATION, some.recipe, preprocess=PREPROCESS, limit=8)
+    report = detent.quantize(MODEL, None, CALIBRATION, some.recipe, preprocess=PREPROCESS, limit=32)
     assert next(iter(report.fidelity.outputs.values())).sqnr_db > 25
 
 
