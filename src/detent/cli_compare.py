@@ -36,6 +36,9 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
         limit: cli_options.Limit = None,
         batch: cli_options.Batch = None,
         images: Any = None,
+        inner: Annotated[
+            bool, typer.Option("--inner", help="Also what goes from a layer into its activation function.")
+        ] = False,
         threads: Threads = 0,
         providers: cli_options.RuntimeProviders = [],  # noqa: B006
         html: cli_options.Html = None,
@@ -47,7 +50,7 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
         """
         cli_options.check_page(html, before, after)
         if before.is_dir() or after.is_dir():
-            if data is not None or limit or batch or threads or providers or images.given():
+            if data is not None or limit or batch or inner or threads or providers or images.given():
                 raise UsageError("Two folders of results are compared as they are: give only the folders.")
             _compare_folders(before, after, stdout, html=html, json=json)
             return
@@ -69,6 +72,7 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
                 batch=batch,
                 threads=threads,
                 providers=tuple(providers) or DEFAULT_PROVIDERS,
+                inner=inner,
                 progress=progress,
             )
         cli_options.write_html(comparison, html)

@@ -49,6 +49,7 @@ class Sums:
     noise: float = 0.0
     product: float = 0.0
     other: float = 0.0
+    distance: float = 0.0
     peak: float = 0.0
     elements: int = 0
 
@@ -65,6 +66,7 @@ class Sums:
             self.noise + more.noise,
             self.product + more.product,
             self.other + more.other,
+            self.distance + more.distance,
             max(self.peak, more.peak),
             self.elements + more.elements,
         )

@@ -28,6 +28,7 @@ from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
+from detent.recipe import FUSED_ACTIVATIONS
 
 STAGE = "compare"
 MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")
@@ -102,11 +103,16 @@ def compare_models(
     batch: int | None = None,
     threads: int = 0,
     providers: Sequence[str] = DEFAULT_PROVIDERS,
+    inner: bool = False,
     progress: Progress = silent,
 ) -> ModelComparison:
-    """Run both models on all samples. Raises a DetentError where they do not take or give the same."""
+    """Run both models on all samples. Raises a DetentError where they do not take or give the same.
+
+    `inner`: also what a layer gives to the activation function behind it, which is seldom asked for and takes as long
+    as all the rest.
+    """
     graphs = [model if isinstance(model, ir.Model) else read(model) for model in (before, after)]
-    shared = _shared(graphs[0], graphs[1])
+    shared = _shared(graphs[0], graphs[1], inner=inner)
     first, second = (
         Candidate(graph, providers, name=model_name(model), fetch=shared)
         for graph, model in zip(graphs, (before, after), strict=True)
@@ -143,15 +149,24 @@ def compare_models(
     )
 
 
-def _shared(one: ir.Model, other: ir.Model) -> list[str]:
+def _shared(one: ir.Model, other: ir.Model, *, inner: bool) -> list[str]:
     """The tensors that nodes of both models give under one name, in the order of the first."""
-    theirs = {value.name for node in other.graph for value in node.outputs}
+    theirs = {value.name: value for node in other.graph for value in node.outputs}
     return [
         str(value.name)
         for node in one.graph
         for value in node.outputs
-        if value.name and value.name in theirs and not isinstance(value.type, (ir.SequenceType, ir.OptionalType))
+        if value.name
+        and value.name in theirs
+        and not isinstance(value.type, (ir.SequenceType, ir.OptionalType))
+        and (inner or not (_is_inside(value) and _is_inside(theirs[value.name])))
     ]
+
+
+def _is_inside(value: ir.Value) -> bool:
+    """Whether nothing but one activation function reads it: devices and runtimes compute both at one go."""
+    readers = value.consumers()
+    return len(readers) == 1 and readers[0].op_type in FUSED_ACTIVATIONS and not value.is_graph_output()
 
 
 def _differences(expected: Mapping[str, Array], found: Mapping[str, Array], size: int) -> dict[str, Array | None]:
@@ -171,5 +186,5 @@ def _differences(expected: Mapping[str, Array], found: Mapping[str, Array], size
 def _measures(x: Array, y: Array) -> tuple[float, ...]:
     sums = Sums.of(x, y)
     closeness = sums.closeness()
-    l1 = float(np.mean(np.abs(np.subtract(x, y, dtype=np.float64))))
-    return closeness.sqnr_db, closeness.psnr_db, closeness.cosine, l1, sums.noise / sums.elements
+    l1, l2 = sums.distance / sums.elements, sums.noise / sums.elements
+    return closeness.sqnr_db, closeness.psnr_db, closeness.cosine, l1, l2

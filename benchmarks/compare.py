@@ -1,0 +1,56 @@
+"""What `detent compare` takes, in inferences of the float model over the same images, decoding included in both.
+
+python -m benchmarks.compare [--models mobilenetv2 ...] [--samples 32] [--rounds 5]
+
+Medians of interleaved rounds: every tensor that both models have is compared, and the session is loaded each time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import detent
+from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
+from detent.measure.evaluate import Evaluator
+from detent.measure.tensors import compare_models
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def measure(case: Case, samples: int, rounds: int) -> tuple[str, ...]:
+    """One row of the table. The measure of the plain inference does nothing with the outputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        quantized = Path(folder) / "quantized.onnx"
+        detent.quantize(case.path, quantized, CALIBRATION, limit=samples, preprocess=case.options)
+        options: dict[str, Any] = {"preprocess": case.options, "limit": samples}
+        nothing = detent.Metric("nothing", score=lambda _outputs, _sample: 0.0)
+        evaluator = Evaluator(case.path, CALIBRATION, labels=None, metric=nothing, **options)
+        plain, comparing, tensors = [], [], 0
+        for _ in range(rounds):
+            plain.append(seconds(lambda: evaluator.evaluate(case.path))[0])
+            spent, found = seconds(lambda: compare_models(case.path, quantized, CALIBRATION, **options))
+            comparing.append(spent)
+            tensors = len(found.tensors)
+    one, other = statistics.median(plain), statistics.median(comparing)
+    return case.name, f"{tensors}", f"{1000 * one / samples:.1f}", f"{1000 * other / samples:.1f}", f"{other / one:.1f}"
+
+
+def main() -> None:
+    parser = arguments("The cost of comparing.", samples=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    rows = [measure(case, options.samples, options.rounds) for case in chosen(options.models)]
+    print_table(("model", "tensors", "inference, ms per image", "compare, ms per image", "ratio"), rows)
+
+
+if __name__ == "__main__":
+    main()
