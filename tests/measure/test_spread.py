@@ -13,7 +13,7 @@ from detent.errors import DataError, UsageError
 from detent.measure.comparing import Sums
 from detent.measure.sensitivity import STAGE, sensitivity
 from detent.measure.spread import Probing, ShardSums, Spread, _on_workers
-from detent.observe import worker
+from detent.observe import processes, worker
 from detent.observe.executors import sweep_on
 from detent.observe.inputs import input_specs
 from detent.observe.peek import peek
@@ -21,7 +21,7 @@ from detent.observe.processes import LocalProcesses
 from detent.observe.shards import divide_samples
 from detent.observe.sources import open_source
 from tests.measure.test_probe import deep
-from tests.models import normal, planned
+from tests.models import SMALL_MODELS, normal, planned
 from tests.observe.shard_readers import Deadly, Faulty, Numbers
 
 NEVER = 1.1
@@ -71,8 +71,10 @@ def test_a_reader_of_shards(ready, threads, monkeypatch, count):
     assert measured(ready, Numbers(), threads, count=count) == measured(ready, Numbers(), count=count)
 
 
-def test_samples_of_random_numbers(ready, threads):
-    assert measured(ready, None, threads) == measured(ready, None)
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_any_model_on_random_numbers(name, threads):
+    ready = planned(SMALL_MODELS[name]())
+    assert measured(ready, None, threads, exact=True) == measured(ready, None, exact=True)
 
 
 def test_the_model_is_loaded_once_however_often_samples_are_added(ready, file, threads, monkeypatch):
@@ -162,6 +164,16 @@ def test_processes_measure_what_threads_measure(ready, file, monkeypatch, exact)
 
 
 @pytest.mark.slow
+def test_processes_stay_while_samples_are_added(ready, file, monkeypatch):
+    monkeypatch.setattr("detent.measure.sensitivity.SETTLED", NEVER)
+    started = []
+    start = processes._pool
+    monkeypatch.setattr(processes, "_pool", lambda count: started.append(count) or start(count))
+    assert measured(ready, file, LocalProcesses(2)) == measured(ready, file)
+    assert started == [2]
+
+
+@pytest.mark.slow
 def test_a_process_that_is_killed_costs_a_retry(ready, tmp_path, monkeypatch):
     monkeypatch.setattr("detent.measure.sensitivity.SETTLED", NEVER)
     here = measured(ready, Numbers(64), count=20)  # the first five shards
@@ -183,4 +195,8 @@ def test_a_cluster(ready, file, monkeypatch):
 
     monkeypatch.setattr("detent.measure.sensitivity.SETTLED", NEVER)
     with running() as client:
+        sent = []
+        scatter = client.scatter
+        monkeypatch.setattr(client, "scatter", lambda *given, **options: sent.append(1) or scatter(*given, **options))
         assert measured(ready, file, client) == measured(ready, file)
+        assert sent == [1]  # in three rounds
