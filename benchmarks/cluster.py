@@ -22,7 +22,8 @@ from benchmarks.common import CALIBRATION, CASES, arguments, prepared, print_tab
 from detent.observe.counter import taps_of
 from detent.observe.executors import sweep_on
 from detent.observe.inputs import input_specs
-from detent.observe.shards import ShardResult, compress, divide
+from detent.observe.shard_counts import ShardCounts, compress
+from detent.observe.shards import divide
 from detent.observe.sources import Source, open_source
 from detent.observe.statistics import TensorStatistics, merge
 from detent.observe.sweep import sweep
@@ -97,7 +98,7 @@ def costs(model: ir.Model, sites: list[str], source: Source) -> list[tuple[str, 
     """What is paid for each shard, and once for each worker."""
     shard = divide(source, max(WORKERS)).shards[0]
     counted = sweep(model, sites, images(model, len(shard.groups)), threads=1).statistics
-    result = ShardResult(0, compress(counted), 0, 0)
+    result = ShardCounts(0, compress(counted), 0, 0)
     total = {name: TensorStatistics() for name in sites}
     return [
         ("samples in a shard", str(len(shard.groups))),

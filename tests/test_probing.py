@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +64,48 @@ def test_statistics_of_an_earlier_run(samples, tmp_path):
     package.quantize(tiny_model(), None, samples, "A8W8", save_stats=file)
     fresh, reused = (package.sensitivity(tiny_model(), samples, "A8W8", stats=stats) for stats in (None, file))
     assert fresh.found.errors == reused.found.errors
+
+
+@pytest.fixture
+def workers():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def folder(samples, tmp_path):
+    np.save(tmp_path / "samples.npy", samples)
+    return tmp_path / "samples.npy"
+
+
+@pytest.mark.parametrize(
+    "recipe", [find_recipe("XINT8"), find_recipe("BF16").replace(format="cast")], ids=["XINT8", "no statistics"]
+)
+def test_an_executor_counts_and_measures(folder, workers, recipe):
+    here, there = (package.sensitivity(tiny_model(), folder, recipe, executor=each) for each in (None, workers))
+    assert there.to_json() == here.to_json()
+
+
+def test_an_executor_measures_where_statistics_are_there_already(folder, workers, tmp_path):
+    file = tmp_path / "counted.npz"
+    package.quantize(tiny_model(), None, folder, save_stats=file)
+    here, there = (package.sensitivity(tiny_model(), folder, stats=file, executor=each) for each in (None, workers))
+    assert there.to_json() == here.to_json()
+
+
+def test_arrays_are_not_sent_to_an_executor(samples, workers):
+    messages = []
+    for work in (package.sensitivity, lambda *given, **options: package.quantize(given[0], None, given[1], **options)):
+        with pytest.raises(package.UsageError, match="arrays in memory are not sent") as refused:
+            work(tiny_model(), samples, executor=workers)
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.slow
+def test_two_processes_report_the_same(detent):
+    here, there = (detent("sensitivity", *DEMO, "--json", *more) for more in ([], ["--workers", "2"]))
+    assert (there.code, there.out) == (0, here.out)
 
 
 def test_nothing_is_refined(samples):

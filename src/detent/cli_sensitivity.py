@@ -56,8 +56,12 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         batch: cli_options.Batch = None,
         images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
-        workers: cli_options.Workers = None,
-        dask: cli_options.Dask = None,
+        workers: Annotated[
+            int | None, typer.Option(min=1, help="Count and measure in N processes.", metavar="N")
+        ] = None,
+        dask: Annotated[
+            str | None, typer.Option(help="Count and measure on a Dask cluster.", metavar="ADDRESS")
+        ] = None,
         stats: cli_options.Stats = None,
         html: cli_options.Html = None,
         json: cli_options.Json = False,

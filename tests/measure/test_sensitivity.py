@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, ModelError
-from detent.measure.sensitivity import FEWEST, Sums, decibels, sensitivity, some_of
+from detent.measure.sensitivity import FEWEST, decibels, sensitivity, some_of
 from detent.measure.things import things_of
 from detent.observe.samples import PendingSample
 from tests.measure.test_probe import deep
@@ -111,17 +111,6 @@ def test_sums_add():
     name = things[0].name
     low, high = sorted(half.errors[name] for half in halves)
     assert low <= whole.errors[name] <= high
-
-
-def test_sums_by_hand():
-    one = Sums(1, np.array([4.0]), {"v": np.array([1.0])}, {"v": 1})
-    two = Sums(2, np.array([12.0]), {"v": np.array([3.0])}, {"v": 0})
-    total = one + two
-    assert (total.samples, total.changed) == (3, {"v": 1})
-    assert total.error("v") == 4 / 16
-    # Each output counts alike, whatever its size; one that is zero throughout does not.
-    assert Sums(1, np.array([4.0, 400.0, 0.0]), {"v": np.array([1.0, 0.0, 1.0])}, {}).error("v") == 1 / 8
-    assert Sums(1, np.array([4.0]), {"v": np.array([math.nan])}, {}).error("v") == math.inf
 
 
 @pytest.mark.parametrize(

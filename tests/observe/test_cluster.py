@@ -180,7 +180,7 @@ def test_a_shard_that_always_kills_is_named(model, tmp_path):
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         running() as client,
         # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
-        pytest.raises(DataError, match=r"Every worker that counted the reader's shard \d+ died \(2 of them\)"),
+        pytest.raises(DataError, match=r"Every worker that had the reader's shard \d+ died \(2 of them\)"),
     ):
         sweep_on(client, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
     assert len(list(tmp_path.iterdir())) >= 2

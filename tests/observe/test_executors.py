@@ -26,7 +26,7 @@ from detent.observe.processes import LocalProcesses, _Backlog
 from detent.observe.shards import Shard
 from detent.observe.sources import open_source
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, sweep
-from detent.observe.worker import Ticket, count_from_folder
+from detent.observe.worker import Ticket, do_from_folder
 from tests.models import as_ir, conv_relu_conv, normal
 from tests.observe.shard_readers import Deadly, Faulty, Numbers, Slow
 
@@ -161,7 +161,7 @@ def test_what_is_no_executor(model, open_data, executor):
 def test_an_executor_that_was_shut_down(model, open_data):
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    with pytest.raises(UsageError, match="The executor broke before anything was counted .*after shutdown"):
+    with pytest.raises(UsageError, match="The executor broke before any of . shards was done .*after shutdown"):
         sweep_on(pool, model, SITES, open_data("npy"))
 
 
@@ -187,7 +187,7 @@ class Fragile(ThreadPoolExecutor):
 def test_an_executor_that_breaks(model, open_data):
     with (
         Fragile(breaks=True) as pool,
-        pytest.raises(UsageError, match=r"broke with [234] of 4 shards not counted .*abruptly"),
+        pytest.raises(UsageError, match=r"broke with [234] of 4 shards not done .*abruptly"),
     ):
         sweep_on(pool, model, SITES, open_data("npy"))
     assert all(future.cancelled() for future in pool.taken[3:])
@@ -212,7 +212,7 @@ def test_other_versions_are_not_mixed():
 
 def test_a_worker_that_does_not_see_the_folder(tmp_path):
     with pytest.raises(ModelError, match=r"cannot see the folder .*gone .*set TMPDIR"):
-        count_from_folder(str(tmp_path / "gone"), Ticket(), Shard(0, "a"))
+        do_from_folder(str(tmp_path / "gone"), Ticket(), Shard(0, "a"))
 
 
 @pytest.mark.parametrize("error", [DataError("a"), UsageError("b"), ModelError("c")])
@@ -256,7 +256,7 @@ def test_suspects_run_alone_and_the_guilty_one_is_named():
     shards = [Shard(number, f"sample {number}") for number in range(7)]
     assert play(_Backlog(shards, most_at_once=3), deadly=()) == [[0, 1, 2], [3, 4, 5], [6]]
     backlog = _Backlog(shards, most_at_once=3)
-    with pytest.raises(DataError, match="3 worker processes died while they counted sample 4,"):
+    with pytest.raises(DataError, match="3 worker processes died while they worked on sample 4,"):
         play(backlog, deadly={4})
     assert backlog.left == 3  # 0, 1 and 2, then the innocent 3 alone
 
@@ -306,7 +306,7 @@ def test_a_process_that_is_killed_costs_a_retry(model, tmp_path, times):
 @pytest.mark.slow
 def test_a_shard_that_always_kills_is_named(model, tmp_path):
     reader = Deadly(folder=tmp_path, times=100)
-    with pytest.raises(DataError, match="3 worker processes died while they counted the reader's shard 3,"):
+    with pytest.raises(DataError, match="3 worker processes died while they worked on the reader's shard 3,"):
         sweep_on(LocalProcesses(2), model, SITES, open_source(reader, input_specs(model)))
     assert len(list(tmp_path.iterdir())) == 3
 

@@ -9,8 +9,9 @@ from PIL import Image
 from detent.errors import UsageError
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
+from detent.observe.shard_counts import Counting, ShardCounts, compress
 from detent.observe.shard_reader import SHARDS, ShardedSource, share
-from detent.observe.shards import LARGEST_SHARD, ShardResult, Work, compress, divide, divisible, dump_work, samples_of
+from detent.observe.shards import LARGEST_SHARD, divide, divide_samples, divisible, dump_work, samples_of
 from detent.observe.sources import open_source
 from detent.observe.statistics import TensorStatistics
 from tests.models import as_ir, conv_relu_conv, normal
@@ -85,7 +86,7 @@ def test_a_result_is_small():
     statistics.add(normal(10_000))
     compressed = compress({"t": statistics, "empty": TensorStatistics()})
     assert len(compressed) < 20_000 < len(pickle.dumps(statistics)) / 5
-    restored = ShardResult(0, compressed, 1, 1).statistics
+    restored = ShardCounts(0, compressed, 1, 1).statistics
     assert restored["t"].histogram.counts.tolist() == statistics.histogram.counts.tolist()
     assert restored["empty"].samples == 0
 
@@ -117,7 +118,7 @@ def test_a_reader_that_cannot_be_pickled():
 
     source = divisible(open_source(Local(), INPUTS))
     with pytest.raises(UsageError, match=r"shards of a Local: it cannot be pickled .*Local.*open files in shard\(\)"):
-        dump_work(Work(("x",), source, None))
+        dump_work(Counting(("x",), source, None))
 
 
 def test_the_shards_of_a_reader_are_all_its_samples_once():
@@ -144,6 +145,21 @@ def test_shares_add_up(total):
     shares = [share(total, index) for index in range(SHARDS)]
     assert sum(shares) == total
     assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("data", ["file", "reader"])
+def test_some_samples_in_any_order(tmp_path, data, workers):
+    np.save(tmp_path / "x.npy", normal(60, 3, 8, 8))
+    source = open_source(Numbers(60) if data == "reader" else tmp_path, INPUTS, reserve=4)
+    samples = [pending for pending in source if not pending.held_out][40::-3]
+    shards = divide_samples(source, samples, workers)
+    assert [shard.number for shard in shards] == list(range(len(shards)))
+    parts = [pending for shard in shards for pending in samples_of(source, shard)]
+    assert [(one.index, one.origin) for one in parts] == [(one.index, one.origin) for one in samples]
+    for one, other in zip(parts, samples, strict=True):
+        assert np.array_equal(one.load().feeds["x"], other.load().feeds["x"])
+    assert shards[-1].name.endswith(samples[-1].origin)
 
 
 def test_some_shards_may_be_empty():

@@ -47,7 +47,9 @@ def sensitivity(
         propose: "exclude" leaves layers float, "a16" gives activations 16 bits, "w8" gives 4-bit weights 8.
         samples: measure on up to this many samples.
         exact: measure on all of them, also what each layer gains when it alone is left float.
-        preprocess, limit, seed, batch, threads, executor, stats, progress: as in `quantize`; for the calibration.
+        executor: count and measure on the workers of a concurrent.futures.Executor or a dask Client, which read the
+            data themselves, instead of in threads here. The result is the same.
+        preprocess, limit, seed, batch, threads, stats, progress: as in `quantize`.
 
     Raises:
         DetentError: UsageError, ModelError or DataError.
@@ -61,7 +63,7 @@ def sensitivity(
         limit=limit,
         seed=seed,
         batch=batch,
-        collecting=Collecting(reuse=None if stats is None else Path(stats), executor=executor, threads=threads),
+        collecting=Collecting(reuse=None if stats is None else Path(stats), threads=threads),
         progress=progress or silent,
     )
-    return probe(job, count=samples, exact=exact, wanted=max_error, way=propose)
+    return probe(job, count=samples, exact=exact, wanted=max_error, way=propose, executor=executor)

@@ -16,24 +16,22 @@ e.E is another on other samples. They are measured with `exact` only.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.errors import DataError, ModelError
+from detent.errors import DataError
 from detent.graph.session import usable_cores
+from detent.measure.comparing import EVERYTHING, Comparing, Question, Sums, ask
 from detent.measure.fidelity import looks_like_scores
-from detent.measure.probe import ITSELF, UNCHANGED, Probe, Variant
-from detent.measure.things import Thing, everything, left_float, things_of
-from detent.observe.samples import PendingSample, Sample
+from detent.measure.probe import UNCHANGED, Variant
+from detent.measure.spread import Measure, Spread, in_threads
+from detent.measure.things import Thing, things_of
+from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 
@@ -102,25 +100,31 @@ def sensitivity(
     exact: bool = False,
     threads: int = 0,
     memory: int = 1 << 30,
+    spread: Spread | None = None,
     progress: Progress = silent,
 ) -> Sensitivity:
     """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
 
     Without `exact`, on as many of the samples as it takes, and without gains. About `memory` bytes are
-    used for variants of the model.
+    used for variants of the model. With `spread`, on its workers instead of threads; the samples are of its source.
     """
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     things = things_of(model, plan)
-    whole = everything(EVERYTHING, things)
-    variants = [whole, *(thing.variant for thing in things)]
+    cores = threads or usable_cores()
+
+    def begin(question: Question) -> AbstractContextManager[Measure]:
+        if spread is not None:
+            return spread.begin(question, model, plan, memory)
+        return in_threads(ask(question, model, plan, things, memory // cores), cores)
+
+    with begin("quantized alone") as measure:
+        walks = _Walks(measure, samples, progress)
+        alone = walks.sums() if exact else walks.settled(things)
     gains = None
-    with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        walks = _Walks(model, plan, pool, samples, memory // (threads or usable_cores()), progress)
-        if exact:
-            alone, gains = walks.sums(UNCHANGED, variants), walks.sums(whole, list(left_float(things)))
-        else:
-            alone = walks.settled(variants, things)
+    if exact:
+        with begin("left float") as measure:
+            gains = _Walks(measure, samples, progress).sums()
     return summarize(model, plan, things, alone, gains)
 
 
@@ -135,9 +139,9 @@ def errors_of(
     progress: Progress = silent,
 ) -> dict[str, float]:
     """The error of each variant of the float model, by its name, on all samples."""
-    with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        walks = _Walks(model, plan, pool, samples, memory // (threads or usable_cores()), progress)
-        sums = walks.sums(UNCHANGED, variants)
+    cores = threads or usable_cores()
+    with in_threads(Comparing(model, plan, UNCHANGED, variants, memory // cores), cores) as measure:
+        sums = _Walks(measure, samples, progress).sums()
     return {variant.name: sums.error(variant.name) for variant in variants}
 
 
@@ -147,72 +151,38 @@ def some_of(samples: Sequence[PendingSample], things: int) -> list[PendingSample
     return [samples[index * len(samples) // number] for index in range(number)]
 
 
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """Sums over samples, an entry for each output: of y^2, and by variant of e^2 and of changed answers."""
-
-    samples: int
-    signal: Floats
-    noise: Mapping[str, Floats]
-    changed: Mapping[str, int]
-
-    def __add__(self, more: Sums) -> Sums:
-        return Sums(
-            self.samples + more.samples,
-            self.signal + more.signal,
-            {name: noise + more.noise[name] for name, noise in self.noise.items()},
-            {name: count + more.changed[name] for name, count in self.changed.items()},
-        )
-
-    def error(self, variant: str) -> float:
-        """The noise power of a variant over the signal power; infinite where it has become NaN."""
-        there = self.signal > 0  # an output that is zero throughout has nothing to compare with
-        mean = float((self.noise[variant][there] / self.signal[there]).mean()) if there.any() else 0.0
-        return mean if math.isfinite(mean) else math.inf
-
-
-EVERYTHING = "everything"
-
-
 @dataclass(frozen=True, eq=False)
 class _Walks:
-    """Walks through a model on all samples, and how they are done."""
+    """Walks through a model on samples, and how each is measured."""
 
-    model: ir.Model
-    plan: Plan
-    pool: ThreadPoolExecutor
+    measure: Measure
     samples: Sequence[PendingSample]
-    memory: int
     progress: Progress
 
-    def sums(self, base: Variant, variants: Sequence[Variant]) -> Sums:
-        """The sums over all samples, of variants of `base` and of itself."""
-        comparing = Comparing(self.model, self.plan, base, variants, self.memory)
-        return reduce(Sums.__add__, self._each(comparing, self.samples, 0))
+    def sums(self) -> Sums:
+        """The sums over all samples."""
+        return reduce(Sums.__add__, self._each(self.samples, 0))
 
-    def settled(self, variants: Sequence[Variant], things: Sequence[Thing]) -> Sums:
+    def settled(self, things: Sequence[Thing]) -> Sums:
         """The sums over as many samples as it takes to rank the things; each time twice as many."""
-        comparing = Comparing(self.model, self.plan, UNCHANGED, variants, self.memory)
         spread = max(1, len(self.samples) // FEWEST)
         samples = [each for start in range(spread) for each in self.samples[start::spread]]
         kinds = [[thing.name for thing in things if thing.is_weight is kind] for kind in (True, False)]
         found: list[Sums] = []
         while len(found) < len(samples):
-            found += self._each(comparing, samples[len(found) : max(FEWEST, 2 * len(found))], len(found))
+            found += self._each(samples[len(found) : max(FEWEST, 2 * len(found))], len(found))
             if len(found) > 1 and min(_correlation(found[::2], found[1::2], kind) for kind in kinds) >= SETTLED:
                 break
         return reduce(Sums.__add__, found)
 
-    def _each(self, comparing: Comparing, samples: Sequence[PendingSample], before: int) -> list[Sums]:
-        """The sums of each sample, in their order, whatever order they finish in."""
+    def _each(self, samples: Sequence[PendingSample], before: int) -> list[Sums]:
+        """The sums of each sample, in their order."""
         self.progress(STAGE, before, len(self.samples))
         found = []
-        for done, sums in enumerate(self.pool.map(comparing, samples), before + 1):
-            found.append(sums)
-            self.progress(STAGE, done, len(self.samples))
+        with closing(self.measure(samples)) as results:
+            for done, sums in enumerate(results, before + 1):
+                found.append(sums)
+                self.progress(STAGE, done, len(self.samples))
         return found
 
 
@@ -221,65 +191,6 @@ def _correlation(one: Sequence[Sums], other: Sequence[Sums], names: Sequence[str
     halves = (reduce(Sums.__add__, part) for part in (one, other))
     ranks = [np.argsort(np.argsort([half.error(name) for name in names])) for half in halves]
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if len(names) > 1 else 1.0
-
-
-class Comparing:
-    """Variants of a base against the float model, on one sample after another, in any number of threads."""
-
-    def __init__(
-        self, model: ir.Model, plan: Plan, base: Variant, variants: Sequence[Variant], memory: int = 1 << 30
-    ) -> None:
-        self._float = Probe(model, plan.layout)
-        self._varied = self._float if base is UNCHANGED else Probe(model, plan.layout, base)
-        self._variants, self._memory = variants, memory
-        self._together: int | None = None
-        self._lock = threading.Lock()
-        types = {str(value.name): value.dtype for value in model.graph.outputs}
-        self._floats = [index for index, name in enumerate(self._float.outputs) if types[name] == ir.DataType.FLOAT]
-        if not self._floats:
-            raise ModelError("The model has no output of float numbers at which errors could be measured.")
-        first = model.graph.outputs[0]
-        self._scores = self._float.outputs.index(str(first.name)) if looks_like_scores(first) else None
-
-    def __call__(self, pending: PendingSample) -> Sums:
-        """The sums of one sample."""
-        sample = pending.load()
-        answers = self._answers(sample)
-        itself = next(answers)
-        expected = itself[1] if self._varied is self._float else self._float(sample)[ITSELF]
-        truth = [expected[index].astype(np.float64) for index in self._floats]
-        noise: dict[str, Floats] = {}
-        changed: dict[str, int] = {}
-        for name, found in chain([itself], answers):
-            # An answer of another shape, where the data decides it, is no answer: the error is all of the signal.
-            pairs = zip(truth, (found[index] for index in self._floats), strict=True)
-            errors = [y - x if y.shape == x.shape else x for x, y in pairs]
-            noise[name] = np.array([np.vdot(error, error) for error in errors])
-            changed[name] = self._another(expected, found)
-        return Sums(pending.size, np.array([np.vdot(x, x) for x in truth]), noise, changed)
-
-    def _answers(self, sample: Sample) -> Iterator[tuple[str, list[Any]]]:
-        """What the base answers, and then the variants; as many at a time as there is memory for."""
-        together = self._fitting(sample)
-        for start in range(0, max(len(self._variants), 1), together):
-            answers = self._varied(sample, self._variants[start : start + together])
-            itself = answers.pop(ITSELF)
-            if start == 0:
-                yield ITSELF, itself
-            yield from answers.items()
-
-    def _fitting(self, sample: Sample) -> int:
-        """How many variants there is memory for: measured on the first sample, which others are taken to be like."""
-        with self._lock:
-            if self._together is None:
-                self._together = max(1, self._memory // max(self._varied.footprint(sample), 1))
-            return self._together
-
-    def _another(self, expected: Sequence[Any], found: Sequence[Any]) -> int:
-        """How many of the samples have another top answer."""
-        if self._scores is None:
-            return 0
-        return int((expected[self._scores].argmax(-1) != found[self._scores].argmax(-1)).sum())
 
 
 def summarize(

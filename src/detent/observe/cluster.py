@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from detent.errors import DataError, UsageError
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
-from detent.observe.shards import Shard, ShardResult, Work, dump_work
-from detent.observe.worker import Ticket, count_from_bytes, count_from_folder, shared_folder
+from detent.observe.shards import R, Run, Shard, Work, dump_work
+from detent.observe.worker import Ticket, do_from_bytes, do_from_folder, shared_folder
 
 PATIENCE = 10.0
 """Seconds to wait for a scheduler to answer, and for it to have a worker."""
@@ -29,7 +29,7 @@ MOST_ROUNDS = 3
 """How often the model is scattered before its loss is an error."""
 
 POLLS_ALONE = 6
-"""How many times in a row, that many seconds apart, the cluster may be without workers while it counts."""
+"""How many times in a row, that many seconds apart, the cluster may be without workers while it works."""
 
 Submit = Callable[[Shard], Any]
 
@@ -68,40 +68,43 @@ class ClusterWorkers:
             raise self._deserted() from None
         self.count: int = self._threads()
 
-    def run(self, model: ir.Model, work: Work, shards: Sequence[Shard]) -> Generator[ShardResult, None, None]:
-        """Count all shards, in any order. Closing the iterator calls off what has not begun."""
+    @contextmanager
+    def begin(self, model: ir.Model, work: Work[R]) -> Iterator[Run[R]]:
+        """Give the workers a work, for the time of the block: what does shards of it."""
         import cloudpickle
 
         # Not plain pickle: a class of the user's own script is unknown to the workers.
         packed = dump_work(work, cloudpickle.dumps)
         if tensor_bytes(model) > PROTOBUF_LIMIT:
             with shared_folder(packed, model) as (folder, ticket):
-                submit = partial(self._client.submit, count_from_folder, folder, ticket, pure=False)
-                yield from self._rounds(lambda: submit, shards)
+                submit = partial(self._client.submit, do_from_folder, folder, ticket, pure=False)
+                yield partial(self._rounds, _Sent(lambda: submit))
         else:
-            yield from self._rounds(partial(self._scatter, packed, serialize(complete_proto(model)), Ticket()), shards)
+            sent = _Sent(partial(self._scatter, packed, serialize(complete_proto(model)), Ticket()))
+            yield partial(self._rounds, sent)
 
     def _scatter(self, work: bytes, model: bytes, ticket: Ticket) -> Submit:
         sent = self._client.scatter([work, model], broadcast=True, hash=False)
-        return partial(self._client.submit, count_from_bytes, *sent, ticket, pure=False)
+        return partial(self._client.submit, do_from_bytes, *sent, ticket, pure=False)
 
-    def _rounds(self, prepare: Callable[[], Submit], shards: Sequence[Shard]) -> Generator[ShardResult, None, None]:
-        """Count all shards; those that were lost with what was scattered are submitted again."""
+    def _rounds(self, sent: _Sent, shards: Sequence[Shard]) -> Generator[Any, None, None]:
+        """Do all shards; those that were lost with what was scattered are submitted again."""
         missing = {shard.number: shard for shard in shards}
         for _ in range(MOST_ROUNDS):
-            for counted in self._one_round(prepare(), list(missing.values())):
-                del missing[counted.number]
-                yield counted
+            for result in self._one_round(sent.submit(), list(missing.values())):
+                del missing[result.number]
+                yield result
             if not missing:
                 return
             if self._client.status != "running":
                 raise self._unreachable()
+            sent.lost()
         raise UsageError(
             f"The Dask cluster lost the model {MOST_ROUNDS} times, with {len(missing)} of {len(shards)} shards not "
-            "counted: all the workers that had it died. Check their logs and memory."
+            "done: all the workers that had it died. Check their logs and memory."
         )
 
-    def _one_round(self, submit: Submit, shards: Sequence[Shard]) -> Generator[ShardResult, None, None]:
+    def _one_round(self, submit: Submit, shards: Sequence[Shard]) -> Generator[Any, None, None]:
         """What comes of the shards, except of those that Dask called off because their inputs were lost."""
         from distributed.scheduler import KilledWorker
 
@@ -120,7 +123,7 @@ class ClusterWorkers:
                     continue
                 except KilledWorker as error:
                     raise DataError(
-                        f"Every worker that counted {shard.name} died ({error.allowed_failures + 1} of them). Check "
+                        f"Every worker that had {shard.name} died ({error.allowed_failures + 1} of them). Check "
                         "these samples, and the workers' memory and logs."
                     ) from error
                 except ImportError as error:
@@ -153,3 +156,21 @@ class ClusterWorkers:
 
     def _unreachable(self) -> UsageError:
         return UsageError(f"{self._name} cannot be reached any more. Check that it still runs, and try again.")
+
+
+class _Sent:
+    """What all shards need, sent when the first of them is submitted, and again after it was lost."""
+
+    def __init__(self, send: Callable[[], Submit]) -> None:
+        self._send = send
+        self._submit: Submit | None = None
+
+    def submit(self) -> Submit:
+        """What submits a shard."""
+        if self._submit is None:
+            self._submit = self._send()
+        return self._submit
+
+    def lost(self) -> None:
+        """Some worker did not find it any more."""
+        self._submit = None

@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from detent.errors import DataError
@@ -83,6 +84,21 @@ class ShardedSource:
             may_be_empty=True,
         )
         return (replace(pending, index=pending.index * SHARDS + index) for pending in stream)
+
+    def chosen(self, numbers: Sequence[int]) -> Iterator[PendingSample]:
+        """The samples of these numbers, in that order. Their shards are read as far as the last of them."""
+        last: dict[int, int] = {}
+        for number in numbers:
+            last[number % SHARDS] = max(number // SHARDS, last.get(number % SHARDS, 0))
+        read = (pending for index, item in last.items() for pending in islice(self.shard(index), item + 1))
+        found = {pending.index: pending for pending in read if pending.index in numbers}
+        for number in numbers:
+            if number not in found:
+                raise DataError(
+                    f"Item {number // SHARDS} of the reader's shard {number % SHARDS} is there no more: the "
+                    f"{type(self._reader).__name__} must give the same samples each time."
+                )
+            yield found[number]
 
     def _start(self, index: int) -> Iterator[Any]:
         return iter(self._reader.shard(index=index, count=SHARDS))

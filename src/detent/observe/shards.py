@@ -1,4 +1,4 @@
-"""Calibration in shares that travel: what a task is told, and how the data is divided into tasks.
+"""Work on samples in shares that travel: what a task is told, and how the data is divided into tasks.
 
 Data stays where it is. A task carries row numbers; the description of the data, which is paths, preprocessing or a seed
 but never an array, goes to each worker once, with the model.
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import io
 import pickle
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.observe.samples import PendingSample
 from detent.observe.shard_reader import SHARDS, ShardedSource
 from detent.observe.sources import RowSource, Source
-from detent.observe.statistics import Statistics, Vote
-from detent.observe.statistics_bytes import pack, unpack
 
 SHARDS_PER_WORKER = 4
 """So that the last worker to finish keeps the others waiting for a quarter of its work at most."""
@@ -29,49 +27,48 @@ SHARDS_PER_WORKER = 4
 LARGEST_SHARD = 32
 """Samples. What a lost worker costs, and how often progress is seen."""
 
-_QUICK = 1  # a higher level of compression saves a few percent and takes several times as long
-
 Divisible = RowSource | ShardedSource
 Dumps = Callable[[object], bytes]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What all tasks of a sweep share."""
-
-    sites: tuple[str, ...]
-    source: Divisible
-    vote: Vote | None
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One task. `groups` are the numbers and the rows of its samples; a shard reader goes by `number` alone."""
+    """One task. `groups` are the numbers and the rows of its samples.
+
+    A shard reader has no rows; without any groups, it goes by `number` alone.
+    """
 
     number: int
     name: str
     groups: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-@dataclass(frozen=True)
-class ShardResult:
-    """What came of a shard: compressed statistics, over how many samples, of how many feeds; and what it held out."""
-
-    number: int
-    compressed: bytes
-    samples: int
-    feeds: int
-    held_out: tuple[PendingSample, ...] = ()
+class Result(Protocol):
+    """What came of a shard."""
 
     @property
-    def statistics(self) -> Statistics:
-        """The statistics, restored and checked."""
-        return unpack(zlib.decompress(self.compressed), f"What a worker sent for shard {self.number}")[1]
+    def number(self) -> int:
+        """The number of the shard."""
 
 
-def compress(statistics: Statistics) -> bytes:
-    """Statistics as few bytes, to travel: a site is a few kilobytes instead of a hundred and more."""
-    return zlib.compress(pack({}, statistics), _QUICK)
+R = TypeVar("R", bound=Result)
+R_co = TypeVar("R_co", bound=Result, covariant=True)
+
+
+class Work(Protocol[R_co]):
+    """What all tasks share. It is pickled, and goes to each worker once, with the model."""
+
+    @property
+    def source(self) -> Divisible:
+        """The data that shards are of."""
+
+    def begin(self, model: ir.Model) -> Callable[[Shard], R_co]:
+        """In a worker: what does a shard, and is called for one after another, in any number of threads."""
+
+
+Run = Callable[[Sequence[Shard]], Generator[R, None, None]]
+"""Does all shards on workers that have the work already. Results come in any order; closing calls off the rest."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def divisible(source: Source) -> Divisible:
     return source
 
 
-def dump_work(work: Work, dumps: Dumps = pickle.dumps) -> bytes:
+def dump_work(work: Work[Result], dumps: Dumps = pickle.dumps) -> bytes:
     """The work as bytes. Raises UsageError for a source that holds what cannot be pickled."""
     try:
         return dumps(work)
@@ -122,21 +119,38 @@ def divide(source: Divisible, workers: int) -> Division:
             held_out.append(source.sample(index, group, held))
         else:
             counted.append((index, group))
-    size = max(1, min(LARGEST_SHARD, len(counted) // (workers * SHARDS_PER_WORKER)))
-    starts = range(0, len(counted), size)
-    shards = [_shard(source, number, counted[start : start + size]) for number, start in enumerate(starts)]
+    shards = [_shard(source, number, groups) for number, groups in enumerate(_runs(counted, workers))]
     return Division(shards, held_out)
+
+
+def divide_samples(source: Divisible, samples: Sequence[PendingSample], workers: int) -> list[Shard]:
+    """Shards of some samples of a source, in the order of the samples; several to a worker."""
+    rows = {} if isinstance(source, ShardedSource) else {at: group for at, (group, _) in enumerate(source.groups())}
+    shards = []
+    for number, run in enumerate(_runs(samples, workers)):
+        groups = tuple((pending.index, rows.get(pending.index, ())) for pending in run)
+        shards.append(Shard(number, _name(run[0].origin, run[-1].origin), groups))
+    return shards
+
+
+def _runs(items: Sequence[T], workers: int) -> Iterator[Sequence[T]]:
+    size = max(1, min(LARGEST_SHARD, len(items) // (workers * SHARDS_PER_WORKER)))
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _shard(source: RowSource, number: int, groups: Sequence[tuple[int, tuple[int, ...]]]) -> Shard:
     first, last = source.rows.origin(groups[0][1][0]), source.rows.origin(groups[-1][1][-1])
-    return Shard(number, first if first == last else f"{first} … {last}", tuple(groups))
+    return Shard(number, _name(first, last), tuple(groups))
+
+
+def _name(first: str, last: str) -> str:
+    return first if first == last else f"{first} … {last}"
 
 
 def samples_of(source: Divisible, shard: Shard) -> Iterator[PendingSample]:
     """The samples of a shard, read where this is called."""
     if isinstance(source, ShardedSource):
-        return source.shard(shard.number)
+        return source.chosen([at for at, _ in shard.groups]) if shard.groups else source.shard(shard.number)
     return (source.sample(index, group, held_out=False) for index, group in shard.groups)
 
 

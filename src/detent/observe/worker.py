@@ -1,4 +1,4 @@
-"""What happens inside a worker process: the model is loaded once, and shard after shard is counted with it."""
+"""What happens inside a worker process: the model is loaded once, and shard after shard is done with it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -17,26 +18,28 @@ import onnxruntime
 
 from detent.errors import ModelError, UsageError
 from detent.graph.save import save
-from detent.observe.counter import SiteCounter, taps_of
-from detent.observe.shards import Shard, ShardResult, Work, compress, samples_of
+from detent.observe.shards import Shard
 from detent.version import __version__
 
 MODEL_FILE, WORK_FILE = "model.onnx", "work.pickle"
 
+Doing = Callable[[Shard], Any]
+"""Work that has begun: the model is loaded and ready to run. Worker threads share one."""
+
 
 @dataclass(frozen=True)
 class Ticket:
-    """Which sweep a task belongs to, and the versions that it was made with.
+    """Which work a task belongs to, and the versions that it was made with.
 
-    Every sweep has its own, even over the same model and files: between two of them the files may have changed.
+    Every work has its own, even over the same model and files: between two of them the files may have changed.
     """
 
-    sweep: str = field(default_factory=lambda: uuid.uuid4().hex)
+    work: str = field(default_factory=lambda: uuid.uuid4().hex)
     detent: str = __version__
     onnxruntime: str = onnxruntime.__version__
 
     def check(self) -> None:
-        """Raise UsageError in a worker that would count with other code than the parent would."""
+        """Raise UsageError in a worker that would compute with other code than the parent would."""
         for package, wanted, found in (
             ("detent", self.detent, __version__),
             ("onnxruntime", self.onnxruntime, onnxruntime.__version__),
@@ -48,38 +51,16 @@ class Ticket:
                 )
 
 
-class LoadedWork:
-    """The model, ready to run, and the work to do with it. Worker threads share one."""
-
-    def __init__(self, work: bytes, model: ir.Model) -> None:
-        self.work: Work = pickle.loads(work)
-        self.runner = taps_of(model, self.work.sites).unordered
-
-    def count(self, shard: Shard) -> ShardResult:
-        """Run all samples of a shard."""
-        counter = SiteCounter(self.runner, self.work.sites, self.work.vote)
-        samples = feeds = 0
-        held_out = []
-        for pending in samples_of(self.work.source, shard):
-            feeds += 1
-            if pending.held_out:
-                held_out.append(pending)
-                continue
-            counter.count(pending.load())
-            samples += pending.size
-        return ShardResult(shard.number, compress(counter.statistics), samples, feeds, tuple(held_out))
-
-
 class _LastWork:
     """The work that this process did last. One, because a model may take most of the memory."""
 
     def __init__(self) -> None:
         self.loads = 0
         self._ticket: Ticket | None = None
-        self._loaded: LoadedWork | None = None
+        self._loaded: Doing | None = None
         self._lock = threading.Lock()
 
-    def get(self, ticket: Ticket, load: Callable[[], LoadedWork]) -> LoadedWork:
+    def get(self, ticket: Ticket, load: Callable[[], Doing]) -> Doing:
         with self._lock:
             if self._loaded is None or self._ticket != ticket:
                 self._loaded = None  # before the next one takes its memory
@@ -96,16 +77,16 @@ class _LastWork:
 last_work = _LastWork()
 
 
-def count_from_folder(folder: str, ticket: Ticket, shard: Shard) -> ShardResult:
-    """Count a shard with the model and the work in a folder that the parent made."""
+def do_from_folder(folder: str, ticket: Ticket, shard: Shard) -> Any:
+    """The result of a shard, with the model and the work in a folder that the parent made."""
     ticket.check()
-    return last_work.get(ticket, lambda: _load_folder(Path(folder))).count(shard)
+    return last_work.get(ticket, lambda: _load_folder(Path(folder)))(shard)
 
 
-def count_from_bytes(work: bytes, model: bytes, ticket: Ticket, shard: Shard) -> ShardResult:
-    """Count a shard with the model and the work as they were sent."""
+def do_from_bytes(work: bytes, model: bytes, ticket: Ticket, shard: Shard) -> Any:
+    """The result of a shard, with the model and the work as they were sent."""
     ticket.check()
-    return last_work.get(ticket, lambda: LoadedWork(work, _parse(model))).count(shard)
+    return last_work.get(ticket, lambda: _begin(work, _parse(model)))(shard)
 
 
 @contextmanager
@@ -117,9 +98,14 @@ def shared_folder(work: bytes, model: ir.Model) -> Iterator[tuple[str, Ticket]]:
         yield folder, Ticket()
 
 
-def _load_folder(folder: Path) -> LoadedWork:
+def _begin(work: bytes, model: ir.Model) -> Doing:
+    doing: Doing = pickle.loads(work).begin(model)
+    return doing
+
+
+def _load_folder(folder: Path) -> Doing:
     try:
-        return LoadedWork((folder / WORK_FILE).read_bytes(), ir.load(folder / MODEL_FILE))
+        return _begin((folder / WORK_FILE).read_bytes(), ir.load(folder / MODEL_FILE))
     except FileNotFoundError:
         raise ModelError(
             f"A worker cannot see the folder {folder} with the model. Workers on other machines need a folder that all "
