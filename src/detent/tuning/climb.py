@@ -43,7 +43,10 @@ class Foothold:
 
 @dataclass(eq=False)
 class Climb:
-    """The state of a climb. `expected` is what the float model gets; `told` hears of every rung."""
+    """The state of a climb. `expected` is what the float model gets; `told` hears of every rung.
+
+    `best` is the rung that lost least, and `footing` the one that others are built on: see `is_better`.
+    """
 
     job: Job
     evaluator: Evaluator
@@ -54,6 +57,7 @@ class Climb:
     told: Observer
     outcomes: list[RungOutcome] = field(default_factory=list)
     best: Foothold | None = None
+    footing: Foothold | None = None
 
     def run(self) -> str:
         """Climb. Why it stopped; the best rung is `best`."""
@@ -88,8 +92,8 @@ class Climb:
 
     @property
     def _footing(self) -> Recipe:
-        assert self.best is not None, "the lowest rung is always climbed"
-        return self.best.rung.recipe
+        assert self.footing is not None, "the lowest rung is always climbed"
+        return self.footing.rung.recipe
 
     def _try(self, rung: Rung) -> None:
         key = f"{rung.name} {key_of({'recipe': to_toml(rung.recipe)})[:16]}"
@@ -99,12 +103,14 @@ class Climb:
             outcome = RungOutcome.from_plain(known)
         else:
             outcome, model = self._climb(rung)
-        kept = self.best is None or outcome.loss <= self.max_drop or is_better(outcome, self.best.outcome)
+        kept = self.footing is None or is_better(outcome, self.footing.outcome)
+        least = self.best is None or outcome.loss < self.best.outcome.loss
         outcome = replace(outcome, kept=kept)
         if known is None:
-            self.record.add(key, outcome.to_plain(), model if kept else None)
-        if kept:
-            self.best = Foothold(rung, outcome, model)
+            self.record.add(key, outcome.to_plain(), model if least else None)
+        reached = Foothold(rung, outcome, model)
+        self.footing = reached if kept else self.footing
+        self.best = reached if least else self.best
         self.outcomes.append(outcome)
         self.told(outcome)
 
