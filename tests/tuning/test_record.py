@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from detent.errors import OutputError
@@ -61,4 +62,7 @@ def test_keys_tell_parts_apart(tmp_path):
     (tmp_path / "two.txt").write_text("22")
     assert contents_of(tmp_path) != before
     assert json.dumps(before)
-    assert contents_of([1, 2]) == "list in memory"
+    one, other = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
+    assert contents_of(one) == contents_of(one.copy()) != contents_of(other)
+    assert contents_of({"x": one}) != contents_of({"x": other})
+    assert contents_of(iter([one])) != contents_of(iter([one]))  # nobody can know what a stream gives

@@ -71,7 +71,7 @@ class Tuning:
     @property
     def outcome(self) -> RungOutcome:
         """That of the rung that was taken."""
-        return next(rung for rung in self.rungs if rung.name == self.taken)
+        return min(self.rungs, key=lambda rung: rung.loss)
 
     def to_toml(self) -> str:
         """The winning recipe, as a file for `--recipe`."""

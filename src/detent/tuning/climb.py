@@ -61,15 +61,15 @@ class Climb:
 
     def run(self) -> str:
         """Climb. Why it stopped; the best rung is `best`."""
-        for rung in self._ladder():
-            if self.best is not None and self.clock.is_over:
-                return OUT_OF_TIME
-            try:
+        try:
+            for rung in self._ladder():
                 self._try(rung)
-            except OutOfTimeError:
-                return OUT_OF_TIME
-            if self.outcomes[-1].loss <= self.max_drop:
-                return MET
+                if self.outcomes[-1].loss <= self.max_drop:
+                    return MET
+                if self.clock.is_over:
+                    return OUT_OF_TIME
+        except OutOfTimeError:
+            return OUT_OF_TIME
         return ENDED
 
     def _ladder(self) -> Iterator[Rung]:
@@ -83,11 +83,10 @@ class Climb:
 
     def _exceptions(self) -> Iterator[Rung]:
         for ways in stages(self.job.recipe):
-            if self.clock.is_over:
-                return
-            recipe = self._footing
-            ready = make_ready(replace(self.job, output=None, recipe=recipe))
-            found = sensitivity(ready.model, ready.plan, ready.samples, threads=self.job.collecting.threads)
+            recipe, progress = self._footing, self.clock.watching(self.job.progress)
+            ready = make_ready(replace(self.job, output=None, recipe=recipe, progress=progress))
+            threads = self.job.collecting.threads
+            found = sensitivity(ready.model, ready.plan, ready.samples, threads=threads, progress=progress)
             yield from exceptions(recipe, ready, found, ways)
 
     @property

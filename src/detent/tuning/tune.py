@@ -142,6 +142,7 @@ def _key(job: Job, judging: Judging) -> str:
             "recipe": to_toml(job.recipe),
             "calibration": contents_of(job.calibration),
             "options": [job.preprocess, job.fix_shapes, job.limit, job.seed, job.batch],
+            "preprocess": contents_of(job.preprocess.file) if job.preprocess and job.preprocess.file else None,
             "evaluation": [contents_of(judging.data), judging.labels, judging.label_offset, judging.limit],
             "metric": None if not isinstance(metric, Metric) else contents_of(metric.origin) or metric.name,
         }
