@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from detent.equalizations import CrossLayer
 from detent.measure.sensitivity import sensitivity
 from detent.numerics.formats import IntegerFormat
 from detent.opening import Job
@@ -9,11 +10,11 @@ from detent.presets import find_preset
 from detent.probing import make_ready
 from detent.recipe import Override
 from detent.refinements import BiasCorrection, Rounding
-from detent.tuning.rungs import INGREDIENTS, exceptions, plain, stages, ways_up
+from detent.tuning.rungs import exceptions, ingredients, plain, stages, ways_up
 from tests.conftest import tiny_model
 
 W4 = find_preset("A8W8").replace(weights=IntegerFormat("int4"))
-BY_NAME = {ingredient.name: ingredient for ingredient in INGREDIENTS}
+BY_NAME = {ingredient.name: ingredient for ingredient in ingredients(find_preset("XINT8"))}
 
 
 def test_the_lowest_rung_does_nothing_clever():
@@ -71,3 +72,12 @@ def test_ever_more_weights_in_8_bits(samples):
     assert [rung.name for rung in rungs] == ["W8 x1", "W8 x2"]
     (override,) = rungs[-1].recipe.overrides
     assert override == Override(nodes=("first", "second"), weights=IntegerFormat("int8"))
+
+
+def test_what_the_recipe_chose_itself_is_what_is_tried():
+    base = find_preset("XINT8").replace(equalize=CrossLayer(steps=3), refinement=Rounding(rows=7))
+    own = {ingredient.name: ingredient for ingredient in ingredients(base)}
+    bare = plain(base).recipe
+    assert own["equalization"].added_to(bare).recipe.equalize == CrossLayer(steps=3)
+    assert own["rounding"].added_to(bare).recipe.refinement == Rounding(rows=7)
+    assert own["bias correction"].added_to(bare).recipe.refinement == BiasCorrection()

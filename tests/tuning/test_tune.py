@@ -53,7 +53,7 @@ def never(outputs, sample):
 
 
 def test_4_bit_weights_get_8_before_anything_stays_float(monkeypatch):
-    monkeypatch.setattr(climbing, "INGREDIENTS", ())
+    monkeypatch.setattr(climbing, "ingredients", lambda _: ())
     recipe = detent.find_recipe("A8W8").replace(weights=IntegerFormat("int4"))
     result = tune(None, recipe=recipe)
     kinds = list(dict.fromkeys(rung.name.split(" x")[0] for rung in result.rungs))

@@ -20,7 +20,7 @@ from detent.report.report import Report
 from detent.report.tuning import RungOutcome
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
-from detent.tuning.rungs import INGREDIENTS, Rung, exceptions, plain, stages
+from detent.tuning.rungs import Rung, exceptions, ingredients, plain, stages
 
 Observer = Callable[[RungOutcome], None]
 
@@ -75,7 +75,7 @@ class Climb:
     def _ladder(self) -> Iterator[Rung]:
         """The rungs; each is made when all below it are known."""
         yield plain(self.job.recipe)
-        for ingredient in INGREDIENTS:
+        for ingredient in ingredients(self.job.recipe):
             rung = ingredient.added_to(self._footing)
             if rung is not None:
                 yield rung

@@ -50,19 +50,24 @@ class Ingredient:
         return Rung(self.name, self.what, changed)
 
 
-def _refined(name: str, what: str, refinement: Refinement) -> Ingredient:
-    return Ingredient(name, what, {"refinement": refinement})
+def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
+    """What is added, one after another. Where the recipe to start from has a choice of its own, that is taken."""
+    own = {type(base.refinement): base.refinement} if base.refinement is not None else {}
 
+    def refined(name: str, what: str, usual: Refinement) -> Ingredient:
+        return Ingredient(name, what, {"refinement": own.get(type(usual), usual)})
 
-INGREDIENTS: tuple[Ingredient, ...] = (
-    _refined("bias correction", "every channel gets its mean back", BiasCorrection()),
-    Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True}),
-    Ingredient("MinMSE", "outliers are clipped where that makes the rest finer", {"method": MinMSE()}),
-    Ingredient("range search", "activations get the scales that the output asks for", {"search_ranges": True}),
-    _refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
-    _refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
-    _refined("AdaQuant", "weights and biases follow the gradient through the rounding", AdaQuant()),
-)
+    return (
+        refined("bias correction", "every channel gets its mean back", BiasCorrection()),
+        Ingredient(
+            "equalization", "channels of unequal range are brought in line first", {"equalize": base.equalize or True}
+        ),
+        Ingredient("MinMSE", "outliers are clipped where that makes the rest finer", {"method": MinMSE()}),
+        Ingredient("range search", "activations get the scales that the output asks for", {"search_ranges": True}),
+        refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
+        refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
+        refined("AdaQuant", "weights and biases follow the gradient through the rounding", AdaQuant()),
+    )
 
 
 def plain(recipe: Recipe) -> Rung:
