@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 
 import numpy as np
 import onnx
 import pytest
 
+import detent
 from detent.errors import ModelError, UsageError
 from detent.graph import taps
+from detent.graph.blocked import BLOCKED
 from detent.graph.load import load
 from detent.graph.session import Runner
-from detent.graph.taps import UnorderedRunner, open_taps, take_out_reorders
+from detent.graph.taps import UnorderedRunner, open_alike, open_exact, open_taps
 from tests.models import build, info, node, normal
 
 PLAIN = info("x", ("n", 3, 12, 12))
@@ -50,6 +53,11 @@ def everything(channels):
     ]
     limits = {"six": np.float32(0.25), "nine": np.float32(6)}  # padding is zero, and would come out as a quarter
     return build(nodes, "y", constants | more | deep | last | limits, inputs=[PLAIN])
+
+
+def quantized(channels, recipe):
+    """The same model with quantizers between its layers."""
+    return load(detent.quantize(everything(channels), None, {"x": normal(4, 3, 12, 12)}, recipe).model)
 
 
 EVERY_VALUE = ["a", "ra", "b", "s", "rs", "d", "gate", "m", "p", "cat", "t", "ct", "tr", "y"]
@@ -98,49 +106,6 @@ def test_reorders_are_really_taken_out():
     assert "ct" not in unordered._blocked  # 20 channels do not fill their blocks
 
 
-def optimized(channels, padded_to):
-    """What onnxruntime might write: a blocked Conv and a blocked Relu behind it, both put in order again."""
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("Conv", ["x", "w"], ["c"], domain=taps.BLOCKED),
-            onnx.helper.make_node("Relu", ["c"], ["r"]),
-            onnx.helper.make_node("ReorderOutput", ["c"], ["c_out"], domain=taps.BLOCKED, channels=channels),
-            onnx.helper.make_node("ReorderOutput", ["r"], ["r_out"], domain=taps.BLOCKED, channels=channels),
-            onnx.helper.make_node("Flatten", ["r_out"], ["y"]),
-        ],
-        "optimized",
-        [PLAIN],
-        [info(name, None) for name in ("c_out", "r_out", "y")],
-        [onnx.numpy_helper.from_array(normal(padded_to, 3, 3, 3), "w")],
-    )
-    return onnx.helper.make_model(graph)
-
-
-@pytest.mark.parametrize(
-    ("channels", "padded_to", "taken"), [(32, 32, True), (24, 24, True), (24, 32, False), (20, 24, False)]
-)
-def test_a_value_with_padding_keeps_its_reorder(channels, padded_to, taken):
-    model = optimized(channels, padded_to)
-    assert take_out_reorders(model, ["c_out", "r_out"]) == ({"c_out": ("c", channels)} if taken else {})
-    assert [value.name for value in model.graph.output] == ["c" if taken else "c_out", "r_out", "y"]
-    assert len(model.graph.node) == 5 - taken
-
-
-def test_behind_other_operators_only_whole_blocks_of_any_size_are_sure():
-    for channels, taken in ((24, False), (32, True)):
-        model = optimized(channels, channels)
-        del model.graph.node[-1], model.graph.output[-1]
-        assert ("r_out" in take_out_reorders(model, ["c_out", "r_out"])) == taken
-
-
-def test_two_reorders_of_one_value_do_not_become_two_outputs_of_one_name():
-    model = optimized(32, 32)
-    model.graph.node[3].input[0] = "c"
-    del model.graph.node[-1], model.graph.output[-1]
-    assert take_out_reorders(model, ["c_out", "r_out"]) == {"c_out": ("c", 32)}
-    assert [value.name for value in model.graph.output] == ["c", "r_out"]
-
-
 def test_a_layout_that_is_not_the_expected_one_is_an_error():
     model = build([node("Relu", "x", "y")], "y", inputs=[PLAIN])
     runner = UnorderedRunner(model, ["value"], {"value": ("y", 5)})
@@ -181,3 +146,51 @@ def test_a_model_that_does_not_load_says_so():
 def test_an_unknown_provider_is_named():
     with pytest.raises(UsageError, match=r"no provider 'CPUExecutionprovider'. Did you mean 'CPUExecutionProvider'"):
         open_taps(load(everything(8)), ["y"], providers=["CPUExecutionprovider"])
+
+
+@pytest.mark.parametrize("channels", [3, 8, 16, 20, 32])
+@pytest.mark.parametrize("weights", ["A8W8", "XINT8"])
+def test_a_quantized_model_answers_the_same_in_blocks(channels, weights):
+    model = quantized(channels, weights)
+    runner = open_exact(model)
+    for batch in (1, 3):
+        x = {"x": normal(batch, 3, 12, 12, seed=batch)}
+        np.testing.assert_array_equal(runner(x)[0], Runner(model, exact=True)(x)[0])
+
+
+def test_quantizers_are_really_carried_into_blocks():
+    _, rewritten = taps._optimize(quantized(32, "XINT8"), None, taps.DEFAULT_PROVIDERS, exact=True)
+    found = Counter(node.op_type for node in rewritten.graph.node if node.domain == BLOCKED)
+    if not found:
+        pytest.skip("onnxruntime has no blocked layout on this CPU")
+    assert found["Conv"] == 4
+    assert found["ReorderInput"] == 1  # behind the Concat
+
+
+@pytest.mark.parametrize("channels", [3, 20, 32])
+def test_two_models_in_one_order(channels):
+    models = [load(everything(channels)), quantized(channels, "XINT8")]
+    names = ["ra", "b", "s", "rs", "gate", "m", "p", "ct", "y"]
+    runners = open_alike(models, ["one", "other"], names)
+    x = {"x": normal(2, 3, 12, 12)}
+    found = [runner(x) for runner in runners]
+    expected = [Runner(model, names, exact=True)(x) for model in models]
+    for name, a, b, c, d in zip(names, *found, *expected, strict=True):
+        assert a.shape == b.shape == c.shape, name
+        # Element for element the same pairs, whatever their order.
+        pairs = [np.stack([one.reshape(-1), other.reshape(-1)]) for one, other in ((a, b), (c, d))]
+        first, second = (each[:, np.lexsort(each)] for each in pairs)
+        np.testing.assert_array_equal(first, second, err_msg=name)
+
+
+def test_models_that_cannot_both_be_in_blocks_are_in_order():
+    plain = load(build([node("Relu", "x", "ra"), node("Abs", "ra", "y")], "y", inputs=[PLAIN]))
+    runners = open_alike([load(everything(32)), plain], ["one", "other"], ["ra"])
+    assert not any(isinstance(runner, UnorderedRunner) for runner in runners)
+
+
+def test_which_of_the_models_does_not_load():
+    proto = everything(8)
+    next(attribute for attribute in proto.graph.node[0].attribute if attribute.name == "pads").ints.append(1)
+    with pytest.raises(ModelError, match=r"^other\.onnx: onnxruntime cannot load the model"):
+        open_alike([load(everything(8)), taps.ir.from_proto(proto)], ["one.onnx", "other.onnx"], ["y"])

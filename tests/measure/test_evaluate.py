@@ -13,7 +13,7 @@ from onnx import TensorProto
 from PIL import Image
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.measure import candidate
+from detent.graph import taps
 from detent.measure.evaluate import Evaluator
 from detent.measure.metric_file import Metric
 from detent.measure.scores import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare
@@ -108,12 +108,12 @@ def test_integer_kernels_are_not_used(monkeypatch):
     """They saturate on some processors: the same file would then score differently there."""
     asked = []
 
-    class Spy(candidate.Runner):
-        def __init__(self, model, outputs, *, exact=False, providers):
+    class Spy(taps.Runner):
+        def __init__(self, *arguments, exact=False, **named):
             asked.append(exact)
-            super().__init__(model, outputs, exact=exact, providers=providers)
+            super().__init__(*arguments, exact=exact, **named)
 
-    monkeypatch.setattr(candidate, "Runner", Spy)
+    monkeypatch.setattr(taps, "Runner", Spy)
     Evaluator(SAME, one_hot(0)).evaluate(scaler(np.zeros(CLASSES)))
     assert asked == [True, True]
 

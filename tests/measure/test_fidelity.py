@@ -48,7 +48,7 @@ def test_sums_of_parts_are_the_sums_of_the_whole(x, y, cut):
     parts = Sums.of(x[:cut], y[:cut]) + Sums.of(x[cut:], y[cut:])
     assert parts.elements == whole.elements
     assert parts.peak == whole.peak
-    for name in ("signal", "noise", "product", "other"):
+    for name in ("signal", "noise", "other", "distance"):
         assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-9, abs=1e-9)
     reference = x.astype(np.float64)
     assert whole.signal == pytest.approx(float(reference @ reference), rel=1e-9)

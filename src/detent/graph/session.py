@@ -45,6 +45,14 @@ def session_options() -> onnxruntime.SessionOptions:
     return options
 
 
+def exact_options() -> onnxruntime.SessionOptions:
+    """The same, and no integer kernels: they saturate on some CPUs, and compute what the model does not say."""
+    options = session_options()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
 def open_session(
     source: bytes | str, options: onnxruntime.SessionOptions, providers: Sequence[str] = DEFAULT_PROVIDERS
 ) -> onnxruntime.InferenceSession:
@@ -92,15 +100,12 @@ class Runner:
         providers: Sequence[str] = DEFAULT_PROVIDERS,
         optimized: Path | None = None,
     ) -> None:
-        """Load `model`. `exact`: no integer kernels (they saturate on some CPUs).
+        """Load `model`. `exact`: no integer kernels.
 
         `providers` are execution providers in the order of preference. `optimized` is where to write the model as
         onnxruntime rewrote it for this CPU.
         """
-        options = session_options()
-        if exact:
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
-            options.add_session_config_entry("session.x64quantprecision", "1")
+        options = exact_options() if exact else session_options()
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
         self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)

@@ -1,20 +1,19 @@
-"""A model twice: with its values in order, and for whoever only counts them in the order in which they lie in memory.
+"""Runners that leave values in the order in which they lie in memory, for whoever does not mind it.
 
-onnxruntime computes convolutions in a layout of its own, channels in blocks of 8 or 16, and puts every value that is
-fetched back in order with a ReorderOutput node. With all values of a network fetched, that takes as long as half of the
-inference. A histogram does not mind the order. So onnxruntime's own rewrite of the model is written to a file; there,
-each ReorderOutput that nothing but a fetch reads is taken out, and the fetch gets the blocked value; and the result is
-loaded with no further optimization. It runs the same kernels on the same numbers.
+onnxruntime computes convolutions in a layout of its own and puts every value that is fetched back in order. With all
+values of a network fetched, that takes as long as half of the inference. A histogram does not mind the order, nor do
+the sums over two tensors that are in the same one. So onnxruntime's own rewrite of the model is written to a file, its
+reorders are taken out where they can be (graph/blocked.py), and the result is loaded with no further optimization.
 
-Where the channels do not fill the last block, the blocked value has elements that the tensor has not: there the node
-stays.
+Where that cannot be done or gains nothing, the runners are ordinary ones.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +24,10 @@ import onnxruntime
 from google.protobuf.message import DecodeError
 
 from detent.errors import ModelError
+from detent.graph.blocked import BlockedValue, carry_blocks, fetch_in_blocks, fetchable_in_blocks
 from detent.graph.save import serialize, tensor_bytes
-from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, open_session, session_options
+from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, exact_options, open_session, session_options
 
-BLOCKED = "com.microsoft.nchwc"
-MOST_LANES = 16  # of a block, on any CPU; the others have 8 or 4
 MOST_BYTES = 1 << 29  # of weights: beyond it, a second copy of them in memory costs more than the time is worth
 
 
@@ -43,9 +41,16 @@ class Taps(NamedTuple):
 class UnorderedRunner(Runner):
     """Fetches values by the names that they have in the original, in the order in which they lie in memory."""
 
-    def __init__(self, model: onnx.ModelProto, outputs: Sequence[str], blocked: Mapping[str, tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        outputs: Sequence[str],
+        blocked: Mapping[str, BlockedValue],
+        *,
+        exact: bool = False,
+    ) -> None:
         """Load a model that is optimized already. `blocked`: what stands for a value, and its number of channels."""
-        options = session_options()
+        options = exact_options() if exact else session_options()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self.outputs = list(outputs)
         self._blocked = dict(blocked)
@@ -69,68 +74,87 @@ class UnorderedRunner(Runner):
 
 
 def open_taps(model: ir.Model, outputs: Sequence[str], providers: Sequence[str] = DEFAULT_PROVIDERS) -> Taps:
-    """Load `model` to fetch `outputs`. Where nothing can be gained, both runners are the same one."""
+    """Load `model` to fetch `outputs`, in order and in any order."""
+    ordered, rewritten = _optimize(model, outputs, providers, exact=False)
+    blocked = {} if rewritten is None else fetchable_in_blocks(rewritten, outputs)
+    if rewritten is None or not blocked:
+        return Taps(ordered, ordered)
+    return Taps(ordered, _reload(rewritten, blocked, outputs, exact=False) or ordered)
+
+
+def open_exact(
+    model: ir.Model, outputs: Sequence[str] | None = None, providers: Sequence[str] = DEFAULT_PROVIDERS
+) -> Runner:
+    """Load a quantized `model` to fetch `outputs` in order, in exact arithmetic: for many samples.
+
+    It takes longer to load than Runner(exact=True), and then a quarter less for each sample.
+    """
+    runner, rewritten = _optimize(model, outputs, providers, exact=True)
+    return runner if rewritten is None else _reload(rewritten, {}, runner.outputs, exact=True) or runner
+
+
+def open_alike(
+    models: Sequence[ir.Model],
+    names: Sequence[str],
+    outputs: Sequence[str],
+    providers: Sequence[str] = DEFAULT_PROVIDERS,
+) -> list[Runner]:
+    """Load several models to fetch `outputs` in exact arithmetic: each value in any order, but the same in all models.
+
+    Those of one shape can be compared element by element. An error begins with the name of its model. No model may be
+    given twice: they load at the same time.
+    """
+
+    def optimize(model: ir.Model, name: str) -> tuple[Runner, onnx.ModelProto | None]:
+        try:
+            return _optimize(model, outputs, providers, exact=True)
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from error
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        loaded = list(pool.map(optimize, models, names))
+        ordered = [runner for runner, _ in loaded]
+        rewritten = [model for _, model in loaded if model is not None]
+        if len(rewritten) < len(models):
+            return ordered
+        found = [fetchable_in_blocks(model, outputs) for model in rewritten]
+        common = set.intersection(*(set(values) for values in found))
+        blocked = [{name: values[name] for name in common} for values in found]
+        runners = list(pool.map(partial(_reload, outputs=outputs, exact=True), rewritten, blocked))
+    return [runner for runner in runners if runner is not None] if None not in runners else ordered
+
+
+def _optimize(
+    model: ir.Model, outputs: Sequence[str] | None, providers: Sequence[str], *, exact: bool
+) -> tuple[Runner, onnx.ModelProto | None]:
+    """An ordinary runner, and the model as onnxruntime rewrote it, with all in blocks that can be; if that may help."""
+    ordinary = partial(Runner, model, outputs, exact=exact, providers=providers)
     if not _promising(model, providers):
-        return _in_order(model, outputs, providers)
+        return ordinary(), None
     try:
         with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "optimized.onnx"
-            ordered = Runner(model, outputs, providers=providers, optimized=path)
-            optimized = onnx.load(path)
+            runner = ordinary(optimized=path)
+            rewritten = onnx.load(path)
     except (ModelError, OSError, DecodeError):
         # No room for the file, or an operator that cannot be written. If it is the model, this fails as well.
-        return _in_order(model, outputs, providers)
-    blocked = take_out_reorders(optimized, outputs)
-    if not blocked:
-        return Taps(ordered, ordered)
+        return ordinary(), None
+    carry_blocks(rewritten)
+    return runner, rewritten
+
+
+def _reload(
+    model: onnx.ModelProto, blocked: Mapping[str, BlockedValue], outputs: Sequence[str], *, exact: bool
+) -> Runner | None:
+    """A runner on a rewritten model that fetches the `blocked` values as they are; None where it does not load."""
+    fetch_in_blocks(model, blocked)
     try:
-        return Taps(ordered, UnorderedRunner(optimized, outputs, blocked))
+        return UnorderedRunner(model, outputs, blocked, exact=exact)
     except ModelError:
-        return Taps(ordered, ordered)
-
-
-def _in_order(model: ir.Model, outputs: Sequence[str], providers: Sequence[str]) -> Taps:
-    runner = Runner(model, outputs, providers=providers)
-    return Taps(runner, runner)
+        return None
 
 
 def _promising(model: ir.Model, providers: Sequence[str]) -> bool:
     """Whether the model may have blocked values, and is small enough to be loaded twice."""
     convolves = any(node.op_type == "Conv" for node in model.graph)
     return convolves and tuple(providers) == DEFAULT_PROVIDERS and tensor_bytes(model) <= MOST_BYTES
-
-
-def take_out_reorders(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Let graph outputs be blocked values where they can, in place.
-
-    Returns, for each name that is no graph output any more, the one that stands for it and its number of channels.
-    """
-    graph = model.graph
-    readers = Counter(name for node in graph.node for name in node.input)
-    producers = {name: node for node in graph.node for name in node.output}
-    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    fetched = {value.name: value for value in graph.output if value.name in set(outputs)}
-    blocked: dict[str, tuple[str, int]] = {}
-    taken: set[str] = set()  # two outputs cannot have one name
-    kept = []
-    for node in graph.node:
-        name = node.output[0]
-        if node.domain == BLOCKED and node.op_type == "ReorderOutput" and name in fetched and not readers[name]:
-            channels = next((attribute.i for attribute in node.attribute if attribute.name == "channels"), 0)
-            if node.input[0] not in taken and _fills_blocks(channels, producers.get(node.input[0]), shapes):
-                taken.add(node.input[0])
-                blocked[name] = (node.input[0], channels)
-                fetched[name].name = node.input[0]
-                fetched[name].type.tensor_type.ClearField("shape")
-                continue
-        kept.append(node)
-    del graph.node[:]
-    graph.node.extend(kept)
-    return blocked
-
-
-def _fills_blocks(channels: int, producer: onnx.NodeProto | None, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether a blocked value of that many channels holds nothing else. A convolution's weight has a row for each."""
-    if producer is not None and producer.domain == BLOCKED and producer.op_type == "Conv":
-        return bool(channels) and shapes.get(producer.input[1], [0])[0] == channels
-    return bool(channels) and channels % MOST_LANES == 0

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from detent.errors import DetentError, ModelError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
+from detent.graph.taps import open_exact
 from detent.measure.emulator import EmulatedRounding, Emulator
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import InputSpec
@@ -52,21 +53,23 @@ class Candidate:
         providers: Sequence[str] = DEFAULT_PROVIDERS,
         *,
         name: str | None = None,
-        fetch: Sequence[str] | None = None,
         emulate: EmulatedRounding | None = None,
+        runner: Runner | None = None,
     ) -> None:
-        """Load `model`, which messages call `name`; `fetch` are values to give instead of the outputs.
+        """Load `model`, which messages call `name`; a `runner` has it loaded already, and says what it gives.
 
         With `emulate` it is computed in integers, as the NPU does, with that rounding.
         """
         self.name = model_name(model) if name is None else name
         graph_model = model if isinstance(model, ir.Model) else read(model)
         self.inputs = input_specs(graph_model)
-        self.outputs = [str(value.name) for value in graph_model.graph.outputs] if fetch is None else list(fetch)
+        self.outputs = [str(value.name) for value in graph_model.graph.outputs] if runner is None else runner.outputs
         try:
             self._runner: Callable[..., list[Array]]
-            if emulate is None:
-                self._runner = Runner(graph_model, self.outputs, exact=True, providers=providers)
+            if runner is not None:
+                self._runner = runner
+            elif emulate is None:
+                self._runner = open_exact(graph_model, self.outputs, providers)
             else:
                 self._runner = Emulator(_proto(model), rounding=emulate)
         except ModelError as error:

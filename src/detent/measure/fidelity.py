@@ -47,7 +47,6 @@ class Sums:
 
     signal: float = 0.0
     noise: float = 0.0
-    product: float = 0.0
     other: float = 0.0
     distance: float = 0.0
     peak: float = 0.0
@@ -58,13 +57,13 @@ class Sums:
         """Those of two arrays of one shape."""
         x = np.ascontiguousarray(original, np.float32).reshape(-1)
         y = np.ascontiguousarray(quantized, np.float32).reshape(-1)
-        return cls(*error_sums(x, y), x.size)
+        signal, noise, other, distance, peak_bits = error_sums(x, y)
+        return cls(signal, noise, other, distance, float(np.uint32(peak_bits).view(np.float32)), x.size)
 
     def __add__(self, more: Sums) -> Sums:
         return Sums(
             self.signal + more.signal,
             self.noise + more.noise,
-            self.product + more.product,
             self.other + more.other,
             self.distance + more.distance,
             max(self.peak, more.peak),
@@ -74,11 +73,12 @@ class Sums:
     def closeness(self) -> Closeness:
         """What the sums say."""
         norm = math.sqrt(self.signal * self.other)
+        product = (self.signal + self.other - self.noise) / 2
         same = self.noise == 0.0
         return Closeness(
             sqnr_db=_decibels(self.signal, self.noise),
             psnr_db=_decibels(self.peak**2, self.noise / max(self.elements, 1)),
-            cosine=1.0 if same else self.product / norm if norm and math.isfinite(norm) else 0.0,
+            cosine=1.0 if same else product / norm if norm and math.isfinite(norm) else 0.0,
         )
 
 

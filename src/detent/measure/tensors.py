@@ -20,6 +20,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
+from detent.graph.taps import open_alike
 from detent.measure.candidate import AnyModel, Candidate, model_name
 from detent.measure.dataset import Batch, open_dataset
 from detent.measure.fidelity import Sums
@@ -112,10 +113,12 @@ def compare_models(
     as all the rest.
     """
     graphs = [model if isinstance(model, ir.Model) else read(model) for model in (before, after)]
+    models = [model_name(model) for model in (before, after)]
     shared = _shared(graphs[0], graphs[1], inner=inner)
+    one_model = graphs[0] is graphs[1]
+    runners = open_alike(graphs[:1] if one_model else graphs, models, shared, providers) * (1 + one_model)
     first, second = (
-        Candidate(graph, providers, name=model_name(model), fetch=shared)
-        for graph, model in zip(graphs, (before, after), strict=True)
+        Candidate(graph, name=name, runner=runner) for graph, name, runner in zip(graphs, models, runners, strict=True)
     )
     second.check_like(first)
     if not shared:
