@@ -11,20 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import (
-    __version__,
-    cli_check,
-    cli_compare,
-    cli_convert,
-    cli_emulate,
-    cli_evaluate,
-    cli_mix,
-    cli_options,
-    cli_sensitivity,
-    cli_tune,
-)
-from detent.cli_images import takes_images
-from detent.cli_options import NODES
+from detent import __version__
+from detent.commands import check, compare, convert, emulate, evaluate, mix, options, sensitivity, tune
+from detent.commands.images import takes_images
+from detent.commands.options import NODES
 from detent.compat.command import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError, UsageError
 
@@ -92,7 +82,7 @@ def quantize(
     recipe: Annotated[
         str, typer.Option("--recipe", help="A name that `detent recipes` lists, or a .toml file.")
     ] = "XINT8",
-    settings: cli_options.Settings = [],  # noqa: B006
+    settings: options.Settings = [],  # noqa: B006
     target: Annotated[
         str | None, typer.Option("--target", help="npu-cnn, npu-float-scale, npu-vaiml, npu-bf16 or cpu.")
     ] = None,
@@ -104,13 +94,13 @@ def quantize(
         str | None, typer.Option("--format", help="qdq, qoperator, extended-qdq, vitis-qdq, fix-neuron, ...")
     ] = None,
     opset: Annotated[int | None, typer.Option("--opset", help="The least operator set of the result.")] = None,
-    equalize: cli_options.Equalize = None,
-    equalize_with: cli_options.EqualizeWith = None,
-    smooth: cli_options.Smooth = None,
-    search_ranges: cli_options.SearchRanges = None,
-    refine: cli_options.Refine = None,
-    no_bias_correction: cli_options.NoBiasCorrection = False,
-    memory: cli_options.Memory = None,
+    equalize: options.Equalize = None,
+    equalize_with: options.EqualizeWith = None,
+    smooth: options.Smooth = None,
+    search_ranges: options.SearchRanges = None,
+    refine: options.Refine = None,
+    no_bias_correction: options.NoBiasCorrection = False,
+    memory: options.Memory = None,
     include: Annotated[
         list[str], typer.Option(help="Only nodes that match.", metavar="PATTERN", rich_help_panel=NODES)
     ] = [],  # noqa: B006
@@ -129,23 +119,23 @@ def quantize(
     fix_shape: Annotated[
         list[str], typer.Option(help="Make a dynamic shape fixed: input=1,3,224,224.", metavar="INPUT=DIMS")
     ] = [],  # noqa: B006
-    limit: cli_options.Limit = None,
-    seed: cli_options.Seed = None,
-    batch: cli_options.Batch = None,
+    limit: options.Limit = None,
+    seed: options.Seed = None,
+    batch: options.Batch = None,
     images: Any = None,
     threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
-    workers: cli_options.Workers = None,
-    dask: cli_options.Dask = None,
-    providers: cli_options.Providers = [],  # noqa: B006
-    stats: cli_options.Stats = None,
-    save_stats: cli_options.SaveStats = None,
-    resume: cli_options.ContinueCounting = True,
+    workers: options.Workers = None,
+    dask: options.Dask = None,
+    providers: options.Providers = [],  # noqa: B006
+    stats: options.Stats = None,
+    save_stats: options.SaveStats = None,
+    resume: options.ContinueCounting = True,
     report: Annotated[Path | None, typer.Option("--report", help="Also save the report as JSON.")] = None,
-    html: cli_options.Html = None,
+    html: options.Html = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done; run nothing, write no model.")
     ] = False,
-    json: cli_options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Quantize MODEL and write it to OUTPUT.
 
@@ -161,8 +151,8 @@ def quantize(
 
     if report is not None:
         check_output(report, model, output)
-    cli_options.check_page(html, model, output, report, stats, save_stats)
-    chosen = cli_options.change_recipe(
+    options.check_page(html, model, output, report, stats, save_stats)
+    chosen = options.change_recipe(
         recipe,
         settings,
         target=target,
@@ -170,13 +160,13 @@ def quantize(
         activations=activations,
         format=form,
         opset=opset,
-        equalize=cli_options.equalization(equalize, equalize_with),
+        equalize=options.equalization(equalize, equalize_with),
         smooth=smooth,
         search_ranges=search_ranges,
         refinement=refine,
     )
     if no_bias_correction:
-        chosen = cli_options.without_bias_correction(chosen)
+        chosen = options.without_bias_correction(chosen)
     try:
         with open_executor(workers, dask) as executor, progress_bar(_stderr()) as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the report says it
@@ -191,7 +181,7 @@ def quantize(
                 start=start,
                 end=end,
                 preprocess=images,
-                fix_shapes=cli_options.shapes(fix_shape),
+                fix_shapes=options.shapes(fix_shape),
                 limit=limit,
                 seed=seed,
                 batch=batch,
@@ -215,7 +205,7 @@ def quantize(
         raise
     if report is not None:
         result.save(report)
-    cli_options.write_html(result, html)
+    options.write_html(result, html)
     if json:
         typer.echo(result.to_json())
         return
@@ -228,7 +218,7 @@ def quantize(
 def inspect(
     model: Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")],
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node.")] = False,
-    json: cli_options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Show what is in a model: operators, types, and the scale and position of every quantized tensor."""
     from detent.measure.inspection import inspect_model
@@ -251,7 +241,7 @@ def stats(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw each tensor into this folder, as SVG.", metavar="DIR")
     ] = None,
-    json: cli_options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
     from detent.observe.statistics_file import load_statistics
@@ -272,9 +262,9 @@ def stats(
 @app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this one, or that in a .toml file.", metavar="NAME")] = None,
-    settings: cli_options.Settings = [],  # noqa: B006
+    settings: options.Settings = [],  # noqa: B006
     toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to edit.")] = False,
-    json: cli_options.Json = False,
+    json: options.Json = False,
 ) -> None:
     """List the recipes, or show one.
 
@@ -292,7 +282,7 @@ def recipes(
         else:
             print_recipes(list(PRESETS.values()), _stdout())
         return
-    recipe = cli_options.change_recipe(name, settings)
+    recipe = options.change_recipe(name, settings)
     if toml:
         typer.echo(to_toml(recipe), nl=False)
     elif json:
@@ -349,14 +339,14 @@ def _escape(text: str) -> str:
     return escape(text)
 
 
-cli_convert.register(app, _stdout)
-cli_evaluate.register(app, _stdout, _stderr)
-cli_compare.register(app, _stdout, _stderr)
-cli_sensitivity.register(app, _stdout, _stderr)
-cli_mix.register(app, _stdout, _stderr)
-cli_tune.register(app, _stdout, _stderr)
-cli_check.register(app, _stdout)
-cli_emulate.register(app, _stdout, _stderr)
+convert.register(app, _stdout)
+evaluate.register(app, _stdout, _stderr)
+compare.register(app, _stdout, _stderr)
+sensitivity.register(app, _stdout, _stderr)
+mix.register(app, _stdout, _stderr)
+tune.register(app, _stdout, _stderr)
+check.register(app, _stdout)
+emulate.register(app, _stdout, _stderr)
 
 if __name__ == "__main__":
     main()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import cli_options
-from detent.cli_images import takes_images
+from detent.commands import options
+from detent.commands.images import takes_images
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         recipe: Annotated[
             str, typer.Option("--recipe", help="What all else is from: a name, or a .toml file.")
         ] = "A8W8",
-        settings: cli_options.Settings = [],  # noqa: B006
+        settings: options.Settings = [],  # noqa: B006
         candidates: Annotated[
             str, typer.Option(help="The integer formats to choose from.", metavar="FORMATS")
         ] = "int4,int8",
@@ -48,15 +48,15 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         fix_shape: Annotated[
             list[str], typer.Option(help="Make a dynamic shape fixed: input=1,3,224,224.", metavar="INPUT=DIMS")
         ] = [],  # noqa: B006
-        limit: cli_options.Limit = None,
-        seed: cli_options.Seed = None,
-        batch: cli_options.Batch = None,
+        limit: options.Limit = None,
+        seed: options.Seed = None,
+        batch: options.Batch = None,
         images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
-        workers: cli_options.Workers = None,
-        dask: cli_options.Dask = None,
-        stats: cli_options.Stats = None,
-        json: cli_options.Json = False,
+        workers: options.Workers = None,
+        dask: options.Dask = None,
+        stats: options.Stats = None,
+        json: options.Json = False,
     ) -> None:
         """Find the cheapest format for each layer: mixed precision, as a recipe for `detent quantize`.
 
@@ -70,19 +70,19 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
         if toml is not None:
             check_output(toml, model)
-        wanted = None if max_error is None else cli_options.error_of(max_error)
+        wanted = None if max_error is None else options.error_of(max_error)
         with open_executor(workers, dask) as executor, progress_bar(stderr()) as progress:
             report = detent.mix(
                 model,
                 calib,
-                cli_options.change_recipe(recipe, settings),
+                options.change_recipe(recipe, settings),
                 candidates=candidates,
                 what=what,
                 max_error=wanted,
                 mean_bits=mean_bits,
                 samples=samples,
                 preprocess=images,
-                fix_shapes=cli_options.shapes(fix_shape),
+                fix_shapes=options.shapes(fix_shape),
                 limit=limit,
                 seed=seed,
                 batch=batch,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from detent import cli_options
-from detent.cli_images import takes_images
+from detent.commands import options
+from detent.commands.images import takes_images
 from detent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
         data: Annotated[
             Path | None, typer.Option("--data", help="For models: a folder of images, .npy or .npz.")
         ] = None,
-        limit: cli_options.Limit = None,
-        batch: cli_options.Batch = None,
+        limit: options.Limit = None,
+        batch: options.Batch = None,
         images: Any = None,
         inner: Annotated[
             bool, typer.Option("--inner", help="Also what goes from a layer into its activation function.")
         ] = False,
         threads: Threads = 0,
-        providers: cli_options.RuntimeProviders = [],  # noqa: B006
-        html: cli_options.Html = None,
-        json: cli_options.Json = False,
+        providers: options.RuntimeProviders = [],  # noqa: B006
+        html: options.Html = None,
+        json: options.Json = False,
     ) -> None:
         """Compare two models tensor by tensor, or two folders of results file by file.
 
         Example: detent compare model.onnx model_int8.onnx --data images/ --limit 8
         """
-        cli_options.check_page(html, before, after)
+        options.check_page(html, before, after)
         if before.is_dir() or after.is_dir():
             if data is not None or limit or batch or inner or threads or providers or images.given():
                 raise UsageError("Two folders of results are compared as they are: give only the folders.")
@@ -75,7 +75,7 @@ def _add_compare(app: typer.Typer, stdout: Callable[[], Console], stderr: Callab
                 inner=inner,
                 progress=progress,
             )
-        cli_options.write_html(comparison, html)
+        options.write_html(comparison, html)
         if json:
             _echo_json(plain(comparison.to_dict()))
         else:
@@ -89,11 +89,11 @@ def _add_infer(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable
         model: Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")],
         data: Annotated[Path, typer.Option("--data", help="A folder of images, .npy or .npz.")],
         out: Annotated[Path, typer.Option("--out", help="Where to write; a new or empty folder.", metavar="DIR")],
-        limit: cli_options.Limit = None,
-        batch: cli_options.Batch = None,
+        limit: options.Limit = None,
+        batch: options.Batch = None,
         images: Any = None,
         threads: Threads = 0,
-        providers: cli_options.RuntimeProviders = [],  # noqa: B006
+        providers: options.RuntimeProviders = [],  # noqa: B006
     ) -> None:
         """Run MODEL on data and save each output as .npy, under the name of its sample.
 
@@ -126,7 +126,7 @@ def _compare_folders(
     from detent.report.results_view import results_table
 
     found = compare_folders(before, after)
-    cli_options.write_html(found, html)
+    options.write_html(found, html)
     if json:
         _echo_json(plain(found.to_dict()))
     else:

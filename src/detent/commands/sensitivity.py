@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import cli_options
-from detent.cli_images import takes_images
+from detent.commands import options
+from detent.commands.images import takes_images
 from detent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         recipe: Annotated[
             str, typer.Option("--recipe", help="A name that `detent recipes` lists, or a .toml file.")
         ] = "XINT8",
-        settings: cli_options.Settings = [],  # noqa: B006
+        settings: options.Settings = [],  # noqa: B006
         max_error: Annotated[
             str | None,
             typer.Option(
@@ -51,9 +51,9 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         ] = None,
         samples: Annotated[int, typer.Option(min=1, help="Measure on up to N samples.", metavar="N")] = 32,
         exact: Annotated[bool, typer.Option("--exact", help="Measure all of it, on all of them; slow.")] = False,
-        limit: cli_options.Limit = None,
-        seed: cli_options.Seed = None,
-        batch: cli_options.Batch = None,
+        limit: options.Limit = None,
+        seed: options.Seed = None,
+        batch: options.Batch = None,
         images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         workers: Annotated[
@@ -62,9 +62,9 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         dask: Annotated[
             str | None, typer.Option(help="Count and measure on a Dask cluster.", metavar="ADDRESS")
         ] = None,
-        stats: cli_options.Stats = None,
-        html: cli_options.Html = None,
-        json: cli_options.Json = False,
+        stats: options.Stats = None,
+        html: options.Html = None,
+        json: options.Json = False,
     ) -> None:
         """Show which layers cost most when they are quantized, and propose what to leave out.
 
@@ -80,13 +80,13 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
         if toml is not None:
             check_output(toml, model)
-        cli_options.check_page(html, model, toml, stats)
-        wanted = None if max_error is None else cli_options.error_of(max_error)
+        options.check_page(html, model, toml, stats)
+        wanted = None if max_error is None else options.error_of(max_error)
         with open_executor(workers, dask) as executor, progress_bar(stderr()) as progress:
             report = detent.sensitivity(
                 model,
                 calib,
-                cli_options.change_recipe(recipe, settings),
+                options.change_recipe(recipe, settings),
                 max_error=wanted,
                 propose=propose,
                 samples=samples,
@@ -102,7 +102,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             )
         if toml is not None:
             write_text(report.to_toml(), toml)
-        cli_options.write_html(report, html)
+        options.write_html(report, html)
         if json:
             typer.echo(report.to_json())
             return

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from detent import cli_options
-from detent.cli_images import takes_images
-from detent.cli_options import DATA
+from detent.commands import options
+from detent.commands.images import takes_images
+from detent.commands.options import DATA
 from detent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             int,
             typer.Option("--label-offset", help="Add N to every label (1001 classes: 1).", rich_help_panel=DATA),
         ] = 0,
-        limit: cli_options.Limit = None,
-        batch: cli_options.Batch = None,
+        limit: options.Limit = None,
+        batch: options.Batch = None,
         images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
-        providers: cli_options.RuntimeProviders = [],  # noqa: B006
+        providers: options.RuntimeProviders = [],  # noqa: B006
         emulate: Annotated[
             Literal["half-even", "dpu"] | None,
             typer.Option("--emulate", help="Compute all models but the first in integers, as the NPU does."),
         ] = None,
         report: Annotated[Path | None, typer.Option("--report", help="Also save the result as JSON.")] = None,
-        html: cli_options.Html = None,
-        json: cli_options.Json = False,
+        html: options.Html = None,
+        json: options.Json = False,
     ) -> None:
         """Measure models on the same data, and what each lost against the first.
 
@@ -66,7 +66,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
         if report is not None:
             check_output(report, *models, *(file for file in (metric, labels) if file is not None))
-        cli_options.check_page(html, *models, metric, labels, report)
+        options.check_page(html, *models, metric, labels, report)
         with progress_bar(stderr()) as progress:
             evaluation = detent.evaluate(
                 models,
@@ -84,7 +84,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             )
         if report is not None:
             evaluation.save(report)
-        cli_options.write_html(evaluation, html)
+        options.write_html(evaluation, html)
         if json:
             typer.echo(evaluation.to_json())
             return

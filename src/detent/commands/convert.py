@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detent import cli_options
+from detent.commands import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console]) -> None:
         model: Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")],
         output: Annotated[Path, typer.Argument(help="Where to write the result.", metavar="OUTPUT")],
         to: Steps = [],  # noqa: B006
-        json: cli_options.Json = False,
+        json: options.Json = False,
     ) -> None:
         """Convert MODEL to another form: float, another number type, opset, layout or operator generation.
 

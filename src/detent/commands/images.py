@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from detent.cli_options import DATA, numbers, whole_numbers
+from detent.commands.options import DATA, numbers, whole_numbers
 from detent.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from detent import cli_options
+from detent.commands import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console]) -> None:
         target: Annotated[
             str, typer.Option("--target", help="npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu.")
         ] = "npu-xint8",
-        json: cli_options.Json = False,
+        json: options.Json = False,
     ) -> None:
         """Say, node by node, whether a device takes MODEL, and why not.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from detent import cli_options
-from detent.cli_images import takes_images
+from detent.commands import options
+from detent.commands.images import takes_images
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,11 +38,11 @@ def _register_emulate(app: typer.Typer, stdout: Callable[[], Console], stderr: C
         rounding: Annotated[
             str, typer.Option("--rounding", help="half-even, as the file says, or dpu: ties upwards.")
         ] = "half-even",
-        limit: cli_options.Limit = None,
-        seed: cli_options.Seed = None,
-        batch: cli_options.Batch = None,
+        limit: options.Limit = None,
+        seed: options.Seed = None,
+        batch: options.Batch = None,
         images: Any = None,
-        json: cli_options.Json = False,
+        json: options.Json = False,
     ) -> None:
         """Run an XINT8 MODEL in integers, as the NPU does, and compare its answers with onnxruntime's.
 
@@ -83,7 +83,7 @@ def _register_dump(app: typer.Typer, stdout: Callable[[], Console]) -> None:
             typer.Option("--rounding", help="Compute in integers, with this rounding: half-even or dpu."),
         ] = None,
         images: Any = None,
-        json: cli_options.Json = False,
+        json: options.Json = False,
     ) -> None:
         """Write the codes of every tensor of a quantized MODEL for the first sample, as .bin and .txt.
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from detent import cli_options
-from detent.cli_images import takes_images
-from detent.cli_options import DATA
+from detent.commands import options
+from detent.commands.images import takes_images
+from detent.commands.options import DATA
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             str | None, typer.Option("--budget", help="The time to take: 90s, 10m, 1h30m.", metavar="TIME")
         ] = None,
         recipe: Annotated[str, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")] = "XINT8",
-        settings: cli_options.Settings = [],  # noqa: B006
+        settings: options.Settings = [],  # noqa: B006
         toml: Annotated[
             Path | None, typer.Option("--toml", help="Where to write the winning recipe. Else: OUTPUT as .toml.")
         ] = None,
@@ -54,15 +54,15 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
         fix_shape: Annotated[
             list[str], typer.Option(help="Make a dynamic shape fixed: input=1,3,224,224.", metavar="INPUT=DIMS")
         ] = [],  # noqa: B006
-        limit: cli_options.Limit = None,
-        seed: cli_options.Seed = None,
-        batch: cli_options.Batch = None,
+        limit: options.Limit = None,
+        seed: options.Seed = None,
+        batch: options.Batch = None,
         images: Any = None,
         threads: Annotated[int, typer.Option(min=0, help="Worker threads; 0: one per core.")] = 0,
         resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue an interrupted tuning.")] = True,
         report: Annotated[Path | None, typer.Option("--report", help="Also save the ladder as JSON.")] = None,
-        html: cli_options.Html = None,
-        json: cli_options.Json = False,
+        html: options.Html = None,
+        json: options.Json = False,
     ) -> None:
         """Try better and better ways to quantize MODEL, and write the first that loses at most --max-drop.
 
@@ -76,7 +76,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
 
         if report is not None:
             check_output(report, model, output)
-        cli_options.check_page(html, model, output, metric, toml or output.with_suffix(".toml"), report)
+        options.check_page(html, model, output, metric, toml or output.with_suffix(".toml"), report)
         console = stderr() if json else stdout()
 
         def told(outcome: RungOutcome) -> None:
@@ -88,7 +88,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
                 model,
                 output,
                 calib,
-                cli_options.change_recipe(recipe, settings),
+                options.change_recipe(recipe, settings),
                 max_drop=max_drop,
                 evaluation=evaluation,
                 metric=metric,
@@ -97,7 +97,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
                 budget=budget,
                 recipe_file=toml,
                 preprocess=images,
-                fix_shapes=cli_options.shapes(fix_shape),
+                fix_shapes=options.shapes(fix_shape),
                 limit=limit,
                 seed=seed,
                 batch=batch,
@@ -108,7 +108,7 @@ def register(app: typer.Typer, stdout: Callable[[], Console], stderr: Callable[[
             )
         if report is not None:
             tuning.save(report)
-        cli_options.write_html(tuning, html)
+        options.write_html(tuning, html)
         if json:
             typer.echo(tuning.to_json())
         else:

@@ -1,0 +1,1 @@
+"""The commands of `detent`, one module each; `detent.cli` puts them together."""
