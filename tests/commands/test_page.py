@@ -67,7 +67,7 @@ def test_two_folders_have_a_page(detent, quantized_demo, tmp_path):
 
 
 def test_what_a_page_is_made_of_is_packed():
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     settings = (root / "pyproject.toml").read_text(encoding="utf-8")
     packed = [file for file in (root / "src/detent/report/page").iterdir() if file.is_file() and file.suffix != ".py"]
     assert len(packed) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ def sensitivity(
     samples: int = 32,
     exact: bool = False,
     preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
+    fix_shapes: Mapping[str, Sequence[int]] | None = None,
     limit: int | None = None,
     seed: int | None = None,
     batch: int | None = None,
@@ -49,7 +50,7 @@ def sensitivity(
         exact: measure on all of them, also what each layer gains when it alone is left float.
         executor: count and measure on the workers of a concurrent.futures.Executor or a dask Client, which read the
             data themselves, instead of in threads here. The result is the same.
-        preprocess, limit, seed, batch, threads, stats, progress: as in `quantize`.
+        preprocess, fix_shapes, limit, seed, batch, threads, stats, progress: as in `quantize`.
 
     Raises:
         DetentError: UsageError, ModelError or DataError.
@@ -60,6 +61,7 @@ def sensitivity(
         recipe=find_recipe(recipe),
         calibration=calibration,
         preprocess=preprocess_options(preprocess),
+        fix_shapes=fix_shapes,
         limit=limit,
         seed=seed,
         batch=batch,

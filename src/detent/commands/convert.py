@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from detent.commands import options
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from detent.commands.consoles import stdout
 
 Steps = Annotated[
     list[str],
@@ -21,25 +17,21 @@ Steps = Annotated[
 ]
 
 
-def register(app: typer.Typer, stdout: Callable[[], Console]) -> None:
-    """Add the command to the application; `stdout` makes the console that it prints to."""
+def convert(
+    model: options.AnyModel,
+    output: options.Output,
+    to: Steps = [],  # noqa: B006
+    json: options.Json = False,
+) -> None:
+    """Convert MODEL to another form: float, another number type, opset, layout or operator generation.
 
-    @app.command()
-    def convert(
-        model: Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")],
-        output: Annotated[Path, typer.Argument(help="Where to write the result.", metavar="OUTPUT")],
-        to: Steps = [],  # noqa: B006
-        json: options.Json = False,
-    ) -> None:
-        """Convert MODEL to another form: float, another number type, opset, layout or operator generation.
+    Example: detent convert model.onnx model_fp16.onnx --to fixed-shapes:batch=1 --to float16
+    """
+    from detent.convert import convert as run
+    from detent.report.conversion_view import print_conversion
 
-        Example: detent convert model.onnx model_fp16.onnx --to fixed-shapes:batch=1 --to float16
-        """
-        from detent.convert import convert as run
-        from detent.report.conversion_view import print_conversion
-
-        conversion = run(model, output, to)
-        if json:
-            typer.echo(conversion.to_json())
-            return
+    conversion = run(model, output, to)
+    if json:
+        typer.echo(conversion.to_json())
+    else:
         print_conversion(conversion, stdout())
