@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import onnx
 
-from detent.calibrate import Collecting
 from detent.errors import UsageError, nearest
 from detent.graph.load import name_of
+from detent.job import make_job
 from detent.measure.precision import What
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
-from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.opening import Job
+from detent.observe.preprocess import PreprocessOptions
 from detent.precision_search import ROLES, search_precision
 from detent.probing import SAMPLES
-from detent.progress import Progress, silent
+from detent.progress import Progress
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe, parse_format
+from detent.recipe_file import parse_format
 from detent.report.precision_view import PrecisionReport
 
 
@@ -63,23 +61,23 @@ def mix(
     """
     if what not in ROLES:
         raise UsageError(f"There are no {what!r} to choose formats for. Choose from {', '.join(ROLES)}.")
-    base = find_recipe(recipe)
-    job = Job(
-        model=model if isinstance(model, onnx.ModelProto) else Path(model),
-        output=None,
-        recipe=base,
-        calibration=calibration,
-        preprocess=preprocess_options(preprocess),
+    job = make_job(
+        model,
+        calibration,
+        recipe,
+        preprocess=preprocess,
         fix_shapes=fix_shapes,
         limit=limit,
         seed=seed,
         batch=batch,
-        collecting=Collecting(reuse=None if stats is None else Path(stats), executor=executor, threads=threads),
-        progress=progress or silent,
+        threads=threads,
+        executor=executor,
+        stats=stats,
+        progress=progress,
     )
-    formats = parse_candidates(candidates, base, what)
+    formats = parse_candidates(candidates, job.recipe, what)
     found = search_precision(job, formats, what=what, max_error=max_error, mean_bits=mean_bits, count=samples)
-    return PrecisionReport(name_of(job.model), base, found, max_error, mean_bits)
+    return PrecisionReport(name_of(job.model), job.recipe, found, max_error, mean_bits)
 
 
 def parse_candidates(

@@ -5,8 +5,7 @@ A model that is prepared must compute what it did. `Original` keeps the one that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from detent.calibrate import Collecting
 from detent.emit.check import check_formats
 from detent.errors import ModelError, UsageError
-from detent.graph.load import ModelLike, files_of, load, name_of, read
+from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
-from detent.observe.preprocess import PreprocessOptions
+from detent.job import Job
 from detent.observe.samples import PendingSample, Sample
 from detent.observe.sweep import Observation
 from detent.plan.layout import Layout
@@ -30,11 +28,9 @@ from detent.plan.parts import check_operator_types
 from detent.plan.plan import check_methods
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
-from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.refine.refine import MEMORY, check_refinement
+from detent.refine.refine import check_refinement
 from detent.report.report import Notes
-from detent.settings import parse_memory
 from detent.targets.optional import with_steps
 from detent.targets.target import Target, find_target
 
@@ -42,26 +38,6 @@ QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLin
 
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
 """How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One quantization, complete: what to read, how to quantize it and where to write."""
-
-    model: ModelLike
-    output: Path | None
-    recipe: Recipe
-    calibration: Any = None
-    preprocess: PreprocessOptions | None = None
-    selection: Selection = field(default_factory=Selection)
-    fix_shapes: Mapping[str, Sequence[int]] | None = None
-    limit: int | None = None
-    seed: int | None = None
-    batch: int | None = None
-    collecting: Collecting = field(default_factory=Collecting)
-    memory: int = MEMORY
-    dry_run: bool = False
-    progress: Progress = silent
 
 
 def check_recipe(recipe: Recipe, selection: Selection) -> Target:
@@ -78,15 +54,6 @@ def check_recipe(recipe: Recipe, selection: Selection) -> Target:
     check_refinement(recipe)
     target.check(recipe)
     return target
-
-
-def memory_for(recipe: Recipe, given: int | str | None) -> int:
-    """The bytes that the recipe's refinement may use; UsageError where there is none to use them."""
-    if given is None:
-        return MEMORY
-    if recipe.refinement is None:
-        raise UsageError(f"Recipe {recipe.name} refines nothing, so there is nothing to use memory for: leave it out.")
-    return parse_memory(given) if isinstance(given, str) else given
 
 
 def load_float(job: Job) -> ir.Model:

@@ -18,12 +18,13 @@ import onnx_ir as ir
 
 from detent.calibrate import saved_statistics
 from detent.graph.load import name_of, stored_bytes
+from detent.job import Job
 from detent.measure.device_check import check_graph
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.sources import Source
 from detent.observe.sweep import Observation
-from detent.opening import Job, Original, check_preparation, check_recipe, load_float, prepare_model
+from detent.opening import Original, check_preparation, check_recipe, load_float, prepare_model
 from detent.plan.layout import Layout
 from detent.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
 from detent.progress import Progress

@@ -8,13 +8,13 @@ import onnx_ir as ir
 
 from detent.calibrate import collect, keep
 from detent.errors import UsageError
+from detent.job import Job
 from detent.observe.inputs import input_specs
 from detent.observe.peek import peek
 from detent.observe.samples import PendingSample
 from detent.observe.sources import Source, open_source
 from detent.observe.statistics_file import StatisticsFile
 from detent.observe.sweep import Observation, look, recall
-from detent.opening import Job
 from detent.plan.layout import Layout, Role
 from detent.plan.plan import Plan, make_plan, needs_statistics
 from detent.prepare import Pass, prepare

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from detent.calibrate import saved_statistics
 from detent.errors import UsageError
 from detent.graph.load import name_of
+from detent.job import Job
 from detent.measure.proposal import Way, propose
 from detent.measure.sensitivity import sensitivity
 from detent.measure.spread import Spread
@@ -24,7 +25,7 @@ from detent.observe.samples import PendingSample
 from detent.observe.shards import divisible
 from detent.observe.sources import Source
 from detent.observe.sweep import Observation
-from detent.opening import Job, check_recipe, load_float, prepare_model
+from detent.opening import check_recipe, load_float, prepare_model
 from detent.plan.plan import Plan
 from detent.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
 from detent.recipe import Recipe

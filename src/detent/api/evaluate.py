@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from detent.evaluating import run_evaluation
 from detent.graph.session import DEFAULT_PROVIDERS
+from detent.job import as_names
 from detent.measure.candidate import as_models
 from detent.measure.dataset import LabelsLike
 from detent.measure.emulator import EmulatedRounding
@@ -71,7 +72,7 @@ def evaluate(
         limit=limit,
         batch=batch,
         threads=threads,
-        providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+        providers=as_names(providers) or DEFAULT_PROVIDERS,
         emulate=emulate,
         progress=progress or silent,
     )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import onnx
 
-from detent.calibrate import Collecting
-from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.opening import Job
+from detent.job import make_job
+from detent.observe.preprocess import PreprocessOptions
 from detent.probing import probe
-from detent.progress import Progress, silent
+from detent.progress import Progress
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe
 from detent.report.sensitivity_view import SensitivityReport
 
 
@@ -55,17 +52,17 @@ def sensitivity(
     Raises:
         DetentError: UsageError, ModelError or DataError.
     """
-    job = Job(
-        model=model if isinstance(model, onnx.ModelProto) else Path(model),
-        output=None,
-        recipe=find_recipe(recipe),
-        calibration=calibration,
-        preprocess=preprocess_options(preprocess),
+    job = make_job(
+        model,
+        calibration,
+        recipe,
+        preprocess=preprocess,
         fix_shapes=fix_shapes,
         limit=limit,
         seed=seed,
         batch=batch,
-        collecting=Collecting(reuse=None if stats is None else Path(stats), threads=threads),
-        progress=progress or silent,
+        threads=threads,
+        stats=stats,
+        progress=progress,
     )
     return probe(job, count=samples, exact=exact, wanted=max_error, way=propose, executor=executor)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from detent.errors import UsageError
 from detent.graph.load import load
+from detent.job import Job
 from detent.measure.dataset import FIND, Dataset, LabelsLike
 from detent.measure.evaluate import Evaluator
 from detent.measure.metric_file import Metric
@@ -15,7 +16,6 @@ from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.selection import Selection
 from detent.observe.sources import RowSource, open_source
-from detent.opening import Job
 from detent.planning import HELD_OUT
 
 KEPT_OUT = 4
