@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
 from detent.graph.session import Runner
-from detent.job import Job
 from detent.measure.sensitivity import Sensitivity, sensitivity
+from detent.pipeline.job import Job
 from detent.probing import make_ready
 from detent.recipe_file import find_recipe
 

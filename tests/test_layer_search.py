@@ -8,10 +8,10 @@ import pytest
 import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
-from detent.job import Job
 from detent.layer_search import OtherFormats, search_layers, signal_power
 from detent.numerics.formats import IntegerFormat
 from detent.observe.preprocess import preprocess_options
+from detent.pipeline.job import Job
 from detent.precision_search import Layers
 from detent.presets import LAYERS
 from detent.probing import make_ready

@@ -5,9 +5,9 @@ import pytest
 import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
-from detent.job import Job
 from detent.numerics.formats import IntegerFormat
 from detent.observe.preprocess import preprocess_options
+from detent.pipeline.job import Job
 from detent.precision_search import search_precision
 from detent.recipe_file import find_recipe, to_toml
 from tests.conftest import tiny_model

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
-from detent.job import Job
+from detent.pipeline.job import Job
 from detent.probing import make_ready
 from detent.recipe_file import find_recipe
 from tests.conftest import tiny_model

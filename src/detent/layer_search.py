@@ -16,13 +16,13 @@ import numpy as np
 
 from detent.errors import UsageError
 from detent.graph.session import Runner
-from detent.job import Job
 from detent.measure.precision import Option, assign
 from detent.measure.probe import Variant
 from detent.measure.proposal import literal
 from detent.measure.sensitivity import errors_of, some_of
 from detent.measure.things import Thing, everything, things_of
 from detent.numerics.formats import IntegerFormat
+from detent.pipeline.job import Job
 from detent.plan.plan import Plan
 from detent.precision_search import ROUNDS, WHOLE, Layers, numbers_of
 from detent.probing import SAMPLES, Ready, make_ready

@@ -10,10 +10,10 @@ import onnx
 
 from detent.errors import UsageError, nearest
 from detent.graph.load import name_of
-from detent.job import make_job
 from detent.measure.precision import What
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
 from detent.observe.preprocess import PreprocessOptions
+from detent.pipeline.job import make_job
 from detent.precision_search import ROLES, search_precision
 from detent.probing import SAMPLES
 from detent.progress import Progress

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.job import Job
 from detent.measure.precision import Choice, Option, PrecisionSearch, What, assign, bits_of
 from detent.measure.probe import Variant
 from detent.measure.proposal import literal
 from detent.measure.sensitivity import errors_of, some_of
 from detent.measure.things import Thing, everything, things_of
 from detent.numerics.formats import IntegerFormat
-from detent.opening import check_recipe
+from detent.pipeline.job import Job
+from detent.pipeline.opening import check_recipe
 from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching

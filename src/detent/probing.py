@@ -12,10 +12,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from detent.calibrate import saved_statistics
 from detent.errors import UsageError
 from detent.graph.load import name_of
-from detent.job import Job
 from detent.measure.proposal import Way, propose
 from detent.measure.sensitivity import sensitivity
 from detent.measure.spread import Spread
@@ -25,12 +23,14 @@ from detent.observe.samples import PendingSample
 from detent.observe.shards import divisible
 from detent.observe.sources import Source
 from detent.observe.sweep import Observation
-from detent.opening import check_recipe, load_float, prepare_model
+from detent.pipeline.calibrate import saved_statistics
+from detent.pipeline.job import Job
+from detent.pipeline.opening import check_recipe, load_float, prepare_model
+from detent.pipeline.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
+from detent.pipeline.rescaling import rescale
 from detent.plan.plan import Plan
-from detent.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
 from detent.recipe import Recipe
 from detent.report.sensitivity_view import SensitivityReport
-from detent.rescaling import rescale
 
 SAMPLES = 32
 

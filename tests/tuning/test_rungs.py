@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from detent.equalizations import CrossLayer
-from detent.job import Job
 from detent.measure.sensitivity import sensitivity
 from detent.numerics.formats import IntegerFormat
+from detent.pipeline.job import Job
 from detent.presets import find_preset
 from detent.probing import make_ready
 from detent.recipe import Override

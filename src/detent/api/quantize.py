@@ -10,9 +10,9 @@ from typing import Any
 
 import onnx
 
-from detent.job import as_names, make_job
 from detent.observe.preprocess import PreprocessOptions
-from detent.pipeline import run
+from detent.pipeline.job import as_names, make_job
+from detent.pipeline.run import run
 from detent.plan.select import Selection
 from detent.progress import Progress
 from detent.recipe import Recipe

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import onnx
 
-from detent.job import make_job
 from detent.observe.preprocess import PreprocessOptions
+from detent.pipeline.job import make_job
 from detent.probing import probe
 from detent.progress import Progress
 from detent.recipe import Recipe

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from detent.errors import UsageError, nearest
-from detent.job import Job
 from detent.layer_search import LayerSearch, OtherFormats, search_layers
 from detent.measure.sensitivity import decibels
 from detent.numerics.formats import IntegerFormat
+from detent.pipeline.job import Job
 from detent.precision_search import Layers
 from detent.presets import LAYERS
 from detent.probing import SAMPLES

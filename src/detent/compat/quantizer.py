@@ -22,7 +22,7 @@ from detent.emit.functions import add_functions
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
-from detent.job import Job, make_job
+from detent.pipeline.job import Job, make_job
 from detent.plan.select import Selection
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from detent.job import Job
 from detent.measure.evaluate import Evaluator
 from detent.measure.scores import Deviation, Loss, Scores, compare, deviation_loss
 from detent.measure.sensitivity import sensitivity
-from detent.pipeline import run
+from detent.pipeline.job import Job
+from detent.pipeline.run import run
 from detent.probing import make_ready
 from detent.progress import Progress
 from detent.recipe import Recipe

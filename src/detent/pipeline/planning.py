@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from detent.calibrate import collect, keep
 from detent.errors import UsageError
-from detent.job import Job
 from detent.observe.inputs import input_specs
 from detent.observe.peek import peek
 from detent.observe.samples import PendingSample
 from detent.observe.sources import Source, open_source
 from detent.observe.statistics_file import StatisticsFile
 from detent.observe.sweep import Observation, look, recall
+from detent.pipeline.calibrate import collect, keep
+from detent.pipeline.job import Job
+from detent.pipeline.rescaling import Rescaling
 from detent.plan.layout import Layout, Role
 from detent.plan.plan import Plan, make_plan, needs_statistics
 from detent.prepare import Pass, prepare
 from detent.recipe import EQUALIZING_SAMPLES, Recipe
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.report.report import Notes
-from detent.rescaling import Rescaling
 from detent.targets.dpu import NodePass
 from detent.targets.saturation import SaturatingClip
 from detent.targets.target import Rules, Target

@@ -9,33 +9,34 @@ Decisions are made on the plan, weights are encoded once at emission, and nothin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from detent.calibrate import saved_statistics
-from detent.graph.load import name_of, stored_bytes
-from detent.job import Job
-from detent.measure.device_check import check_graph
+from detent.measure.device_check import DeviceCheck, check_graph
 from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
-from detent.observe.sources import Source
+from detent.observe.samples import PendingSample
+from detent.observe.statistics_file import StatisticsFile
 from detent.observe.sweep import Observation
-from detent.opening import Original, check_preparation, check_recipe, load_float, prepare_model
+from detent.pipeline.calibrate import saved_statistics
+from detent.pipeline.job import Job
+from detent.pipeline.opening import Original, check_preparation, check_recipe, load_float, prepare_model
+from detent.pipeline.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
+from detent.pipeline.refining import keeper_of, notes_of, refine_plan
+from detent.pipeline.reporting import advised, calibrated, decided, foreseen
+from detent.pipeline.rescaling import Rescaling, rescale
+from detent.pipeline.writing import last_form, store, write_plan
 from detent.plan.layout import Layout
-from detent.planning import decide, first_samples, needs_any, observe, observed_sites, open_data
 from detent.progress import Progress
-from detent.refining import keeper_of, notes_of, refine_plan
-from detent.report.advice import suggestions_for, warnings_for
-from detent.report.pictures import Pictures, channel_magnitudes, channel_sizes, distributions_of
-from detent.report.report import Calibration, Notes, Report
+from detent.recipe import Recipe
+from detent.report.pictures import ChannelSizes, Pictures, channel_magnitudes, channel_sizes, distributions_of
+from detent.report.report import Report
 from detent.report.tensors import describe_activations, describe_constants
-from detent.rescaling import rescale
 from detent.targets.support import device_of
-from detent.writing import last_form, store, write_plan
 
 
 @dataclass
@@ -65,18 +66,14 @@ def run(job: Job) -> Report:
         job, unrefined = _without_data(job, layout)
     source = open_data(job, model, layout)
     if job.dry_run:
-        unseen = None if source is None else Observation({}, None, source.length or 0, source.describe)
-        foreseen = None if unseen is None else _calibration(job, source, unseen)
-        return _decided(job, layout, notes, foreseen, watch.seconds)
+        return decided(job, layout, notes, foreseen(job, source), watch.seconds)
     sites = observed_sites(layout)
     with ThreadPoolExecutor(1) as meanwhile:
         original = meanwhile.submit(Original, job)
         with watch.stage("equalize"):
             saved = saved_statistics(job.collecting, identity, sites, source, job.recipe)
             samples, source = first_samples(job, source, saved)
-            unscaled = channel_magnitudes(model, layout)
-            rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
-            channels = channel_sizes(unscaled, channel_magnitudes(model, layout))
+            rescaling, channels = _rescale(job, model, layout, samples, saved)
         with watch.stage("calibrate"):
             observation = observe(job, model, identity, layout, source, saved, rescaling)
             check_preparation(job, original.result(), samples, observation)
@@ -93,19 +90,14 @@ def run(job: Job) -> Report:
         before = original.result() if rescaling.changed else None
         fidelity = _measure(job, model, before, observation, {name: emitted.rounded[name] for name in sites})
         tensors += describe_activations(plan, observation.statistics, fidelity.tensors if fidelity else {})
-        pictures = Pictures(distributions_of(plan, observation.statistics), channels)
     with watch.stage("save"):
         final, left = last_form(emitted, plan, job.recipe)
         notes.declined += left
-        device = device_of(job.recipe)
-        taken = None if device is None else check_graph(final, device, "the quantized model")
+        taken = _check_for_device(final, job.recipe)
         proto, written = store(final, job.output)
-    calibration = _calibration(job, source, observation)
-    nodes = list(layout.decisions.values())
-    warnings = warnings_for(calibration, nodes, notes, tensors, fidelity, observation.in_sample)
-    return replace(
-        _decided(job, layout, notes, calibration, watch.seconds),
-        output=None if job.output is None else str(job.output),
+    calibration = calibrated(job, source, observation)
+    done = replace(
+        decided(job, layout, notes, calibration, watch.seconds),
         tensors=tensors,
         moves=plan.moves,
         equalization=rescaling.equalization,
@@ -114,14 +106,13 @@ def run(job: Job) -> Report:
         refined=refined,
         fidelity=fidelity,
         in_sample=observation.in_sample,
-        dry_run=False,
         bytes_after=written,
-        warnings=[*warnings, *unrefined, *unsettled, *observation.notes, *notes_of(keeper), *emitted.warnings],
-        suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, job.recipe),
+        warnings=[*unrefined, *unsettled, *observation.notes, *notes_of(keeper), *emitted.warnings],
         device=taken,
-        pictures=pictures,
+        pictures=Pictures(distributions_of(plan, observation.statistics), channels),
         model=proto,
     )
+    return advised(done, calibration, notes)
 
 
 def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
@@ -132,6 +123,15 @@ def _without_data(job: Job, layout: Layout) -> tuple[Job, list[str]]:
     name = "The search for ranges" if refinement is None else type(refinement).__name__
     said = f"{name} was left out: it needs data, which the rest of the recipe does not. Give --calib."
     return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False)), [said]
+
+
+def _rescale(
+    job: Job, model: ir.Model, layout: Layout, samples: Sequence[PendingSample], saved: StatisticsFile | None
+) -> tuple[Rescaling, Mapping[str, ChannelSizes]]:
+    """Rescale the channels of the model; also how large they were before and are now."""
+    before = channel_magnitudes(model, layout)
+    rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
+    return rescaling, channel_sizes(before, channel_magnitudes(model, layout))
 
 
 def _measure(
@@ -151,36 +151,7 @@ def _measure(
     )
 
 
-def _calibration(job: Job, source: Source | None, observation: Observation) -> Calibration:
-    described = observation.described
-    if job.collecting.reuse is not None:
-        described = f"the statistics in {job.collecting.reuse} ({described})"
-    preprocess = source.preprocess.to_dict() if source is not None and source.preprocess else None
-    note = "" if source is None else source.note
-    return Calibration(described, observation.samples, source is not None and source.random, preprocess, note)
-
-
-def _decided(
-    job: Job, layout: Layout, notes: Notes, calibration: Calibration | None, seconds: Mapping[str, float]
-) -> Report:
-    """The report of every decision that needs no data: that of a dry run."""
-    return Report(
-        source=name_of(job.model),
-        output=None,
-        recipe=job.recipe,
-        nodes=list(layout.decisions.values()),
-        tensors=(),
-        changes=notes.changes,
-        declined=notes.declined,
-        moves=(),
-        equalization=None,
-        smoothing=None,
-        refined=(),
-        calibration=calibration,
-        fidelity=None,
-        in_sample=False,
-        dry_run=True,
-        bytes_before=stored_bytes(job.model),
-        bytes_after=None,
-        seconds=seconds,
-    )
+def _check_for_device(final: ir.Model, recipe: Recipe) -> DeviceCheck | None:
+    """Whether the recipe's device takes the model; None where it has none that is known."""
+    device = device_of(recipe)
+    return None if device is None else check_graph(final, device, "the quantized model")

@@ -20,9 +20,9 @@ from detent.observe.sources import Source
 from detent.observe.statistics import Vote
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
 from detent.observe.sweep import Observation, sweep
+from detent.pipeline.rescaling import Rescaling
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.rescaling import Rescaling
 
 
 @dataclass(frozen=True)

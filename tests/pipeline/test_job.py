@@ -7,7 +7,7 @@ import pytest
 
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.job import Job, as_names, make_job
+from detent.pipeline.job import Job, as_names, make_job
 from detent.recipe_file import find_recipe
 from detent.refine.refine import MEMORY
 

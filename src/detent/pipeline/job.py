@@ -10,11 +10,11 @@ from typing import Any
 
 import onnx
 
-from detent.calibrate import Collecting, checkpoint_beside
 from detent.errors import UsageError
 from detent.graph.load import ModelLike
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
+from detent.pipeline.calibrate import Collecting, checkpoint_beside
 from detent.plan.select import Selection
 from detent.progress import Progress, silent
 from detent.recipe import Recipe

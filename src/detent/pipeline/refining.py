@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from detent.calibrate import refinement_beside
-from detent.job import Job
 from detent.observe.samples import PendingSample
 from detent.observe.sources import Source
+from detent.pipeline.calibrate import refinement_beside
+from detent.pipeline.job import Job
 from detent.plan.plan import Plan
 from detent.refine.checkpoint import Keeper, identity_of
 from detent.refine.layers import LayerReport

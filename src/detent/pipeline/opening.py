@@ -19,9 +19,9 @@ from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
-from detent.job import Job
 from detent.observe.samples import PendingSample, Sample
 from detent.observe.sweep import Observation
+from detent.pipeline.job import Job
 from detent.plan.layout import Layout
 from detent.plan.mixed import arrange
 from detent.plan.parts import check_operator_types
