@@ -7,9 +7,9 @@ from detent.measure.sensitivity import sensitivity
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.presets import find_preset
-from detent.probing import make_ready
 from detent.recipe import Override
 from detent.refinements import BiasCorrection, Rounding
+from detent.search.probing import make_ready
 from detent.tuning.rungs import exceptions, ingredients, plain, stages, ways_up
 from tests.conftest import tiny_model
 

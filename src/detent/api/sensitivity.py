@@ -10,10 +10,10 @@ import onnx
 
 from detent.observe.preprocess import PreprocessOptions
 from detent.pipeline.job import make_job
-from detent.probing import probe
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.report.sensitivity_view import SensitivityReport
+from detent.search.probing import probe
 
 
 def sensitivity(

@@ -36,8 +36,8 @@ def compare(
         return
     if data is None:
         raise UsageError("Give --data DIR with samples to run both models on.")
+    from detent.commands.progress_bar import progress_bar
     from detent.measure.tensors import compare_models
-    from detent.progress_bar import progress_bar
     from detent.report.comparison_view import print_comparison
     from detent.report.report import plain
 

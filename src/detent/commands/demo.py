@@ -18,8 +18,8 @@ def demo(
     ] = None,
 ) -> None:
     """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
+    from detent.commands.progress_bar import progress_bar
     from detent.demo.run import copy_files, run_demo
-    from detent.progress_bar import progress_bar
 
     if files is not None:
         copy_files(files)

@@ -31,7 +31,7 @@ def emulate(
     Example: detent emulate mobilenetv2_int8.onnx --data images/ --out answers/ --rounding dpu
     """
     import detent
-    from detent.progress_bar import progress_bar
+    from detent.commands.progress_bar import progress_bar
     from detent.report.emulation_view import print_emulation
 
     with progress_bar(stderr()) as progress:

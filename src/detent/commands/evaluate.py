@@ -41,7 +41,7 @@ def evaluate(
     Example: detent evaluate mobilenetv2.onnx mobilenetv2_int8.onnx --data photos/
     """
     import detent
-    from detent.progress_bar import progress_bar
+    from detent.commands.progress_bar import progress_bar
     from detent.report.evaluation_view import print_evaluation
 
     if labels is not None and no_labels:

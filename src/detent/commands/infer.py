@@ -23,8 +23,8 @@ def infer(
 
     Example: detent infer model_int8.onnx --data images/ --out answers/
     """
+    from detent.commands.progress_bar import progress_bar
     from detent.measure.infer import save_outputs
-    from detent.progress_bar import progress_bar
 
     with progress_bar(stderr()) as progress:
         written, described = save_outputs(model, data, out, **running.given(), progress=progress)

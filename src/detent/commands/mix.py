@@ -53,8 +53,8 @@ def mix(
     Example: detent mix model.onnx --calib images/ --candidates int4,int8 --max-error -30dB --toml mixed.toml
     """
     import detent
+    from detent.commands.progress_bar import progress_bar
     from detent.graph.save import write_text
-    from detent.progress_bar import progress_bar
     from detent.report.precision_view import print_precision
 
     check_file(toml, model)

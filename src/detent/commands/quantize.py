@@ -112,7 +112,7 @@ def quantize(
     if output is None and not dry_run:
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
-    from detent.progress_bar import progress_bar
+    from detent.commands.progress_bar import progress_bar
     from detent.report.terminal import print_report
 
     results.check(model, output, counting.stats, keeping.save_stats)

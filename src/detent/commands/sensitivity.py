@@ -73,8 +73,8 @@ def sensitivity(
     if toml is not None and max_error is None:
         raise UsageError("--toml writes the proposed recipe: say with --max-error what it should reach.")
     import detent
+    from detent.commands.progress_bar import progress_bar
     from detent.graph.save import write_text
-    from detent.progress_bar import progress_bar
     from detent.report.sensitivity_view import print_sensitivity
 
     check_file(toml, model)

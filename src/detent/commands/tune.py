@@ -57,7 +57,7 @@ def tune(
     Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
     """
     import detent
-    from detent.progress_bar import progress_bar
+    from detent.commands.progress_bar import progress_bar
     from detent.report.tuning_view import print_rung, print_tuning
 
     results.check(model, output, metric, toml or output.with_suffix(".toml"))

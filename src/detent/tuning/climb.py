@@ -12,12 +12,12 @@ from detent.measure.scores import Deviation, Loss, Scores, compare, deviation_lo
 from detent.measure.sensitivity import sensitivity
 from detent.pipeline.job import Job
 from detent.pipeline.run import run
-from detent.probing import make_ready
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
 from detent.report.report import Report
 from detent.report.tuning import RungOutcome
+from detent.search.probing import make_ready
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
 from detent.tuning.rungs import Rung, exceptions, ingredients, plain, stages

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import detent as package
+from detent.api.mix import parse_candidates
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
-from detent.mixing import parse_candidates
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe, read_recipe
 from tests.conftest import tiny_model

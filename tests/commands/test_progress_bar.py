@@ -6,9 +6,9 @@ import time
 import pytest
 from rich.console import Console
 
-from detent import progress_bar as module
+from detent.commands import progress_bar as module
+from detent.commands.progress_bar import progress_bar
 from detent.progress import silent
-from detent.progress_bar import progress_bar
 
 
 def test_silent_where_there_is_no_terminal():

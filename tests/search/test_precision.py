@@ -8,8 +8,8 @@ from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.observe.preprocess import preprocess_options
 from detent.pipeline.job import Job
-from detent.precision_search import search_precision
 from detent.recipe_file import find_recipe, to_toml
+from detent.search.precision import search_precision
 from tests.conftest import tiny_model
 
 A8W8 = find_recipe("A8W8").replace(refinement=None)

@@ -8,14 +8,14 @@ import pytest
 import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
-from detent.layer_search import OtherFormats, search_layers, signal_power
 from detent.numerics.formats import IntegerFormat
 from detent.observe.preprocess import preprocess_options
 from detent.pipeline.job import Job
-from detent.precision_search import Layers
 from detent.presets import LAYERS
-from detent.probing import make_ready
 from detent.recipe_file import find_recipe
+from detent.search.layers import OtherFormats, search_layers, signal_power
+from detent.search.precision import Layers
+from detent.search.probing import make_ready
 from tests.conftest import tiny_model
 from tests.models import run
 

@@ -24,8 +24,8 @@ from detent.pipeline.opening import check_recipe
 from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
-from detent.probing import SAMPLES, Ready, make_ready
 from detent.recipe import Override
+from detent.search.probing import SAMPLES, Ready, make_ready
 from detent.targets.target import find_target
 
 ROLES: Mapping[What, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}

@@ -14,12 +14,12 @@ from detent.measure.precision import What
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
 from detent.observe.preprocess import PreprocessOptions
 from detent.pipeline.job import make_job
-from detent.precision_search import ROLES, search_precision
-from detent.probing import SAMPLES
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import parse_format
 from detent.report.precision_view import PrecisionReport
+from detent.search.precision import ROLES, search_precision
+from detent.search.probing import SAMPLES
 
 
 def mix(

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.pipeline.job import Job
-from detent.probing import make_ready
 from detent.recipe_file import find_recipe
+from detent.search.probing import make_ready
 from tests.conftest import tiny_model
 
 DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "8"]

@@ -24,9 +24,9 @@ from detent.measure.things import Thing, everything, things_of
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.plan.plan import Plan
-from detent.precision_search import ROUNDS, WHOLE, Layers, numbers_of
-from detent.probing import SAMPLES, Ready, make_ready
 from detent.recipe import Override, Recipe
+from detent.search.precision import ROUNDS, WHOLE, Layers, numbers_of
+from detent.search.probing import SAMPLES, Ready, make_ready
 
 Bound = Callable[[float], float]
 """The error to stay below, as noise power over signal power, from the mean of |y|^2 over the samples."""
