@@ -22,3 +22,9 @@ def test_importing_is_light():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_commands_are_listed_by_what_they_are_for(detent):
+    listed = detent("--help").out
+    places = [listed.index(f" {name} ") for name in ("quantize", "tune", "demo", "evaluate", "check", "stats", "run")]
+    assert places == sorted(places)
