@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
 from detent.graph.session import Runner
 from detent.measure.sensitivity import Sensitivity, sensitivity
-from detent.opening import Job
-from detent.probing import make_ready
+from detent.pipeline.job import Job
 from detent.recipe_file import find_recipe
+from detent.search.probing import make_ready
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:

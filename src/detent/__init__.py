@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from detent.api.check import check
     from detent.api.emulate import emulate
     from detent.api.evaluate import evaluate
+    from detent.api.mix import mix
     from detent.api.quantize import quantize
     from detent.api.sensitivity import sensitivity
     from detent.measure.device_check import DeviceCheck
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from detent.measure.evaluate import Evaluator
     from detent.measure.metric_file import Metric
     from detent.methods import MinMSE, NonOverflow
-    from detent.mixing import mix
     from detent.observe.preprocess import PreprocessOptions
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
@@ -57,7 +57,7 @@ _LAZY = {
     "emulate": "detent.api.emulate",
     "evaluate": "detent.api.evaluate",
     "find_recipe": "detent.recipe_file",
-    "mix": "detent.mixing",
+    "mix": "detent.api.mix",
     "quantize": "detent.api.quantize",
     "sensitivity": "detent.api.sensitivity",
     "tune": "detent.tuning.tune",

@@ -17,12 +17,12 @@ from detent.compat.mixed_search import MixedSearch
 from detent.compat.quantizer import ModelQuantizer
 from detent.compat.specs import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.errors import UsageError
-from detent.layer_search import OtherFormats
 from detent.numerics.block_float import BlockFloat
 from detent.numerics.formats import IntegerFormat
-from detent.precision_search import Layers
 from detent.presets import LAYERS
 from detent.recipe import Override
+from detent.search.layers import OtherFormats
+from detent.search.precision import Layers
 from tests.conftest import tiny_model
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())

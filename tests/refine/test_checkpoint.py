@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import detent
-from detent.calibrate import refinement_beside
 from detent.errors import OutputError
 from detent.numerics.formats import IntegerFormat
+from detent.pipeline.calibrate import refinement_beside
 from detent.recipe_file import find_recipe
 from detent.refine import step
 from detent.refinements import AdaRound, BiasCorrection, Rounding

@@ -9,13 +9,14 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.evaluating import run_evaluation
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.candidate import as_models
 from detent.measure.dataset import LabelsLike
 from detent.measure.emulator import EmulatedRounding
 from detent.measure.metric_file import Metric, as_metric
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
+from detent.pipeline.evaluating import run_evaluation
+from detent.pipeline.job import as_names
 from detent.progress import Progress, silent
 from detent.report.evaluation import Evaluation
 
@@ -71,7 +72,7 @@ def evaluate(
         limit=limit,
         batch=batch,
         threads=threads,
-        providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+        providers=as_names(providers) or DEFAULT_PROVIDERS,
         emulate=emulate,
         progress=progress or silent,
     )

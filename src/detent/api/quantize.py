@@ -10,13 +10,11 @@ from typing import Any
 
 import onnx
 
-from detent.calibrate import Collecting, checkpoint_beside
-from detent.graph.session import DEFAULT_PROVIDERS
-from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.opening import Job, memory_for
-from detent.pipeline import run
+from detent.observe.preprocess import PreprocessOptions
+from detent.pipeline.job import as_names, make_job
+from detent.pipeline.run import run
 from detent.plan.select import Selection
-from detent.progress import Progress, silent
+from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import find_recipe
 from detent.report.report import Report
@@ -88,34 +86,28 @@ def quantize(
         DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.
     """
     chosen = find_recipe(recipe)
-    patterns = ((one,) if isinstance(one, str) else tuple(one) for one in (include, exclude, op_types, start, end))
-    target_file = None if output is None else Path(output)
-    collecting = Collecting(
-        reuse=None if stats is None else Path(stats),
-        save=None if save_stats is None else Path(save_stats),
-        checkpoint=checkpoint_beside(target_file) if target_file and resume else None,
-        executor=executor,
+    job = make_job(
+        model,
+        calibration,
+        chosen if target is None else chosen.replace(target=target),
+        output=None if output is None else Path(output),
+        preprocess=preprocess,
+        selection=Selection(*(as_names(patterns) for patterns in (include, exclude, op_types, start, end))),
+        fix_shapes=fix_shapes,
+        limit=limit,
+        seed=seed,
+        batch=batch,
         threads=threads,
-        providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+        executor=executor,
+        providers=providers,
+        stats=stats,
+        save_stats=save_stats,
+        resume=resume,
+        memory=memory,
+        dry_run=dry_run,
+        progress=progress,
     )
-    report = run(
-        Job(
-            model=model if isinstance(model, onnx.ModelProto) else Path(model),
-            output=target_file,
-            recipe=chosen if target is None else chosen.replace(target=target),
-            calibration=calibration,
-            preprocess=preprocess_options(preprocess),
-            selection=Selection(*patterns),
-            fix_shapes=fix_shapes,
-            limit=limit,
-            seed=seed,
-            batch=batch,
-            collecting=collecting,
-            dry_run=dry_run,
-            progress=progress or silent,
-            memory=memory_for(chosen, memory),
-        )
-    )
+    report = run(job)
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
         warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
     return report

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import onnx
 
-from detent.calibrate import Collecting
-from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.opening import Job
-from detent.probing import probe
-from detent.progress import Progress, silent
+from detent.observe.preprocess import PreprocessOptions
+from detent.pipeline.job import make_job
+from detent.progress import Progress
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe
 from detent.report.sensitivity_view import SensitivityReport
+from detent.search.probing import probe
 
 
 def sensitivity(
@@ -29,6 +26,7 @@ def sensitivity(
     samples: int = 32,
     exact: bool = False,
     preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
+    fix_shapes: Mapping[str, Sequence[int]] | None = None,
     limit: int | None = None,
     seed: int | None = None,
     batch: int | None = None,
@@ -49,21 +47,22 @@ def sensitivity(
         exact: measure on all of them, also what each layer gains when it alone is left float.
         executor: count and measure on the workers of a concurrent.futures.Executor or a dask Client, which read the
             data themselves, instead of in threads here. The result is the same.
-        preprocess, limit, seed, batch, threads, stats, progress: as in `quantize`.
+        preprocess, fix_shapes, limit, seed, batch, threads, stats, progress: as in `quantize`.
 
     Raises:
         DetentError: UsageError, ModelError or DataError.
     """
-    job = Job(
-        model=model if isinstance(model, onnx.ModelProto) else Path(model),
-        output=None,
-        recipe=find_recipe(recipe),
-        calibration=calibration,
-        preprocess=preprocess_options(preprocess),
+    job = make_job(
+        model,
+        calibration,
+        recipe,
+        preprocess=preprocess,
+        fix_shapes=fix_shapes,
         limit=limit,
         seed=seed,
         batch=batch,
-        collecting=Collecting(reuse=None if stats is None else Path(stats), threads=threads),
-        progress=progress or silent,
+        threads=threads,
+        stats=stats,
+        progress=progress,
     )
     return probe(job, count=samples, exact=exact, wanted=max_error, way=propose, executor=executor)

@@ -30,7 +30,7 @@ _MET = {
     "AutoMixUseFastFT": "include_fast_ft decides",
 }
 _SEARCHED = {
-    "MetricThreshold": "a search (`detent.layer_search`): the layers that can take the format; 0: all of them",
+    "MetricThreshold": "a search (`detent.search.layers`): the layers that can take the format; 0: all of them",
     "L2Target": "the older name: MetricThreshold of l2",
     "MetricDefault": "what the threshold is about: sqnr, l2 or cosine, as a bound on the power of the error",
     "ExcludeLayers": "not these nodes; with a threshold",

@@ -12,7 +12,6 @@ import onnx
 import onnx_ir as ir
 
 import detent
-from detent.calibrate import Collecting
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.readers import RandomDataReader
 from detent.compat.request import Request
@@ -23,8 +22,7 @@ from detent.emit.functions import add_functions
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
-from detent.graph.session import DEFAULT_PROVIDERS
-from detent.opening import Job
+from detent.pipeline.job import Job, make_job
 from detent.plan.select import Selection
 
 if TYPE_CHECKING:
@@ -126,15 +124,15 @@ def _quantize(request: Request, model: ModelLike, output: str | Path | None, dat
 
 def _job(request: Request, model: ModelLike, data: Any) -> Job:
     """What a search is told: the same as the quantization after it."""
-    return Job(
-        model=model if isinstance(model, onnx.ModelProto) else Path(model),
-        output=None,
-        recipe=request.recipe,
-        calibration=data,
+    return make_job(
+        model,
+        data,
+        request.recipe,
         selection=Selection(request.include, request.exclude, (), request.start, request.end),
         fix_shapes=request.fix_shapes,
         limit=request.limit,
-        collecting=Collecting(threads=request.threads, providers=request.providers or DEFAULT_PROVIDERS),
+        threads=request.threads,
+        providers=request.providers,
     )
 
 

@@ -10,14 +10,14 @@ import onnx
 from detent.measure.evaluate import Evaluator
 from detent.measure.scores import Deviation, Loss, Scores, compare, deviation_loss
 from detent.measure.sensitivity import sensitivity
-from detent.opening import Job
-from detent.pipeline import run
-from detent.probing import make_ready
+from detent.pipeline.job import Job
+from detent.pipeline.run import run
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
 from detent.report.report import Report
 from detent.report.tuning import RungOutcome
+from detent.search.probing import make_ready
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
 from detent.tuning.rungs import Rung, exceptions, ingredients, plain, stages

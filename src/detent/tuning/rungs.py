@@ -16,10 +16,10 @@ from detent.measure.sensitivity import Sensitivity
 from detent.methods import MinMSE
 from detent.numerics.formats import IntegerFormat
 from detent.plan.plan import check_methods
-from detent.probing import Ready
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
+from detent.search.probing import Ready
 
 SHARES = (0.5, 0.25, 0.1, 0.03)
 """Of the output error: how much the layers that stay quantized may leave, rung after rung."""

@@ -11,20 +11,18 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.calibrate import Collecting
 from detent.errors import UsageError
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save, write_text
-from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.dataset import FIND, LabelsLike
 from detent.measure.metric_file import Metric, as_metric
 from detent.measure.scores import Answers, SampleScores, Scores, WholeScore
 from detent.observe.fingerprint import fingerprint_of
-from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.opening import Job
-from detent.progress import Progress, silent
+from detent.observe.preprocess import PreprocessOptions
+from detent.pipeline.job import Job, make_job
+from detent.progress import Progress
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe, to_toml
+from detent.recipe_file import to_toml
 from detent.report.tuning import RungOutcome, Tuning
 from detent.tuning.climb import Climb, Foothold, Observer
 from detent.tuning.clock import Clock, parse_duration
@@ -83,21 +81,18 @@ def tune(
     """
     target = None if output is None else Path(output)
     written = _recipe_file(target, recipe_file)
-    job = Job(
-        model=model if isinstance(model, onnx.ModelProto) else Path(model),
-        output=None,
-        recipe=find_recipe(recipe),
-        calibration=calibration,
-        preprocess=preprocess_options(preprocess),
+    job = make_job(
+        model,
+        calibration,
+        recipe,
+        preprocess=preprocess,
         fix_shapes=fix_shapes,
         limit=limit,
         seed=seed,
         batch=batch,
-        collecting=Collecting(
-            threads=threads,
-            providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
-        ),
-        progress=progress or silent,
+        threads=threads,
+        providers=providers,
+        progress=progress,
     )
     if not max_drop >= 0.0:
         raise UsageError(f"The acceptable loss is {max_drop}: it must not be negative.")

@@ -1,0 +1,149 @@
+"""Which layers take another format, activations and weights together, so that the error stays below a wanted one.
+
+Two models are prepared: one as the recipe says, and one with the other formats in every layer that may have them. In
+each, every layer is quantized alone, its weights with what it computes and what is converted for it, and the error at
+the outputs measured. Of the two ways that each layer has, as few bits are taken as the error allows (see
+`measure.precision`). The model with all of them is then prepared and measured as a whole, and where it misses the
+wanted error, the choice is made again, more strictly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from detent.errors import UsageError
+from detent.graph.session import Runner
+from detent.measure.precision import Option, assign
+from detent.measure.probe import Variant
+from detent.measure.proposal import literal
+from detent.measure.sensitivity import errors_of, some_of
+from detent.measure.things import Thing, everything, things_of
+from detent.numerics.formats import IntegerFormat
+from detent.pipeline.job import Job
+from detent.plan.plan import Plan
+from detent.recipe import Override, Recipe
+from detent.search.precision import ROUNDS, WHOLE, Layers, numbers_of
+from detent.search.probing import SAMPLES, Ready, make_ready
+
+Bound = Callable[[float], float]
+"""The error to stay below, as noise power over signal power, from the mean of |y|^2 over the samples."""
+
+
+@dataclass(frozen=True)
+class OtherFormats:
+    """The formats that a layer may take instead of the recipe's; None: as in the recipe."""
+
+    activations: IntegerFormat | None = None
+    weights: IntegerFormat | None = None
+    biases: IntegerFormat | None = None
+
+    def override(self, layers: Collection[str]) -> Override:
+        """The override that gives them to these layers."""
+        names = tuple(map(literal, layers))
+        return Override(nodes=names, activations=self.activations, weights=self.weights, biases=self.biases)
+
+
+@dataclass(frozen=True)
+class LayerSearch:
+    """The recipe with the other formats in the `layers` that take them, and the measured error of the whole model."""
+
+    recipe: Recipe
+    layers: tuple[str, ...]
+    error: float
+    wanted: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether the wanted error is."""
+        return self.error <= self.wanted
+
+
+def search_layers(job: Job, other: OtherFormats, layers: Layers, bound: Bound, *, count: int = SAMPLES) -> LayerSearch:
+    """Choose which of the `layers` take the other formats."""
+    _check_integers(job.recipe, other)
+    usual = make_ready(job, count)
+    names = _candidates(usual, layers)
+    changed = make_ready(_with(job, other, names), count)
+    wanted = bound(signal_power(usual))
+    as_usual, otherwise = (_errors_alone(job, ready, names) for ready in (usual, changed))
+    options = {name: [as_usual[name], otherwise[name]] for name in names}
+    aim = wanted
+    for attempt in range(ROUNDS + 1):
+        choice = assign(options, max_error=aim if attempt < ROUNDS else 0.0)
+        found = _measured(job, other, [name for name in names if choice[name] is otherwise[name]], wanted, count)
+        if found.reached:
+            break
+        aim *= wanted / found.error
+    return found
+
+
+def signal_power(ready: Ready) -> float:
+    """The mean of |y|^2 over samples and float outputs y."""
+    runner = Runner(ready.model)
+    powers = []
+    for pending in ready.samples:
+        sample = pending.load()
+        outputs = runner(sample.feeds, sample.origin)
+        powers += [float(np.square(each, dtype=np.float64).sum()) for each in outputs if each.dtype.kind == "f"]
+    return float(np.mean(powers)) if powers else 0.0
+
+
+def _check_integers(recipe: Recipe, other: OtherFormats) -> None:
+    for role in ("activations", "weights"):
+        if getattr(other, role) is not None and not isinstance(recipe.formats[role], IntegerFormat):
+            raise UsageError(
+                f"Only integers are searched for, and the {role} of recipe {recipe.name} are none. Give the other "
+                "format to every layer, or to some by name."
+            )
+
+
+def _candidates(ready: Ready, layers: Layers) -> list[str]:
+    among = layers.among(ready.model)
+    things = things_of(ready.model, ready.plan)
+    names = list(dict.fromkeys(thing.layer for thing in things if thing.is_weight and thing.layer in among))
+    if not names:
+        raise UsageError("No quantized layer with weights is among those whose format may change.")
+    return names
+
+
+def _with(job: Job, other: OtherFormats, layers: Collection[str]) -> Job:
+    if not layers:
+        return job
+    recipe = job.recipe
+    return replace(job, recipe=recipe.replace(overrides=(*recipe.overrides, other.override(layers))))
+
+
+def _errors_alone(job: Job, ready: Ready, names: Sequence[str]) -> dict[str, Option]:
+    """What each layer costs and takes, the way that this plan has it."""
+    own: dict[str, list[Thing]] = {name: [] for name in names}
+    for thing in things_of(ready.model, ready.plan):
+        if thing.layer in own:
+            own[thing.layer].append(thing)
+    errors = _errors(job, ready, [everything(name, things) for name, things in own.items()])
+    label = IntegerFormat("int8")  # an option has a format; which of the two ways it is, it tells by itself
+    return {
+        name: Option(label, sum(_bits(thing, ready.plan) for thing in things), errors[name])
+        for name, things in own.items()
+    }
+
+
+def _bits(thing: Thing, plan: Plan) -> int:
+    formats = (plan.layout.formats.get(name) for name in (*thing.variant.constants, *thing.variant.rounding))
+    widths = [fmt.bits for fmt in formats if isinstance(fmt, IntegerFormat)]
+    return numbers_of(thing, plan) * min(widths, default=0)
+
+
+def _errors(job: Job, ready: Ready, variants: Sequence[Variant]) -> dict[str, float]:
+    samples = some_of(ready.samples, len(variants))
+    return errors_of(ready.model, ready.plan, variants, samples, threads=job.collecting.threads, progress=job.progress)
+
+
+def _measured(job: Job, other: OtherFormats, chosen: Sequence[str], wanted: float, count: int) -> LayerSearch:
+    """Prepare and measure the whole model with the other formats in these layers."""
+    changed = _with(job, other, chosen)
+    ready = make_ready(changed, count)
+    error = _errors(job, ready, [everything(WHOLE, things_of(ready.model, ready.plan))])[WHOLE]
+    return LayerSearch(changed.recipe, tuple(chosen), error, wanted)
