@@ -34,7 +34,7 @@ RECIPE = Recipe(
     biases=IntegerFormat("int32"),
     method=MinMax(),
     target="cpu",
-    equalize=False,
+    equalize=None,
     refinement=None,
 )
 PRESETS = [find_recipe(name).replace(equalize=False, refinement=None) for name in ("A8W8", "XINT8")]
