@@ -128,6 +128,20 @@ def test_what_moves_codes_is_read_with_the_scale_of_what_it_moves():
     assert reading.written == {}
 
 
+def test_places_that_a_pool_gives_are_no_codes():
+    constants = {"s": np.float32(0.5), "z": np.uint8(128)}
+    nodes = [
+        node("QuantizeLinear", "x s z", "a"),
+        helper.make_node("MaxPool", ["a"], ["m", "places"], name="pool", kernel_shape=[2, 2]),
+        node("DequantizeLinear", "m s z", "y"),
+    ]
+    reading = read_codes(read(build(nodes, "y places", constants)))
+    (pool,) = reading.model.graph
+    assert [value.name for value in pool.outputs] == ["y", "places"]
+    assert reading.codes["x"].position == reading.codes["y"].position == 1
+    assert "places" not in reading.codes
+
+
 def test_scales_that_are_computed_are_left():
     constants = {"c": np.ones((4, 4), np.int8), "z": np.int8(0), "s": np.float32(0.5)}
     nodes = [node("QuantizeLinear", "x s z", "a"), node("ReduceMax", "x", "u", keepdims=0)]

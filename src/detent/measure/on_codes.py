@@ -123,7 +123,7 @@ class _Speller:
     def _move(self, node: ir.Node) -> None:
         grid = next((self._grids[value] for value in node.inputs if value is not None and value in self._grids), None)
         linear = None if grid is None else grid.linear
-        if grid is None or linear is None:
+        if grid is None or linear is None or not linear.per_tensor:
             return
         inputs = list(node.inputs)
         for index, value in enumerate(node.inputs):
@@ -148,6 +148,9 @@ class _Speller:
         floats = ir.Node("", op_type, inputs, attributes, name=node.name, num_outputs=len(node.outputs))
         self.graph.insert_before(node, floats)
         for codes, result in zip(node.outputs, floats.outputs, strict=True):
+            if codes.dtype == ir.DataType.INT64:  # where MaxPool found it
+                take_over(codes, result)
+                continue
             self._float(result, codes)
             encode = ir.node("QuantizeLinear", [result, grid.scale, grid.zero_point])
             self.graph.insert_before(node, encode)
