@@ -1,6 +1,6 @@
 """What quantization costs in accuracy: top-1 on 1,000 labelled images, in exact arithmetic, paired image by image.
 
-python -m benchmarks.accuracy [--models ...] [--recipes XINT8 ...] [--refine none BiasCorrection ...]
+python -m benchmarks.accuracy [--models ...] [--recipes XINT8 ...] [--refine none BiasCorrection ...] [--limit 100]
 """
 
 from __future__ import annotations
@@ -8,15 +8,24 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import detent
-from benchmarks.common import CALIBRATION, Case, arguments, chosen, evaluation_images, print_table
-from detent.graph.load import load
-from detent.measure.accuracy import LabelledImage, correct_top1
+from benchmarks.common import (
+    CALIBRATION,
+    Case,
+    arguments,
+    chosen,
+    evaluator,
+    paired_difference,
+    percent,
+    print_table,
+    top1_right,
+)
+from detent.measure.evaluate import Evaluator
 from detent.recipe import Recipe
 from detent.refinements import parse_refinement
 
@@ -26,16 +35,18 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="*", default=["XINT8"])
     parser.add_argument("--refine", nargs="*", default=["none", "BiasCorrection", "Rounding"])
     parser.add_argument("--equalize", nargs="*", default=["no", "yes"], choices=["no", "yes"])
+    parser.add_argument("--limit", type=int, help="labelled images to judge on; default all")
     options = parser.parse_args()
     rows = []
     for case in (case for case in chosen(options.models) if case.labelled):
-        images, preprocess = evaluation_images(case)
-        float_right = correct_top1(load(case.path), images, preprocess)
+        labelled = evaluator(case, options.limit)
+        float_right = top1_right(labelled, case.path)
         for name, equalize, refine in itertools.product(options.recipes, options.equalize, options.refine):
             recipe = detent.find_recipe(name)
             recipe = recipe.replace(equalize=equalize == "yes", refinement=parse_refinement(refine))
-            seconds, right = quantized(case, recipe, options.samples, images, preprocess)
-            row = (case.name, name, equalize, refine, *figures(float_right, right), f"{seconds:.1f}")
+            seconds, right = quantized(case, recipe, options.samples, labelled)
+            loss = paired_difference(float_right, right)
+            row = (case.name, name, equalize, refine, percent(float_right), percent(right), loss, f"{seconds:.1f}")
             print(*row, flush=True)
             rows.append(row)
     print_table(
@@ -44,20 +55,15 @@ def main() -> None:
     )
 
 
-def quantized(case: Case, recipe: Recipe, samples: int, images: Sequence[LabelledImage], preprocess: object):
+def quantized(
+    case: Case, recipe: Recipe, samples: int, labelled: Evaluator
+) -> tuple[float, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Seconds to quantize, and which images the result gets right."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out.onnx"
         start = time.perf_counter()
         detent.quantize(case.path, output, CALIBRATION, recipe, limit=samples, preprocess=case.options)
-        return time.perf_counter() - start, correct_top1(load(output), images, preprocess)
-
-
-def figures(before: np.ndarray, after: np.ndarray) -> tuple[str, str, str]:
-    """Top-1 of both, and the loss with its standard error from the pairs."""
-    changes = before.astype(float) - after.astype(float)
-    error = changes.std() / np.sqrt(len(changes))
-    return f"{100 * before.mean():.1f}", f"{100 * after.mean():.1f}", f"{100 * changes.mean():.1f} ± {100 * error:.1f}"
+        return time.perf_counter() - start, top1_right(labelled, output)
 
 
 if __name__ == "__main__":

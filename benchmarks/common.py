@@ -13,9 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph.load import load
-from detent.measure.accuracy import LabelledImage, read_labels
+from detent.measure.evaluate import Evaluator
+from detent.measure.scores import Answers
 from detent.observe.inputs import input_specs
-from detent.observe.preprocess import PreprocessOptions, guess_preprocess
+from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import open_source
 from detent.plan.layout import Role, lay_out
 from detent.plan.select import Selection
@@ -86,10 +87,26 @@ def prepared(case: Case, target: str = "npu-cnn") -> tuple[ir.Model, list[str]]:
     return model, [one.value for one in layout.of_role(Role.ACTIVATION) if layout.leader(one.value) == one.value]
 
 
-def evaluation_images(case: Case) -> tuple[list[LabelledImage], Any]:
-    """The labelled images, and how this model reads them."""
-    preprocess, _ = guess_preprocess(input_specs(load(case.path))[0], case.options)
-    return read_labels(EVALUATION), preprocess
+def evaluator(case: Case, limit: int | None = None) -> Evaluator:
+    """The labelled images as this model reads them; `limit` of them, evenly spaced."""
+    return Evaluator(case.path, EVALUATION, preprocess=case.options, limit=limit)
+
+
+def top1_right(on: Evaluator, model: Path) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """For each labelled image whether the model's top answer is its label."""
+    scores = on.evaluate(model)
+    assert isinstance(scores, Answers), f"{EVALUATION} has labels"
+    return scores.right()
+
+
+def percent(right: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
+    return f"{100 * right.mean():.1f}"
+
+
+def paired_difference(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], sign: str = "") -> str:
+    """The first less the second in percentage points, with the standard error of the pairs."""
+    pairs = first.astype(float) - second
+    return f"{100 * pairs.mean():{sign}.1f} ± {100 * pairs.std() / np.sqrt(len(pairs)):.1f}"
 
 
 def parameters(model: ir.Model) -> dict[str, tuple[str, float]]:

@@ -19,7 +19,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import detent
-from benchmarks.common import CASES, Case, calibration_array, chosen, evaluation_images, print_table
+from benchmarks.common import CASES, Case, calibration_array, chosen, evaluator, print_table
 from detent.convert import convert
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
@@ -34,7 +34,7 @@ RECIPE = Recipe(
     biases=IntegerFormat("int32"),
     method=MinMax(),
     target="cpu",
-    equalize=False,
+    equalize=None,
     refinement=None,
 )
 PRESETS = [find_recipe(name).replace(equalize=False, refinement=None) for name in ("A8W8", "XINT8")]
@@ -153,19 +153,19 @@ def agreement(case: Case, files: dict[str, Path], count: int) -> str:
 
     The QDQ form runs in float, as it is written, and on the integer kernels that onnxruntime puts in its place.
     """
-    images, preprocess = evaluation_images(case)
+    images = evaluator(case, count).dataset
     integer = open_session(files[f"detent {RECIPE.name}, QOperator"], 2, x64quantprecision="1")
     others = {
         "in float": open_session(files[f"detent {RECIPE.name}, QDQ"], 2, disable_quant_qdq="1"),
         "on integer kernels": open_session(files[f"detent {RECIPE.name}, QDQ"], 2, x64quantprecision="1"),
     }
     same = Counter[str]()
-    for image in images[:count]:
-        feeds = {integer.get_inputs()[0].name: preprocess.load(image.file)[None]}
+    for batch in images:
+        feeds = batch.pending.load().feeds
         answer = np.argmax(integer.run(None, feeds)[0])
         same.update(name for name, other in others.items() if np.argmax(other.run(None, feeds)[0]) == answer)
     found = ", ".join(f"{same[name]} {name}" for name in others)
-    return f"detent's QOperator answers as its QDQ on {found}, of {len(images[:count])} images"
+    return f"detent's QOperator answers as its QDQ on {found}, of {len(images)} images"
 
 
 if __name__ == "__main__":

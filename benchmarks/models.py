@@ -8,12 +8,18 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 import detent
-from benchmarks.common import CALIBRATION, Case, arguments, chosen, evaluation_images, print_table
-from detent.graph.load import load
-from detent.measure.accuracy import correct_top1
+from benchmarks.common import (
+    CALIBRATION,
+    Case,
+    arguments,
+    chosen,
+    evaluator,
+    paired_difference,
+    percent,
+    print_table,
+    top1_right,
+)
 from detent.report.report import Report
 
 HEADER = ("model", "flag", "quantized nodes", "left float", "MB before", "MB after", "output SQNR dB", "s", "top-1 float", "top-1 XINT8", "loss (± std. error)")  # fmt: skip  # noqa: E501
@@ -51,11 +57,9 @@ def left_float(report: Report) -> str:
 
 
 def accuracy(case: Case, output: Path) -> list[str]:
-    images, preprocess = evaluation_images(case)
-    before, after = (correct_top1(load(path), images, preprocess) for path in (case.path, output))
-    paired = before.astype(float) - after
-    error = 100 * paired.std() / np.sqrt(len(paired))
-    return [f"{100 * before.mean():.1f}", f"{100 * after.mean():.1f}", f"{100 * paired.mean():.1f} ± {error:.1f}"]
+    labelled = evaluator(case)
+    before, after = (top1_right(labelled, path) for path in (case.path, output))
+    return [percent(before), percent(after), paired_difference(before, after)]
 
 
 if __name__ == "__main__":

@@ -17,10 +17,20 @@ from pathlib import Path
 import numpy as np
 
 import detent
-from benchmarks.common import Case, arguments, calibration_array, chosen, evaluation_images, parameters, print_table
+from benchmarks.common import (
+    Case,
+    arguments,
+    calibration_array,
+    chosen,
+    evaluator,
+    paired_difference,
+    parameters,
+    percent,
+    print_table,
+    top1_right,
+)
 from detent.graph.load import load, read
 from detent.graph.session import Runner
-from detent.measure.accuracy import correct_top1
 from detent.numerics.integer import UINT8_ZERO_128
 from detent.prepare import default_passes, prepare
 from detent.report.report import Report
@@ -98,14 +108,12 @@ def run_quark(python: Path, model: Path, output: Path, data: Path) -> tuple[floa
 
 
 def top1(case: Case, ours: Path, theirs: Path | None) -> list[object]:
-    images, preprocess = evaluation_images(case)
-    results = [correct_top1(load(path), images, preprocess) if path else None for path in (case.path, theirs, ours)]
-    percent = [f"{100 * correct.mean():.1f}" if correct is not None else "-" for correct in results]
-    if results[1] is None:
-        return [*percent, "-"]
-    paired = results[2].astype(float) - results[1]
-    error = 100 * paired.std() / np.sqrt(len(paired))
-    return [*percent, f"{100 * paired.mean():+.1f} ± {error:.1f}"]
+    labelled = evaluator(case)
+    before, mine = top1_right(labelled, case.path), top1_right(labelled, ours)
+    if theirs is None:
+        return [percent(before), "-", percent(mine), "-"]
+    other = top1_right(labelled, theirs)
+    return [percent(before), percent(other), percent(mine), paired_difference(mine, other, "+")]
 
 
 def explain(differ, kind, mine, other, report: Report, case: Case, array) -> list[str]:

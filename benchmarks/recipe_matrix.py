@@ -4,13 +4,13 @@ python -m benchmarks.recipe_matrix [--recipes ...] [--models demo mobilenetv2 tr
 
 Every result passes onnx's checker (or `quantize` would have refused to write it), is loaded in plain onnxruntime from
 its file and run there. Fine-tuned recipes learn for fewer iterations than they say, so that the table takes minutes.
+Written into a page, the recipes and models that were run replace their cells; all others stay.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-import time
 import warnings
 from argparse import ArgumentParser
 from collections.abc import Mapping
@@ -64,19 +64,17 @@ def shortened(recipe: Recipe, iterations: int) -> Recipe:
 
 
 def outcome(subject: Subject, recipe: Recipe, folder: Path) -> str:
-    """Size, SQNR and time of one recipe on one model; or what went wrong."""
+    """SQNR and size of one recipe on one model; or what went wrong."""
     output = folder / "out.onnx"
-    start = time.perf_counter()
     try:
         report = detent.quantize(subject.model, output, subject.calibration, recipe, resume=False, **subject.options)
     except detent.DetentError as error:
         return f"refused: {error}"
-    seconds = time.perf_counter() - start
     onnx.checker.check_model(str(output))
     onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
     worst = min(each.sqnr_db for each in report.fidelity.outputs.values())
     ratio = report.bytes_after / report.bytes_before
-    return f"{worst:.1f} dB, {ratio:.2f}x, {seconds:.0f} s"
+    return f"{worst:.1f} dB, {ratio:.2f}x"
 
 
 def main() -> None:
@@ -86,27 +84,37 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--write", type=Path, help="a page to write the table into, between two marks")
     options = parser.parse_args()
-    rows = []
+    rows: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         folder = Path(name)
         known = subjects(folder)
         for recipe in (shortened(PRESETS[each], options.iterations) for each in options.recipes):
-            row = [recipe.name, *(outcome(known[model], recipe, folder) for model in options.models)]
-            print(" | ".join(row), flush=True)
-            rows.append(row)
+            rows[recipe.name] = {model: outcome(known[model], recipe, folder) for model in options.models}
+            print(recipe.name, *rows[recipe.name].values(), sep=" | ", flush=True)
     if options.write:
-        write(options.write, ["recipe", *options.models], rows)
+        write(options.write, rows)
 
 
-def write(page: Path, header: list[str], rows: list[list[str]]) -> None:
-    """Put the table between the marks of a page."""
-    lines = [" | ".join(header), " | ".join("---" for _ in header), *(" | ".join(row) for row in rows)]
-    table = "\n".join(f"| {line} |" for line in lines)
+def write(page: Path, rows: Mapping[str, Mapping[str, str]]) -> None:
+    """Put the cells into the table between the marks of a page."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{START}\n{table}\n{END}{after}", encoding="utf-8")
+    table, _, after = rest.partition(END)
+    known = cells(table)
+    merged = {recipe: {**known.get(recipe, {}), **rows.get(recipe, {})} for recipe in PRESETS}
+    models = list(dict.fromkeys(model for row in merged.values() for model in row))
+    lines = [["recipe", *models], ["---"] * (1 + len(models))]
+    lines += [[recipe, *(row.get(model, "") for model in models)] for recipe, row in merged.items()]
+    written = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    page.write_text(f"{before}{START}\n{written}\n{END}{after}", encoding="utf-8")
+
+
+def cells(table: str) -> dict[str, dict[str, str]]:
+    """What a table has, by recipe and model."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    header = lines[0][1:] if lines else []
+    return {line[0]: dict(zip(header, line[1:], strict=True)) for line in lines[2:]}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,32 @@ from __future__ import annotations
 
 import pytest
 
+from detent.equalizations import CrossLayer, GlobalEqualization, parse_equalization
 from detent.errors import UsageError
-from detent.settings import parse_memory, show_memory
+from detent.methods import LayerwisePercentile, MinMax, parse_method
+from detent.settings import choice_text, parse_memory, show_memory
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (None, "none"),
+        (GlobalEqualization(), "GlobalEqualization"),
+        (GlobalEqualization(absorb=True), "GlobalEqualization:absorb=true"),
+        (
+            CrossLayer(steps=-1, converged=1e-9, append_bias=False),
+            "CrossLayer:steps=-1,converged=1e-09,append_bias=false",
+        ),
+    ],
+)
+def test_a_choice_as_the_text_that_it_is_read_from(choice, text):
+    assert choice_text(choice) == text
+    assert parse_equalization(text) == choice
+
+
+@pytest.mark.parametrize("choice", [MinMax(), LayerwisePercentile(candidates=(99.0, 99.9))])
+def test_settings_of_several_numbers_are_read_back(choice):
+    assert parse_method(choice_text(choice)) == choice
 
 
 @pytest.mark.parametrize(

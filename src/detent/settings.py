@@ -36,6 +36,19 @@ def parse_choice(text: str, known: Mapping[str, Choice], noun: str, unsettable: 
     return result
 
 
+def choice_text(choice: Any) -> str:
+    """A choice as the text that `parse_choice` reads: its name, and the settings that differ from the defaults."""
+    if choice is None:
+        return "none"
+    settings = [
+        (each.name, getattr(choice, each.name))
+        for each in dataclasses.fields(choice)
+        if getattr(choice, each.name) != each.default
+    ]
+    written = ",".join(f"{name}={_show(value)}" for name, value in settings)
+    return type(choice).__name__ + (f":{written}" if written else "")
+
+
 def parse_memory(text: str) -> int:
     """Bytes from text with a unit, in any case: `2GB`, `1.5 GB`, `800MB`. A GB has 1024 MB."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B?\s*", text, re.IGNORECASE)
@@ -47,6 +60,12 @@ def parse_memory(text: str) -> int:
 def show_memory(count: int) -> str:
     """Bytes with a unit, rounded up to a number that `parse_memory` reads as enough."""
     return f"{-(-count // 2**20)}MB"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parse(setting: str, value: str, default: object) -> object:

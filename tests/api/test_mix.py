@@ -88,7 +88,10 @@ def test_candidates_have_the_scales_of_the_recipe():
         (["--mean-bits", "6", "--candidates", "int8"], "at least two"),
         (["--mean-bits", "6", "--candidates", "int8,int8"], "at least two"),
         (["--mean-bits", "9", "--candidates", "int8,int32"], "int32"),
-        (["--mean-bits", "6", "--recipe", "XINT8"], "npu-cnn computes with 8 bits only, so int4"),
+        (
+            ["--mean-bits", "6", "--recipe", "XINT8"],
+            "npu-cnn stores weights as int8, and the weights of recipe XINT8 are int4",
+        ),
         (["--mean-bits", "6", "--recipe", "BF16"], "no weights of integers"),
         (["--mean-bits", "6", "--what", "activations"], "activations of recipe A8W8 are int4"),
     ],

@@ -288,7 +288,8 @@ def test_small_floats_are_pairs_of_casts_or_of_custom_operators():
 
 def test_tensors_take_the_scales_of_the_rest_of_the_model():
     override = recipe(
-        {**NPU, "activation_type": ExtendedQuantType.QInt16}, TensorQuantOverrides={"x": [{"symmetric": True}]}
+        {**NPU, "activation_type": ExtendedQuantType.QInt16, "enable_npu_cnn": False},
+        TensorQuantOverrides={"x": [{"symmetric": True}]},
     )
     assert override.overrides[0].activations == IntegerFormat("int16", scale="power_of_two")
     assert override.overrides[0].weights == IntegerFormat("int8", scale="power_of_two")

@@ -136,6 +136,18 @@ def test_methods_decide_the_scales(method, expected, scale):
     assert {fmt.scale for fmt in recipe.formats.values()} == {scale}
 
 
+SIXTEEN = {
+    "calibrate_method": PowerOfTwoMethod.MinMSE,
+    "activation_type": ExtendedQuantType.QInt16,
+    "weight_type": ExtendedQuantType.QInt16,
+}
+
+
+def test_the_device_that_shifts_computes_with_8_bits():
+    with pytest.raises(UsageError, match="enable_npu_cnn=True is for 8 bits, .* int16 activations and int16 weights"):
+        translate(QuantizationConfig(enable_npu_cnn=True, **SIXTEEN))
+
+
 @pytest.mark.parametrize(
     ("fields", "target", "written"),
     [
@@ -149,6 +161,8 @@ def test_methods_decide_the_scales(method, expected, scale):
         ),
         ({"calibrate_method": PowerOfTwoMethod.MinMSE, "quant_format": VitisQuantFormat.QDQ}, "npu-cnn", "vitis-qdq"),
         ({"quant_format": QuantFormat.QOperator}, "cpu", "qoperator"),
+        ({**SIXTEEN, "quant_format": VitisQuantFormat.QDQ}, "npu-vaiml", "vitis-qdq"),
+        (SIXTEEN, "npu-vaiml", "qdq"),
         ({"quant_format": ExtendedQuantFormat.QDQ}, "cpu", "qdq"),
         ({"extra_options": {"AlignConcat": True}}, "npu-float-scale", "qdq"),
         (

@@ -16,7 +16,7 @@ from detent.errors import DataError, OutputError, UsageError
 from detent.observe import sealed
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.inputs import input_specs
-from detent.observe.sealed import NotThisKindError, seal, unseal
+from detent.observe.sealed import NotThisKindError, read_sealed, seal, unseal
 from detent.observe.sources import open_source
 from detent.observe.statistics import TensorStatistics
 from detent.observe.statistics_bytes import pack, unpack
@@ -77,7 +77,13 @@ def test_what_is_saved_is_loaded(path):
 
 
 def test_what_was_done_to_the_model_is_kept(path):
-    file = example(factors=(0.5, -1.0), absorbed={"a": (0.0, 2.5), "b": ()}, smoothed={"c": (3.0,)}, alpha=0.5)
+    file = example(
+        factors=(0.5, -1.0),
+        absorbed={"a": (0.0, 2.5), "b": ()},
+        smoothed={"c": (3.0,)},
+        alpha=0.5,
+        equalization="CrossLayer:steps=3,absorb=true",
+    )
     save_statistics(path, file)
     assert dataclasses.replace(load_statistics(path), statistics={}) == dataclasses.replace(file, statistics={})
 
@@ -155,8 +161,16 @@ def test_another_file(contents, path):
 def test_a_newer_version(path):
     newer = dataclasses.replace(STATISTICS, version=STATISTICS.version + 1)
     path.write_bytes(seal(newer, b"a layout that nobody knows yet"))
-    with pytest.raises(DataError, match=r"written by a newer Detent \(format 2; this one reads up to 1\)"):
+    with pytest.raises(DataError, match=r"written by a newer Detent \(format 3; this one reads up to 2\)"):
         load_statistics(path)
+
+
+def test_the_format_before_noted_no_equalization(path):
+    save_statistics(path, example(factors=(0.5,)))
+    header, statistics = unpack(read_sealed(path, STATISTICS), "here")
+    del header["equalization"]
+    path.write_bytes(seal(dataclasses.replace(STATISTICS, version=1), pack(header, statistics)))
+    assert load_statistics(path).equalization is None
 
 
 def test_no_file_and_a_folder(tmp_path):
@@ -280,6 +294,9 @@ def test_deeply_nested_json_is_refused():
         {"description": None},
         {"absorbed": {"t": ("1",)}},
         {"absorbed": {"t": (float("inf"),)}},
+        {"equalization": 3},
+        {"equalization": "none", "factors": (1.0,)},
+        {"equalization": "CrossLayer", "factors": None},
     ],
     ids=str,
 )

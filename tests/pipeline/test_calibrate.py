@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +16,7 @@ from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import DataError, UsageError
 from detent.methods import METHODS
+from detent.observe.statistics_file import load_statistics, save_statistics
 from tests.conftest import tiny_model
 from tests.equalize.networks import between_convs
 from tests.models import node
@@ -97,10 +100,45 @@ def test_absorbed_biases_are_kept_too(way, samples, tmp_path):
     assert reused.absorption == counted.absorption
     other = package.quantize(model, None, samples, plain, save_stats=without)
     assert other.absorption is None and other.model != counted.model
-    with pytest.raises(UsageError, match=r"counted after absorbing biases: give --set equalize\.absorb=true"):
+    name = way.__name__
+    with pytest.raises(UsageError, match=f"after the equalization {name}:absorb=true, and recipe XINT8 has {name}\\. "):
         package.quantize(model, stats=file, recipe=plain)
-    with pytest.raises(UsageError, match=r"counted without absorbing biases: give --set equalize\.absorb=false"):
+    with pytest.raises(UsageError, match=f"after the equalization {name}, and recipe XINT8 has {name}:absorb=true"):
         package.quantize(model, stats=without, recipe=recipe)
+
+
+EQUALIZATIONS = {
+    "none": None,
+    "GlobalEqualization": GlobalEqualization(),
+    "CrossLayer": CrossLayer(),
+    "CrossLayer:steps=2,append_bias=false": CrossLayer(steps=2, append_bias=False),
+}
+
+
+@pytest.mark.parametrize("counted", EQUALIZATIONS)
+def test_statistics_are_for_the_equalization_that_they_were_counted_after(counted, samples, tmp_path):
+    file = tmp_path / "saved.stats"
+    package.quantize(tiny_model(), None, samples, XINT8.replace(equalize=EQUALIZATIONS[counted]), save_stats=file)
+    for wanted, choice in EQUALIZATIONS.items():
+        recipe = XINT8.replace(equalize=choice)
+        if wanted == counted:
+            package.quantize(tiny_model(), stats=file, recipe=recipe)
+            continue
+        words = f"equalization {counted}, and recipe XINT8 has {wanted}. Give --set equalize={counted}, or calibrate"
+        with pytest.raises(UsageError, match=re.escape(words)):
+            package.quantize(tiny_model(), stats=file, recipe=recipe)
+
+
+@pytest.mark.parametrize("choice", [None, GlobalEqualization()])
+def test_statistics_of_an_earlier_format_do_not_say_which_equalization_it_was(choice, samples, tmp_path):
+    recipe, file = XINT8.replace(equalize=choice), tmp_path / "earlier.stats"
+    counted = package.quantize(tiny_model(), None, samples, recipe, save_stats=file)
+    save_statistics(file, dataclasses.replace(load_statistics(file), equalization=None))
+    if choice is None:  # there is only one way to do nothing
+        assert package.quantize(tiny_model(), stats=file, recipe=recipe).model == counted.model
+        return
+    with pytest.raises(UsageError, match=r"saved by Detent .*, which did not note the equalization .* again"):
+        package.quantize(tiny_model(), stats=file, recipe=recipe)
 
 
 def test_another_selection_uses_the_same_statistics(saved):
@@ -148,7 +186,7 @@ def test_refusals_come_before_any_work(detent, saved, demo_arguments, tmp_path):
         ("--stats", tmp_path / "missing.stats"): "missing.stats",
         ("--method", "MinMES"): "Did you mean 'MinMSE'",
         ("--recipe", "A8W8", "--method", "NonOverflow"): "NonOverflow",
-        ("--stats", stats, "--no-equalize", *UNREFINED): "counted after equalization",
+        ("--stats", stats, "--no-equalize", *UNREFINED): "after the equalization GlobalEqualization",
         ("--refine", "BiasCorection"): "Did you mean 'BiasCorrection'",
     }
     for options, words in refused.items():

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.errors import UsageError
 from detent.pipeline.job import Job
 from detent.recipe_file import find_recipe
 from detent.search.probing import make_ready
@@ -27,6 +28,11 @@ def test_table(detent):
     assert "All quantized, nothing refined: error -" in done.out
     assert "block2/depthwise/conv" in done.out
     assert "Proposal" not in done.out
+
+
+def test_a_target_without_16_bits_is_told_before_anything_is_measured(samples, tmp_path):
+    with pytest.raises(UsageError, match="npu-cnn stores activations as uint8 or int8, .* are uint16"):
+        package.sensitivity(tmp_path / "missing.onnx", samples, max_error=1e-3, propose="a16", recipe="XINT8")
 
 
 def test_the_proposed_recipe_reaches_what_was_wanted(detent, tmp_path):

@@ -1,7 +1,7 @@
 """Quark's newer QConfig as the older configuration that it stands for, and its layers as overrides.
 
 activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
-both specifications PowerOf2            enable_npu_cnn, unless EnableNPUCnn says otherwise
+both PowerOf2, of 8 bits                enable_npu_cnn, unless EnableNPUCnn says otherwise; other types: no device rules
 weight per channel                      per_channel
 weights Percentile                      MinMax: the specifications have it by default, and Quark does not do it
 no CLEConfig in algo_config             no equalization: the newer API does none unless it is asked for
@@ -66,6 +66,7 @@ def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]
         raise UsageError("global_config needs both input_tensors (or activation) and weight.")
     check_layer(config.global_config)
     shifted = inputs.scale_type == weight.scale_type == ScaleType.PowerOf2
+    device = shifted and inputs.data_type in (Int8, UInt8) and weight.data_type == Int8
     plain = inputs.data_type in (Int8, UInt8) and weight.data_type in (Int8, UInt8)
     algorithms = _options_of(config.algo_config)
     kinds = {type(each) for each in config.algo_config}
@@ -89,7 +90,7 @@ def legacy_of(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]
         include_rotation=QuarotConfig in kinds,
         include_fast_ft=bool(kinds & {AdaRoundConfig, AdaQuantConfig}),
         include_auto_mp=AutoMixprecisionConfig in kinds,
-        enable_npu_cnn=config.extra_options.get("EnableNPUCnn", shifted),
+        enable_npu_cnn=config.extra_options.get("EnableNPUCnn", device),
         extra_options={**_spec_options(config, inputs, weight), **algorithms, **config.extra_options},
     )
     return legacy, _overrides(config)

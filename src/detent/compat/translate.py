@@ -1,7 +1,8 @@
 """From a configuration of another tool to a Request: first what the fields say, then the extra options in table order.
 
     scales          PowerOfTwoMethod: powers of two; Int16Method: 16-bit integers over these; all others: any float
-    target          power-of-two scales: npu-cnn with enable_npu_cnn or one of vai_q_onnx's formats, else npu-vaiml;
+    target          power-of-two scales: npu-cnn with enable_npu_cnn, or 8 bits in one of vai_q_onnx's formats, else
+                    npu-vaiml;
                     other scales: npu-float-scale with enable_npu_cnn or AlignConcat, else cpu;
                     small floats and blocks: npu-bf16
     biases          npu-cnn: the weights' type with a scale of their own; other integers: 32 bits; floats: as weights
@@ -44,6 +45,7 @@ from detent.numerics.params import NumberFormat
 from detent.presets import LAYERS, PRESETS
 from detent.recipe import OutputFormat, Override, Recipe
 from detent.refinements import BiasCorrection
+from detent.targets.support import find_device
 
 _METHODS: dict[Any, tuple[Method, Scale]] = {
     PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
@@ -132,7 +134,7 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     weights = _weights(config, scale, options)
     integers = isinstance(activations, IntegerFormat) and isinstance(weights, IntegerFormat)
     written = _written(config, activations, weights)
-    target = _target(config, options, scale, integers, written)
+    target = _target(config, options, activations, weights, written)
     return Recipe(
         name="custom",
         description="as the script says",
@@ -195,15 +197,34 @@ def _written(config: QuantizationConfig, activations: NumberFormat, weights: Num
 
 
 def _target(
-    config: QuantizationConfig, options: Mapping[str, Any], scale: Scale, integers: bool, written: OutputFormat
+    config: QuantizationConfig,
+    options: Mapping[str, Any],
+    activations: NumberFormat,
+    weights: NumberFormat,
+    written: OutputFormat,
 ) -> str:
-    if not integers:
+    if not isinstance(activations, IntegerFormat) or not isinstance(weights, IntegerFormat):
         if config.enable_npu_cnn:
             raise UsageError("enable_npu_cnn=True is for integers, and this configuration has other types. Delete it.")
         return "npu-bf16"
-    if scale == "power_of_two":
-        return "npu-cnn" if config.enable_npu_cnn or written in _DEVICE_FORMATS else "npu-vaiml"
+    if weights.power_of_two:
+        return "npu-cnn" if _on_device(config, activations, weights, written) else "npu-vaiml"
     return "npu-float-scale" if config.enable_npu_cnn or options.get("AlignConcat") else "cpu"
+
+
+def _on_device(
+    config: QuantizationConfig, activations: IntegerFormat, weights: IntegerFormat, written: OutputFormat
+) -> bool:
+    """Whether a model with power-of-two scales is for the device that shifts, which stores few types."""
+    device = find_device("npu-xint8")
+    stored = activations.dtype in device.activations and weights.dtype in device.weights
+    if config.enable_npu_cnn and not stored:
+        raise UsageError(
+            f"enable_npu_cnn=True is for 8 bits, and this configuration has {activations.dtype} activations and "
+            f"{weights.dtype} weights. Delete it, or choose {' or '.join(device.activations)} activations and "
+            f"{' or '.join(device.weights)} weights."
+        )
+    return stored and (config.enable_npu_cnn or written in _DEVICE_FORMATS)
 
 
 def _operators(config: QuantizationConfig) -> tuple[str, ...]:

@@ -6,17 +6,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.text import Text
 
-from detent import quantize
+from detent import evaluate, quantize
 from detent.errors import OutputError
-from detent.graph.load import load
-from detent.measure.accuracy import correct_top1, read_labels
-from detent.observe.preprocess import Preprocess, PreprocessOptions
+from detent.measure.scores import Answers
+from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
+from detent.report.evaluation import Evaluation
 from detent.report.report import Report
 from detent.report.terminal import print_report
 
@@ -28,24 +26,23 @@ PREPROCESS = FOLDER / "preprocess.json"
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The report, and for each labelled image whether each model got it right."""
+    """The report, and what the float and the quantized model got on the labelled images."""
 
     report: Report
     output: Path
-    float_correct: npt.NDArray[np.bool_]
-    quantized_correct: npt.NDArray[np.bool_]
+    evaluation: Evaluation
 
     def show(self, console: Console) -> None:
         """Print the report and the accuracies."""
         print_report(self.report, console)
-        images = len(self.float_correct)
-        lost = int((self.float_correct & ~self.quantized_correct).sum())
-        won = int((self.quantized_correct & ~self.float_correct).sum())
+        before, after = (result.scores for result in self.evaluation.models)
+        loss = self.evaluation.models[1].loss
+        assert isinstance(before, Answers) and isinstance(after, Answers) and loss is not None, "there are labels"
         console.print(
             Text(
-                f"Accuracy on {images} labelled digits: float {100 * self.float_correct.mean():.2f} %, "
-                f"{self.report.recipe.name} {100 * self.quantized_correct.mean():.2f} % "
-                f"({lost} images lost, {won} won).",
+                f"Accuracy on {loss.samples} labelled digits: float {before.accuracy():.2f} %, "
+                f"{self.report.recipe.name} {after.accuracy():.2f} % "
+                f"({loss.became_wrong} images lost, {loss.became_right} won).",
                 style="bold",
             )
         )
@@ -55,16 +52,9 @@ class DemoResult:
 def run_demo(output: Path, progress: Progress = silent) -> DemoResult:
     """Quantize the demo model to `output`, whose folder is made if it is missing."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    report = quantize(
-        MODEL, output, CALIBRATION, "XINT8", preprocess=PreprocessOptions(file=PREPROCESS), progress=progress
-    )
-    images, preprocess = read_labels(FOLDER), Preprocess.from_json(PREPROCESS)
-    return DemoResult(
-        report,
-        output,
-        correct_top1(load(MODEL), images, preprocess),
-        correct_top1(load(output), images, preprocess),
-    )
+    preprocess = PreprocessOptions(file=PREPROCESS)
+    report = quantize(MODEL, output, CALIBRATION, "XINT8", preprocess=preprocess, progress=progress)
+    return DemoResult(report, output, evaluate([MODEL, output], FOLDER, preprocess=preprocess, progress=progress))
 
 
 def copy_files(folder: Path) -> None:

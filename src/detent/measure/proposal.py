@@ -26,6 +26,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
 from detent.plan.layout import Layout, Role
 from detent.recipe import Override, Recipe
+from detent.targets.target import find_target
 
 Way = Literal["exclude", "a16", "w8"]
 
@@ -69,6 +70,13 @@ def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, w
         return _exclude(found, recipe, wanted)
     widen = _widen if way == "a16" else _widen_weights
     return widen(found, layout, recipe, wanted)
+
+
+def check_way(recipe: Recipe, way: Way) -> None:
+    """Refuse 16-bit activations for a target that has none, before anything is measured."""
+    wide = None if recipe.activations is None else _wider(recipe.activations)
+    if way == "a16" and wide is not None:
+        find_target(recipe.target).check(recipe.replace(activations=wide))
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ knew it, and questions about a node (is its result quantized, at which position?
 | x -> FixNeuron, BFP- or MXQuantizeDequantize -> readers  | x -> readers, x has codes                        |
 | Cast from one float type to another                      | nothing; x has codes of a 16-bit float           |
 | a second pair with another scale                         | an Identity, whose output has the second codes   |
+| QLinearConv and its like, and what moves their codes     | the float operator; its values have codes        |
 | codes that anything else computes                        | left as it is                                    |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,9 @@ import onnx_ir as ir
 from detent.convert.fused import fix_neuron_linear
 from detent.convert.linear import Linear, linear_of
 from detent.convert.operators import dequantize_family, is_block_format, is_fix_neuron, quantize_family
+from detent.emit.functions import Operator
 from detent.graph.values import is_standard, tensor_of
+from detent.measure.on_codes import spell_out
 from detent.numerics.power_of_two import position_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -68,10 +71,11 @@ class Codes:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A float network, and the codes of its values by name."""
+    """A float network, and the codes of its values by name. `written` are the operators on codes that nodes were."""
 
     model: ir.Model
     codes: Mapping[str, Codes]
+    written: Mapping[str, Operator] = field(default_factory=dict)
 
     @property
     def quantized(self) -> bool:
@@ -82,10 +86,11 @@ class Reading:
 def read_codes(model: ir.Model) -> Reading:
     """Take the quantizing nodes out of a copy of `model`. What they stand for is in the result."""
     reader = _Reader(model.clone())
+    written = spell_out(reader.model)
     for node in tuple(reader.graph):
         reader.visit(node)
     reader.drop_unread()
-    return Reading(reader.model, reader.codes)
+    return Reading(reader.model, reader.codes, written)
 
 
 class _Reader:

@@ -18,7 +18,7 @@ from detent.observe.statistics import Statistics
 from detent.observe.statistics_bytes import pack, unpack
 from detent.version import __version__
 
-STATISTICS = Kind("statistics file", b"\x89DetentStats\r\n\x1a\n", 1)
+STATISTICS = Kind("statistics file", b"\x89DetentStats\r\n\x1a\n", 2)
 _NAMES_SHOWN = 5
 
 
@@ -29,7 +29,8 @@ class StatisticsFile:
     `model` is the fingerprint of the model as it was given (preparing it changes no value that keeps its name, so other
     recipes and targets may use the file too), `data` that of the samples (None for a stream, which has none) and
     `description` a line about them. `votes_for` names the method and grid that samples voted for; empty: no votes.
-    `factors` are the logarithms by which channels had been rescaled; None: as they were. `absorbed` are the biases that
+    `factors` are the logarithms by which channels had been rescaled; None: as they were. `equalization` is the choice
+    that they follow from, as text; None: format 1 did not note it. `absorbed` are the biases that
     layers had given to those behind, by the value that was computed without them; None: as they were. `smoothed` are
     the factors by which SmoothQuant had divided values, and `alpha` is what they follow from.
     """
@@ -44,6 +45,7 @@ class StatisticsFile:
     absorbed: Mapping[str, tuple[float, ...]] | None = None
     smoothed: Mapping[str, tuple[float, ...]] | None = None
     alpha: float | None = None
+    equalization: str | None = None
     detent_version: str = __version__
 
 
@@ -59,6 +61,7 @@ def save_statistics(path: Path, file: StatisticsFile) -> None:
         "absorbed": _listed(file.absorbed),
         "smoothed": _listed(file.smoothed),
         "alpha": file.alpha,
+        "equalization": file.equalization,
         "detent_version": file.detent_version,
     }
     write_bytes(seal(STATISTICS, pack(header, file.statistics)), path)
@@ -69,7 +72,7 @@ def load_statistics(path: Path) -> StatisticsFile:
     header, statistics = unpack(read_sealed(path, STATISTICS), str(path))
     texts = {key: header.pop(key, None) for key in ("model", "description", "votes_for", "detent_version")}
     data, samples, factors, alpha = (header.pop(key, None) for key in ("data", "samples", "factors", "alpha"))
-    absorbed, smoothed = (header.pop(key, None) for key in ("absorbed", "smoothed"))
+    absorbed, smoothed, equalization = (header.pop(key, None) for key in ("absorbed", "smoothed", "equalization"))
     if (
         header
         or not all(isinstance(text, str) for text in texts.values())
@@ -79,6 +82,8 @@ def load_statistics(path: Path) -> StatisticsFile:
         or not _is_factors(factors)
         or not _is_named(absorbed)
         or not _is_named(smoothed)
+        or not (equalization is None or isinstance(equalization, str))
+        or (equalization is not None and (equalization == "none") != (factors is None))
         or not _is_factors(None if alpha is None else [alpha])
         or (any(each.votes for each in statistics.values()) and not texts["votes_for"])
     ):
@@ -92,6 +97,7 @@ def load_statistics(path: Path) -> StatisticsFile:
         absorbed=_tuples(absorbed),
         smoothed=_tuples(smoothed),
         alpha=alpha,
+        equalization=equalization,
         **texts,
     )
 

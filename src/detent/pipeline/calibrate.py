@@ -23,6 +23,7 @@ from detent.observe.sweep import Observation, sweep
 from detent.pipeline.rescaling import Rescaling
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
+from detent.settings import choice_text
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,24 @@ def saved_statistics(
         raise UsageError(f"The statistics were counted {counted} smoothing: give {other}, or calibrate again.")
     if file.alpha != recipe.smooth:
         raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
-    if (file.factors is not None) != (recipe.equalize is not None):
-        counted, other = ("after", "--equalize") if file.factors is not None else ("without", "--no-equalize")
-        raise UsageError(f"The statistics were counted {counted} equalization: give {other}, or calibrate again.")
-    if (file.absorbed is not None) != (recipe.equalize is not None and recipe.equalize.absorb):
-        counted, value = ("after", "true") if file.absorbed is not None else ("without", "false")
-        raise UsageError(
-            f"The statistics were counted {counted} absorbing biases: give --set equalize.absorb={value}, or calibrate "
-            "again."
-        )
+    _check_equalization(file, recipe)
     return file
+
+
+def _check_equalization(file: StatisticsFile, recipe: Recipe) -> None:
+    """The channels that were counted are those of one equalization, and of its settings."""
+    wanted, made = choice_text(recipe.equalize), file.equalization
+    if made is None and file.factors is not None:
+        raise UsageError(
+            f"The statistics were saved by Detent {file.detent_version}, which did not note the equalization that they "
+            f"were counted after; recipe {recipe.name} has {wanted}. Calibrate again."
+        )
+    made = made or choice_text(None)
+    if made != wanted:
+        raise UsageError(
+            f"The statistics were counted after the equalization {made}, and recipe {recipe.name} has {wanted}. Give "
+            f"--set equalize={made}, or calibrate again."
+        )
 
 
 def collect(
@@ -137,6 +146,7 @@ def keep(
             absorbed=rescaling.absorbed,
             smoothed=rescaling.smoothed,
             alpha=recipe.smooth,
+            equalization=choice_text(recipe.equalize),
         )
         save_statistics(how.save, file)
 

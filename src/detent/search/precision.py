@@ -26,7 +26,6 @@ from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override
 from detent.search.probing import SAMPLES, Ready, make_ready
-from detent.targets.target import find_target
 
 ROLES: Mapping[What, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
 
@@ -34,9 +33,6 @@ ROUNDS = 4
 """How often formats are assigned at most."""
 
 WHOLE = "the whole model"
-
-DEVICE_BITS = 8
-"""Of what a device with power-of-two scales computes with."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +117,7 @@ def _check_candidates(job: Job, candidates: Sequence[IntegerFormat], what: What)
             f"Recipe {job.recipe.name} has no {what} of integers whose format could be chosen. Start from one that "
             "has, such as A8W8."
         )
-    shifts = find_target(job.recipe.target).requires_power_of_two
     for fmt in candidates:
-        if shifts and fmt.bits != DEVICE_BITS:
-            raise UsageError(
-                f"The target {job.recipe.target} computes with {DEVICE_BITS} bits only, so {fmt.label} is no format "
-                "to choose. Start from a recipe for another target, such as A8W8."
-            )
         check_recipe(job.recipe.replace(**{what: fmt}, refinement=None), job.selection)
 
 

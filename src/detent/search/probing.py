@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.graph.load import name_of
-from detent.measure.proposal import Way, propose
+from detent.measure.proposal import Way, check_way, propose
 from detent.measure.sensitivity import sensitivity
 from detent.measure.spread import Spread
 from detent.observe.fingerprint import fingerprint_of
@@ -96,6 +96,8 @@ def probe(
     With a `wanted` error, noise power over signal power, also a recipe that should reach it. With an `executor`,
     samples are counted and measured on its workers; the result is the same.
     """
+    if wanted is not None:
+        check_way(job.recipe, way)
     ready = make_ready(job, count, executor)
     found = sensitivity(
         ready.model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -16,6 +16,7 @@ from detent.recipe import Recipe
 from detent.targets import dpu
 from detent.targets.alignment import align_concats
 from detent.targets.shifts import constrain, permits
+from detent.targets.support import Device, find_device
 
 Constrain = Callable[[ir.Model, Plan, Collection[str]], list[str]]
 Permits = Callable[[ir.Node, Plan, Collection[str]], bool]
@@ -35,8 +36,8 @@ class Target:
 
     `preparations` are rewrites of the float model into operators that the device has, `substitutions` those that come
     before the rules on positions. `constrain` applies these rules to the plan and returns what it could not satisfy,
-    and `permits` tells of one node whether they hold; `corrections` are rewrites after them. `requires_power_of_two`:
-    it scales by shifting, a whole tensor at a time.
+    and `permits` tells of one node whether they hold; `corrections` are rewrites after them. A recipe may have only the
+    types that `device` stores, where one is given.
     """
 
     name: str
@@ -46,24 +47,41 @@ class Target:
     corrections: Sequence[type[dpu.NodePass]] = ()
     constrain: Constrain = _no_constraints
     permits: Permits = _anything
-    requires_power_of_two: bool = False
+    device: Device | None = None
+
+    @property
+    def requires_power_of_two(self) -> bool:
+        """Whether it scales by shifting, a whole tensor at a time."""
+        return self.device is not None and self.device.shifts
 
     def check(self, recipe: Recipe) -> None:
-        """Raise UsageError where the recipe has scales that the device has not."""
-        if not self.requires_power_of_two:
+        """Raise UsageError where the recipe has scales or types that the device has not."""
+        if self.device is None:
             return
-        formats = dict(recipe.formats)
-        for override in recipe.overrides:
-            given = {"activations": override.activations, "weights": override.weights, "biases": override.biases}
-            formats.update({f"{role} for {override.part}": fmt for role, fmt in given.items() if fmt is not None})
-        for role, fmt in formats.items():
-            has = _not_shifted(fmt)
+        stored = {"activations": self.device.activations, "weights": self.device.weights, "biases": self.device.biases}
+        for role, part, fmt in _formats(recipe):
+            has = _not_shifted(fmt) if self.device.shifts else None
             if has is not None:
                 raise UsageError(
-                    f"The target {self.name} computes with one power-of-two scale for each tensor, and the {role} of "
-                    f"recipe {recipe.name} {has}. Choose a recipe with such scales, such as XINT8, or another "
-                    f"target, such as npu-float-scale."
+                    f"The target {self.name} computes with one power-of-two scale for each tensor, and the "
+                    f"{role}{part} of recipe {recipe.name} {has}. Choose a recipe with such scales, such as "
+                    "XINT8, or another target, such as npu-float-scale."
                 )
+            if isinstance(fmt, IntegerFormat) and fmt.dtype not in stored[role]:
+                raise UsageError(
+                    f"The target {self.name} stores {role} as {' or '.join(stored[role])}, and the {role}{part} of "
+                    f"recipe {recipe.name} are {fmt.dtype}. Choose such a type, or another target: npu-float-scale "
+                    "for activations of 16 bits (recipe A16W8), cpu for any."
+                )
+
+
+def _formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat | None]]:
+    """Each role with its format: those of the whole model, and those of parts with the words that name them."""
+    for role, fmt in recipe.formats.items():
+        yield role, "", fmt
+    for override in recipe.overrides:
+        given = {"activations": override.activations, "weights": override.weights, "biases": override.biases}
+        yield from ((role, f" for {override.part}", fmt) for role, fmt in given.items() if fmt is not None)
 
 
 def _not_shifted(fmt: NumberFormat | None) -> str | None:
@@ -86,7 +104,7 @@ TARGETS: dict[str, Target] = {
             corrections=(dpu.ScaleHardSigmoid, dpu.ScalePools, dpu.ScaleReduceMean),
             constrain=constrain,
             permits=permits,
-            requires_power_of_two=True,
+            device=find_device("npu-xint8"),
         ),
         Target(
             "npu-float-scale",

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import detent
 from detent.convert import convert
@@ -308,8 +308,32 @@ def test_codes_in_operators_of_their_own():
     model = detent.quantize(conv_relu_conv(), calibration=DATA, recipe=operators).model
     assert detent.check(model, "npu-a8w8").accepted
     assert not detent.check(model, "npu-xint8").accepted
+    refused = {(found.node, found.what) for found in detent.check(model, "npu-xint8").errors}
+    assert ("conv_c1", "it is written as QLinearConv, an operator on codes") in refused
+    assert ("conv_c1", "its activations are scaled by a number that is no power of two") in refused
     dynamic = detent.quantize(conv_relu_conv(), recipe="UINT8_DYNAMIC_QUANT").model
     assert "run time" in detent.check(dynamic, "npu-a8w8").errors[0].why
+
+
+def broken(check) -> set[tuple[str, str]]:
+    return {(found.node, found.what) for found in check.errors if "breaks the rule" in found.what}
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "factor"),
+    [
+        ("conv_relu_conv", "r1_scale", 2.0**20),
+        ("conv_relu_conv", "r1_scale", 2.0**-9),
+        ("residual", "c2_scale", 2.0**-9),
+    ],
+)
+def test_operators_on_codes_are_under_the_same_rules(name, scale, factor):
+    operators = find_recipe("XINT8").replace(format="qoperator", refinement=None, equalize=None)
+    model = detent.quantize(SMALL_MODELS[name](), calibration=DATA, recipe=operators).model
+    assert broken(detent.check(model)) == set()
+    (stored,) = (each for each in model.graph.initializer if each.name == scale)
+    stored.CopyFrom(numpy_helper.from_array(np.asarray(numpy_helper.to_array(stored) * np.float32(factor)), scale))
+    assert broken(detent.check(model))
 
 
 def test_operators_of_other_tools_and_what_mends_them(tmp_path):

@@ -51,7 +51,14 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
     reading = read_codes(network)
     if _has_open_shapes(reading.model):  # again, past operators of other tools and shapes that nodes compute
         prepare(reading.model, [InferShapes(), FoldConstants(), InferShapes()])
-    subject = Subject(reading.model, device, frozenset(reading.codes), reading.codes, quantized=reading.quantized)
+    subject = Subject(
+        reading.model,
+        device,
+        frozenset(reading.codes),
+        reading.codes,
+        quantized=reading.quantized,
+        written=reading.written,
+    )
     if device.shifts:
         drop_device_factors(subject.model, subject.coded)
     findings = _apply_rules(subject)

@@ -48,6 +48,9 @@ def _check_operator(node: ir.Node, subject: Subject) -> Iterator[Finding]:
     if not device.accelerated:
         yield from _check_runtime(node, subject)
         return
+    if str(node.name) in subject.written:
+        yield from _check_written(node, subject)
+        return
     if op_type in _BODIES and node.domain == "":
         yield _error(
             node,
@@ -94,6 +97,19 @@ def _check_operator(node: ir.Node, subject: Subject) -> Iterator[Finding]:
     else:
         why = f"{op_type} is not among the operators that are published for {device.name}"
     yield _error(node, "the device does not have this operator", why, _fix_operator(node, subject))
+
+
+def _check_written(node: ir.Node, subject: Subject) -> Iterator[Finding]:
+    """An operator on codes, which devices know few of."""
+    written, device = subject.written[str(node.name)], subject.device
+    if written.domain == "" and written.name in device.operators:
+        return
+    yield _error(
+        node,
+        f"it is written as {written.name}, an operator on codes",
+        f"{device.name} is given {node.op_type} between Q/DQ pairs",
+        f"`detent quantize --recipe {device.recipe} --format qdq` of the float model",
+    )
 
 
 def _fix_operator(node: ir.Node, subject: Subject) -> str:

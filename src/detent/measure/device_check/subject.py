@@ -8,6 +8,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
+from detent.emit.functions import Operator
 from detent.graph.values import is_constant, is_standard, static_shape, tensor_of
 from detent.measure.reading import Codes
 from detent.plan.layout import bias_input, data_inputs
@@ -24,7 +25,7 @@ class Subject:
     """A float network for a device.
 
     `coded` are the values that have codes. Where the model is quantized, `codes` says which; where it is not yet,
-    `reasons` says why a node will stay float.
+    `reasons` says why a node will stay float. `written` are the operators on codes that nodes are in the file.
     """
 
     model: ir.Model
@@ -33,6 +34,7 @@ class Subject:
     codes: Mapping[str, Codes] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     quantized: bool = True
+    written: Mapping[str, Operator] = field(default_factory=dict)
 
     @cached_property
     def folded(self) -> frozenset[ir.Node]:
