@@ -15,8 +15,10 @@ from detent.version import __version__
 
 if TYPE_CHECKING:
     from detent.api.check import check
+    from detent.api.compare import compare
     from detent.api.emulate import emulate
     from detent.api.evaluate import evaluate
+    from detent.api.infer import infer
     from detent.api.mix import mix
     from detent.api.quantize import quantize
     from detent.api.sensitivity import sensitivity
@@ -54,9 +56,11 @@ _LAZY = {
     "SensitivityReport": "detent.report.sensitivity_view",
     "Tuning": "detent.report.tuning",
     "check": "detent.api.check",
+    "compare": "detent.api.compare",
     "emulate": "detent.api.emulate",
     "evaluate": "detent.api.evaluate",
     "find_recipe": "detent.recipe_file",
+    "infer": "detent.api.infer",
     "mix": "detent.api.mix",
     "quantize": "detent.api.quantize",
     "sensitivity": "detent.api.sensitivity",
@@ -88,9 +92,11 @@ __all__ = [
     "UsageError",
     "__version__",
     "check",
+    "compare",
     "emulate",
     "evaluate",
     "find_recipe",
+    "infer",
     "mix",
     "quantize",
     "sensitivity",
@@ -103,3 +109,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'detent' has no attribute '{name}'")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

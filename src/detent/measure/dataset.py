@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from detent.errors import DataError, UsageError
 from detent.measure.labels import Labels, find_labels, read_label_file
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.samples import PendingSample
-from detent.observe.sources import RowSource, open_source
+from detent.observe.sources import RowSource, Source, open_source
 
 FIND = "find"
 """Says: take the labels that lie in the data's folder, if there are any."""
@@ -29,7 +29,7 @@ class Batch:
 
     pending: PendingSample
     names: Sequence[str]
-    labels: npt.NDArray[np.int64] | None
+    labels: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,11 @@ class Dataset:
         return self.source.selection.used
 
     def __iter__(self) -> Iterator[Batch]:
-        for pending, (rows, _) in zip(self.source, self.source.groups(), strict=True):
-            labels = None if self.labels is None else self.labels[list(rows)]
-            yield Batch(pending, [self.source.rows.origin(row) for row in rows], labels)
+        if self.labels is None:
+            yield from named_samples(self.source)
+            return
+        for item, (rows, _) in zip(named_samples(self.source), self.source.groups(), strict=True):
+            yield replace(item, labels=self.labels[list(rows)])
 
     def used_labels(self) -> dict[str, int]:
         """The labels of the samples of a pass, by name."""
@@ -85,6 +87,18 @@ class Dataset:
         """The file of a sample; None for a row of an array."""
         file = None if self.folder is None else self.folder / name
         return file if file is not None and file.is_file() else None
+
+
+def named_samples(source: Source) -> Iterator[Batch]:
+    """The samples of a pass with their names: of files and rows, else numbers in their order."""
+    if isinstance(source, RowSource):
+        for pending, (rows, _) in zip(source, source.groups(), strict=True):
+            yield Batch(pending, [source.rows.origin(row) for row in rows])
+        return
+    first = 0
+    for pending in source:
+        yield Batch(pending, [f"{number:05d}" for number in range(first, first + pending.size)])
+        first += pending.size
 
 
 def open_dataset(

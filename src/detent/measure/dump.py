@@ -11,7 +11,6 @@ emulator does.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +22,9 @@ import onnx_ir as ir
 
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read
-from detent.graph.save import write_bytes
 from detent.graph.session import Feeds, Runner
 from detent.graph.values import constant, input_at
-from detent.measure.emulation import make_folder
+from detent.measure.answers import new_folder
 from detent.measure.emulator import EmulatedRounding, Emulator
 from detent.measure.file_names import file_stems
 
@@ -62,21 +60,17 @@ def dump_codes(
     rounding: EmulatedRounding | None = None,
     origin: str = "the dumped sample",
 ) -> Dump:
-    """Run a quantized model on one sample and write its values into `folder`."""
+    """Run a quantized model on one sample and write its values into the new `folder`: all of them, or none."""
     if floats and rounding is not None:
         raise UsageError("--float writes what onnxruntime computes, which has one rounding: leave --rounding out.")
     if rounding is None:
         codes, constants, numbers = _from_onnxruntime(model, feeds, floats, origin)
     else:
         codes, constants, numbers = _emulated(model, feeds, rounding, origin)
-    return Dump(
-        str(folder),
-        origin,
-        activations=len(codes),
-        constants=len(constants),
-        codes=_write_all(folder, {**codes, **constants}),
-        floats=_write_all(folder / FLOAT_FOLDER, numbers) if floats else {},
-    )
+    with new_folder(folder) as results:
+        written = _write_all(results, {**codes, **constants})
+        numbered = _write_all(results / FLOAT_FOLDER, numbers) if floats else {}
+    return Dump(str(folder), origin, len(codes), len(constants), written, numbered)
 
 
 def _emulated(model: ModelLike, feeds: Feeds, rounding: EmulatedRounding, origin: str) -> Parts:
@@ -90,7 +84,8 @@ def _from_onnxruntime(model: ModelLike, feeds: Feeds, floats: bool, origin: str)
     scales, constants = _written_codes(graph_model), _constant_codes(graph_model)
     if not scales and not constants and not floats:
         raise ModelError(
-            f"{name_of(model)} is not quantized: there are no codes to dump. Quantize it, or ask for float values too."
+            f"{name_of(model)} is not quantized: there are no codes to dump. Quantize it, or give --float"
+            " for its float values."
         )
     wanted = _float_values(graph_model) if floats else []
     fetched = list(dict.fromkeys([*scales, *wanted]))
@@ -147,11 +142,9 @@ def _float_values(model: ir.Model) -> list[str]:
 
 def _write_all(folder: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
     """Two files for each value; returns the names of the files, without ending, and of the values."""
-    make_folder(folder)
+    folder.mkdir(exist_ok=True)
     stems = file_stems(list(arrays))
     for stem, array in zip(stems, arrays.values(), strict=True):
-        text = io.BytesIO()
-        np.savetxt(text, array.reshape(-1), fmt="%d" if array.dtype.kind in "iu" else "%.9g")
-        write_bytes(np.ascontiguousarray(array).tobytes(), folder / f"{stem}.bin")
-        write_bytes(text.getvalue(), folder / f"{stem}.txt")
+        np.ascontiguousarray(array).tofile(folder / f"{stem}.bin")
+        np.savetxt(folder / f"{stem}.txt", array.reshape(-1), fmt="%d" if array.dtype.kind in "iu" else "%.9g")
     return dict(zip(stems, arrays, strict=True))

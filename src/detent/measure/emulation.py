@@ -6,30 +6,27 @@ the last bit; with that of the DPU the difference is what the device will answer
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.errors import OutputError
 from detent.graph.load import ModelLike, load
-from detent.graph.save import write_bytes
-from detent.graph.session import Runner, usable_cores
+from detent.graph.session import Runner
+from detent.measure.answers import Answers, new_folder
+from detent.measure.candidate import rows_of
+from detent.measure.dataset import Batch, named_samples
 from detent.measure.emulator import EmulatedRounding, EmulationReport, Emulator
-from detent.measure.file_names import file_stems
+from detent.measure.in_order import in_order
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.samples import PendingSample
 from detent.observe.sources import open_source
 from detent.progress import Progress, silent
 
 STAGE = "emulate"
-AHEAD = 32  # samples that are given to the threads at a time
 
 Array = npt.NDArray[Any]
 
@@ -54,6 +51,7 @@ class Emulation:
     """What emulating a model on data gave."""
 
     data: str
+    note: str
     random: bool
     samples: int
     report: EmulationReport
@@ -77,50 +75,32 @@ def emulate(
     batch: int | None = None,
     progress: Progress = silent,
 ) -> Emulation:
-    """Run `model` in integers on `data` and write each answer to `output` as .npy. See `Emulator` for what it takes."""
+    """Run `model` in integers on `data`; answers go to the new folder `output`. See `Emulator` for what it takes."""
     emulator = Emulator(model, rounding=rounding)
     source = open_source(data, emulator.inputs, preprocess=preprocess, limit=limit, seed=seed, batch=batch)
-    if output is not None:
-        make_folder(output)
     reference = Runner(load(model), exact=True)
-    stems = dict(zip(emulator.outputs, file_stems(emulator.outputs), strict=True))
 
-    def answer(pending: PendingSample) -> list[OutputDifference]:
-        sample = pending.load()
+    def answer(item: Batch) -> tuple[dict[str, Array], list[OutputDifference]]:
+        sample = item.pending.load()
         found = emulator(sample.feeds, sample.origin)
-        for name, array in zip(emulator.outputs, found, strict=True) if output is not None else ():
-            assert output is not None
-            _write(array, output / f"{sample.index:05d}_{stems[name]}.npy")
         expected = reference(sample.feeds, sample.origin)
-        return [_difference(*each) for each in zip(emulator.outputs, found, expected, strict=True)]
+        differences = [_difference(*each) for each in zip(emulator.outputs, found, expected, strict=True)]
+        return dict(zip(emulator.outputs, found, strict=True)), differences
 
     totals: list[OutputDifference] = []
-    samples = done = 0
-    progress(STAGE, 0, source.length)
-    pending = iter(source)
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        while some := list(islice(pending, AHEAD)):  # a stream is never held as a whole
-            for differences in pool.map(answer, some):
-                totals = [_sum(*pair) for pair in zip(totals, differences, strict=True)] if totals else differences
-            samples += sum(each.size for each in some)
-            done += len(some)
+    samples = 0
+    with new_folder(output) if output is not None else nullcontext() as folder:
+        answers = None if folder is None else Answers(folder)
+        progress(STAGE, 0, source.length)
+        for done, (item, (outputs, differences)) in enumerate(in_order(answer, named_samples(source)), 1):
+            for at, name in enumerate(item.names) if answers is not None else ():
+                assert answers is not None
+                answers.save(rows_of(outputs, at, len(item.names), item.pending.origin), name)
+            totals = [_sum(*pair) for pair in zip(totals, differences, strict=True)] if totals else differences
+            samples += item.pending.size
             progress(STAGE, done, source.length)
-    folder = None if output is None else str(output)
-    return Emulation(source.describe, source.random, samples, emulator.report(), totals, folder)
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder to write into, if it is not there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot create the folder {folder}: {error.strerror}. Give another one.") from error
-
-
-def _write(array: Array, file: Path) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    write_bytes(buffer.getvalue(), file)
+    written = None if output is None else str(output)
+    return Emulation(source.describe, source.note, source.random, samples, emulator.report(), totals, written)
 
 
 def _difference(name: str, found: Array, expected: Array) -> OutputDifference:

@@ -12,7 +12,8 @@ memory does not grow with the data but for a small record of each sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from detent.measure.judges import ClassJudge, DeviationJudge, Judge, ScoreJudge,
 from detent.measure.metric_file import Metric, as_metric
 from detent.measure.remembered import Remembered
 from detent.measure.scores import Scores
-from detent.observe.preprocess import PreprocessOptions
+from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 
 STAGE = "evaluate"
@@ -45,7 +46,7 @@ class Evaluator:
         labels: LabelsLike = FIND,
         label_offset: int = 0,
         metric: str | Path | Metric | None = None,
-        preprocess: PreprocessOptions | None = None,
+        preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
         limit: int | None = None,
         batch: int | None = None,
         threads: int = 0,
@@ -61,7 +62,7 @@ class Evaluator:
             labels: those in the folder (`FIND`), a file, a list, {name: label}, or None: compare outputs only.
             label_offset: added to every label; 1 where class 0 of the model is its background.
             metric: a Python file with score() or metric(), or a Metric.
-            preprocess: how images become arrays.
+            preprocess: how images become arrays, as for `quantize`.
             limit: use at most this many samples, evenly spaced.
             batch: samples per inference.
             threads: worker threads; 0: one per core.
@@ -79,7 +80,7 @@ class Evaluator:
                 self.reference.inputs,
                 labels=labels,
                 label_offset=label_offset,
-                preprocess=preprocess,
+                preprocess=preprocess_options(preprocess),
                 limit=limit,
                 batch=batch,
             )
@@ -100,13 +101,13 @@ class Evaluator:
         """What this model gets: a path, a ModelProto or an ir.Model with the inputs and outputs of the reference."""
         if same_model(model, self._given):
             return self.judge(self.reference)
-        return self.evaluate_other(model)
+        return self.judge(self.load(model))
 
-    def evaluate_other(self, model: AnyModel) -> Scores:
-        """The same for a model that is compared with the reference, be it the same file: in integers, if so asked."""
+    def load(self, model: AnyModel) -> Candidate:
+        """A model to compare with the reference, be it the same file: in integers, if so asked."""
         candidate = Candidate(model, self._providers, emulate=self._emulate)
         candidate.check_like(self.reference)
-        return self.judge(candidate)
+        return candidate
 
     def judge(self, candidate: Candidate) -> Scores:
         """What a model that is loaded already gets."""

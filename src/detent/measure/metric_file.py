@@ -89,7 +89,7 @@ class Metric:
         function = self._function
         try:
             value = function(outputs, about)
-        except Exception as error:  # the user's own code runs here and may raise anything
+        except (Exception, SystemExit) as error:  # the user's own code runs here and may raise anything
             raise UsageError(
                 f"{self._place(function, error)}: {_named(function)} failed{where} with {type(error).__name__}: "
                 f"{error}. Its outputs were {_shapes(outputs)}."
@@ -106,7 +106,7 @@ class Metric:
             )
         return float(value)
 
-    def _place(self, function: Callable[..., Any], error: Exception | None = None) -> str:
+    def _place(self, function: Callable[..., Any], error: BaseException | None = None) -> str:
         return _place(self.origin, _last_line(self.origin, error) or _first_line(function))
 
 
@@ -141,7 +141,7 @@ def _run(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise UsageError(f"{_place(str(file), error.lineno)}: this is not valid Python: {error.msg}.") from error
-    except Exception as error:  # the user's own code runs here and may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code runs here and may raise anything
         line = _last_line(str(file), error)
         raise UsageError(
             f"{_place(str(file), line)}: the metric file failed with {type(error).__name__}: {error}"
@@ -181,7 +181,7 @@ def _first_line(function: Callable[..., Any]) -> int | None:
     return None if code is None else int(code.co_firstlineno)
 
 
-def _last_line(file: str, error: Exception | None) -> int | None:
+def _last_line(file: str, error: BaseException | None) -> int | None:
     """The last line of `file` that ran before the error."""
     if error is None:
         return None

@@ -149,19 +149,25 @@ class RandomRows:
 
     def read(self, row: int) -> Mapping[str, Array]:
         """Generate one sample."""
-        batched = shares_batch(self.inputs)
         feeds = {}
-        for position, spec in enumerate(self.inputs):
+        for position, (spec, shape) in enumerate(zip(self.inputs, self._shapes(), strict=True)):
             generator = np.random.default_rng((self.seed, row, position))
-            # With a shared batch axis rows are stacked, so each has a batch of one; else they are complete feeds.
-            first = 1 if batched else spec.shape[0] or 1 if spec.shape else None
-            shape = () if first is None else (first, *(dim or 1 for dim in spec.shape[1:]))
             feeds[spec.name] = _random(generator, spec.dtype, shape)
         return feeds
 
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """With a shared batch axis rows are stacked, so each has a batch of one; else they are complete feeds."""
+        batched = shares_batch(self.inputs)
+        firsts = [1 if batched else spec.shape[0] or 1 if spec.shape else None for spec in self.inputs]
+        return [
+            () if first is None else (first, *(dim or 1 for dim in spec.shape[1:]))
+            for first, spec in zip(firsts, self.inputs, strict=True)
+        ]
+
     def identify(self, rows: Sequence[int], digest: Digest) -> None:  # noqa: ARG002  (all rows follow from the seed)
-        """The seed: with the inputs it decides every number."""
+        """The seed and the shapes, which decide every number."""
         digest.add("random", self.seed)
+        digest.add_plain([list(shape) for shape in self._shapes()])
 
 
 def _random(generator: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -116,7 +116,7 @@ class RowSource:
     def fingerprint(self) -> str:
         """The inputs, the rows used (their contents too), those held out, and how they are batched."""
         digest = Digest()
-        digest.add_plain([[spec.name, spec.dtype.name, spec.shape] for spec in self.inputs])
+        digest.add_plain([[spec.name, spec.dtype.name] for spec in self.inputs])
         digest.add_plain([list(self.selection.rows), sorted(self.selection.held_out), self.batch, self.whole])
         self.rows.identify(self.selection.rows, digest)
         return digest.text

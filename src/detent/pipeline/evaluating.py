@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.graph.load import stored_bytes
-from detent.measure.candidate import AnyModel, model_name
+from detent.measure.candidate import AnyModel, Candidate, model_name
 from detent.measure.dataset import FIND, LabelsLike
 from detent.measure.emulator import EmulatedRounding
 from detent.measure.evaluate import Evaluator
@@ -61,23 +61,27 @@ def run_evaluation(
             f"There are no labels and no metric ({evaluator.dataset.described}), so outputs are compared with those "
             "of the first model: give two models or more, labelled data (--labels), or --metric FILE.py."
         )
+    # All are loaded before any is measured: a file that is not there should not be missed at the very end.
+    others = [evaluator.load(model) for model in models[1:]]
     recipe = evaluator.dataset.preprocess
     return Evaluation(
         data=evaluator.dataset.described,
         note=evaluator.dataset.note,
         samples=len(evaluator.dataset),
         preprocess=None if recipe is None else recipe.to_dict(),
-        models=_results(evaluator, models, emulate),
+        models=_results(evaluator, models, others, emulate),
     )
 
 
-def _results(evaluator: Evaluator, models: Sequence[AnyModel], emulate: EmulatedRounding | None) -> list[ModelResult]:
+def _results(
+    evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[Candidate], emulate: EmulatedRounding | None
+) -> list[ModelResult]:
     results: list[ModelResult] = []
     first: Scores | None = None
-    for number, model in enumerate(models):
+    for number, (model, candidate) in enumerate(zip(models, (evaluator.reference, *others), strict=True)):
         start = time.perf_counter()
         # The first model is compared with itself by definition, not by running it twice.
-        scores = None if number == 0 and evaluator.compares_outputs else _scores(evaluator, model, number)
+        scores = None if number == 0 and evaluator.compares_outputs else evaluator.judge(candidate)
         seconds = time.perf_counter() - start
         losses = () if number == 0 else _losses(first, scores)
         first = scores if number == 0 else first
@@ -85,10 +89,6 @@ def _results(evaluator: Evaluator, models: Sequence[AnyModel], emulate: Emulated
         name = model_name(model) + (f" (in integers, {emulate})" if number and emulate else "")
         results.append(ModelResult(name, size, seconds, scores, losses))
     return results
-
-
-def _scores(evaluator: Evaluator, model: AnyModel, number: int) -> Scores:
-    return evaluator.evaluate_other(model) if number else evaluator.judge(evaluator.reference)
 
 
 def _losses(before: Scores | None, after: Scores | None) -> tuple[Loss, ...]:

@@ -17,6 +17,8 @@ def print_emulation(emulation: Emulation, console: Console) -> None:
     """What was computed how, and each output against onnxruntime's."""
     report = emulation.report
     console.print(Text(f"Emulated in integers on {emulation.data}, rounding {report.rounding}.", "bold"))
+    if emulation.note:
+        console.print(Text(emulation.note))
     console.print(Text(f"{report.integer_steps} nodes in integers, {report.quantized_tensors} tensors of codes."))
     kinds = Counter((step.op_type, step.reason) for step in report.float_steps)
     for (op_type, reason), count in kinds.most_common():
