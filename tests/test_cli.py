@@ -10,6 +10,11 @@ def test_version(detent):
     assert detent("--version").out.strip() == package.__version__
 
 
+def test_public_names_are_found_by_completion():
+    assert {"quantize", "evaluate", "compare", "infer", "write_page"} <= set(dir(package))
+    assert all(getattr(package, name) is not None for name in dir(package))
+
+
 def test_no_arguments_is_help(detent):
     assert "quantize" in detent().out
 

@@ -38,7 +38,7 @@ def test_saved_results(detent, quantized_demo, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([MODEL, MODEL], "Give --data DIR"),
+        ([MODEL, MODEL], "Give data (--data DIR)"),
         ([FOLDER, FOLDER, "--limit", 3], "give only the folders"),
         ([FOLDER, FOLDER, "--size", "3"], "give only the folders"),
     ],
@@ -51,8 +51,8 @@ def test_what_cannot_be_compared(detent, arguments, message):
 
 def test_a_model_and_a_folder(detent, tmp_path):
     outcome = detent("compare", MODEL, tmp_path)
-    assert outcome.code == 4
-    assert "There is no folder" in outcome.err
+    assert outcome.code == 2
+    assert "give two models or two folders" in outcome.err
 
 
 def test_the_same_model_is_exact(detent, tmp_path):

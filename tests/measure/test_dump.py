@@ -66,5 +66,9 @@ def test_the_command(detent, model, tmp_path):
     outcome = detent(*arguments, "--float")
     assert outcome.code == 0, outcome.err
     assert "Codes of 2 tensors and 1 constants" in outcome.out
+    again = detent(*arguments)
+    assert again.code == 5
+    assert "not an empty folder" in again.err
+    arguments[-1] = tmp_path / "device"
     told = json.loads(detent(*arguments, "--rounding", "dpu", "--json").out)
     assert (told["activations"], told["constants"], told["floats"]) == (2, 1, {})

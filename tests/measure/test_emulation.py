@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 
 import detent
 from detent.errors import DataError, OutputError
-from detent.measure.emulation import AHEAD
 from tests.measure.emulator.qdq import Qdq, feeds_of
 
 
@@ -24,7 +24,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def data(model):
-    return [{"x0": feeds_of(onnx.load(model), seed)["x0"]} for seed in range(AHEAD + 3)]
+    return [{"x0": feeds_of(onnx.load(model), seed)["x0"]} for seed in range(7)]
 
 
 def test_answers_are_those_of_onnxruntime(model, data, tmp_path):
@@ -33,8 +33,36 @@ def test_answers_are_those_of_onnxruntime(model, data, tmp_path):
     assert (done.samples, output.elements, output.differing, output.farthest) == (2 * len(data), 8 * len(data), 0, 0.0)
     assert (output.rows, output.same_top1) == (2 * len(data), 2 * len(data))
     files = sorted((tmp_path / "new" / "answers").iterdir())
-    assert [file.name for file in files][:2] == [f"00000_{output.name}.npy", f"00001_{output.name}.npy"]
-    np.testing.assert_array_equal(np.load(files[-1]), detent.Emulator(model)(data[-1])[0])
+    assert [file.name for file in files][:2] == ["00000.npy", "00001.npy"]  # each sample has two rows
+    np.testing.assert_array_equal(
+        np.concatenate([np.load(file) for file in files[-2:]]), detent.Emulator(model)(data[-1])[0]
+    )
+
+
+def test_answers_have_the_names_that_infer_gives_them(model, tmp_path):
+    for name in ("b", "a"):
+        np.save(tmp_path / f"{name}.npy", feeds_of(onnx.load(model), 1)["x0"])
+    detent.emulate(model, tmp_path / "a.npy", tmp_path / "integers")
+    detent.infer(model, tmp_path / "a.npy", tmp_path / "float")
+    found = detent.compare(tmp_path / "float", tmp_path / "integers")
+    assert [each.name for each in found.files] == ["a_0.npy", "a_1.npy"]
+    assert all(each.l1 == 0 for each in found.files)
+
+
+def test_answers_are_there_as_a_whole_or_not_at_all(model, tmp_path, monkeypatch):
+    saved = []
+
+    def full(*arguments, **named):
+        saved.append(arguments)
+        if len(saved) == 3:
+            raise OSError(errno.ENOSPC, "no space")
+        np_save(*arguments, **named)
+
+    np_save = np.save
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OutputError, match="the disk is full. No part of it was left behind"):
+        detent.emulate(model, limit=4, output=tmp_path / "answers")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_the_rounding_of_the_device_differs_on_ties(model, data):
@@ -52,7 +80,7 @@ def test_random_data_is_said_to_be_random(model):
 
 def test_what_cannot_be(model, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="Cannot create the folder"):
+    with pytest.raises(OutputError, match="exists and is not an empty folder"):
         detent.emulate(model, limit=1, output=tmp_path / "file")
     with pytest.raises(DataError, match="axis 1 must be 6"):
         detent.emulate(model, np.zeros((2, 5), np.float32))

@@ -104,6 +104,16 @@ def test_scores_with_axes_of_one():
     assert Evaluator(model, one_hot(3, 4), labels=[3, 3]).evaluate(model).accuracy() == 50
 
 
+def test_preprocessing_as_a_file_or_a_dict(tmp_path):
+    Image.new("L", (4, 4), 255).save(tmp_path / "white.png")
+    (tmp_path / "how.json").write_text('{"std": 255}')
+    model = build([node("Flatten", "x", "y")], "y", {}, [info("x", ["N", 1, 4, 4])])
+    measured = Metric("sum", score=lambda outputs, _: float(outputs.sum()))
+    for given in (tmp_path / "how.json", {"std": 255}):
+        evaluator = Evaluator(model, tmp_path / "white.png", metric=measured, preprocess=given)
+        assert evaluator.evaluate(model).mean == 16
+
+
 def test_integer_kernels_are_not_used(monkeypatch):
     """They saturate on some processors: the same file would then score differently there."""
     asked = []

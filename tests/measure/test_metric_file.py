@@ -64,6 +64,10 @@ def test_what_counts_as_a_number(value):
         ("def score(outputs, sample):\n    return float('nan')\n", r"line 1: score\(\) returned nan on a.jpg"),
         ("def score(outputs, sample):\n    return float('inf')\n", r"score\(\) returned inf"),
         (
+            "def score(outputs, sample):\n    raise SystemExit(0)\n",
+            r"line 2: score\(\) failed on a.jpg with SystemExit: 0",
+        ),
+        (
             "def helper(x):\n    return x[7]\ndef score(outputs, sample):\n    return helper(outputs)\n",
             r"mine.py, line 2: score\(\) failed on a.jpg with IndexError: .* outputs were of shape \[1, 3\]",
         ),
@@ -90,6 +94,7 @@ def test_a_metric_that_fails(tmp_path):
         ("score = 3\n", "'score' must be a function, found int"),
         ("lower_is_better = 'yes'\ndef score(a, b): ...\n", "lower_is_better must be True or False, not 'yes'"),
         ("x = 1\nimport no_such_module\n", "mine.py, line 2: the metric file failed with ModuleNotFoundError"),
+        ("import sys\nsys.exit()\n", "mine.py, line 2: the metric file failed with SystemExit"),
         ("x = 1\ny = = 2\n", "mine.py, line 2: this is not valid Python"),
     ],
 )

@@ -175,6 +175,12 @@ def test_an_executor_gives_the_same_model(saved, tmp_path):
     assert (tmp_path / "pool.stats").read_bytes() == stats.read_bytes()
 
 
+def test_statistics_serve_a_shape_that_is_fixed_afterwards(detent, saved, demo_arguments):
+    stats, _ = saved
+    outcome = detent(*demo_arguments, "--stats", stats, "--fix-shape", "image=1,1,32,32")
+    assert outcome.code == 0, outcome.err
+
+
 def test_refusals_come_before_any_work(detent, saved, demo_arguments, tmp_path):
     stats, _ = saved
     refused = {

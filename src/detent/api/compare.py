@@ -16,6 +16,7 @@ from detent.measure.candidate import as_models
 from detent.measure.results import Comparison, compare_folders
 from detent.measure.tensors import ModelComparison, compare_models
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
+from detent.pipeline.job import as_names
 from detent.progress import Progress, silent
 
 
@@ -68,7 +69,7 @@ def compare(
         limit=limit,
         batch=batch,
         threads=threads,
-        providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+        providers=as_names(providers) or DEFAULT_PROVIDERS,
         inner=inner,
         progress=progress or silent,
     )

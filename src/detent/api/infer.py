@@ -14,6 +14,7 @@ from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.candidate import as_models
 from detent.measure.infer import save_outputs
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
+from detent.pipeline.job import as_names
 from detent.progress import Progress, silent
 
 
@@ -45,7 +46,7 @@ def infer(
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError.
     """
-    files, _ = save_outputs(
+    return save_outputs(
         as_models(model)[0],
         data,
         Path(output),
@@ -53,7 +54,6 @@ def infer(
         limit=limit,
         batch=batch,
         threads=threads,
-        providers=((providers,) if isinstance(providers, str) else tuple(providers)) or DEFAULT_PROVIDERS,
+        providers=as_names(providers) or DEFAULT_PROVIDERS,
         progress=progress or silent,
     )
-    return files

@@ -23,9 +23,9 @@ def infer(
 
     Example: detent infer model_int8.onnx --data images/ --out answers/
     """
+    import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.measure.infer import save_outputs
 
     with progress_bar(stderr()) as progress:
-        written, described = save_outputs(model, data, out, **running.given(), progress=progress)
-    stdout().print(f"{len(written)} files in {out}: {model} on {described}.", markup=False)
+        written = detent.infer(model, data, out, **running.given(), progress=progress)
+    stdout().print(f"{len(written)} files in {out}.", markup=False)

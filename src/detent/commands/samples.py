@@ -88,14 +88,12 @@ class RunningOptions:
 
     def given(self) -> RunningArguments:
         """As keyword arguments."""
-        from detent.graph.session import DEFAULT_PROVIDERS
-
         return {
             "preprocess": self.images.parsed(),
             "limit": self.limit,
             "batch": self.batch,
             "threads": self.threads,
-            "providers": tuple(self.providers) or DEFAULT_PROVIDERS,
+            "providers": self.providers,
         }
 
 

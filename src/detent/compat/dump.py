@@ -23,4 +23,4 @@ def dump_model(
     feeds = reader.get_next()
     if feeds is None:
         raise DataError("dump_model: the data reader has no sample to run the model on.")
-    dump_codes(model_input, dict(feeds), Path(output_dir), floats=dump_float)
+    dump_codes(model_input, dict(feeds), Path(output_dir), floats=dump_float, overwrite=True)

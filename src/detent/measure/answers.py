@@ -45,12 +45,14 @@ class Answers:
 
 
 @contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to write into, which becomes `out` when the block ends well; otherwise nothing is left of it.
 
-    `out` must be new or empty: what is left of another run would be taken for results of this one.
+    `out` must be new or empty: what is left of another run would be taken for results of this one. With `overwrite` it
+    may have files, and those of the same names are replaced.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    filled = out.is_dir() and any(out.iterdir())
+    if (out.exists() and not out.is_dir()) or (filled and not overwrite):
         raise OutputError(f"{out} exists and is not an empty folder. Give another --out, or empty it.")
     with output_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,13 @@ def new_folder(out: Path) -> Iterator[Path]:
             results = scratch / out.name
             results.mkdir()
             yield results
-            results.replace(out)
+            if not filled:
+                results.replace(out)
+                return
+            for file in sorted(path for path in results.rglob("*") if path.is_file()):
+                place = out / file.relative_to(results)
+                place.parent.mkdir(exist_ok=True)
+                file.replace(place)
 
 
 def _stem(name: str) -> str:

@@ -59,15 +59,16 @@ def dump_codes(
     floats: bool = False,
     rounding: EmulatedRounding | None = None,
     origin: str = "the dumped sample",
+    overwrite: bool = False,
 ) -> Dump:
-    """Run a quantized model on one sample and write its values into the new `folder`: all of them, or none."""
+    """Run a quantized model on one sample and write its values into `folder`, all or none; see `new_folder`."""
     if floats and rounding is not None:
         raise UsageError("--float writes what onnxruntime computes, which has one rounding: leave --rounding out.")
     if rounding is None:
         codes, constants, numbers = _from_onnxruntime(model, feeds, floats, origin)
     else:
         codes, constants, numbers = _emulated(model, feeds, rounding, origin)
-    with new_folder(folder) as results:
+    with new_folder(folder, overwrite=overwrite) as results:
         written = _write_all(results, {**codes, **constants})
         numbered = _write_all(results / FLOAT_FOLDER, numbers) if floats else {}
     return Dump(str(folder), origin, len(codes), len(constants), written, numbered)

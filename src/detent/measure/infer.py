@@ -29,8 +29,8 @@ def save_outputs(
     threads: int = 0,
     providers: Sequence[str] = DEFAULT_PROVIDERS,
     progress: Progress = silent,
-) -> tuple[list[Path], str]:
-    """Run the model on all samples; returns the files that were written below `out`, and what the data was.
+) -> list[Path]:
+    """Run the model on all samples; returns the files that were written below `out`.
 
     The folder is there when all of it is, or not at all.
     """
@@ -48,4 +48,4 @@ def save_outputs(
             for at, name in enumerate(item.names):
                 files += answers.save(rows_of(outputs, at, len(item.names), item.pending.origin), name)
             progress(STAGE, done, dataset.batches)
-    return [out / file for file in files], dataset.described
+    return [out / file for file in files]

@@ -117,7 +117,8 @@ class RowSource:
         """The inputs, the rows used (their contents too), those held out, and how they are batched."""
         digest = Digest()
         digest.add_plain([[spec.name, spec.dtype.name] for spec in self.inputs])
-        digest.add_plain([list(self.selection.rows), sorted(self.selection.held_out), self.batch, self.whole])
+        digest.add_plain([list(self.selection.rows), sorted(self.selection.held_out), self.batch])
+        digest.add_plain(self.whole and self.batch > 1)  # what is left over is not used
         self.rows.identify(self.selection.rows, digest)
         return digest.text
 
