@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 from detent.errors import DataError, UsageError
 from detent.observe import cluster as cluster_module
@@ -23,28 +20,7 @@ from detent.observe.sweep import sweep
 from tests.models import as_ir, conv_relu_conv, normal
 from tests.observe.shard_readers import Deadly, Faulty, Numbers, Slow
 from tests.observe.test_executors import SITES, contents, exponent
-
-
-@contextmanager
-def running(workers=2, **options):
-    with (
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            silence_logs=logging.CRITICAL + 1,
-            **options,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client():
-    """Two worker processes."""
-    with running() as client:
-        yield client
+from tests.workers import running
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +130,26 @@ def test_a_client_of_asynchronous_code(model, data, client, monkeypatch):
         sweep_on(client, model, SITES, opened(model, data))
 
 
+@pytest.fixture(scope="module")
+def mortal():
+    """A cluster of two worker processes that may die, but not twice of the same shard."""
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}), running() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lonely():
+    """A cluster of one worker process."""
+    with running(1) as client:
+        yield client
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, workers):
+@pytest.mark.parametrize("cluster", ["lonely", "mortal"])
+def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, cluster, request):
     """With one worker, what was scattered dies with it, and is scattered again."""
     here = sweep(model, SITES, opened(model, Numbers()))
+    client = request.getfixturevalue(cluster)
 
     def kill_one():
         while len(notes := list(tmp_path.iterdir())) < 4:
@@ -166,21 +157,16 @@ def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, workers):
         os.kill(int(notes[0].name.split()[0]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
-    with running(workers) as client:
-        killer.start()
-        there = sweep_on(client, model, SITES, opened(model, Slow(folder=tmp_path)))
+    killer.start()
+    there = sweep_on(client, model, SITES, opened(model, Slow(folder=tmp_path)))
     killer.join()
     assert contents(there) == contents(here)
     assert there.samples == here.samples
 
 
 @pytest.mark.slow
-def test_a_shard_that_always_kills_is_named(model, tmp_path):
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
-        running() as client,
-        # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
-        pytest.raises(DataError, match=r"Every worker that had the reader's shard \d+ died \(2 of them\)"),
-    ):
-        sweep_on(client, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
+def test_a_shard_that_always_kills_is_named(model, tmp_path, mortal):
+    # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
+    with pytest.raises(DataError, match=r"Every worker that had the reader's shard \d+ died \(2 of them\)"):
+        sweep_on(mortal, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
     assert len(list(tmp_path.iterdir())) >= 2
