@@ -69,15 +69,6 @@ def processes():
         yield pool
 
 
-@pytest.fixture(scope="session")
-def client():
-    """A Dask cluster of two worker processes."""
-    from tests.workers import running
-
-    with running() as client:
-        yield client
-
-
 def tiny_model(opset: int = 17, batch: int | str = "N", **changes) -> onnx.ModelProto:
     """Conv, Relu and Conv on [batch, 3, 8, 8], with the weights of a fixed seed."""
     rng = np.random.default_rng(7)

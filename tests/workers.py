@@ -1,4 +1,4 @@
-"""Worker processes that tests share: to start some takes longer than most of what they are given to do."""
+"""A Dask cluster for tests."""
 
 from __future__ import annotations
 

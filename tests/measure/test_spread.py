@@ -191,10 +191,13 @@ def test_a_faulty_item_of_a_reader_in_a_process(ready):
 
 
 @pytest.mark.slow
-def test_a_cluster(ready, file, client, monkeypatch):
+def test_a_cluster(ready, file, monkeypatch):
+    from tests.workers import running
+
     monkeypatch.setattr("detent.measure.sensitivity.SETTLED", NEVER)
-    sent = []
-    scatter = client.scatter
-    monkeypatch.setattr(client, "scatter", lambda *given, **options: sent.append(1) or scatter(*given, **options))
-    assert measured(ready, file, client) == measured(ready, file)
-    assert sent == [1]  # in three rounds
+    with running(workers=1) as client:
+        sent = []
+        scatter = client.scatter
+        monkeypatch.setattr(client, "scatter", lambda *given, **options: sent.append(1) or scatter(*given, **options))
+        assert measured(ready, file, client) == measured(ready, file)
+        assert sent == [1]  # in three rounds

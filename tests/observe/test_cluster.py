@@ -24,6 +24,13 @@ from tests.workers import running
 
 
 @pytest.fixture(scope="module")
+def client():
+    """Two worker processes."""
+    with running() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def model():
     return as_ir(conv_relu_conv())
 
@@ -130,26 +137,11 @@ def test_a_client_of_asynchronous_code(model, data, client, monkeypatch):
         sweep_on(client, model, SITES, opened(model, data))
 
 
-@pytest.fixture(scope="module")
-def mortal():
-    """A cluster of two worker processes that may die, but not twice of the same shard."""
-    with dask.config.set({"distributed.scheduler.allowed-failures": 1}), running() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def lonely():
-    """A cluster of one worker process."""
-    with running(1) as client:
-        yield client
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["lonely", "mortal"])
-def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, cluster, request):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, workers):
     """With one worker, what was scattered dies with it, and is scattered again."""
     here = sweep(model, SITES, opened(model, Numbers()))
-    client = request.getfixturevalue(cluster)
 
     def kill_one():
         while len(notes := list(tmp_path.iterdir())) < 4:
@@ -157,16 +149,21 @@ def test_a_worker_that_is_killed_in_the_middle(model, tmp_path, cluster, request
         os.kill(int(notes[0].name.split()[0]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
-    killer.start()
-    there = sweep_on(client, model, SITES, opened(model, Slow(folder=tmp_path)))
+    with running(workers) as client:
+        killer.start()
+        there = sweep_on(client, model, SITES, opened(model, Slow(folder=tmp_path)))
     killer.join()
     assert contents(there) == contents(here)
     assert there.samples == here.samples
 
 
 @pytest.mark.slow
-def test_a_shard_that_always_kills_is_named(model, tmp_path, mortal):
-    # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
-    with pytest.raises(DataError, match=r"Every worker that had the reader's shard \d+ died \(2 of them\)"):
-        sweep_on(mortal, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
+def test_a_shard_that_always_kills_is_named(model, tmp_path):
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        running() as client,
+        # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
+        pytest.raises(DataError, match=r"Every worker that had the reader's shard \d+ died \(2 of them\)"),
+    ):
+        sweep_on(client, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
     assert len(list(tmp_path.iterdir())) >= 2
