@@ -87,10 +87,10 @@ def test_relative_error():
 @pytest.mark.parametrize("refinement", [None, Rounding(samples=8, rows=16)])
 def test_the_whole_way(recipe, refinement):
     settings = detent.find_recipe(recipe).replace(search_ranges=True, refinement=refinement)
-    report = detent.quantize(MODEL, None, CALIBRATION, settings, preprocess=PREPROCESS, limit=16)
+    report = detent.quantize(MODEL, None, CALIBRATION, settings, preprocess=PREPROCESS, limit=32)
     assert report.fidelity is not None
     assert min(each.sqnr_db for each in report.fidelity.outputs.values()) > 15
-    again = detent.quantize(MODEL, None, CALIBRATION, settings, preprocess=PREPROCESS, limit=16)
+    again = detent.quantize(MODEL, None, CALIBRATION, settings, preprocess=PREPROCESS, limit=32)
     assert report.model.SerializeToString() == again.model.SerializeToString()
 
 
