@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,13 @@ def quantized_demo(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("quantized") / "demo.onnx"
     package.quantize(MODEL, path, CALIBRATION, preprocess=PREPROCESS, limit=16)
     return path
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Two worker processes."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        yield pool
 
 
 def tiny_model(opset: int = 17, batch: int | str = "N", **changes) -> onnx.ModelProto:

@@ -211,10 +211,17 @@ def session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 def run(model: onnx.ModelProto | ir.Model, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All graph outputs by name."""
+    return run_all(model, [feeds])[0]
+
+
+def run_all(
+    model: onnx.ModelProto | ir.Model, samples: Sequence[Mapping[str, np.ndarray]]
+) -> list[dict[str, np.ndarray]]:
+    """All graph outputs by name, for each sample. The model is loaded once."""
     proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
     live = session(proto)
     names = [value.name for value in live.get_outputs()]
-    return dict(zip(names, live.run(names, dict(feeds)), strict=True))
+    return [dict(zip(names, live.run(names, dict(feeds)), strict=True)) for feeds in samples]
 
 
 def values_of(proto: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import pytest
 
 import detent
 from detent.plan.masks import MASK_REASON, SCORE_REASON
-from tests.models import build, info, node, normal, run
+from tests.models import build, info, node, normal, run_all
 from tests.transformer_models import LOWEST, Style, bert, bert_data, vit, vit_data
 
 STYLES = {
@@ -25,7 +25,7 @@ def decibels(want, got):
 
 
 def quality(proto, quantized, feeds):
-    want, got = ([run(model, each) for each in feeds] for model in (proto, quantized))
+    want, got = (run_all(model, feeds) for model in (proto, quantized))
     return decibels(*(np.concatenate([next(iter(each.values())).ravel() for each in side]) for side in (want, got)))
 
 
@@ -62,7 +62,7 @@ def test_the_scale_of_a_normalization_survives_an_outlier():
     proto = build([node("LayerNormalization", "x g h", "y", axis=-1)], "y", constants, inputs=[info("x", (2, 3, 4))])
     feeds = [{"x": normal(2, 3, 4, seed=index)} for index in range(40)]
     quantized = detent.quantize(proto, calibration=feeds, recipe="A16W8").model
-    want, got = (np.concatenate([run(each, feed)["y"] for feed in feeds]) for each in (proto, quantized))
+    want, got = (np.concatenate([each["y"] for each in run_all(model, feeds)]) for model in (proto, quantized))
     ordinary = [0, 1, 3]  # with a scale on the grid of the outlier they would be multiplied by 0 or 2.4
     assert decibels(want[..., ordinary], got[..., ordinary]) > 35
 

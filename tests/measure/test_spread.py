@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from detent.errors import DataError, UsageError
 from detent.measure.comparing import Sums
 from detent.measure.sensitivity import STAGE, sensitivity
 from detent.measure.spread import Probing, ShardSums, Spread, _on_workers
-from detent.observe import processes, worker
+from detent.observe import processes as local_processes
+from detent.observe import worker
 from detent.observe.executors import sweep_on
 from detent.observe.inputs import input_specs
 from detent.observe.peek import peek
@@ -153,22 +153,23 @@ def test_a_reader_that_gives_less_the_second_time(ready, threads):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
-def test_processes_measure_what_threads_measure(ready, file, monkeypatch, exact):
+def test_processes_measure_what_threads_measure(ready, file, processes, monkeypatch, exact):
     monkeypatch.setattr("detent.measure.sensitivity.SETTLED", NEVER)
-    here = measured(ready, file, exact=exact)
-    assert measured(ready, file, LocalProcesses(2), exact=exact) == here
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        assert measured(ready, file, pool, exact=exact) == here
+    assert measured(ready, file, processes, exact=exact) == measured(ready, file, exact=exact)
+
+
+@pytest.mark.slow
+def test_a_sample_that_fails_in_a_process_is_named(ready, file, processes):
     with pytest.raises(DataError, match=r"x.npy\[3\]"):
-        measured(ready, broken(file), LocalProcesses(2), exact=True)
+        measured(ready, broken(file), processes, exact=True)
 
 
 @pytest.mark.slow
 def test_processes_stay_while_samples_are_added(ready, file, monkeypatch):
     monkeypatch.setattr("detent.measure.sensitivity.SETTLED", NEVER)
     started = []
-    start = processes._pool
-    monkeypatch.setattr(processes, "_pool", lambda count: started.append(count) or start(count))
+    start = local_processes._pool
+    monkeypatch.setattr(local_processes, "_pool", lambda count: started.append(count) or start(count))
     assert measured(ready, file, LocalProcesses(2)) == measured(ready, file)
     assert started == [2]
 
@@ -186,15 +187,15 @@ def test_a_process_that_is_killed_costs_a_retry(ready, tmp_path, monkeypatch):
 def test_a_faulty_item_of_a_reader_in_a_process(ready):
     faulty = open_source(Faulty(32), input_specs(ready[0]), reserve=1)
     with pytest.raises(DataError, match="item 0 of the reader's shard 5: input 'x' expects finite numbers"):
-        measured(ready, Numbers(32), LocalProcesses(2), source=faulty, exact=True)
+        measured(ready, Numbers(32), LocalProcesses(1), source=faulty, exact=True)
 
 
 @pytest.mark.slow
 def test_a_cluster(ready, file, monkeypatch):
-    from tests.observe.test_cluster import running
+    from tests.workers import running
 
     monkeypatch.setattr("detent.measure.sensitivity.SETTLED", NEVER)
-    with running() as client:
+    with running(workers=1) as client:
         sent = []
         scatter = client.scatter
         monkeypatch.setattr(client, "scatter", lambda *given, **options: sent.append(1) or scatter(*given, **options))

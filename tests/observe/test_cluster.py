@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 from detent.errors import DataError, UsageError
 from detent.observe import cluster as cluster_module
@@ -23,21 +20,7 @@ from detent.observe.sweep import sweep
 from tests.models import as_ir, conv_relu_conv, normal
 from tests.observe.shard_readers import Deadly, Faulty, Numbers, Slow
 from tests.observe.test_executors import SITES, contents, exponent
-
-
-@contextmanager
-def running(workers=2, **options):
-    with (
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            silence_logs=logging.CRITICAL + 1,
-            **options,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
+from tests.workers import running
 
 
 @pytest.fixture(scope="module")

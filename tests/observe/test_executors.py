@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -261,12 +260,6 @@ def test_suspects_run_alone_and_the_guilty_one_is_named():
     assert backlog.left == 3  # 0, 1 and 2, then the innocent 3 alone
 
 
-@pytest.fixture(scope="module")
-def processes():
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["npy", "npz", "images", "random", "reader"])
 def test_processes_count_the_same_and_load_the_model_once_each(model, open_data, processes, kind):
@@ -289,25 +282,24 @@ def test_local_processes(model, open_data):
     here = sweep(model, SITES, open_data("npy", reserve=4))
     assert contents(sweep_on(LocalProcesses(2), model, SITES, open_data("npy", reserve=4))) == contents(here)
     with pytest.raises(DataError, match="item 0 of the reader's shard 5"):
-        sweep_on(LocalProcesses(2), model, SITES, open_source(Faulty(), input_specs(model)))
+        sweep_on(LocalProcesses(1), model, SITES, open_source(Faulty(), input_specs(model)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_process_that_is_killed_costs_a_retry(model, tmp_path, times):
+def test_a_process_that_is_killed_twice_costs_two_retries(model, tmp_path):
     here = sweep(model, SITES, open_source(Numbers(), input_specs(model), reserve=16))
-    reader = Deadly(folder=tmp_path, times=times)
+    reader = Deadly(folder=tmp_path, times=2)
     there = sweep_on(LocalProcesses(2), model, SITES, open_source(reader, input_specs(model), reserve=16))
     assert contents(there) == contents(here)
     assert there.samples == here.samples
-    assert len(list(tmp_path.iterdir())) == times
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.slow
 def test_a_shard_that_always_kills_is_named(model, tmp_path):
     reader = Deadly(folder=tmp_path, times=100)
     with pytest.raises(DataError, match="3 worker processes died while they worked on the reader's shard 3,"):
-        sweep_on(LocalProcesses(2), model, SITES, open_source(reader, input_specs(model)))
+        sweep_on(LocalProcesses(1), model, SITES, open_source(reader, input_specs(model)))
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -25,12 +25,13 @@ XINT8 = package.find_recipe("XINT8").replace(refinement=None)
 UNREFINED = ("--refine", "none")  # refinement looks at samples, which statistics do not have
 
 
-@pytest.fixture
-def saved(detent, demo_arguments, tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     """The demo's statistics, and the model that was quantized while they were counted."""
-    outcome = detent(*demo_arguments, "--save-stats", tmp_path / "demo.stats", *UNREFINED)
-    assert outcome.code == 0, outcome.err
-    return tmp_path / "demo.stats", (tmp_path / "out.onnx").read_bytes()
+    folder = tmp_path_factory.mktemp("saved")
+    file, out = folder / "demo.stats", folder / "out.onnx"
+    package.quantize(MODEL, out, CALIBRATION, XINT8, preprocess=PREPROCESS, save_stats=file)
+    return file, out.read_bytes()
 
 
 def test_statistics_from_a_file_give_the_same_model(detent, saved, tmp_path):
@@ -52,18 +53,21 @@ def test_with_data_beside_them_the_result_is_measured(detent, saved, demo_argume
 
 @pytest.fixture(scope="module")
 def unequalized(tmp_path_factory):
-    """Statistics of the demo as it is: equalization depends on the kind of scales."""
+    """Statistics of the demo as it is (equalization depends on the kind of scales), and what they were counted on."""
     path = tmp_path_factory.mktemp("stats") / "demo.stats"
-    recipe = XINT8.replace(equalize=False)
-    package.quantize(MODEL, calibration=CALIBRATION, preprocess=PREPROCESS, recipe=recipe, save_stats=path)
-    return path
+    data = {"calibration": CALIBRATION, "preprocess": PREPROCESS, "limit": 16}
+    package.quantize(MODEL, recipe=XINT8.replace(equalize=False), save_stats=path, **data)
+    return path, data
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("NonOverflow", "Distribution")])
 def test_one_sweep_serves_every_method_of_another_recipe(method, unequalized):
     recipe = package.find_recipe("A8W8").replace(method=METHODS[method], refinement=None, equalize=False)
-    reused = package.quantize(MODEL, stats=unequalized, recipe=recipe)
-    counted = package.quantize(MODEL, calibration=CALIBRATION, preprocess=PREPROCESS, recipe=recipe)
+    stats, data = unequalized
+    reused, counted = (
+        package.quantize(MODEL, stats=stats, recipe=recipe),
+        package.quantize(MODEL, recipe=recipe, **data),
+    )
     assert reused.model == counted.model
     assert reused.fidelity is None
 
