@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import detent
+from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.graph.load import load
 from detent.targets.saturation import SaturatingClip
 from tests.models import IMAGE, build, find, node, normal, plan_at, run
@@ -45,6 +46,17 @@ def test_which_clips_become_relus(low, high, position, becomes):
         assert (before != after).any()
         params = plan.integers("y")
         np.testing.assert_array_equal(params.encode(before), params.encode(after))
+
+
+@pytest.mark.parametrize("recipe", ["A8W8", "A16W8", "U8S8_AAWS"])
+def test_statistics_of_another_recipe_leave_no_clip_that_the_device_has_not(tmp_path, recipe):
+    """The bounds were moved for powers of two. With float scales the largest code stands for just about the bound."""
+    files = {"calibration": CALIBRATION, "preprocess": PREPROCESS}
+    detent.quantize(MODEL, tmp_path / "first.onnx", **files, save_stats=tmp_path / "it.stats")
+    output = tmp_path / "out.onnx"
+    detent.quantize(MODEL, output, **files, recipe=recipe, stats=tmp_path / "it.stats")
+    clips = [node for node in load(output).graph if node.op_type == "Clip"]
+    assert {float(node.inputs[2].const_value.numpy()) for node in clips} <= {6.0}
 
 
 def test_a_network_of_relu6_that_cuts(tmp_path):

@@ -117,8 +117,7 @@ def decide(
     rules = Rules(target, model.clone() if recipe.search_ranges else model, recipe.without)
     unsettled = rules(plan)
     _rewrite(model, target.corrections, layout, notes)
-    if target.requires_power_of_two:
-        _run(model, [SaturatingClip(plan)], notes)
+    _run(model, [SaturatingClip(plan)], notes)
     return plan, rules, unsettled
 
 

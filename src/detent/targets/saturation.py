@@ -1,8 +1,8 @@
 """Clips that the codes make superfluous.
 
-The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips other bounds, such that the largest
-code of their result stands for the bound or for less: 127 * 2^-p <= b. Then a Relu gives the same codes, because
-whatever is beyond the bound gets the largest code either way.
+The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips other bounds b, such that b itself
+has the largest code of all. Then a Relu gives the same codes, because whatever is beyond the bound gets the largest
+code either way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from detent.prepare import Pass
 
 
 class SaturatingClip(Pass):
-    """A Clip from 0 with a bound that the device has not becomes a Relu, where the codes end at the bound or below."""
+    """A Clip from 0 with a bound that the device has not becomes a Relu, where the bound has the largest code."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class SaturatingClip(Pass):
             if low != 0.0 or high is None or (low, high) in DEVICE_CLIPS:
                 continue
             params = self._plan.of(result)
-            if isinstance(params, QuantParams) and params.span[1] <= high:
+            if isinstance(params, QuantParams) and (params.encode(high) == params.format.high).all():
                 cut_inputs(node, 1)
                 node.op_type = "Relu"
                 self.changed(node, f"Clip at {high:g} became Relu: its codes end at {params.span[1]:g}")

@@ -49,11 +49,6 @@ class Target:
     permits: Permits = _anything
     device: Device | None = None
 
-    @property
-    def requires_power_of_two(self) -> bool:
-        """Whether it scales by shifting, a whole tensor at a time."""
-        return self.device is not None and self.device.shifts
-
     def check(self, recipe: Recipe) -> None:
         """Raise UsageError where the recipe has scales or types that the device has not."""
         if self.device is None:
