@@ -293,7 +293,7 @@ def test_a_real_full_disk(tmp_path):
 
 EAGER = """
     from functools import partial
-    from detent import calibrate
+    from detent.pipeline import calibrate
     from detent.cli import main
     calibrate.Checkpoint = partial(calibrate.Checkpoint, every=0.2)
     main()

@@ -97,6 +97,12 @@ def test_with_a_tiny_budget_the_lowest_rung_is_the_result(tmp_path):
     assert [rung.name for rung in result.rungs] == ["plain"]
     assert result.stopped == OUT_OF_TIME
     assert (tmp_path / "out.onnx").exists()
+    assert result.kept == str(folder_beside(tmp_path / "out.onnx"))
+    longer = tune(tmp_path / "out.onnx", budget=1e-6)
+    assert [rung.resumed for rung in longer.rungs] == [True]
+    met = tune(tmp_path / "out.onnx", budget=1e-6, max_drop=100.0)
+    assert met.kept is None
+    assert not folder_beside(tmp_path / "out.onnx").exists()
 
 
 def test_a_rung_that_runs_out_of_time_leaves_the_best_so_far(tmp_path, monkeypatch):

@@ -37,12 +37,13 @@ def tensor_bytes(model: ir.Model) -> int:
 def check_output(output: Path, *inputs: object) -> None:
     """Refuse, before any work is done, an output that could not be written or that would destroy one of `inputs`."""
     if output.is_dir():
-        raise OutputError(f"The output {output} is a folder. Give a file name, such as {output / 'model_int8.onnx'}.")
+        raise OutputError(f"The output {output} is a folder. Give the name of a file in it, or another one.")
     if output.exists() and not output.is_file():
         raise OutputError(f"The output {output} is a device or a pipe. Give a file name.")
     for other in inputs:
         if isinstance(other, str | Path) and _same_file(output, Path(other)):
-            raise OutputError(f"The output {output} would overwrite {other}. Give another name.")
+            also = f"the other file {other} of this command" if Path(other) == output else str(other)
+            raise OutputError(f"The output {output} would overwrite {also}. Give another name.")
     if not output.parent.is_dir():
         raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")
     try:

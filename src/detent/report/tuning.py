@@ -50,7 +50,8 @@ class RungOutcome:
 class Tuning:
     """All rungs in the order in which they were climbed, and which one was taken.
 
-    `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets.
+    `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets,
+    `note` how images were read. `kept` is where a tuning that ran out of time left what it knows, for one with more.
     """
 
     source: str
@@ -62,11 +63,13 @@ class Tuning:
     met: bool
     stopped: str
     data: str
+    note: str
     reference: str
     samples: int
     seconds: float
     bytes_before: int | None
     model: onnx.ModelProto | None = None
+    kept: str | None = None
 
     @property
     def outcome(self) -> RungOutcome:

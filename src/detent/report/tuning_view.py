@@ -32,6 +32,8 @@ def print_tuning(tuning: Tuning, console: Console) -> None:
     )
     console.print(f"[bold {colour}]{escape(tuning.taken)}[/] {verdict}. Stopped because {tuning.stopped}.")
     console.print(f"Judged on {escape(tuning.data)}; the float model: {escape(tuning.reference)}.")
+    if tuning.note:
+        console.print(tuning.note, markup=False)
     if tuning.met and outcome.interval is not None and outcome.interval[1] > tuning.max_drop:
         console.print(
             f"[dim]{tuning.samples} samples leave room for chance: up to {outcome.interval[1]:.2g} would not be a "
@@ -39,6 +41,8 @@ def print_tuning(tuning: Tuning, console: Console) -> None:
         )
     if not tuning.met:
         console.print("Try more calibration images, a longer --budget, or a recipe with finer numbers (A8W8, A16W8).")
+    if tuning.kept is not None:
+        console.print(f"The rungs are kept in {escape(tuning.kept)}: with a longer --budget the same command goes on.")
     if tuning.output is not None:
         console.print(f"Written to {escape(tuning.output)} in {tuning.seconds:.0f} s.")
 

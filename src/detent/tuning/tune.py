@@ -24,7 +24,7 @@ from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
 from detent.report.tuning import RungOutcome, Tuning
-from detent.tuning.climb import Climb, Foothold, Observer
+from detent.tuning.climb import OUT_OF_TIME, Climb, Foothold, Observer
 from detent.tuning.clock import Clock, parse_duration
 from detent.tuning.judge import Judging, open_judge
 from detent.tuning.record import Record, contents_of, key_of
@@ -72,7 +72,7 @@ def tune(
         budget: the time to take, in seconds or as "10m"; when it is over, the best so far is the result.
         recipe_file: where to write the winning recipe; None: beside the output, with the suffix .toml.
         preprocess, fix_shapes, limit, seed, batch, threads, providers: as for `quantize`.
-        resume: keep what is found beside the output, and continue from it after an interruption.
+        resume: keep what is found beside the output, and continue from it after an interruption or with more time.
         progress: called as progress(stage, done, total).
         told: called with each RungOutcome as soon as it is known.
 
@@ -114,6 +114,8 @@ def tune(
         save(ir.from_proto(proto), target)
     if written is not None:
         write_text(result.to_toml(), written)
+    if stopped == OUT_OF_TIME and not result.met and record.folder is not None:
+        return replace(result, kept=str(record.folder))
     record.remove()
     return result
 
@@ -157,6 +159,7 @@ def _result(climb: Climb, best: Foothold, stopped: str) -> Tuning:
         met=best.outcome.loss <= climb.max_drop,
         stopped=stopped,
         data=climb.evaluator.dataset.described,
+        note=climb.evaluator.dataset.note,
         reference=_reference(climb.expected),
         samples=len(climb.evaluator.dataset),
         seconds=climb.clock.elapsed,

@@ -96,7 +96,7 @@ def tuning(met: bool = True) -> Tuning:
     limit = 1.0 if met else 0.1
     stopped = "the target is met"
     return Tuning(
-        IMAGE, None, recipe, SCRIPT, rungs, limit, met, stopped, CLOSING, "84.1 % top-1", 1000, 12.0, 14_000_000
+        IMAGE, None, recipe, SCRIPT, rungs, limit, met, stopped, CLOSING, SCRIPT, "84.1 % top-1", 1000, 12.0, 14_000_000
     )
 
 
