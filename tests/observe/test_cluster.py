@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -128,6 +129,15 @@ def test_a_scheduler_without_workers(model, data, monkeypatch):
         running(workers=0, processes=False, protocol="inproc") as client,
         pytest.raises(UsageError, match="The Dask scheduler at inproc.* has no workers. Start some"),
     ):
+        sweep_on(client, model, SITES, opened(model, data))
+
+
+def test_workers_that_are_gone_when_the_model_is_sent(model, data, client, monkeypatch):
+    def scatter(*_, **__):
+        raise asyncio.TimeoutError("No valid workers found")
+
+    monkeypatch.setattr(type(client), "scatter", scatter)
+    with pytest.raises(UsageError, match="No worker of the Dask cluster took the model: No valid workers found"):
         sweep_on(client, model, SITES, opened(model, data))
 
 

@@ -84,7 +84,13 @@ class ClusterWorkers:
             yield partial(self._rounds, sent)
 
     def _scatter(self, work: bytes, model: bytes, ticket: Ticket) -> Submit:
-        sent = self._client.scatter([work, model], broadcast=True, hash=False)
+        try:
+            sent = self._client.scatter([work, model], broadcast=True, hash=False)
+        except (asyncio.TimeoutError, OSError) as error:  # no worker was there for half a minute, or one died of it
+            raise UsageError(
+                f"No worker of the Dask cluster took the model: {error}. Start workers, and check the logs and memory "
+                "of those that there are."
+            ) from error
         return partial(self._client.submit, do_from_bytes, *sent, ticket, pure=False)
 
     def _rounds(self, sent: _Sent, shards: Sequence[Shard]) -> Generator[Any, None, None]:
