@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from detent.commands.images import ImageOptions
-from detent.commands.samples import CountingOptions, ReadingOptions, RunningOptions, SampleOptions
+from detent.commands.samples import CountingOptions, ReadingOptions, SampleOptions
 from detent.errors import UsageError
-from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions
 
 
@@ -38,11 +37,6 @@ def test_reading_has_all_that_its_samples_have():
     assert reading.given() == {**samples.given(), "fix_shapes": {"x": [1, 3, 8, 8]}, "threads": 4}
     assert samples.given() == {"limit": 3, "seed": 1, "batch": 2, "preprocess": PreprocessOptions(size=8)}
     assert ReadingOptions().given()["fix_shapes"] is None
-
-
-def test_models_run_on_the_cpu_unless_told():
-    assert RunningOptions().given()["providers"] == DEFAULT_PROVIDERS
-    assert RunningOptions(providers=["A", "B"]).given()["providers"] == ("A", "B")
 
 
 def test_workers_of_one_kind():
