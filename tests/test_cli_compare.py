@@ -30,9 +30,9 @@ def test_saved_results(detent, quantized_demo, tmp_path):
     text = detent("compare", tmp_path / "a", tmp_path / "b")
     assert "6 files compared" in text.out
     found = json.loads(detent("compare", tmp_path / "a", tmp_path / "b", "--json").out)
-    assert 0.9 < found["cosine"]["min"] <= found["cosine"]["mean"] <= 1
+    assert 0.9 < found["cosine"]["worst"] <= found["cosine"]["mean"] <= 1
     same = json.loads(detent("compare", tmp_path / "a", tmp_path / "a", "--json").out)
-    assert same["psnr_db"] == {"mean": None, "min": None}  # infinite
+    assert same["psnr_db"] == {"mean": None, "worst": None, "file": same["psnr_db"]["file"]}  # infinite
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,9 @@ def test_what_cannot_be_compared(detent, arguments, message):
 def test_a_model_and_a_folder(detent, tmp_path):
     outcome = detent("compare", MODEL, tmp_path)
     assert outcome.code == 4
-    assert "There is no folder" in outcome.err
+    assert f"{MODEL} is no folder. Give two folders of results (`detent infer` saves them), or two models." in " ".join(
+        outcome.err.split()
+    )
 
 
 def test_the_same_model_is_exact(detent, tmp_path):

@@ -12,7 +12,9 @@ from detent.report import figures
     [
         (400, 100, "4.0 times smaller"),
         (100, 330, "3.3 times larger"),
-        (5, 5, "1.0 times smaller"),
+        (5, 5, "about the same"),
+        (100, 104, "about the same"),
+        (106, 100, "1.1 times smaller"),
         (0, 7, "7.0 times larger"),
     ],
 )

@@ -18,6 +18,8 @@ def size(count: int) -> str:
 
 def ratio(before: int, after: int) -> str:
     """How much smaller, or larger: nodes for each tensor make small models larger."""
+    if f"{max(before, after) / max(min(before, after), 1):.1f}" == "1.0":
+        return "about the same"
     if after > before:
         return f"{after / max(before, 1):.1f} times larger"
     return f"{before / max(after, 1):.1f} times smaller"

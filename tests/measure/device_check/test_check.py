@@ -201,6 +201,14 @@ def test_a_float_island_divides_the_device():
     assert (found.verdict, found.subgraphs, found.cpu_nodes) == ("partly", 2, 1)
 
 
+def test_two_things_that_are_missing_at_one_node():
+    model = quantized(two_convs(node("Relu", "a", "r"), node("Add", "r k", "b"), k=normal(1, seed=3)), exclude="add_b")
+    next(each for each in model.graph.node if each.op_type == "Add").input[0] = "r"
+    for each in [each for each in model.graph.node if each.name.startswith("r_")]:
+        model.graph.node.remove(each)
+    assert ("add_b", "its input and constant are not quantized") in errors(detent.check(model))
+
+
 def test_a_pair_that_is_missing():
     model = quantized(residual())
     # The Add reads its first operand unrounded.

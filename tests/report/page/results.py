@@ -82,7 +82,8 @@ def evaluation(labels=True, lost=1):
 
 
 def folders() -> Comparison:
-    return Comparison([difference(name, [1.0, 2.0], [1.0, 2.0 + index]) for index, name in enumerate(HOSTILE)])
+    files = [difference(name, [1.0, 2.0], [1.0, 2.0 + index]) for index, name in enumerate(HOSTILE)]
+    return Comparison(files, "answers/float", "answers/int8")
 
 
 def tuning(met: bool = True) -> Tuning:

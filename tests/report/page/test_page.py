@@ -194,6 +194,15 @@ def test_metrics_of_users_have_a_page(metric):
     assert page_of(detent.evaluate(models[:1], np.eye(7, dtype=np.float32), metric=metric))
 
 
+def test_two_folders_are_named_with_the_worst_file():
+    text = Reader(page_of(results.folders())).text
+    assert "int8 against float" in text
+    assert "answers/int8 against answers/float." in text
+    assert f"The mean absolute difference. Worst: 1, in {CLOSING}." in text  # by 0, 0.5 and 1 on average
+    assert "SSIM" not in text  # these are no images
+    assert "The same against" not in text
+
+
 def test_a_tuning_says_whether_it_reached_its_goal():
     assert '<div class="verdict good"><h2>Reached</h2>' in page_of(results.tuning())
     missed = page_of(results.tuning(met=False))

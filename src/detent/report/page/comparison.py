@@ -15,7 +15,7 @@ from detent.report.page.table import Cell, Column, Row, number, table, words
 
 _MEANINGS = {
     "sqnr_db": ("SQNR dB", SQNR),
-    "psnr_db": ("PSNR dB", "The same against the largest value instead of the mean power."),
+    "psnr_db": ("PSNR dB", "Decibels of the squared largest value over the mean squared difference."),
     "cosine": ("Cosine", "1 where both have one direction."),
     "l1": ("L1", "The mean absolute difference."),
     "l2": ("L2", "The mean squared difference."),
@@ -87,7 +87,9 @@ def _column(measure: str) -> Column:
     return Column(title, meaning, numeric=True, minor=measure not in ("sqnr_db", "cosine"))
 
 
-def _figure(measure: str, value: float) -> Cell:
+def _figure(measure: str, value: float | None) -> Cell:
+    if value is None:
+        return number(None)
     shown = (
         decibels(value)
         if measure.endswith("_db")
@@ -108,11 +110,8 @@ def _skipped(result: ModelComparison) -> Section | None:
 
 def folders(result: Comparison) -> Contents:
     """Two folders of results."""
-    measures = ("cosine", "psnr_db", "ssim", "l1", "l2")
-    tiles = [
-        Tile(_MEANINGS[measure][0], str(_figure(measure, result.mean(measure)).shown), _MEANINGS[measure][1])
-        for measure in measures[:3]
-    ]
+    measures = [measure for measure in ("cosine", "psnr_db", "ssim", "l1", "l2") if measure in result.measures()]
+    tiles = [_folder_tile(result, measure) for measure in measures[:4]]
     rows = [
         Row([words(name_of(file.name), file.name), *(_figure(measure, getattr(file, measure)) for measure in measures)])
         for file in sorted(result.files, key=lambda file: file.cosine)
@@ -122,4 +121,17 @@ def folders(result: Comparison) -> Contents:
         "Files", "Every file, the least cosine first.", table(columns, rows, "files", order=(1, True)), folded=False
     )
     said = f"{len(result.files)} files; the figures below are means over them."
-    return Contents("comparison", "Two folders of results", [], Verdict("plain", "Compared", said), tiles, [section])
+    return Contents(
+        "comparison",
+        f"{Path(result.other).resolve().name} against {Path(result.baseline).resolve().name}",
+        [f"{result.other} against {result.baseline}."],
+        Verdict("plain", "Compared", said),
+        tiles,
+        [section],
+    )
+
+
+def _folder_tile(result: Comparison, measure: str) -> Tile:
+    title, meaning = _MEANINGS[measure]
+    mean, worst = (str(_figure(measure, value).shown) for value in (result.mean(measure), result.worst(measure).value))
+    return Tile(title, mean, f"{meaning} Worst: {worst}, in {result.worst(measure).file}.")
