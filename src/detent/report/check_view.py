@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -48,10 +49,23 @@ def names_of(nodes: Sequence[str]) -> str:
     return shown if len(nodes) <= _SHOWN else f"{shown} and {len(nodes) - _SHOWN} more"
 
 
-def warnings_of(check: DeviceCheck) -> list[str]:
-    """Errors and warnings as sentences, for the report of a quantization."""
+@dataclass(frozen=True)
+class DeviceNote:
+    """A finding as a sentence. It is an error where the device takes nothing of the model for it."""
+
+    is_error: bool
+    said: str
+
+
+def device_notes(check: DeviceCheck) -> list[DeviceNote]:
+    """What is in the way, for the report of a quantization: errors first."""
     serious = [finding for finding in check.findings if finding.level != "note"]
     return [
-        f"{subject_of(group)}: {printable(f'{group.finding.what}; {group.finding.why}. Fix: {group.finding.fix}.')}"
+        DeviceNote(
+            check.verdict == "rejected"
+            and group.finding.level == "error"
+            and (group.finding.node == MODEL or not check.device_nodes),
+            f"{subject_of(group)}: {printable(f'{group.finding.what}; {group.finding.why}. Fix: {group.finding.fix}.')}",
+        )
         for group in grouped(serious)
     ]
