@@ -46,8 +46,8 @@ def test_a_large_loss_names_its_cause():
 def test_a_few_classes_that_change_are_told_and_not_judged():
     (said,) = suggestions_for(fidelity(16, same=11), GOOD, [tensor("a", 9.0)], NODES, XINT8)
     assert said == (
-        "5 of 16 samples get another class than in float (95 % interval 14 .. 56 %). What that costs, 16 samples cannot "
-        "tell; `detent evaluate` on labelled images can."
+        "5 of 16 samples get another class than in float (95 % interval 14 .. 56 %). What that costs, 16 samples "
+        "cannot tell; `detent evaluate` on labelled images can."
     )
 
 

@@ -60,12 +60,11 @@ class DeviceNote:
 def device_notes(check: DeviceCheck) -> list[DeviceNote]:
     """What is in the way, for the report of a quantization: errors first."""
     serious = [finding for finding in check.findings if finding.level != "note"]
-    return [
-        DeviceNote(
-            check.verdict == "rejected"
-            and group.finding.level == "error"
-            and (group.finding.node == MODEL or not check.device_nodes),
-            f"{subject_of(group)}: {printable(f'{group.finding.what}; {group.finding.why}. Fix: {group.finding.fix}.')}",
-        )
-        for group in grouped(serious)
-    ]
+    return [_device_note(group, check) for group in grouped(serious)]
+
+
+def _device_note(group: FindingGroup, check: DeviceCheck) -> DeviceNote:
+    finding = group.finding
+    about_all = finding.node == MODEL or not check.device_nodes
+    said = f"{subject_of(group)}: {printable(f'{finding.what}; {finding.why}. Fix: {finding.fix}.')}"
+    return DeviceNote(check.verdict == "rejected" and finding.level == "error" and about_all, said)

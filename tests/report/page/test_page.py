@@ -180,7 +180,7 @@ def test_other_number_formats_have_a_page(samples, recipe):
 
 
 @pytest.mark.parametrize(
-    ("lost", "level", "said"), [(1, "plain", "loses 5 points of top-1"), (9, "warn", "hardly chance")]
+    ("lost", "level", "said"), [(1, "plain", "loses 5.00 points of top-1"), (9, "warn", "hardly chance")]
 )
 def test_verdicts_of_an_evaluation(lost, level, said):
     page = page_of(results.evaluation(lost=lost))
