@@ -101,8 +101,9 @@ def _tiles(first: ModelResult, others: Sequence[ModelResult]) -> list[Tile]:
             tiles.append(Tile(name_of(_short(result.model)), figure[0], figure[1]))
     for result in others[:2]:
         if first.bytes is not None and result.bytes is not None:
-            meaning = f"{Path(result.model).name}: {size(first.bytes)} before, {ratio(first.bytes, result.bytes)}."
-            tiles.append(Tile("Size", size(result.bytes), meaning))
+            meaning = f"{size(first.bytes)} before, {ratio(first.bytes, result.bytes)}."
+            title = "Size" if len(others) == 1 else joined(("Size of ", name_of(_short(result.model))))
+            tiles.append(Tile(title, size(result.bytes), meaning))
     return tiles
 
 
@@ -167,7 +168,9 @@ def _models(result: Evaluation) -> Section | None:
         Column("Loss", f"Against the first model; below zero it is better. Small: {INTERVAL}", numeric=True),
         Column("Became wrong", "Samples that only the first model gets right.", numeric=True, minor=True),
         Column("Became right", "Samples that only this model gets right.", numeric=True, minor=True),
-        Column("p", f"McNemar's exact test: how often chance alone would be this uneven. {RULE}", numeric=True, minor=True),
+        Column(
+            "p", f"McNemar's exact test: how often chance alone would be this uneven. {RULE}", numeric=True, minor=True
+        ),
         Column("Size", "Of the file, with its data.", numeric=True, minor=True),
     ]
     kept = [at for at in range(len(columns)) if at == 0 or any(row.cells[at].key is not None for row in rows)]
