@@ -36,6 +36,12 @@ def test_it_is_said_in_a_sentence():
     assert str(found) == "3 of 4 nodes run on npu-xint8 then, in 2 subgraphs (as it is: 4, in 1 subgraph)"
 
 
+def test_a_recipe_that_quantizes_nothing_has_no_place():
+    base = find_recipe("XINT8")
+    nothing = base.replace(overrides=(Override(nodes=("*",), leave_float=True),))
+    assert placement(planned(NETWORK)[0], base, nothing, "model.onnx") is None
+
+
 def test_without_a_device_there_is_nothing_to_foresee():
     recipe = find_recipe("S8S8_AAWS").replace(target="cpu")
     assert placement(planned(NETWORK)[0], recipe, recipe, "model.onnx") is None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from detent.errors import ModelError
 from detent.measure.device_check.check import check_prepared
 from detent.measure.device_check.findings import DeviceCheck
 from detent.recipe import Recipe
@@ -31,14 +32,19 @@ class Placement:
 
 
 def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Placement | None:
-    """How much of a prepared float model runs on the device of its recipe; None where there is none for integers.
+    """How much of a prepared float model runs on the device of its recipe.
 
-    Both recipes are for the same device, and differ in what they leave float.
+    Both recipes are for the same device, and differ in what they leave float. None where the device computes no integers,
+    or where nothing at all would be quantized: `detent quantize` refuses such a recipe.
     """
     device = device_of(before)
     if device is None or not device.integers:
         return None
-    return Placement(check_prepared(model, device, before, source), check_prepared(model, device, after, source))
+    as_it_is = check_prepared(model, device, before, source)
+    try:
+        return Placement(as_it_is, check_prepared(model, device, after, source))
+    except ModelError:  # there is no node to quantize
+        return None
 
 
 def _pieces(check: DeviceCheck) -> str:
