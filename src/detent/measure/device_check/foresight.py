@@ -34,8 +34,8 @@ class Placement:
 def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Placement | None:
     """How much of a prepared float model runs on the device of its recipe.
 
-    Both recipes are for the same device, and differ in what they leave float. None where the device computes no integers,
-    or where nothing at all would be quantized: `detent quantize` refuses such a recipe.
+    Both recipes are for the same device, and differ in what they leave float. None where the device computes no
+    integers, or where nothing at all would be quantized: `detent quantize` refuses such a recipe.
     """
     device = device_of(before)
     if device is None or not device.integers:
