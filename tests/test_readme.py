@@ -237,6 +237,12 @@ def test_every_page_is_in_the_contents():
     assert sorted(named) == [page.name for page in PAGES[1:]], "mkdocs.yml has the contents of the manual"
 
 
+def test_every_page_is_linked_from_the_first():
+    first = (ROOT / "docs" / "index.md").read_text()
+    missing = {page.name for page in PAGES} - set(re.findall(r"\]\(([\w-]+\.md)", first))
+    assert missing == {"README.md", "index.md"}
+
+
 def test_the_manual_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="make docs installs mkdocs")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -44,7 +44,10 @@ def exit_codes() -> list[tuple[int, str]]:
         1: "A defect of Detent: please report it, with the traceback.",
         INTERRUPTED: "Interrupted by Ctrl-C. What was finished is kept where a command says so.",
     }
-    refused = "`check`: the device does not take all of the model. `tune`: no model lost as little as was asked for."
+    refused = (
+        "`check`: the device does not take all of the model. `tune`: no model lost as little as was asked for. "
+        "`mix`: the wanted error was not reached."
+    )
     for code in {NOT_TAKEN, MISSED}:
         told[code] = refused
     return sorted(told.items())

@@ -81,6 +81,8 @@ def test_candidates_have_the_scales_of_the_recipe():
         ([], "Give one of an error to stay below"),
         (["--max-error", "-30dB", "--mean-bits", "6"], "Give one of an error to stay below"),
         (["--max-error", "loud"], "expected decibels"),
+        (["--max-error", "25dB"], "Decibels are below 0: -25dB"),
+        (["--max-error", "0dB"], "Decibels are below 0: -25dB"),
         (["--mean-bits", "3"], "ask for 4 to 8"),
         (["--mean-bits", "nan"], "ask for 4 to 8"),
         (["--mean-bits", "6", "--candidates", "int4,int9"], "'int9' is no integer format. Did you mean 'int8'"),

@@ -5,7 +5,8 @@ import json
 import onnx
 import pytest
 
-from detent.demo.run import FOLDER, MODEL, PREPROCESS
+import detent as package
+from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
 
 IMAGES = ["--data", FOLDER / "images", "--preprocess", PREPROCESS, "--limit", 6]
 
@@ -13,13 +14,36 @@ IMAGES = ["--data", FOLDER / "images", "--preprocess", PREPROCESS, "--limit", 6]
 def test_two_models(detent, quantized_demo):
     outcome = detent("compare", MODEL, quantized_demo, *IMAGES, "--threads", 1)
     assert outcome.code == 0, outcome.err
-    for word in ("logits", "SQNR dB: mean", "worst tensors of the same name (10 of", "6 of"):
+    for word in ("logits", "SQNR dB: mean", "tensors have their channels at other scales in", "6 of"):
         assert word in outcome.out
     found = json.loads(detent("compare", MODEL, quantized_demo, *IMAGES, "--json").out)
     last = next(tensor for tensor in found["tensors"] if tensor["is_output"])
     assert last["sqnr_db"]["worst"] <= last["sqnr_db"]["mean"]
     assert last["l2"]["worst"] >= last["l2"]["mean"] > 0
     assert len(last["worst_samples"]) == 3
+
+
+def test_tensors_at_other_scales_are_told_apart_from_errors(detent, quantized_demo, tmp_path):
+    text = detent("compare", MODEL, quantized_demo, *IMAGES, "--html", tmp_path / "page.html").out
+    found = json.loads(detent("compare", MODEL, quantized_demo, *IMAGES, "--json").out)["tensors"]
+    rescaled = [tensor["name"] for tensor in found if tensor["rescaled"]]
+    assert 0 < len(rescaled) < len(found)
+    assert f"{len(rescaled)} of {len(found)} tensors have their channels at other scales in" in text
+    assert not [name for name in rescaled if f"\n{name} " in text]
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count('<span class="badge plain">other scales</span>') == len(rescaled)
+    assert f"{len(rescaled)} of {len(found)} tensors have their channels at other scales in" in page
+    # No figure of those that are left is far below what the outputs have.
+    output = next(tensor["sqnr_db"]["mean"] for tensor in found if tensor["is_output"])
+    assert min(tensor["sqnr_db"]["mean"] for tensor in found if not tensor["rescaled"]) > output - 15
+
+
+def test_models_at_the_same_scales_are_listed_with_their_worst(detent, tmp_path):
+    recipe = package.find_recipe("XINT8").replace(equalize=False)
+    package.quantize(MODEL, tmp_path / "plain.onnx", CALIBRATION, recipe, preprocess=PREPROCESS)
+    text = detent("compare", MODEL, tmp_path / "plain.onnx", *IMAGES).out
+    assert "worst tensors of the same name (10 of" in text
+    assert "other scales" not in text
 
 
 def test_saved_results(detent, quantized_demo, tmp_path):
@@ -30,9 +54,9 @@ def test_saved_results(detent, quantized_demo, tmp_path):
     text = detent("compare", tmp_path / "a", tmp_path / "b")
     assert "6 files compared" in text.out
     found = json.loads(detent("compare", tmp_path / "a", tmp_path / "b", "--json").out)
-    assert 0.9 < found["cosine"]["min"] <= found["cosine"]["mean"] <= 1
+    assert 0.9 < found["cosine"]["worst"] <= found["cosine"]["mean"] <= 1
     same = json.loads(detent("compare", tmp_path / "a", tmp_path / "a", "--json").out)
-    assert same["psnr_db"] == {"mean": None, "min": None}  # infinite
+    assert same["psnr_db"] == {"mean": None, "worst": None, "file": same["psnr_db"]["file"]}  # infinite
 
 
 @pytest.mark.parametrize(

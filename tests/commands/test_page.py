@@ -63,7 +63,7 @@ def test_two_folders_have_a_page(detent, quantized_demo, tmp_path):
         assert detent("infer", model, *DATA, "--out", tmp_path / name).code == 0
     page = tmp_path / "report.html"
     assert detent("compare", tmp_path / "a", tmp_path / "b", "--html", page).code == 0
-    assert "Two folders of results" in page.read_text(encoding="utf-8")
+    assert "<bdi>b against a</bdi>" in page.read_text(encoding="utf-8")
 
 
 def test_what_a_page_is_made_of_is_packed():

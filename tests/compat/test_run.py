@@ -154,7 +154,7 @@ def test_evaluate(detent, results, module):
     by_flag = detent("run", "-m", module, "--quantized_results_folder", other, "--baseline_results_folder", one)
     assert by_order.code == 0, by_order.err
     assert by_order.out == by_flag.out
-    rows = {line.split()[0]: line.split()[-2:] for line in by_order.out.splitlines()[2:]}
+    rows = {line.split()[0]: line.split()[-3:-1] for line in by_order.out.splitlines()[2:]}
     assert rows["L2"] == ["0.25", "0.25"]
     assert rows["L1"] == ["0.5", "0.5"]
     assert float(rows["cosine"][0]) == pytest.approx(28.5 / (5 * np.hypot(3.5, 4.5)), abs=1e-5)

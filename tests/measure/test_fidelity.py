@@ -94,6 +94,13 @@ def test_two_models_on_samples():
     assert half.same_top1 == 1  # only the row without negative numbers keeps its largest
 
 
+def test_outputs_that_fall_silent_are_named_with_what_they_were():
+    below, above = np.full((1, 4), -2.5e-6, np.float32), np.array([[-1, 2, 0, 0]], np.float32)
+    assert measured(chain("Identity"), chain("Relu"), [below]).silent == {"y": pytest.approx(2.5e-6)}
+    assert measured(chain("Identity"), chain("Relu"), [below, above]).silent == {}
+    assert measured(chain("Relu"), chain("Relu"), [below]).silent == {}  # as silent in float
+
+
 def test_shapes_that_depend_on_data_are_left_out_and_named():
     def picking(op):
         model = chain(op)

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from detent.errors import DataError
-from detent.measure.results import WINDOW, compare_folders, cosine, difference, psnr, ssim
+from detent.measure.results import WINDOW, Worst, compare_folders, cosine, difference, psnr, ssim
+from detent.report.results_view import results_table
 
 
 def test_by_hand():
@@ -20,9 +21,37 @@ def test_by_hand():
     assert found.l1 == 1.0
     assert found.l2 == 1.0
     assert found.psnr_db == pytest.approx(10 * math.log10(16))
-    # One window: means 3.5 both, variances 1/4 both, covariance -1/4.
+    assert found.ssim is None  # no image
+
+
+def test_ssim_of_one_window_by_hand():
+    # 24 times 3 and 25 times 4 against the same moved by one: means m and m + 1, equal variances and covariance v.
+    x = np.array([3.0] * 24 + [4.0] * 25).reshape(7, 7)
+    mean, v = x.mean(), x.var()
     c1, c2 = 0.04**2, 0.12**2
-    assert found.ssim == pytest.approx((2 * 3.5**2 + c1) * (-0.5 + c2) / ((2 * 3.5**2 + c1) * (0.5 + c2)))
+    expected = (2 * mean * (mean + 1) + c1) * (2 * v + c2) / ((mean**2 + (mean + 1) ** 2 + c1) * (2 * v + c2))
+    assert difference("a", x, x + 1).ssim == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_image"),
+    [
+        ((7, 7), True),
+        ((6, 9), False),
+        ((1000,), False),
+        ((1, 1000), False),
+        ((3, 8, 8), True),
+        ((8, 8, 3), True),
+        ((2, 4, 8, 8), True),
+        ((1, 9, 8, 3), True),
+        ((16, 8, 8), False),
+        ((1, 3, 8, 6), False),
+    ],
+)
+def test_only_images_have_a_structure(shape, is_image):
+    x = np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
+    found = difference("x", x, x).ssim
+    assert (found == pytest.approx(1.0)) if is_image else found is None
 
 
 def test_psnr_of_an_image_is_against_255():
@@ -64,7 +93,7 @@ def test_equal_arrays_are_equal(x):
     found = difference("x", x, x)
     assert (found.l1, found.l2, found.psnr_db) == (0.0, 0.0, math.inf)
     assert found.cosine == pytest.approx(1.0)
-    assert found.ssim == pytest.approx(1.0)
+    assert found.ssim is None or found.ssim == pytest.approx(1.0)
 
 
 @pytest.fixture
@@ -87,8 +116,31 @@ def test_folders_of_arrays_and_images(folders):
     assert found.files[1].l2 == 100.0
     assert found.files[1].psnr_db == pytest.approx(20 * math.log10(255) - 20)
     assert found.mean("l2") == pytest.approx((0.5 + 100) / 2)
-    assert found.least("l2") == 0.5
-    assert found.to_dict()["cosine"]["min"] == pytest.approx(3 / math.sqrt(10))
+    assert found.worst("l2") == Worst(100.0, "1.png")  # of a distance the largest
+    assert found.worst("cosine").file == "0.npy"
+    assert found.to_dict()["cosine"]["worst"] == pytest.approx(3 / math.sqrt(10))
+    assert found.to_dict()["l1"]["file"] == "1.png"
+    assert found.mean("ssim") == found.files[1].ssim  # the array has none
+    lines = results_table(found).splitlines()
+    assert lines[0] == f"2 files compared: {other} against {one}"
+    assert next(line for line in lines if line.startswith("L2")).split()[-2:] == ["100", "1.png"]
+
+
+def test_a_measure_that_no_file_has_is_left_out(folders):
+    for folder in folders:
+        np.save(folder / "0.npy", np.arange(1000.0))
+    found = compare_folders(*folders)
+    assert "SSIM" not in results_table(found)
+    assert found.to_dict()["ssim"] is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused_with_their_file(folders, bad):
+    one, other = folders
+    np.save(one / "0.npy", np.zeros(3))
+    np.save(other / "0.npy", np.array([0.0, bad, bad]))
+    with pytest.raises(DataError, match=r"b/0\.npy: 2 of 3 values are NaN or infinite"):
+        compare_folders(one, other)
 
 
 def test_missing_and_mismatched_files_are_named(folders):

@@ -55,6 +55,13 @@ def test_what_is_left_float():
     assert left_float(recipe, GRAPH) == {"add_s": "left float by the override of Add"}
 
 
+def test_a_long_override_is_told_by_its_number():
+    names = tuple(str(node.name) for node in GRAPH) * 10  # what names every node is too long to be a reason
+    overrides = (Override(nodes=("conv_c1",), activations=INT8), Override(nodes=names, leave_float=True))
+    found = left_float(PRESETS["A8W8"].replace(overrides=overrides), GRAPH)
+    assert set(found.values()) == {f"left float by override 2 ({len(set(names))} nodes)"}
+
+
 def test_operator_types_are_those_of_onnx():
     recipe = PRESETS["A8W8"]
     check_operator_types(recipe.replace(operators=("Conv", "Gemm"), more_operators=("Exp",)))

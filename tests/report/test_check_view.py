@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 
 from rich.console import Console
 
 import detent
 from detent.measure.device_check.findings import Finding, grouped
-from detent.report.check_view import print_check, subject_of, warnings_of
+from detent.report.check_view import device_notes, print_check, subject_of
 from tests.models import build, node, normal
 
 
@@ -36,7 +37,17 @@ def test_names_are_no_markup_and_no_terminal_codes():
     text = shown(check)
     assert "'[red]loud[/red]\\x1b[31m\\nnext'" in text
     assert "\x1b" not in text
-    assert "[red]loud[/red]\\x1b[31m\\nnext" in warnings_of(check)[0] + warnings_of(check)[1]
+    assert "[red]loud[/red]\\x1b[31m\\nnext" in device_notes(check)[0].said + device_notes(check)[1].said
+
+
+def test_what_keeps_all_of_it_off_the_device_is_an_error_and_a_node_a_warning():
+    check = detent.check(build([node("Selu", "x", "a"), node("Conv", "a w", "y")], "y", {"w": normal(4, 3, 1, 1)}))
+    partly = dataclasses.replace(check, findings=[finding("a")], verdict="partly", device_nodes=1)
+    assert [note.is_error for note in device_notes(partly)] == [False]
+    whole = dataclasses.replace(partly, findings=[finding("a"), finding("", "", "all")], verdict="rejected")
+    assert [note.is_error for note in device_notes(whole)] == [True, False]
+    nothing = dataclasses.replace(partly, verdict="rejected", device_nodes=0)
+    assert [note.is_error for note in device_notes(nothing)] == [True]
 
 
 def test_a_fix_is_shown():

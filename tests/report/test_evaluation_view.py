@@ -8,7 +8,8 @@ import pytest
 
 import detent
 from detent.measure.metric_file import Metric
-from detent.report.evaluation_view import MOST_CHANGES
+from detent.report.evaluation_view import DISPUTED, MOST_CHANGES
+from detent.report.page import page_of
 from tests.measure.test_evaluate import CLASSES, SAME, one_hot, scaler
 
 WORSE = scaler([0, *[1] * (CLASSES - 1)])
@@ -22,15 +23,38 @@ def test_never_two_bare_percentages():
     assert "75.00  30.06 .. 95.44" in text
     assert "50.00  15.00 .. 85.00" in text
     assert "25.00  -38.32 .. 71.65" in text
-    assert "1 (could be chance)" in text
+    assert "1.000 (could be chance)" in text
     assert "array[0]" in text
     assert "became wrong" in text
 
 
 def test_a_clear_loss_is_called_one():
     text = str(detent.evaluate([SAME, WORSE], one_hot(*[0] * 12, second=7), labels=[0] * 12))
-    assert f"{2 / 2**12:.3g} (hardly chance)" in text
+    assert "<0.001 (hardly chance)" in text
     assert f"({MOST_CHANGES} of 12)" in text
+
+
+def test_the_test_decides_where_the_interval_says_otherwise():
+    # 5 of 12 became wrong, none right: p = 2 / 2^5; 5/14 - 1.96 sqrt((7/14 - 25/196) / 14) = 0.04
+    evaluation = detent.evaluate([SAME, WORSE], one_hot(*[0] * 5, *[1] * 7, second=7), labels=[0] * 5 + [1] * 7)
+    assert evaluation.models[1].loss.is_disputed
+    assert evaluation.models[1].loss.beyond_chance is False
+    assert "0.062 (could be chance)" in str(evaluation)
+    assert DISPUTED in str(evaluation).replace("\n", " ")
+    page = page_of(evaluation)
+    assert "Worse, beyond chance" not in page
+    assert "which could be chance: McNemar&#x27;s exact test decides that (p 0.062)" in page
+    assert "crosses zero" not in page
+    agreed = detent.evaluate([SAME, WORSE], one_hot(*[0] * 12, second=7), labels=[0] * 12)
+    assert DISPUTED not in str(agreed)
+    assert "exact test decides that" not in page_of(agreed)
+
+
+def test_of_several_models_those_that_are_worse_are_counted():
+    clear, few = scaler([0, *[1] * (CLASSES - 1)]), scaler([1, 0, *[1] * (CLASSES - 2)])
+    rows, labels = one_hot(*[0] * 12, *[1] * 3, second=7), [0] * 12 + [1] * 3
+    page = page_of(detent.evaluate([SAME, clear, few], rows, labels=labels))
+    assert "<h2>1 of 2 are worse, beyond chance</h2>" in page
 
 
 def test_those_that_became_wrong_come_first():

@@ -12,7 +12,9 @@ from detent.report import figures
     [
         (400, 100, "4.0 times smaller"),
         (100, 330, "3.3 times larger"),
-        (5, 5, "1.0 times smaller"),
+        (5, 5, "about the same"),
+        (100, 104, "about the same"),
+        (106, 100, "1.1 times smaller"),
         (0, 7, "7.0 times larger"),
     ],
 )
@@ -37,3 +39,24 @@ def test_ranges_and_intervals_have_both_ends_or_none():
     assert figures.extent(None, 1.0) == "-"
     assert figures.interval((-0.5, 2.0)) == "-0.50 .. 2.00"
     assert figures.interval(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ((2.25, 0.0153, 4.4615), ["2.250", "0.015", "4.462"]),
+        ((3.0, -12.0), ["3.00", "-12.00"]),
+        ((0.012345, 0.5), ["0.0123", "0.5000"]),
+        ((123456.0, 0.5), ["123456", "0"]),
+        ((0.0, None), ["0"]),
+        ((1e-9,), ["1e-09"]),
+    ],
+)
+def test_numbers_that_stand_together_have_the_same_digits(values, shown):
+    form = figures.form_of(*values)
+    assert [f"{value:{form}}" for value in values if value is not None] == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(1.0, "1.000"), (0.0636, "0.064"), (2e-5, "<0.001"), (None, "-")])
+def test_probabilities(value, shown):
+    assert figures.probability(value) == shown

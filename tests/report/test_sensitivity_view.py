@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
 import pytest
 
+from detent.measure.device_check.foresight import placement
 from detent.measure.proposal import propose
 from detent.measure.sensitivity import Sensitivity, sensitivity
+from detent.recipe import Override
+from detent.report.page import page_of
 from detent.report.sensitivity_view import SHOWN, SensitivityReport, bar
+from tests.measure.device_check.test_foresight import NETWORK
 from tests.measure.test_proposal import THREE, layer
 from tests.measure.test_sensitivity import SAMPLES
 from tests.models import SMALL_MODELS, XINT8, planned
@@ -26,7 +31,7 @@ def test_the_worst_comes_first():
     found = sensitivity(model, plan, SAMPLES)
     text = str(SensitivityReport("model.onnx", XINT8, found))
     order = [layer.node for layer in found.worst_first()]
-    assert [line.split()[0] for line in text.splitlines()[3:]] == order
+    assert [line.split()[0] for line in text.splitlines()[-len(order) :]] == order
     assert "other answers" not in text
     plain = json.loads(SensitivityReport("model.onnx", XINT8, found).to_json())
     assert [each["node"] for each in plain["layers"]] == order
@@ -40,6 +45,34 @@ def test_a_proposal_is_said():
         assert said in str(report)
         assert report.to_dict()["proposal"]["reached"]
     assert "overrides = []" in report.to_toml()
+
+
+def test_the_data_and_what_the_device_loses_are_said():
+    proposal = propose(THREE, None, XINT8, 8.0)
+    network, _ = planned(NETWORK)
+    mixed = XINT8.replace(overrides=(Override(nodes=("add_b",), leave_float=True),))
+    device = placement(network, XINT8, mixed, "model.onnx")
+    report = SensitivityReport("model.onnx", XINT8, THREE, proposal, "8 images from photos/", "Guessed mean.", device)
+    assert str(report).splitlines()[1:3] == ["On 8 images from photos/.", "Guessed mean."]
+    assert str(report).endswith(f"{device}.")
+    plain = report.to_dict()
+    assert plain["data"] == "8 images from photos/"
+    assert plain["proposal"]["device"]["after"] == {"device_nodes": 3, "cpu_nodes": 1, "subgraphs": 2}
+    page = page_of(report)
+    assert '<div class="verdict warn"><h2>A better recipe, but less of it on the device</h2>' in page
+    assert page.count(str(device)) == 2
+    assert "On 8 images from photos/." in page
+    assert "Guessed mean." in page
+    harmless = dataclasses.replace(report, device=placement(network, XINT8, XINT8, "model.onnx"))
+    assert '<div class="verdict good"><h2>A better recipe</h2>' in page_of(harmless)
+
+
+def test_gains_are_shown_where_they_were_measured():
+    for exact in (False, True):
+        report = SensitivityReport("model.onnx", XINT8, dataclasses.replace(THREE, exact=exact))
+        assert ("gain left float" in str(report)) is exact
+        assert (">Gain</button>" in page_of(report)) is exact
+        assert "Gains were measured" not in page_of(report)
 
 
 def test_many_layers_and_an_error_of_nothing():

@@ -56,3 +56,9 @@ def test_the_help_of_each_command_has_the_options_of_the_page(detent, monkeypatc
         options = set(re.findall(r"^\| `(--[a-z-]+)", section(name), re.MULTILINE))
         printed = detent(name, "--help").out
         assert not [option for option in options if option not in printed], name
+
+
+def test_exit_code_6_names_every_command_that_gives_it():
+    refused = dict(exit_codes())[6]
+    for command in ("check", "mix", "tune"):
+        assert f"`{command}`: " in refused

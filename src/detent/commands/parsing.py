@@ -43,6 +43,8 @@ def error_of(text: str) -> float:
         value = float(number)
     except ValueError:
         raise UsageError(f"--max-error '{text}': expected decibels such as -25dB, or a number such as 0.003.") from None
+    if is_decibels and not value < 0:
+        raise UsageError(f"--max-error {text}: the error would be as large as the signal. Decibels are below 0: -25dB.")
     if not is_decibels and not value > 0:
         raise UsageError(f"--max-error {text}: a power above 0, such as 0.003. Decibels are written -25dB.")
     return 10 ** (value / 10) if is_decibels else value

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,8 @@ class Fidelity:
     """The outputs and sites of a quantized model against the float one.
 
     `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
-    are tensors whose shape depends on the data and differed, so that they cannot be compared.
+    are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
+    are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
     """
 
     outputs: Mapping[str, Closeness]
@@ -103,6 +104,7 @@ class Fidelity:
     samples: int
     same_top1: int | None
     resized: Sequence[str] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)
 
 
 def measure_fidelity(
@@ -158,6 +160,7 @@ def measure_fidelity(
         samples=len(agreement),
         same_top1=sum(agreement) if scores else None,
         resized=sorted(resized),
+        silent={name: totals[name].peak for name in outputs if totals[name].signal and not totals[name].other},
     )
 
 

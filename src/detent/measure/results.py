@@ -7,9 +7,9 @@ With x the baseline, y the other and n elements, all as float64:
     PSNR   = 10 log10(peak^2 / L2)                        peak: 255 for images, the largest |x| of an array
     SSIM   = mean over 7x7 windows of  (2 mx my + c1)(2 sxy + c2) / ((mx^2 + my^2 + c1)(sx^2 + sy^2 + c2))
 
-with c1 = (0.01 peak)^2 and c2 = (0.03 peak)^2; the windows lie in the last two dimensions, and an array without two
-dimensions of at least 7 is one window. Files are paired by name (with that of the folder
-that they are in), and every one must have its partner.
+with c1 = (0.01 peak)^2 and c2 = (0.03 peak)^2. SSIM is for images: arrays of two dimensions, or with 1, 3 or 4
+channels before or behind them, of which both have at least 7; other results have none. Files are paired by name (with
+that of the folder that they are in), and every one must have its partner and hold numbers that are finite.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ Array = npt.NDArray[np.float64]
 IMAGES = (".jpg", ".jpeg", ".png")
 ARRAYS = (".npy",)
 WINDOW = 7
+CHANNELS = (1, 3, 4)
+MEASURES = ("cosine", "l1", "l2", "psnr_db", "ssim")
+LOWER_IS_BETTER = ("l1", "l2")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one result is from its baseline. PSNR is infinite where they are equal."""
+    """How far one result is from its baseline. PSNR is infinite where they are equal; SSIM is None but for images."""
 
     name: str
     cosine: float
     l1: float
     l2: float
     psnr_db: float
-    ssim: float
+    ssim: float | None
 
 
 def difference(name: str, baseline: npt.ArrayLike, other: npt.ArrayLike, peak: float | None = None) -> Difference:
@@ -53,7 +56,17 @@ def difference(name: str, baseline: npt.ArrayLike, other: npt.ArrayLike, peak: f
         raise DataError(f"{name}: both results are empty, there is nothing to compare.")
     top = float(np.abs(x).max()) if peak is None else peak
     squared = float(np.mean((x - y) ** 2))
-    return Difference(name, cosine(x, y), float(np.mean(np.abs(x - y))), squared, psnr(squared, top), ssim(x, y, top))
+    images = [as_image(each) for each in (x, y)]
+    similarity = None if images[0] is None or images[1] is None else ssim(images[0], images[1], top)
+    return Difference(name, cosine(x, y), float(np.mean(np.abs(x - y))), squared, psnr(squared, top), similarity)
+
+
+def as_image(x: Array) -> Array | None:
+    """The array with its height and width last, or None where it is no image that a window fits into."""
+    if x.ndim > 2 and x.shape[-3] not in CHANNELS and x.shape[-1] in CHANNELS:
+        x = np.moveaxis(x, -1, -3)
+    channels = x.shape[-3] if x.ndim > 2 else 1
+    return x if x.ndim >= 2 and channels in CHANNELS and min(x.shape[-2:]) >= WINDOW else None
 
 
 def cosine(x: Array, y: Array) -> float:
@@ -73,7 +86,7 @@ def psnr(squared: float, peak: float) -> float:
 
 
 def ssim(x: Array, y: Array, peak: float) -> float:
-    """Structural similarity: 1 for equal arrays."""
+    """Structural similarity of two images (see `as_image`): 1 where they are equal."""
     c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
     mean_x, mean_y = _window_means(x), _window_means(y)
     variances = _window_means(x * x) - mean_x**2 + _window_means(y * y) - mean_y**2
@@ -86,8 +99,6 @@ def ssim(x: Array, y: Array, peak: float) -> float:
 
 def _window_means(x: Array) -> Array:
     """The mean of each window: by differences of running sums, so the cost does not depend on its size."""
-    if x.ndim < 2 or min(x.shape[-2:]) < WINDOW:
-        return np.array([x.mean()])
     padded = np.pad(x, [(0, 0)] * (x.ndim - 2) + [(1, 0), (1, 0)])
     sums = padded.cumsum(-1).cumsum(-2)
     w = WINDOW
@@ -96,32 +107,54 @@ def _window_means(x: Array) -> Array:
 
 
 @dataclass(frozen=True)
+class Worst:
+    """The worst value of a measure, and the file that has it."""
+
+    value: float
+    file: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All files of two folders."""
 
     files: Sequence[Difference]
+    baseline: str
+    other: str
+
+    def measures(self) -> list[str]:
+        """Those that at least one file has."""
+        return [measure for measure in MEASURES if self._values(measure)]
 
     def mean(self, measure: str) -> float:
-        """The mean of a measure over the files."""
-        return float(np.mean([getattr(file, measure) for file in self.files]))
+        """The mean of a measure over the files that have it."""
+        return float(np.mean(list(self._values(measure).values())))
 
-    def least(self, measure: str) -> float:
-        """The least value of a measure."""
-        return float(min(getattr(file, measure) for file in self.files))
+    def worst(self, measure: str) -> Worst:
+        """The worst value of a measure: the largest of a distance, the least of a likeness."""
+        values = self._values(measure)
+        choose = max if measure in LOWER_IS_BETTER else min
+        name = choose(values, key=values.__getitem__)
+        return Worst(values[name], name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        measures = ("cosine", "l1", "l2", "psnr_db", "ssim")
-        return {
-            "files": len(self.files),
-            **{measure: {"mean": self.mean(measure), "min": self.least(measure)} for measure in measures},
+        """Plain values for JSON. A measure that no file has is null."""
+        found = {
+            measure: {"mean": self.mean(measure), "worst": self.worst(measure).value, "file": self.worst(measure).file}
+            for measure in self.measures()
         }
+        compared = {"baseline": self.baseline, "other": self.other, "files": len(self.files)}
+        return {**compared, **dict.fromkeys(MEASURES), **found}
+
+    def _values(self, measure: str) -> dict[str, float]:
+        found = {file.name: getattr(file, measure) for file in self.files}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def compare_folders(baseline: Path, other: Path) -> Comparison:
     """Every result of one folder against that of the same name in the other.
 
-    Raises DataError, naming the file, where one is missing, cannot be read or has another shape.
+    Raises DataError, naming the file, where one is missing, cannot be read, has another shape or is not finite.
     """
     expected, found = _results(baseline), _results(other)
     for folder, names, others in ((other, expected, found), (baseline, found, expected)):
@@ -131,12 +164,14 @@ def compare_folders(baseline: Path, other: Path) -> Comparison:
                 f"{folder} has no {missing[0]}{f' ({len(missing)} files are missing)' if len(missing) > 1 else ''}, "
                 "which the other folder has. Both must hold the results of the same samples."
             )
-    return Comparison([_compare(name, expected[name], found[name]) for name in sorted(expected)])
+    files = [_compare(name, expected[name], found[name]) for name in sorted(expected)]
+    return Comparison(files, str(baseline), str(other))
 
 
 def _results(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
-        raise DataError(f"There is no folder {folder}. Save the results of the models into two folders first.")
+        what = f"{folder} is no folder" if folder.exists() else f"There is no folder {folder}"
+        raise DataError(f"{what}. Give two folders of results (`detent infer` saves them), or two models.")
     endings = (*IMAGES, *ARRAYS)
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix.lower() in endings}
     if not files:
@@ -157,6 +192,12 @@ def _array(path: Path) -> npt.NDArray[Any]:
         raise DataError(f"{path} cannot be read as an array: {error}") from error
     if loaded.dtype.kind not in "fiub":
         raise DataError(f"{path} holds {loaded.dtype}, which is no number.")
+    broken = int(loaded.size - np.isfinite(loaded).sum())
+    if broken:
+        raise DataError(
+            f"{path}: {broken} of {loaded.size} values are NaN or infinite, which nothing can be compared with. "
+            "Look at the model that gave them, or take the file out of both folders."
+        )
     return loaded
 
 

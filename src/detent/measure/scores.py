@@ -33,6 +33,9 @@ Integers = npt.NDArray[np.int64]
 NO_ANSWER = -1
 """The answer of a model whose scores are not all numbers."""
 
+CHANCE = 0.05
+"""The p-value below which a loss is called hardly chance."""
+
 POINTS = "percentage points of top-{top} accuracy"
 CHANGED = "percent of the samples whose top answer is another than the reference model's"
 OUTPUT_ERROR = "percent of relative output error (noise power over signal power, mean over the outputs)"
@@ -64,6 +67,18 @@ class Loss:
     became_right: int | None = None
     p_value: float | None = None
     changed: Sequence[Change] = ()
+
+    @property
+    def beyond_chance(self) -> bool | None:
+        """Whether the models differ by more than chance: McNemar's exact test decides, None where there is none."""
+        return None if self.p_value is None else self.p_value < CHANCE
+
+    @property
+    def is_disputed(self) -> bool:
+        """Whether the interval, which is an approximation, is on the other side of zero than the test says."""
+        if self.interval is None or self.beyond_chance is None:
+            return False
+        return (self.interval[0] <= 0 <= self.interval[1]) == self.beyond_chance
 
 
 @dataclass(frozen=True, eq=False)

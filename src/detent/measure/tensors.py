@@ -25,6 +25,7 @@ from detent.measure.candidate import AnyModel, Candidate, model_name
 from detent.measure.dataset import Batch, open_dataset
 from detent.measure.fidelity import Sums
 from detent.measure.in_order import in_order
+from detent.measure.rescaled import is_rescaled
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
@@ -38,12 +39,17 @@ HIGHER_IS_BETTER = ("sqnr_db", "psnr_db", "cosine")
 
 @dataclass(frozen=True, eq=False)
 class TensorDifference:
-    """One tensor on all samples: `values` has a row for each measure (see MEASURES) and a column for each sample."""
+    """One tensor on all samples: `values` has a row for each measure (see MEASURES) and a column for each sample.
+
+    `rescaled`: its channels are at other scales in the second model, as equalization leaves them, and the layers behind
+    take that back. Then the measures tell how far the scales are apart, and not how large the error is.
+    """
 
     name: str
     is_output: bool
     samples: Sequence[str]
     values: np.ndarray[Any, np.dtype[np.float64]]
+    rescaled: bool = False
 
     def mean(self, measure: str) -> float:
         """The mean over the samples; infinite decibels (equal tensors) make it infinite."""
@@ -75,6 +81,10 @@ class ModelComparison:
         """The tensors by their mean SQNR."""
         return sorted(self.tensors, key=lambda tensor: tensor.mean("sqnr_db"))
 
+    def rescaled(self) -> list[TensorDifference]:
+        """The tensors whose channels are at other scales."""
+        return [tensor for tensor in self.tensors if tensor.rescaled]
+
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON."""
         return {
@@ -85,6 +95,7 @@ class ModelComparison:
                 {
                     "name": tensor.name,
                     "is_output": tensor.is_output,
+                    "rescaled": tensor.rescaled,
                     **{name: {"mean": tensor.mean(name), "worst": tensor.worst(name)} for name in MEASURES},
                     "worst_samples": tensor.worst_samples(),
                 }
@@ -123,27 +134,34 @@ def compare_models(
     second.check_like(first)
     if not shared:
         raise ModelError(f"{first.name} and {second.name} have no tensor of the same name: nothing can be compared.")
-    outputs = [{str(value.name) for value in graph.graph.outputs} for graph in graphs]
+    ends = set.intersection(*({str(value.name) for value in graph.graph.outputs} for graph in graphs))
     dataset = open_dataset(data, input_specs(graphs[0]), labels=None, preprocess=preprocess, limit=limit, batch=batch)
 
-    def look(item: Batch) -> dict[str, Array | None]:
+    def look(numbered: tuple[int, Batch]) -> tuple[dict[str, Array | None], set[str]]:
+        number, item = numbered
         sample = item.pending.load()
-        return _differences(first(sample), second(sample), len(item.names))
+        expected, given = first(sample), second(sample)
+        differences = _differences(expected, given, len(item.names))
+        # Factors are the same on all samples: one batch shows them.
+        comparable = [] if number else [name for name, values in differences.items() if values is not None]
+        return differences, {name for name in comparable if is_rescaled(expected[name], given[name])}
 
     names: list[str] = []
+    rescaled: set[str] = set()
     found: dict[str, list[Array]] = {name: [] for name in shared}
     skipped: set[str] = set()
     progress(STAGE, 0, dataset.batches)
-    for done, (item, differences) in enumerate(in_order(look, dataset, threads), 1):
+    for (number, item), (differences, other_scales) in in_order(look, enumerate(dataset), threads):
         names += item.names
+        rescaled |= other_scales
         for name, values in differences.items():
             if values is None:
                 skipped.add(name)
             else:
                 found[name].append(values)
-        progress(STAGE, done, dataset.batches)
+        progress(STAGE, number + 1, dataset.batches)
     tensors = [
-        TensorDifference(name, name in outputs[0] & outputs[1], names, np.concatenate(parts, 1))
+        TensorDifference(name, name in ends, names, np.concatenate(parts, 1), name in rescaled - ends)
         for name, parts in found.items()
         if name not in skipped
     ]

@@ -9,6 +9,9 @@ from detent.errors import UsageError, nearest
 from detent.plan.select import Selection, names_matching
 from detent.recipe import Override, Recipe
 
+_SHORT = 60
+"""Characters of an override's part that are told as a reason; a proposal may name dozens of nodes."""
+
 
 def nodes_of(override: Override, graph: ir.Graph) -> set[str]:
     """The names of the nodes that an override is about. Raises UsageError where a part of it matches nothing."""
@@ -48,9 +51,10 @@ def check_operator_types(recipe: Recipe) -> None:
 
 def left_float(recipe: Recipe, graph: ir.Graph) -> dict[str, str]:
     """For each node that an override leaves float, the reason."""
-    return {
-        name: f"left float by the override of {override.part}"
-        for override in recipe.overrides
-        if override.leave_float
-        for name in nodes_of(override, graph)
-    }
+    found: dict[str, str] = {}
+    for number, override in enumerate(recipe.overrides, 1):
+        names = nodes_of(override, graph) if override.leave_float else set()
+        short = len(override.part) <= _SHORT
+        by = f"the override of {override.part}" if short else f"override {number} ({len(names)} nodes)"
+        found |= dict.fromkeys(names, f"left float by {by}")
+    return found

@@ -11,11 +11,9 @@ from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Decision
 from detent.recipe import Recipe, has_power_of_two_scale
 from detent.refinements import BiasCorrection
+from detent.report.judging import judge
 from detent.report.report import Calibration, Notes, TensorReport
 
-LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal
-LARGE_LOSS_OF_SCORES_DB = 10.0  # class scores may be off by more before the largest one changes
-LARGE_DISAGREEMENT = 0.1  # of the samples get another class than in float
 FEW_SAMPLES = 32
 MOST_CULPRITS = 3
 
@@ -77,11 +75,13 @@ def suggestions_for(
     nodes: Sequence[Decision],
     recipe: Recipe,
 ) -> list[str]:
-    """What to try when the loss is large; nothing when it is not."""
-    loss = large_loss(fidelity)
-    if loss is None:
+    """What to try when the loss is large, or to measure when that cannot be told; nothing when it is small."""
+    judgement = judge(fidelity)
+    if judgement.level == "unclear":
+        return [f"{judgement.said}."]
+    if judgement.level == "close":
         return []
-    found = [f"The loss is large ({loss})."]
+    found = [f"The loss is large: {judgement.said}."]
     if calibration.note.startswith("Guessed"):
         found.append(
             "The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first."
@@ -108,16 +108,6 @@ def _refinement_for(recipe: Recipe) -> str:
     if isinstance(recipe.weights, IntegerFormat):
         return "Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs."
     return "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding."
-
-
-def large_loss(fidelity: Fidelity) -> str | None:
-    """What is bad about the figures, or None where they are in the usual range."""
-    sqnr = min((closeness.sqnr_db for closeness in fidelity.outputs.values()), default=math.inf)
-    if fidelity.same_top1 is None:
-        return f"output SQNR {sqnr:.1f} dB" if sqnr < LARGE_LOSS_DB else None
-    if fidelity.same_top1 < (1 - LARGE_DISAGREEMENT) * fidelity.samples:
-        return f"{fidelity.samples - fidelity.same_top1} of {fidelity.samples} samples get another class than in float"
-    return f"output SQNR {sqnr:.1f} dB" if sqnr < LARGE_LOSS_OF_SCORES_DB else None
 
 
 def _where_it_falls(tensors: Sequence[TensorReport], nodes: Sequence[Decision]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -48,10 +49,22 @@ def names_of(nodes: Sequence[str]) -> str:
     return shown if len(nodes) <= _SHOWN else f"{shown} and {len(nodes) - _SHOWN} more"
 
 
-def warnings_of(check: DeviceCheck) -> list[str]:
-    """Errors and warnings as sentences, for the report of a quantization."""
+@dataclass(frozen=True)
+class DeviceNote:
+    """A finding as a sentence. It is an error where the device takes nothing of the model for it."""
+
+    is_error: bool
+    said: str
+
+
+def device_notes(check: DeviceCheck) -> list[DeviceNote]:
+    """What is in the way, for the report of a quantization: errors first."""
     serious = [finding for finding in check.findings if finding.level != "note"]
-    return [
-        f"{subject_of(group)}: {printable(f'{group.finding.what}; {group.finding.why}. Fix: {group.finding.fix}.')}"
-        for group in grouped(serious)
-    ]
+    return [_device_note(group, check) for group in grouped(serious)]
+
+
+def _device_note(group: FindingGroup, check: DeviceCheck) -> DeviceNote:
+    finding = group.finding
+    about_all = finding.node == MODEL or not check.device_nodes
+    said = f"{subject_of(group)}: {printable(f'{finding.what}; {finding.why}. Fix: {finding.fix}.')}"
+    return DeviceNote(check.verdict == "rejected" and finding.level == "error" and about_all, said)

@@ -18,17 +18,18 @@ from detent.measure.scores import (
     Answers,
     Change,
     Deviation,
+    Loss,
     SampleScores,
     Scores,
     WholeScore,
 )
 from detent.report.evaluation import Evaluation, ModelResult
-from detent.report.figures import decibels, interval
+from detent.report.figures import decibels, form_of, interval, probability
 
 MOST_CHANGES = 10
 """Changed answers that are listed for a model; the JSON has all."""
 
-CHANCE = 0.05
+DISPUTED = "Whether a loss may be chance is judged by McNemar's exact test; the intervals are approximate."
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",
@@ -57,6 +58,8 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
     if others:
         console.print()
         console.print(_loss_table(first, others))
+        if any(loss.is_disputed for result in others for loss in result.losses):
+            console.print(Text(DISPUTED))
     for result in evaluation.models:
         if isinstance(result.scores, Answers) and result.scores.unanswered:
             said = f"{result.model} answers {result.scores.unanswered} samples with NaN: they count as wrong."
@@ -92,7 +95,8 @@ def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
     if isinstance(scores, Answers):
         return [text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval(scores.interval(top)))]
     if isinstance(scores, SampleScores):
-        return [f"{scores.mean:.6g}", interval(scores.interval(), ".6g")]
+        form = score_form(scores)
+        return [f"{scores.mean:{form}}", interval(scores.interval(), form)]
     return [f"{scores.value:.6g}"]
 
 
@@ -118,8 +122,8 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
     table.add_column("in")
     for result in others:
         for number, loss in enumerate(result.losses):
-            form = ".2f" if loss.unit in SHORT_UNITS and loss.unit != OUTPUT_ERROR else ".4g"
-            changes = (str(loss.became_wrong), str(loss.became_right), _chance(loss.p_value)) if counted else ()
+            form = loss_form(loss)
+            changes = (str(loss.became_wrong), str(loss.became_right), _chance(loss)) if counted else ()
             table.add_row(
                 escape(result.model) if number == 0 else "",
                 f"{loss.points:{form}}",
@@ -130,10 +134,25 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
     return table
 
 
-def _chance(p_value: float | None) -> str:
-    if p_value is None:
-        return "-"
-    return f"{p_value:.3g} ({'could be chance' if p_value >= CHANCE else 'hardly chance'})"
+def loss_form(loss: Loss) -> str:
+    """How a loss and the ends of its interval are written: percentages with two digits, all else with four."""
+    if loss.unit in SHORT_UNITS and loss.unit != OUTPUT_ERROR:
+        return ".2f"
+    return form_of(loss.points, *(loss.interval or ()))
+
+
+def score_form(scores: SampleScores) -> str:
+    """The same for a mean and its interval."""
+    return form_of(scores.mean, *(scores.interval() or ()))
+
+
+def _chance(loss: Loss) -> str:
+    return "-" if loss.p_value is None else f"{probability(loss.p_value)} ({chance_text(loss)})"
+
+
+def chance_text(loss: Loss) -> str:
+    """Whether the loss may be chance, in two words."""
+    return "hardly chance" if loss.beyond_chance else "could be chance"
 
 
 def _change_table(model: str, changed: Sequence[Change]) -> Table:

@@ -18,6 +18,8 @@ def size(count: int) -> str:
 
 def ratio(before: int, after: int) -> str:
     """How much smaller, or larger: nodes for each tensor make small models larger."""
+    if f"{max(before, after) / max(min(before, after), 1):.1f}" == "1.0":
+        return "about the same"
     if after > before:
         return f"{after / max(before, 1):.1f} times larger"
     return f"{before / max(after, 1):.1f} times smaller"
@@ -38,6 +40,19 @@ def step(tensor: TensorReport) -> str:
 def extent(low: float | None, high: float | None) -> str:
     """From where to where."""
     return "-" if low is None or high is None else f"{low:.4g} .. {high:.4g}"
+
+
+def form_of(*values: float | None) -> str:
+    """One form for numbers that stand together: as many digits behind the point as leave the largest four in all."""
+    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+    if largest == 0.0 or not 1e-4 <= largest < 1e6:
+        return ".4g"
+    return f".{max(0, 3 - math.floor(math.log10(largest)))}f"
+
+
+def probability(value: float | None) -> str:
+    """A p-value, to three digits behind the point."""
+    return "-" if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
 def interval(ends: Interval | None, form: str = ".2f") -> str:

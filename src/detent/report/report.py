@@ -132,6 +132,8 @@ class Report:
             shallow["smoothing"] = dataclasses.replace(self.smoothing, factors={})
         values = plain({**shallow, "recipe": to_plain(self.recipe)})
         assert isinstance(values, dict)
+        if self.fidelity is not None:
+            values["fidelity"] |= _judged(self.fidelity)
         return values
 
     def to_json(self) -> str:
@@ -141,6 +143,16 @@ class Report:
     def save(self, path: str | Path) -> None:
         """Write the report as JSON, complete or not at all."""
         write_text(self.to_json() + "\n", Path(path))
+
+
+def _judged(fidelity: Fidelity) -> dict[str, Any]:
+    """What the figures say, as the terminal and the page tell it; the interval in percent."""
+    from detent.report.judging import agreement_interval, judge
+
+    judgement = judge(fidelity)
+    same = fidelity.same_top1
+    ends = None if same is None else list(agreement_interval(same, fidelity.samples))
+    return {"same_top1_interval": ends, "verdict": judgement.level, "why": judgement.said}
 
 
 def plain(value: Any) -> Any:

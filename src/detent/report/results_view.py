@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from detent.measure.results import Comparison
+from detent.report.names import printable
 
-_MEASURES = (
-    ("cosine", "cosine similarity"),
-    ("l2", "L2 (mean squared error)"),
-    ("l1", "L1 (mean absolute error)"),
-    ("psnr_db", "PSNR (dB)"),
-    ("ssim", "SSIM"),
-)
+_TITLES = {
+    "cosine": "cosine similarity",
+    "l2": "L2 (mean squared error)",
+    "l1": "L1 (mean absolute error)",
+    "psnr_db": "PSNR (dB)",
+    "ssim": "SSIM",
+}
 
 
 def results_table(comparison: Comparison) -> str:
-    """Mean and least of each measure, a line each."""
-    lines = [f"{len(comparison.files)} files compared", f"{'':26}{'mean':>14}{'min':>14}"]
-    lines += [
-        f"{title:26}{comparison.mean(measure):>14.6g}{comparison.least(measure):>14.6g}" for measure, title in _MEASURES
+    """The mean of each measure, its worst value and the file that has it, a line each."""
+    lines = [
+        f"{len(comparison.files)} files compared: {printable(comparison.other)} against "
+        f"{printable(comparison.baseline)}",
+        f"{'':26}{'mean':>14}{'worst':>14}  in",
     ]
+    for measure, title in _TITLES.items():
+        if measure in comparison.measures():
+            worst = comparison.worst(measure)
+            mean = comparison.mean(measure)
+            lines.append(f"{title:26}{mean:>14.6g}{worst.value:>14.6g}  {printable(worst.file)}")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from detent.measure.device_check.foresight import Placement
 from detent.measure.proposal import Proposal, Way
 from detent.measure.sensitivity import LayerSensitivity, Sensitivity, decibels
 from detent.recipe import Recipe
@@ -32,12 +33,19 @@ BAR_DECIBELS = 30.0
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """What was measured on which model, and what follows from it, where that was asked for."""
+    """What was measured on which model, and what follows from it, where that was asked for.
+
+    `data` and `note` say what the samples are, and how they were read. `device` is what a proposal to leave nodes float
+    does to the device's part of the model; None where there is no such proposal, or no device.
+    """
 
     source: str
     recipe: Recipe
     found: Sensitivity
     proposal: Proposal | None = None
+    data: str = ""
+    note: str = ""
+    device: Placement | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON. An error of nothing is null in dB."""
@@ -45,6 +53,7 @@ class SensitivityReport:
         plain: dict[str, Any] = {
             "model": self.source,
             "recipe": self.recipe.name,
+            "data": self.data,
             "samples": found.samples,
             "exact": found.exact,
             "error": found.total,
@@ -61,6 +70,7 @@ class SensitivityReport:
                 "predicted": self.proposal.predicted,
                 "reached": self.proposal.reached,
                 "float_operations": self.proposal.operations,
+                "device": None if self.device is None else _placed(self.device),
                 "recipe": to_plain(self.proposal.recipe),
             }
         return plain
@@ -95,6 +105,16 @@ def _plain(layer: LayerSensitivity) -> dict[str, Any]:
     }
 
 
+def _placed(device: Placement) -> dict[str, Any]:
+    return {
+        "target": device.after.target,
+        **{
+            when: {"device_nodes": each.device_nodes, "cpu_nodes": each.cpu_nodes, "subgraphs": each.subgraphs}
+            for when, each in (("before", device.before), ("after", device.after))
+        },
+    }
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -103,7 +123,11 @@ def print_sensitivity(report: SensitivityReport, console: Console) -> None:
     """The whole error, the worst layers, and the proposal."""
     found = report.found
     console.print(Text(f"{report.source}, {report.recipe.name}", "bold"))
-    how = "" if found.exact else "; --exact takes all, and measures all gains"
+    if report.data:
+        console.print(Text(f"On {report.data}."))
+    if report.note:
+        console.print(Text(report.note))
+    how = "" if found.exact else "; --exact takes all, and measures what each layer gains if it is left float"
     said = f"All quantized, nothing refined: error {_decibels(found.total)} dB"
     if found.changed is not None:
         said += f", another top answer on {found.changed} of {found.samples}"
@@ -113,11 +137,14 @@ def print_sensitivity(report: SensitivityReport, console: Console) -> None:
         console.print(Text(f"and {len(found.layers) - SHOWN} more that matter less; --json lists them."))
     if report.proposal is not None:
         console.print(Text(_proposed(report.proposal), style="cyan"))
+    if report.device is not None:
+        console.print(Text(f"{report.device}.", style="yellow" if report.device.is_worse else ""))
 
 
 def _table(found: Sensitivity) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("layer", "operator", "", "weights dB", "activations dB", "gain left float"):
+    gains = ("gain left float",) if found.exact else ()
+    for name in ("layer", "operator", "", "weights dB", "activations dB", *gains):
         left = name in ("layer", "operator", "")
         table.add_column(name, justify="left" if left else "right", overflow="fold")
     scores = any(layer.changed is not None for layer in found.layers)
@@ -131,8 +158,9 @@ def _table(found: Sensitivity) -> Table:
             bar(layer.error, shown[0].error),
             _decibels(layer.weights),
             _decibels(layer.activations),
-            f"{100 * layer.gain / found.total:+.1f} %" if layer.gain is not None and found.total else "-",
         ]
+        if gains:
+            row.append(f"{100 * layer.gain / found.total:+.1f} %" if layer.gain is not None and found.total else "-")
         table.add_row(*row, *(["{}, {}".format(*layer.changed)] if layer.changed is not None else []))
     return table
 

@@ -17,8 +17,9 @@ from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.measure.device_check.findings import DeviceCheck, summary
 from detent.measure.inspection import Inspection
-from detent.report.check_view import warnings_of
+from detent.report.check_view import device_notes
 from detent.report.figures import decibels, extent, ratio, size, step
+from detent.report.judging import agreement
 from detent.report.report import Calibration, Report, TensorReport
 
 _DEVICE_WARNINGS = 5
@@ -67,12 +68,12 @@ def print_report(report: Report, console: Console) -> None:
 
 def _device(check: DeviceCheck) -> Text:
     """The verdict, and what is in the way of a better one."""
-    said = Text(summary(check))
-    warnings = warnings_of(check)
-    for warning in warnings[:_DEVICE_WARNINGS]:
-        said.append(f"\nWarning: {warning}", "yellow")
-    if len(warnings) > _DEVICE_WARNINGS:
-        said.append(f"\n{len(warnings) - _DEVICE_WARNINGS} more: `detent check MODEL --target {check.target}`.")
+    said = Text(summary(check), "red" if check.verdict == "rejected" else "")
+    notes = device_notes(check)
+    for note in notes[:_DEVICE_WARNINGS]:
+        said.append(f"\n{'Error' if note.is_error else 'Warning'}: {note.said}", "red" if note.is_error else "yellow")
+    if len(notes) > _DEVICE_WARNINGS:
+        said.append(f"\n{len(notes) - _DEVICE_WARNINGS} more: `detent check MODEL --target {check.target}`.")
     return said
 
 
@@ -152,7 +153,7 @@ def _fidelity(report: Report) -> RenderableType:
         table.add_row(escape(name), decibels(closeness.sqnr_db), decibels(closeness.psnr_db), f"{closeness.cosine:.5f}")
     if fidelity.same_top1 is None:
         return table
-    return Group(table, Text(f"Same top-1 class as float: {fidelity.same_top1} of {fidelity.samples}."))
+    return Group(table, Text(f"Same top-1 class as float: {agreement(fidelity)}."))
 
 
 def _worst_table(tensors: Sequence[TensorReport]) -> Table:

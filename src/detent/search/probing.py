@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.graph.load import name_of
+from detent.measure.device_check.foresight import placement
 from detent.measure.proposal import Way, check_way, propose
 from detent.measure.sensitivity import sensitivity
 from detent.measure.spread import Spread
@@ -109,4 +110,7 @@ def probe(
         progress=job.progress,
     )
     proposal = None if wanted is None else propose(found, ready.plan.layout, job.recipe, wanted, way)
-    return SensitivityReport(name_of(job.model), job.recipe, found, proposal)
+    source = name_of(job.model)
+    leaves_float = proposal is not None and proposal.way == "exclude" and proposal.nodes
+    device = placement(ready.model, job.recipe, proposal.recipe, source) if proposal and leaves_float else None
+    return SensitivityReport(source, job.recipe, found, proposal, ready.source.describe, ready.source.note, device)

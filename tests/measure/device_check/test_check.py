@@ -97,20 +97,39 @@ def test_an_open_batch_and_what_mends_it(tmp_path, samples):
     found = detent.check(model)
     assert (found.verdict, found.device_nodes, found.subgraphs) == ("rejected", 3, 1)
     assert errors(found) == [("", "the batch of input 'x' is not fixed")]
+    assert found.errors[0].fix.startswith(
+        "`detent quantize --fix-shape x=1,3,8,8`, or `detent convert MODEL OUTPUT --to"
+    )
     convert(model, tmp_path / "fixed.onnx", "fixed-shapes:batch=1")
     assert detent.check(tmp_path / "fixed.onnx").verdict == "accepted"
 
 
 @pytest.mark.parametrize(
-    ("shape", "what"), [((2, 3, 8, 8), "a batch of 2"), ((1, 3, "H", 8), "the shape of input 'x' is not fixed")]
+    ("shape", "what", "fix"),
+    [
+        ((2, 3, 8, 8), "a batch of 2", "--to fixed-shapes:batch=1`"),
+        (
+            (1, 3, "H", 8),
+            "the shape of input 'x' is not fixed",
+            "--fix-shape x=1,3,H,8`, or `detent convert MODEL OUTPUT --to fixed-shapes:shapes=x=1/3/H/8`, with your "
+            "sizes in the place of H",
+        ),
+        (
+            ("N", 3, "H", "W"),
+            "the shape of input 'x' is not fixed",
+            "x=1/3/H/W`, with your sizes in the place of H and W",
+        ),
+        ((None, 3, None, 8), "the shape of input 'x' is not fixed", "--fix-shape 'x=1,3,?,8'`"),
+    ],
 )
-def test_other_shapes(shape, what):
+def test_other_shapes(shape, what, fix):
     nodes = [node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b v", "y")]
     constants = {"w": normal(4, 3, 1, 1), "v": normal(2, 4, 1, 1)}
     model = build(nodes, "y", constants, (info("x", shape),))
     found = detent.check(model)
     assert found.verdict == "rejected"
     assert what in found.errors[0].what
+    assert fix in found.errors[0].fix
 
 
 @settings(deadline=None, max_examples=30)
@@ -199,6 +218,14 @@ def test_a_float_island_divides_the_device():
     found = detent.check(model)
     assert ("add_b", "its constant is not quantized") in errors(found)
     assert (found.verdict, found.subgraphs, found.cpu_nodes) == ("partly", 2, 1)
+
+
+def test_two_things_that_are_missing_at_one_node():
+    model = quantized(two_convs(node("Relu", "a", "r"), node("Add", "r k", "b"), k=normal(1, seed=3)), exclude="add_b")
+    next(each for each in model.graph.node if each.op_type == "Add").input[0] = "r"
+    for each in [each for each in model.graph.node if each.name.startswith("r_")]:
+        model.graph.node.remove(each)
+    assert ("add_b", "its input and constant are not quantized") in errors(detent.check(model))
 
 
 def test_a_pair_that_is_missing():

@@ -135,7 +135,14 @@ def test_every_rounded_tensor_has_a_row_with_a_histogram():
     ("changes", "level", "title"),
     [
         ({}, "good", "Close to float"),
-        ({"same_top1": 1, "samples": 2}, "warn", "Large loss"),
+        ({"same_top1": 1, "samples": 2}, "plain", "Cannot tell from 2 samples"),
+        ({"same_top1": 11, "samples": 16}, "plain", "Cannot tell from 16 samples"),
+        ({"same_top1": 1, "samples": 8}, "warn", "Large loss"),
+        (
+            {"outputs": {"y": Closeness(0.0, 0.0, 0.0)}, "silent": {"y": 3e-6}},
+            "plain",
+            "Cannot tell from these samples",
+        ),
         ({"tensors": {"t": Closeness(-math.inf, 0.0, 0.0)}}, "bad", "Broken"),
     ],
 )
@@ -143,6 +150,20 @@ def test_verdicts_of_a_quantization(samples, changes, level, title):
     report = detent.quantize(tiny_model(), None, samples)
     page = page_of(dataclasses.replace(report, fidelity=dataclasses.replace(report.fidelity, **changes)))
     assert f'<div class="verdict {level}"><h2>{title}</h2>' in page
+
+
+def test_a_model_that_the_device_rejects_is_the_first_thing_to_know(samples):
+    report = detent.quantize(tiny_model(), None, samples)  # its batch is open
+    page = page_of(dataclasses.replace(report, warnings=["Mind this."]))
+    assert '<p class="figure bad">Not as it is</p>' in page
+    text = Reader(page).text
+    ready = "npu-xint8 does not take the model: the batch of input 'x' is not fixed"
+    assert text.index("What to know") < text.index(f"Error{ready}") < text.index("Mind this.")
+    assert "Fix: `detent quantize --fix-shape x=1,3,8,8`" in text
+    assert "\nError: the model: the batch of input 'x' is not fixed" in str(report)
+    fixed = detent.quantize(tiny_model(), None, samples, fix_shapes={"x": [1, 3, 8, 8]})
+    assert "Error" not in str(fixed)
+    assert "badge bad" not in page_of(fixed).replace(".badge.bad", "")
 
 
 def test_what_was_not_measured_is_not_called_good(samples):
@@ -159,7 +180,7 @@ def test_other_number_formats_have_a_page(samples, recipe):
 
 
 @pytest.mark.parametrize(
-    ("lost", "level", "said"), [(1, "plain", "loses 5 points of top-1"), (9, "warn", "hardly chance")]
+    ("lost", "level", "said"), [(1, "plain", "loses 5.00 points of top-1"), (9, "warn", "hardly chance")]
 )
 def test_verdicts_of_an_evaluation(lost, level, said):
     page = page_of(results.evaluation(lost=lost))
@@ -192,6 +213,15 @@ def test_metrics_of_users_have_a_page(metric):
     assert SCRIPT in Reader(page).text
     assert SCRIPT not in page
     assert page_of(detent.evaluate(models[:1], np.eye(7, dtype=np.float32), metric=metric))
+
+
+def test_two_folders_are_named_with_the_worst_file():
+    text = Reader(page_of(results.folders())).text
+    assert "int8 against float" in text
+    assert "answers/int8 against answers/float." in text
+    assert f"The mean absolute difference. Worst: 1, in {CLOSING}." in text  # by 0, 0.5 and 1 on average
+    assert "SSIM" not in text  # these are no images
+    assert "The same against" not in text
 
 
 def test_a_tuning_says_whether_it_reached_its_goal():

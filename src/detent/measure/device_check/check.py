@@ -17,7 +17,7 @@ from detent.convert.domains import take_out_functions
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
 from detent.measure.device_check.factors import drop_device_factors
 from detent.measure.device_check.findings import DeviceCheck, Finding, NodePlace, Verdict
-from detent.measure.device_check.float_model import mended, prepared_subject
+from detent.measure.device_check.float_model import laid_out, mended, prepared_subject
 from detent.measure.device_check.model_rules import check_file, check_model
 from detent.measure.device_check.node_rules import check_nodes
 from detent.measure.device_check.number_rules import check_numbers
@@ -25,7 +25,10 @@ from detent.measure.device_check.partition import partition
 from detent.measure.device_check.subject import Subject, is_fixed, is_neutral
 from detent.measure.device_check.work import macs_of
 from detent.measure.reading import read_codes
+from detent.plan.mixed import arrange
+from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
+from detent.recipe import Recipe
 from detent.targets.support import Device, find_device
 
 
@@ -65,6 +68,15 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
     if device.integers and not _has_codes(network, reading.quantized):
         subject, findings = _foresee(network, device, source, findings)
     return _conclude(subject, source, [*known, *findings])
+
+
+def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str) -> DeviceCheck:
+    """What a device will take of a float model that is prepared for it, once it is quantized with a recipe."""
+    network = model.clone()
+    if device.shifts:
+        drop_device_factors(network, ())  # first, because they are written behind a layout, not before it
+    subject = laid_out(network, device, arrange(network, Selection(), recipe))
+    return _conclude(subject, source, _apply_rules(subject))
 
 
 def _has_open_shapes(model: ir.Model) -> bool:

@@ -16,6 +16,7 @@ from detent.graph.load import MINIMUM_OPSET
 from detent.graph.opset import raise_opset
 from detent.measure.device_check.findings import MODEL, Finding
 from detent.measure.device_check.subject import Subject
+from detent.plan.layout import Layout
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
@@ -43,8 +44,13 @@ def prepared_subject(model: ir.Model, device: Device, source: str) -> tuple[Subj
     except DetentError as error:
         failed = Finding("error", MODEL, "", "it cannot be quantized", str(error), "see `detent quantize --dry-run`")
         return Subject(model, device, (), quantized=False), [], [failed]
+    return laid_out(model, device, layout), changes, []
+
+
+def laid_out(model: ir.Model, device: Device, layout: Layout) -> Subject:
+    """A prepared float model with what will be quantized of it."""
     reasons = {name: each.reason for name, each in layout.decisions.items() if not each.quantized}
-    return Subject(model, device, frozenset(layout.sites), reasons=reasons, quantized=False), changes, []
+    return Subject(model, device, frozenset(layout.sites), reasons=reasons, quantized=False)
 
 
 def mended(before: Sequence[Finding], after: Sequence[Finding], changes: Sequence[Change]) -> Iterator[Finding]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 
 import onnx
+import onnx_ir as ir
 
 from detent.graph.save import PROTOBUF_LIMIT
 from detent.graph.values import static_shape
@@ -15,6 +17,7 @@ from detent.prepare.base import main_opset
 
 LEAST_OPSET, ADVISED_OPSET = 10, 17
 _SHOWN = 3
+_SHORT = 10
 
 
 def check_file(proto: onnx.ModelProto, size: int) -> Iterator[Finding]:
@@ -78,13 +81,14 @@ def _check_opset(subject: Subject) -> Iterator[Finding]:
 
 
 def _check_shapes(subject: Subject) -> Iterator[Finding]:
-    open_batch, open_inputs = [], []
+    open_batch: list[ir.Value] = []
+    open_inputs: list[ir.Value] = []
     for value in subject.model.graph.inputs:
         shape = static_shape(value)
         if shape is None or None in shape[1:]:
-            open_inputs.append(str(value.name))
+            open_inputs.append(value)
         elif shape and shape[0] is None:
-            open_batch.append(str(value.name))
+            open_batch.append(value)
         elif shape and len(shape) == 4 and shape[0] != 1:
             yield _of_model(
                 "error",
@@ -96,20 +100,43 @@ def _check_shapes(subject: Subject) -> Iterator[Finding]:
     if open_inputs:
         yield _of_model(
             "error",
-            f"the shape of input {_listed(open_inputs)} is not fixed",
+            f"the shape of input {_listed([str(value.name) for value in open_inputs])} is not fixed",
             "the device is programmed for one shape; without it everything stays on the CPU",
-            f"`detent quantize --fix-shape {open_inputs[0]}=1,...`, or `detent convert MODEL OUTPUT --to "
-            f"fixed-shapes:shapes={open_inputs[0]}=1/...`",
+            _fix_of(open_inputs, f"fixed-shapes:shapes={'+'.join(_assignment(value, '/') for value in open_inputs)}"),
         )
     if open_batch:
         yield _of_model(
             "error",
-            f"the batch of input {_listed(open_batch)} is not fixed",
+            f"the batch of input {_listed([str(value.name) for value in open_batch])} is not fixed",
             "the device computes one sample at a time; with an open batch everything stays on the CPU",
-            "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`, or quantize with `--fix-shape`",
+            _fix_of(open_batch, "fixed-shapes:batch=1"),
         )
     if not open_inputs and not open_batch:
         yield from _check_inner_shapes(subject)
+
+
+def _fix_of(inputs: list[ir.Value], step: str) -> str:
+    """The commands that fix these inputs, and what to fill in where a size other than the batch is open."""
+    options = " ".join(f"--fix-shape {shlex.quote(_assignment(value, ','))}" for value in inputs)
+    missing = list(dict.fromkeys(size for value in inputs for size in _sizes(value) if not size.isdigit()))
+    filled = f", with your sizes in the place of {' and '.join(missing)}" if missing else ""
+    return f"`detent quantize {options}`, or `detent convert MODEL OUTPUT --to {shlex.quote(step)}`{filled}"
+
+
+def _assignment(value: ir.Value, between: str) -> str:
+    return f"{value.name}={between.join(_sizes(value))}"
+
+
+def _sizes(value: ir.Value) -> list[str]:
+    """The shape of an input for one sample at a time; a size that is open by its name if short, or else as a ?."""
+    if value.shape is None:
+        return ["1", "..."]
+    sizes = [str(size) if isinstance(size, int) else _open_size(size.value) for size in value.shape]
+    return [size if at or isinstance(value.shape[0], int) else "1" for at, size in enumerate(sizes)]
+
+
+def _open_size(name: str | None) -> str:
+    return name if name is not None and name.isidentifier() and len(name) <= _SHORT else "?"
 
 
 def _check_inner_shapes(subject: Subject) -> Iterator[Finding]:

@@ -217,10 +217,10 @@ def _check_codes(node: ir.Node, subject: Subject) -> Iterator[Finding]:
             f"{again} quantizes it; with `--set more_operators={node.op_type}` if it left it out",
         )
     else:
-        roles = " and ".join(dict.fromkeys(role for role, _ in bare))
+        roles = list(dict.fromkeys(role for role, _ in bare))
         yield _error(
             node,
-            f"its {roles} is not quantized",
+            f"its {' and '.join(roles)} {'is' if len(roles) == 1 else 'are'} not quantized",
             "no Q/DQ pair stands there, nor is it computed with its neighbour as one",
             f"{again} writes all pairs that the device needs",
         )

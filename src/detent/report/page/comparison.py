@@ -6,16 +6,17 @@ from pathlib import Path
 
 from detent.measure.results import Comparison
 from detent.measure.tensors import MEASURES, ModelComparison, TensorDifference
+from detent.report.comparison_view import rescaled_text
 from detent.report.figures import decibels
 from detent.report.page.charts import Point, depth_chart
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR
-from detent.report.page.parts import Contents, Section, Tile, Verdict
+from detent.report.page.parts import Contents, Section, Tile, Verdict, notes
 from detent.report.page.table import Cell, Column, Row, number, table, words
 
 _MEANINGS = {
     "sqnr_db": ("SQNR dB", SQNR),
-    "psnr_db": ("PSNR dB", "The same against the largest value instead of the mean power."),
+    "psnr_db": ("PSNR dB", "Decibels of the squared largest value over the mean squared difference."),
     "cosine": ("Cosine", "1 where both have one direction."),
     "l1": ("L1", "The mean absolute difference."),
     "l2": ("L2", "The mean squared difference."),
@@ -36,7 +37,7 @@ def comparison(result: ModelComparison) -> Contents:
         Tile("Samples", str(len(worst.samples)), f"The hardest is {worst.worst_samples(1)[0]}."),
         Tile("Tensors", str(len(result.tensors)), "Tensors that have one name and one shape in both models."),
     ]
-    sections = [_along(result), _tensors(result), _skipped(result)]
+    sections = [_rescaled(result), _along(result), _tensors(result), _skipped(result)]
     return Contents(
         "comparison",
         f"{Path(result.after).name} against {Path(result.before).name}",
@@ -47,14 +48,23 @@ def comparison(result: ModelComparison) -> Contents:
     )
 
 
+def _rescaled(result: ModelComparison) -> Section | None:
+    if not result.rescaled():
+        return None
+    return Section("What to know", "", notes([], [rescaled_text(result)], []), folded=False)
+
+
 def _along(result: ModelComparison) -> Section | None:
-    if len(result.tensors) < 2:
+    if len(result.tensors) - len(result.rescaled()) < 2:
         return None
     points = [
-        Point(f"{each.name}: {decibels(each.mean('sqnr_db'))} dB", each.mean("sqnr_db"), marked=each.is_output)
+        None
+        if each.rescaled
+        else Point(f"{each.name}: {decibels(each.mean('sqnr_db'))} dB", each.mean("sqnr_db"), marked=each.is_output)
         for each in result.tensors
     ]
-    meaning = f"SQNR of each tensor, in the order of the first model. {SQNR}"
+    left_out = " Tensors whose channels are at other scales are left out." if result.rescaled() else ""
+    meaning = f"SQNR of each tensor, in the order of the first model. {SQNR}{left_out}"
     return Section("Difference along the network", meaning, depth_chart([points], "SQNR in dB"), folded=False)
 
 
@@ -64,15 +74,22 @@ def _tensors(result: ModelComparison) -> Section:
         Column("Worst SQNR", "On the sample where it is least.", numeric=True, minor=True),
         Column("Worst sample", "", minor=True),
     ]
-    rows = [Row(_cells(tensor)) for tensor in result.worst_first()]
+    rows = [Row(_cells(tensor)) for tensor in sorted(result.worst_first(), key=lambda tensor: tensor.rescaled)]
     meaning = "Means over the samples, the least SQNR first."
+    if result.rescaled():
+        meaning += " At the end those that are marked: their channels are at other scales, which is no error."
     return Section(
-        "Tensors", meaning, table(columns, rows, "tensors", order=(1, True)), folded=False, count=str(len(rows))
+        "Tensors",
+        meaning,
+        table(columns, rows, "tensors", order=None if result.rescaled() else (1, True)),
+        folded=False,
+        count=str(len(rows)),
     )
 
 
 def _cells(tensor: TensorDifference) -> list[Cell]:
-    mark = tag("span", "output", class_="badge plain") if tensor.is_output else None
+    marks = [*(["output"] if tensor.is_output else []), *(["other scales"] if tensor.rescaled else [])]
+    mark = joined(tag("span", said, class_="badge plain") for said in marks)
     worst = tensor.worst_samples(1)[0]
     return [
         words(joined((name_of(tensor.name), mark)), tensor.name),
@@ -87,7 +104,9 @@ def _column(measure: str) -> Column:
     return Column(title, meaning, numeric=True, minor=measure not in ("sqnr_db", "cosine"))
 
 
-def _figure(measure: str, value: float) -> Cell:
+def _figure(measure: str, value: float | None) -> Cell:
+    if value is None:
+        return number(None)
     shown = (
         decibels(value)
         if measure.endswith("_db")
@@ -108,11 +127,8 @@ def _skipped(result: ModelComparison) -> Section | None:
 
 def folders(result: Comparison) -> Contents:
     """Two folders of results."""
-    measures = ("cosine", "psnr_db", "ssim", "l1", "l2")
-    tiles = [
-        Tile(_MEANINGS[measure][0], str(_figure(measure, result.mean(measure)).shown), _MEANINGS[measure][1])
-        for measure in measures[:3]
-    ]
+    measures = [measure for measure in ("cosine", "psnr_db", "ssim", "l1", "l2") if measure in result.measures()]
+    tiles = [_folder_tile(result, measure) for measure in measures[:4]]
     rows = [
         Row([words(name_of(file.name), file.name), *(_figure(measure, getattr(file, measure)) for measure in measures)])
         for file in sorted(result.files, key=lambda file: file.cosine)
@@ -122,4 +138,17 @@ def folders(result: Comparison) -> Contents:
         "Files", "Every file, the least cosine first.", table(columns, rows, "files", order=(1, True)), folded=False
     )
     said = f"{len(result.files)} files; the figures below are means over them."
-    return Contents("comparison", "Two folders of results", [], Verdict("plain", "Compared", said), tiles, [section])
+    return Contents(
+        "comparison",
+        f"{Path(result.other).resolve().name} against {Path(result.baseline).resolve().name}",
+        [f"{result.other} against {result.baseline}."],
+        Verdict("plain", "Compared", said),
+        tiles,
+        [section],
+    )
+
+
+def _folder_tile(result: Comparison, measure: str) -> Tile:
+    title, meaning = _MEANINGS[measure]
+    mean, worst = (str(_figure(measure, value).shown) for value in (result.mean(measure), result.worst(measure).value))
+    return Tile(title, mean, f"{meaning} Worst: {worst}, in {result.worst(measure).file}.")

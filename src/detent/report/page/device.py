@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from detent.measure.device_check.findings import DeviceCheck, FindingGroup, grouped, summary
-from detent.report.check_view import subject_of
+from detent.report.check_view import device_notes, subject_of
 from detent.report.page.html import Markup, joined, name_of, tag
 from detent.report.page.parts import Level, Section, Tile
 from detent.report.page.table import Column, Row, number, table, words
@@ -13,7 +13,7 @@ CPU = "CPU"
 _VERDICTS: dict[str, tuple[str, Level]] = {
     "accepted": ("takes it", "good"),
     "partly": ("takes part of it", "warn"),
-    "rejected": ("not as it is", "warn"),
+    "rejected": ("not as it is", "bad"),
 }
 _LEVELS = {"error": "bad", "warning": "warn", "note": "plain"}
 
@@ -24,8 +24,13 @@ def device_tile(check: DeviceCheck) -> Tile:
     regions = f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"
     meaning = f"{check.device_nodes} of {check.device_nodes + check.cpu_nodes} nodes on the device, in {regions}"
     if check.verdict == "rejected":
-        meaning += ", once what concerns all of it is mended: see below"
+        meaning += ", once what concerns all of it is mended: see What to know"
     return Tile(check.target, said.capitalize(), f"{meaning}.", level)
+
+
+def rejections(check: DeviceCheck) -> list[str]:
+    """Why the device takes nothing of the model as it is; empty where it takes some."""
+    return [f"{check.target} does not take {note.said}" for note in device_notes(check) if note.is_error]
 
 
 def device_section(check: DeviceCheck) -> Section:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from detent.measure.scores import Answers, Change, Deviation, Loss, SampleScores, Scores, WholeScore
+from detent.measure.paired import Interval
+from detent.measure.scores import CHANCE, Answers, Change, Deviation, Loss, SampleScores, Scores, WholeScore
 from detent.report.evaluation import Evaluation, ModelResult
-from detent.report.evaluation_view import CHANCE, SHORT_UNITS, answer_text, change_kind
-from detent.report.figures import decibels, interval, ratio, size
+from detent.report.evaluation_view import (
+    SHORT_UNITS,
+    answer_text,
+    chance_text,
+    change_kind,
+    loss_form,
+    score_form,
+)
+from detent.report.figures import decibels, interval, probability, ratio, size
 from detent.report.page import charts
-from detent.report.page.html import name_of
+from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict
 from detent.report.page.table import Cell, Column, Row, number, table, words
@@ -24,7 +32,10 @@ _TITLES: dict[Level, str] = {
     "warn": "Worse, beyond chance",
 }
 
-INTERVAL = "Where the figure of all possible samples lies, with 95 % confidence."
+_DISPUTED = "McNemar's exact test decides that (p {p}), and the interval is only approximate"
+
+INTERVAL = "where the figure of all possible samples lies, with 95 % confidence."
+RULE = f"Below {CHANCE} the loss is called hardly chance."
 
 
 def evaluation(result: Evaluation) -> Contents:
@@ -51,19 +62,23 @@ def _verdict(first: ModelResult, others: Sequence[ModelResult]) -> Verdict:
     said = [f"{Path(result.model).name} {_said(result.loss)}." for result in others if result.loss is not None]
     levels = [_level(result.loss) for result in others if result.loss is not None]
     level: Level = "warn" if "warn" in levels else "plain" if "plain" in levels else "good"
-    return Verdict(level, _TITLES[level], " ".join(said))
+    worse = levels.count("warn")
+    title = f"{worse} of {len(levels)} are worse, beyond chance" if worse and len(levels) > 1 else _TITLES[level]
+    return Verdict(level, title, " ".join(said))
 
 
 def _said(loss: Loss) -> str:
     verb = "gains" if loss.points < 0 else "loses"
-    ends = f" (95 % interval of the loss: {interval(loss.interval)})" if loss.interval is not None else ""
-    return f"{verb} {abs(loss.points):.3g} {SHORT_UNITS.get(loss.unit, loss.unit)}{ends}{_chance(loss)}"
+    form = loss_form(loss)
+    ends = f" (95 % interval of the loss: {interval(loss.interval, form)})" if loss.interval is not None else ""
+    return f"{verb} {abs(loss.points):{form}} {SHORT_UNITS.get(loss.unit, loss.unit)}{ends}{_chance(loss)}"
 
 
 def _chance(loss: Loss) -> str:
     if loss.p_value is None:
         return ""
-    return ", which could be chance" if loss.p_value >= CHANCE else ", which is hardly chance"
+    said = f", which {'is ' if loss.beyond_chance else ''}{chance_text(loss)}"
+    return f"{said}: {_DISPUTED.format(p=probability(loss.p_value))}" if loss.is_disputed else said
 
 
 def _level(loss: Loss) -> Level:
@@ -73,7 +88,7 @@ def _level(loss: Loss) -> Level:
     """
     if loss.interval is None or loss.p_value is None:
         return "plain"
-    if loss.p_value < CHANCE and loss.points > 0:
+    if loss.beyond_chance and loss.points > 0:
         return "warn"
     return "good" if loss.interval[1] <= SMALL_LOSS else "plain"
 
@@ -83,12 +98,19 @@ def _tiles(first: ModelResult, others: Sequence[ModelResult]) -> list[Tile]:
     for result in (first, *others)[:4]:
         figure = _figure(result.scores)
         if figure is not None:
-            tiles.append(Tile(Path(result.model).name, figure[0], figure[1]))
+            tiles.append(Tile(name_of(_short(result.model)), figure[0], figure[1]))
     for result in others[:2]:
         if first.bytes is not None and result.bytes is not None:
-            meaning = f"{Path(result.model).name}: {size(first.bytes)} before, {ratio(first.bytes, result.bytes)}."
-            tiles.append(Tile("Size", size(result.bytes), meaning))
+            meaning = f"{size(first.bytes)} before, {ratio(first.bytes, result.bytes)}."
+            title = "Size" if len(others) == 1 else joined(("Size of ", name_of(_short(result.model))))
+            tiles.append(Tile(title, size(result.bytes), meaning))
     return tiles
+
+
+def _short(model: str) -> str:
+    """The name of the file without its ending, which all of them have."""
+    path = Path(model)
+    return path.stem if path.suffix == ".onnx" else path.name
 
 
 def _figure(scores: Scores | None) -> tuple[str, str] | None:
@@ -97,7 +119,8 @@ def _figure(scores: Scores | None) -> tuple[str, str] | None:
         meaning = f"Samples whose top answer is their label; 95 % interval {interval(scores.interval())}."
         return f"{scores.accuracy():.2f} %", meaning
     if isinstance(scores, SampleScores):
-        return f"{scores.mean:.4g}", f"Mean of {scores.metric}; 95 % interval {interval(scores.interval(), '.4g')}."
+        form = score_form(scores)
+        return f"{scores.mean:{form}}", f"Mean of {scores.metric}; 95 % interval {interval(scores.interval(), form)}."
     if isinstance(scores, WholeScore):
         return f"{scores.value:.4g}", f"{scores.metric} of all samples together."
     if isinstance(scores, Deviation) and scores.agreeing is not None:
@@ -118,9 +141,14 @@ def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None
         for result in others
         if result.loss is not None
     ]
+    chance = (
+        "a line that crosses zero may be chance."
+        if losses[0].p_value is None
+        else "whether a loss may be chance, McNemar's exact test decides (p below), not the line, which is approximate."
+    )
     meaning = (
         f"How much worse than {Path(first.model).name}, sample by sample: a dot for the loss, a line for its 95 % "
-        "interval. Left of zero the model is better; a line that crosses zero may be chance."
+        f"interval. Left of zero the model is better; {chance}"
     )
     return Section("Loss", meaning, charts.interval_chart(rows, None, unit), folded=False)
 
@@ -137,11 +165,12 @@ def _models(result: Evaluation) -> Section | None:
     columns = [
         Column("Model"),
         *_titles(shown),
-        Column("Loss", "Against the first model; below zero it is better.", numeric=True),
-        Column("95 % interval", INTERVAL, numeric=True, minor=True),
+        Column("Loss", f"Against the first model; below zero it is better. Small: {INTERVAL}", numeric=True),
         Column("Became wrong", "Samples that only the first model gets right.", numeric=True, minor=True),
         Column("Became right", "Samples that only this model gets right.", numeric=True, minor=True),
-        Column("p", "McNemar's: how often chance alone would be this uneven.", numeric=True, minor=True),
+        Column(
+            "p", f"McNemar's exact test: how often chance alone would be this uneven. {RULE}", numeric=True, minor=True
+        ),
         Column("Size", "Of the file, with its data.", numeric=True, minor=True),
     ]
     kept = [at for at in range(len(columns)) if at == 0 or any(row.cells[at].key is not None for row in rows)]
@@ -157,15 +186,10 @@ def _titles(scores: Scores) -> list[Column]:
             5: "Samples whose label is among the first five answers.",
         }
         return [
-            column
-            for top in scores.tops
-            for column in (
-                Column(f"Top-{top} %", tops[top], numeric=True),
-                Column("95 % interval", INTERVAL, numeric=True, minor=True),
-            )
+            Column(f"Top-{top} %", f"{tops[top]} Small: {INTERVAL}", numeric=True, minor=top > 1) for top in scores.tops
         ]
     if isinstance(scores, SampleScores):
-        return [Column(f"Mean of {scores.metric}", numeric=True), Column("95 % interval", INTERVAL, numeric=True)]
+        return [Column(f"Mean of {scores.metric}", f"Small: {INTERVAL}", numeric=True)]
     if isinstance(scores, WholeScore):
         return [Column(scores.metric, numeric=True)]
     return [Column("Same answer", "Samples with the top answer of the first model.", numeric=True)]
@@ -173,16 +197,9 @@ def _titles(scores: Scores) -> list[Column]:
 
 def _scores(scores: Scores | None) -> list[Cell]:
     if isinstance(scores, Answers):
-        return [
-            cell
-            for top in scores.tops
-            for cell in (
-                number(scores.accuracy(top), f"{scores.accuracy(top):.2f}"),
-                number(scores.interval(top)[0], interval(scores.interval(top))),
-            )
-        ]
+        return [_with_interval(scores.accuracy(top), scores.interval(top), ".2f") for top in scores.tops]
     if isinstance(scores, SampleScores):
-        return [number(scores.mean, f"{scores.mean:.6g}"), words(interval(scores.interval(), ".6g"))]
+        return [_with_interval(scores.mean, scores.interval(), score_form(scores))]
     if isinstance(scores, WholeScore):
         return [number(scores.value, f"{scores.value:.6g}")]
     return [number(scores.agreeing if isinstance(scores, Deviation) else None)]
@@ -191,14 +208,19 @@ def _scores(scores: Scores | None) -> list[Cell]:
 def _lost(result: ModelResult) -> list[Cell]:
     loss = result.loss
     if loss is None:
-        return [number(None)] * 5
+        return [number(None)] * 4
     return [
-        number(loss.points, f"{loss.points:.3g}"),
-        number(None if loss.interval is None else loss.interval[0], interval(loss.interval, ".3g")),
+        _with_interval(loss.points, loss.interval, loss_form(loss)),
         number(loss.became_wrong),
         number(loss.became_right),
-        number(loss.p_value, None if loss.p_value is None else f"{loss.p_value:.3g}"),
+        number(loss.p_value, probability(loss.p_value)),
     ]
+
+
+def _with_interval(value: float, ends: Interval | None, form: str) -> Cell:
+    """A number with its interval below it, in one column: tables of several models are wide enough."""
+    below = None if ends is None else tag("div", interval(ends, form), class_="quiet small")
+    return number(value, joined((f"{value:{form}}", below)))
 
 
 def _bytes(result: ModelResult) -> Cell:

@@ -96,9 +96,10 @@ def facts(pairs: Mapping[str, Child]) -> Markup:
     return tag("dl", *told, class_="facts")
 
 
-def notes(warnings: Sequence[str], suggestions: Sequence[str]) -> Markup:
-    """What to know and what to try."""
-    entries = [tag("li", tag("span", "Note", class_="badge warn"), said) for said in warnings]
+def notes(errors: Sequence[str], warnings: Sequence[str], suggestions: Sequence[str]) -> Markup:
+    """What is wrong, what to know and what to try."""
+    entries = [tag("li", tag("span", "Error", class_="badge bad"), said) for said in errors]
+    entries += [tag("li", tag("span", "Note", class_="badge warn"), said) for said in warnings]
     entries += [tag("li", tag("span", "Advice", class_="badge plain"), said) for said in suggestions]
     return tag("ul", *entries, class_="notes")
 

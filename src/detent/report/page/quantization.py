@@ -9,10 +9,10 @@ from pathlib import Path
 from detent.equalize.factors import Equalization
 from detent.recipe_file import to_toml
 from detent.refine.ranges import RULE as RANGES
-from detent.report.advice import large_loss
-from detent.report.figures import decibels, ratio, size
+from detent.report.figures import decibels, interval, ratio, size
+from detent.report.judging import agreement, agreement_interval, judge
 from detent.report.page.charts import bar
-from detent.report.page.device import device_section, device_tile
+from detent.report.page.device import device_section, device_tile, rejections
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR, depth_section, layers_of, layers_section
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict, code, notes
@@ -32,6 +32,8 @@ RULES = {
     RANGES: "Another scale brings the output of the network closer to float.",
 }
 """Why a scale was moved, by the name of the rule."""
+
+_LEVELS: dict[str, Level] = {"close": "good", "unclear": "plain", "large": "warn"}
 
 
 def quantization(report: Report) -> Contents:
@@ -83,18 +85,19 @@ def verdict_of(report: Report) -> Verdict:
             "warn", "Not real data", "Random numbers were used in the place of data: no figure here is real."
         )
     kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
-    loss = large_loss(fidelity)
-    if loss is not None:
-        return Verdict("warn", "Large loss", f"On {fidelity.samples} {kind}: {loss}.")
-    same = "" if fidelity.same_top1 is None else f": {fidelity.same_top1} of {fidelity.samples} keep their top class"
-    return Verdict("good", "Close to float", f"Measured on {fidelity.samples} {kind}{same}.")
+    judgement = judge(fidelity)
+    if judgement.said:
+        return Verdict(_LEVELS[judgement.level], judgement.title, f"On {fidelity.samples} {kind}: {judgement.said}.")
+    same = "" if fidelity.same_top1 is None else f": {agreement(fidelity)} keep their top class"
+    return Verdict("good", judgement.title, f"Measured on {fidelity.samples} {kind}{same}.")
 
 
 def _tiles(report: Report) -> list[Tile]:
     fidelity, tiles = report.fidelity, []
     if fidelity is not None and fidelity.same_top1 is not None:
-        level: Level = "warn" if large_loss(fidelity) else "good"
-        meaning = "Samples whose largest class score is that of the float model."
+        level = _LEVELS[judge(fidelity).level]
+        ends = interval(agreement_interval(fidelity.same_top1, fidelity.samples), ".0f")
+        meaning = f"Samples whose largest class score is that of the float model; 95 % interval {ends} %."
         tiles.append(Tile("Same top-1 as float", f"{fidelity.same_top1} of {fidelity.samples}", meaning, level))
     if fidelity is not None and fidelity.outputs:
         name, worst = min(fidelity.outputs.items(), key=lambda item: item[1].sqnr_db)
@@ -124,9 +127,10 @@ def _calibration(report: Report) -> str:
 
 
 def _advice(report: Report) -> Section | None:
-    if not report.warnings and not report.suggestions:
+    errors = [] if report.device is None else rejections(report.device)
+    if not errors and not report.warnings and not report.suggestions:
         return None
-    return Section("What to know", "", notes(report.warnings, report.suggestions), folded=False)
+    return Section("What to know", "", notes(errors, report.warnings, report.suggestions), folded=False)
 
 
 def _left_float(report: Report) -> Section | None:

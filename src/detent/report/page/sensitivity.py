@@ -15,6 +15,9 @@ from detent.report.sensitivity_view import SensitivityReport, bar_length
 
 ERROR = "The power of the error at the outputs over that of the signal: -20 dB is 1 %; more negative is better."
 
+_GAIN = "By how much the whole error falls when this layer alone is left float."
+_ANSWERS = "Samples with another top answer: by weights, by activations."
+
 LEAST = 1e-6
 """Of the largest error: what is less is drawn as if it were that, because it does not matter."""
 
@@ -32,13 +35,23 @@ def sensitivity(report: SensitivityReport) -> Contents:
         tiles.append(
             Tile("Worst layer", f"{100 * share:.0f} %", f"Of all errors alone, '{worst.node}' has this share.")
         )
-    how = "All gains were measured." if found.exact else "Gains were measured for the worst layers; --exact takes all."
-    tiles.append(Tile("Samples", str(found.samples), f"What the errors were measured on. {how}"))
+    how = "" if found.exact else "--exact takes all, and measures what each layer gains if it is left float."
+    tiles.append(Tile("Samples", str(found.samples), f"What the errors were measured on. {how}".rstrip()))
+    if report.device is not None:
+        now = report.device.after
+        level: Level = "warn" if report.device.is_worse else "good"
+        figure = f"{now.device_nodes} of {now.device_nodes + now.cpu_nodes}"
+        tiles.append(Tile(f"Nodes on {now.target}", figure, f"With the proposed recipe: {report.device}.", level))
     sections = [_proposal(report), _along(found), _layers(found)]
     return Contents(
         "sensitivity",
         Path(report.source).name,
-        [report.source, f"{report.recipe.name}, with nothing refined."],
+        [
+            report.source,
+            f"{report.recipe.name}, with nothing refined.",
+            report.data and f"On {report.data}.",
+            report.note,
+        ],
         _verdict(report, worst),
         tiles,
         [section for section in sections if section is not None],
@@ -50,9 +63,12 @@ def _verdict(report: SensitivityReport, worst: LayerSensitivity | None) -> Verdi
     if worst is None:
         return Verdict("plain", "Nothing to measure", "No layer is quantized.")
     if proposal is not None:
-        level: Level = "good" if proposal.reached else "warn"
-        title = "A better recipe" if proposal.nodes or proposal.tensors else "Good enough as it is"
-        return Verdict(level, title if proposal.reached else "Not within reach", _promise(proposal))
+        price = report.device is not None and report.device.is_worse
+        level: Level = "good" if proposal.reached and not price else "warn"
+        better = "A better recipe, but less of it on the device" if price else "A better recipe"
+        title = better if proposal.nodes or proposal.tensors else "Good enough as it is"
+        said = f"{_promise(proposal)} {report.device}." if price else _promise(proposal)
+        return Verdict(level, title if proposal.reached else "Not within reach", said)
     leading = report.found.worst_first()[:3]
     share = _share(report.found, sum(layer.error for layer in leading))
     said = f"{len(leading)} of {len(report.found.layers)} layers have {100 * share:.0f} % of all errors."
@@ -120,13 +136,8 @@ def _layers(found: Sensitivity) -> Section:
         Column("Error", "Weights and activations together; a full bar is the largest, an empty one 30 dB less."),
         Column("Weights dB", "The error when its weights alone are quantized.", numeric=True),
         Column("Activations dB", "The error when its activations alone are quantized.", numeric=True),
-        Column(
-            "Gain", "By how much the whole error falls when this layer alone is left float.", numeric=True, minor=True
-        ),
-        *(
-            [Column("Other answers", "Samples with another top answer: by weights, by activations.", minor=True)]
-            * scores
-        ),
+        *([Column("Gain", _GAIN, numeric=True, minor=True)] if found.exact else []),
+        *([Column("Other answers", _ANSWERS, minor=True)] if scores else []),
         Column("Parameters", "Numbers in its weights.", numeric=True, minor=True),
     ]
     largest = max((layer.error for layer in found.layers), default=0.0)
@@ -153,7 +164,7 @@ def _cells(found: Sensitivity, layer: LayerSensitivity, largest: float, scores: 
         number(layer.error, bar(bar_length(layer.error, largest))),
         number(layer.weights, _decibels(layer.weights)),
         number(layer.activations, _decibels(layer.activations)),
-        number(gain, None if gain is None else f"{100 * gain:+.1f} %"),
+        *([number(gain, None if gain is None else f"{100 * gain:+.1f} %")] if found.exact else []),
         *changed,
         number(layer.parameters),
     ]

@@ -16,7 +16,7 @@ from detent.report.results_view import results_table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the mean and the least of each measure over all files."""
+    """Print the mean and the worst of each measure over all files."""
     parser = argparse.ArgumentParser("quark.onnx.tools.evaluate", description="Compare two folders of results.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     parser.add_argument("--baseline_results_folder", type=Path)
