@@ -29,8 +29,8 @@ def echo_json(value: Any) -> None:
 
 
 def _console(stream: IO[str]) -> Console:
-    from rich.console import Console
+    from detent.report.console import PlainConsole
 
-    console = Console(file=stream, highlight=False)
+    console = PlainConsole(file=stream)
     # Into a file or a pipe, lines are as long as they are: tools that read them do not want ours folded at column 80.
-    return console if console.is_terminal else Console(file=stream, highlight=False, width=200)
+    return console if console.is_terminal else PlainConsole(file=stream, width=200)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from detent.measure.tensors import MEASURES, ModelComparison, TensorDifference
+from detent.report.names import inert
 
 MOST_TENSORS = 10
 """Tensors on the way that are listed; the JSON has all."""
@@ -61,7 +61,7 @@ def _table(title: str, tensors: Sequence[TensorDifference]) -> Table:
         figures = [
             _figure(measure, value) for measure in MEASURES for value in (tensor.mean(measure), tensor.worst(measure))
         ]
-        table.add_row(escape(tensor.name), *figures, escape(tensor.worst_samples(1)[0]))
+        table.add_row(inert(tensor.name), *figures, inert(tensor.worst_samples(1)[0]))
     return table
 
 

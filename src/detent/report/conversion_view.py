@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from detent.convert import Conversion
 from detent.prepare.base import Change
+from detent.report.names import inert
 
 _SHOWN = 5
 
@@ -56,7 +56,7 @@ def _table(conversion: Conversion) -> Table:
     ):
         for key in sorted(set(old) | set(new)):
             if old.get(key) != new.get(key):
-                label = escape(f"{title} {key}".strip())
+                label = inert(f"{title} {key}".strip())
                 unit = " bytes" if title == "constants" else ""
                 table.add_row(label, *(f"{each[key]:,}{unit}" if key in each else "-" for each in (old, new)))
     return table

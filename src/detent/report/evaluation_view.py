@@ -6,7 +6,6 @@ import io
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -23,8 +22,10 @@ from detent.measure.scores import (
     Scores,
     WholeScore,
 )
+from detent.report.console import PlainConsole
 from detent.report.evaluation import Evaluation, ModelResult
 from detent.report.figures import decibels, form_of, interval, probability
+from detent.report.names import inert
 
 MOST_CHANGES = 10
 """Changed answers that are listed for a model; the JSON has all."""
@@ -42,7 +43,7 @@ _VERDICTS = ("became wrong", "became right", "wrong before and after", "")
 
 def evaluation_text(evaluation: Evaluation, width: int = 120) -> str:
     """The evaluation as plain text."""
-    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console = PlainConsole(file=io.StringIO(), width=width)
     print_evaluation(evaluation, console)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
@@ -77,7 +78,7 @@ def _model_table(evaluation: Evaluation) -> Table:
         if isinstance(result.scores, Deviation):
             _add_outputs(table, result)
         elif result.scores is not None:
-            table.add_row(escape(result.model), *_figures(result.scores))
+            table.add_row(inert(result.model), *_figures(result.scores))
     return table
 
 
@@ -109,14 +110,14 @@ def _add_outputs(table: Table, result: ModelResult) -> None:
         samples = len(result.scores.names)
         agreement = [f"{result.scores.agreeing} of {samples}", f"{interval((100 - high, 100 - low))} %"]
     for number, (name, closeness) in enumerate(result.scores.outputs.items()):
-        about = [escape(result.model), *agreement] if number == 0 else ["", "", ""]
-        table.add_row(about[0], escape(name), decibels(closeness.sqnr_db), f"{closeness.cosine:.5f}", *about[1:])
+        about = [inert(result.model), *agreement] if number == 0 else ["", "", ""]
+        table.add_row(about[0], inert(name), decibels(closeness.sqnr_db), f"{closeness.cosine:.5f}", *about[1:])
 
 
 def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
     """A row for each loss. Below zero the model is better than the first."""
     counted = any(loss.p_value is not None for result in others for loss in result.losses)
-    table = _table(escape(f"against {first.model}"), "loss", "95 % interval")
+    table = _table(inert(f"against {first.model}"), "loss", "95 % interval")
     for title in ("became wrong", "became right", "McNemar's p") if counted else ():
         table.add_column(title, justify="right")
     table.add_column("in")
@@ -125,11 +126,11 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
             form = loss_form(loss)
             changes = (str(loss.became_wrong), str(loss.became_right), _chance(loss)) if counted else ()
             table.add_row(
-                escape(result.model) if number == 0 else "",
+                inert(result.model) if number == 0 else "",
                 f"{loss.points:{form}}",
                 interval(loss.interval, form),
                 *changes,
-                escape(SHORT_UNITS.get(loss.unit, loss.unit)),
+                inert(SHORT_UNITS.get(loss.unit, loss.unit)),
             )
     return table
 
@@ -160,13 +161,13 @@ def _change_table(model: str, changed: Sequence[Change]) -> Table:
     labelled = changed[0].label is not None
     shown = sorted(changed, key=lambda change: _VERDICTS.index(change_kind(change)))[:MOST_CHANGES]
     count = str(len(changed)) if len(shown) == len(changed) else f"{len(shown)} of {len(changed)}"
-    title = escape(f"changed answers of {model} ({count})")
+    title = inert(f"changed answers of {model} ({count})")
     table = _table(title, "label", "before", "after") if labelled else _table(title, "before", "after")
     table.add_column("")
     for change in shown:
         label = [str(change.label)] if labelled else []
         table.add_row(
-            escape(change.name), *label, answer_text(change.before), answer_text(change.after), change_kind(change)
+            inert(change.name), *label, answer_text(change.before), answer_text(change.after), change_kind(change)
         )
     return table
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.markup import escape
+
 _KEPT_LENGTH = 60
 
 
@@ -11,6 +13,11 @@ def printable(name: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in name
     )
+
+
+def inert(name: str) -> str:
+    """A name for text with markup: everything that does not print spelt out, and brackets taken as they are."""
+    return escape(printable(name))
 
 
 def file_stem(index: int, name: str) -> str:

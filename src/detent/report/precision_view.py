@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,8 @@ from detent.measure.sensitivity import decibels
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
-from detent.report.names import printable
+from detent.report.console import PlainConsole
+from detent.report.names import inert
 
 SHOWN = 40
 
@@ -103,7 +103,7 @@ class PrecisionReport:
         return to_toml(self.found.recipe)
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=120, highlight=False)
+        console = PlainConsole(file=io.StringIO(), width=120)
         print_precision(self, console)
         assert isinstance(console.file, io.StringIO)
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
@@ -135,7 +135,7 @@ def _layers(found: PrecisionSearch) -> Table:
     table = _table((name, "format", "numbers", "error alone dB"), left=2)
     for slot, option in list(found.choice.items())[:SHOWN]:
         row = (option.format.label, f"{numbers_of(option):,}", f"{decibels(option.error):.1f}")
-        table.add_row(escape(printable(slot)), *row)
+        table.add_row(inert(slot), *row)
     return table
 
 

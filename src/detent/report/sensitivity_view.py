@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +17,8 @@ from detent.measure.proposal import Proposal, Way
 from detent.measure.sensitivity import LayerSensitivity, Sensitivity, decibels
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
-from detent.report.names import printable
+from detent.report.console import PlainConsole
+from detent.report.names import inert, printable
 
 SHOWN = 20
 _WAYS: dict[Way, str] = {
@@ -84,7 +84,7 @@ class SensitivityReport:
         return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=120, highlight=False)
+        console = PlainConsole(file=io.StringIO(), width=120)
         print_sensitivity(self, console)
         assert isinstance(console.file, io.StringIO)
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
@@ -153,7 +153,7 @@ def _table(found: Sensitivity) -> Table:
     shown = found.worst_first()[:SHOWN]
     for layer in shown:
         row = [
-            escape(printable(layer.node)),
+            inert(layer.node),
             layer.op_type,
             bar(layer.error, shown[0].error),
             _decibels(layer.weights),

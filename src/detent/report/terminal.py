@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,10 @@ from detent.equalize.smooth import Smoothing
 from detent.measure.device_check.findings import DeviceCheck, summary
 from detent.measure.inspection import Inspection
 from detent.report.check_view import device_notes
+from detent.report.console import PlainConsole
 from detent.report.figures import decibels, extent, ratio, size, step
 from detent.report.judging import agreement
+from detent.report.names import inert
 from detent.report.report import Calibration, Report, TensorReport
 
 _DEVICE_WARNINGS = 5
@@ -27,7 +28,7 @@ _DEVICE_WARNINGS = 5
 
 def report_text(report: Report, width: int = 120) -> str:
     """The report as plain text."""
-    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console = PlainConsole(file=io.StringIO(), width=width)
     print_report(report, console)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
@@ -95,7 +96,7 @@ def _operator_table(report: Report) -> Table:
     for op_type in sorted({node.op_type for node in report.nodes}, key=lambda name: (-quantized[name], name)):
         left = reasons[op_type]
         why = "; ".join(f"{reason} ({count})" if len(left) > 1 else reason for reason, count in left.most_common(3))
-        table.add_row(op_type, str(quantized[op_type] or "-"), str(left.total() or "-"), escape(why))
+        table.add_row(op_type, str(quantized[op_type] or "-"), str(left.total() or "-"), inert(why))
     return table
 
 
@@ -150,7 +151,7 @@ def _fidelity(report: Report) -> RenderableType:
     kind = "calibration samples" if report.in_sample else "held-out samples"
     table = _table(f"output, against float on {fidelity.samples} {kind}", "SQNR dB", "PSNR dB", "cosine")
     for name, closeness in fidelity.outputs.items():
-        table.add_row(escape(name), decibels(closeness.sqnr_db), decibels(closeness.psnr_db), f"{closeness.cosine:.5f}")
+        table.add_row(inert(name), decibels(closeness.sqnr_db), decibels(closeness.psnr_db), f"{closeness.cosine:.5f}")
     if fidelity.same_top1 is None:
         return table
     return Group(table, Text(f"Same top-1 class as float: {agreement(fidelity)}."))
@@ -160,7 +161,7 @@ def _worst_table(tensors: Sequence[TensorReport]) -> Table:
     table = _table("worst tensors", "SQNR dB", "range", "step", "clipped")
     for tensor in tensors:
         table.add_row(
-            escape(tensor.name),
+            inert(tensor.name),
             decibels(tensor.closeness.sqnr_db if tensor.closeness else math.inf),
             extent(tensor.minimum, tensor.maximum),
             step(tensor),
@@ -189,7 +190,7 @@ def print_inspection(inspection: Inspection, console: Console, *, nodes: bool) -
         console.print(Text(f"constants {dtype}: {size(count)}"))
     table = _table("operator", "nodes")
     for op_type, count in inspection.operators.items():
-        table.add_row(escape(op_type), str(count))
+        table.add_row(inert(op_type), str(count))
     console.print(table)
     if inspection.quantized:
         console.print(_quantized_table(inspection))
@@ -198,7 +199,7 @@ def print_inspection(inspection: Inspection, console: Console, *, nodes: bool) -
     if nodes:
         listing = _table("node", "operator", "inputs", "of them quantized")
         for node in inspection.nodes:
-            listing.add_row(escape(node.name), node.op_type, str(node.inputs), str(node.quantized_inputs))
+            listing.add_row(inert(node.name), node.op_type, str(node.inputs), str(node.quantized_inputs))
         console.print(listing)
 
 
@@ -207,7 +208,7 @@ def _quantized_table(inspection: Inspection) -> Table:
     for tensor in inspection.quantized:
         scale = f"{tensor.scale:.6g}" if tensor.scale is not None else f"{tensor.channels} channels"
         table.add_row(
-            escape(tensor.name),
+            inert(tensor.name),
             "constant" if tensor.constant else "activation",
             tensor.dtype,
             scale,

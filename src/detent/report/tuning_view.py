@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 
 from detent.measure.scores import CHANGED, OUTPUT_ERROR, POINTS
+from detent.report.names import inert
 from detent.report.tuning import RungOutcome, Tuning
 
 SHORT_UNITS = {
@@ -19,7 +19,7 @@ def print_rung(outcome: RungOutcome, console: Console) -> None:
     """One line: what it lost, in what time."""
     mark = "[green]+[/]" if outcome.kept else "[dim]-[/]"
     took = "[dim]known from before[/]" if outcome.resumed else f"{outcome.seconds:.0f} s"
-    console.print(f"{mark} {outcome.name:<16} {_loss(outcome):<44} {took:>7}   [dim]{escape(outcome.what)}[/]")
+    console.print(f"{mark} {outcome.name:<16} {_loss(outcome):<44} {took:>7}   [dim]{inert(outcome.what)}[/]")
 
 
 def print_tuning(tuning: Tuning, console: Console) -> None:
@@ -30,8 +30,8 @@ def print_tuning(tuning: Tuning, console: Console) -> None:
     verdict = (
         f"loses {_loss(outcome)}, {'within' if tuning.met else 'above'} the {tuning.max_drop:g} that was asked for"
     )
-    console.print(f"[bold {colour}]{escape(tuning.taken)}[/] {verdict}. Stopped because {tuning.stopped}.")
-    console.print(f"Judged on {escape(tuning.data)}; the float model: {escape(tuning.reference)}.")
+    console.print(f"[bold {colour}]{inert(tuning.taken)}[/] {verdict}. Stopped because {tuning.stopped}.")
+    console.print(f"Judged on {inert(tuning.data)}; the float model: {inert(tuning.reference)}.")
     if tuning.note:
         console.print(tuning.note, markup=False)
     if tuning.met and outcome.interval is not None and outcome.interval[1] > tuning.max_drop:
@@ -42,14 +42,14 @@ def print_tuning(tuning: Tuning, console: Console) -> None:
     if not tuning.met:
         console.print("Try more calibration images, a longer --budget, or a recipe with finer numbers (A8W8, A16W8).")
     if tuning.kept is not None:
-        console.print(f"The rungs are kept in {escape(tuning.kept)}: with a longer --budget the same command goes on.")
+        console.print(f"The rungs are kept in {inert(tuning.kept)}: with a longer --budget the same command goes on.")
     if tuning.output is not None:
-        console.print(f"Written to {escape(tuning.output)} in {tuning.seconds:.0f} s.")
+        console.print(f"Written to {inert(tuning.output)} in {tuning.seconds:.0f} s.")
 
 
 def _loss(outcome: RungOutcome) -> str:
     unit = SHORT_UNITS.get(outcome.unit, outcome.unit)
     if outcome.interval is None:
-        return f"{outcome.loss:.3g} {escape(unit)}"
+        return f"{outcome.loss:.3g} {inert(unit)}"
     low, high = outcome.interval
-    return f"{outcome.loss:.2f} {escape(unit)} ({low:.1f} to {high:.1f})"
+    return f"{outcome.loss:.2f} {inert(unit)} ({low:.1f} to {high:.1f})"
