@@ -22,6 +22,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.session import Runner, usable_cores
+from detent.measure.emulator.rounding import EmulatedRounding
+from detent.measure.emulator.values import EmulatedValues
 from detent.measure.sums import error_sums
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
@@ -95,7 +97,8 @@ class Fidelity:
     """The outputs and sites of a quantized model against the float one.
 
     `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
-    are tensors whose shape depends on the data and differed, so that they cannot be compared.
+    are tensors whose shape depends on the data and differed, so that they cannot be compared. `emulated` is the
+    rounding with which the quantized model was computed in integers; None where onnxruntime computed it in float.
     """
 
     outputs: Mapping[str, Closeness]
@@ -103,6 +106,7 @@ class Fidelity:
     samples: int
     same_top1: int | None
     resized: Sequence[str] = ()
+    emulated: EmulatedRounding | None = None
 
 
 def measure_fidelity(
@@ -112,6 +116,7 @@ def measure_fidelity(
     samples: Sequence[PendingSample],
     *,
     original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
+    emulate: EmulatedRounding | None = None,
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
@@ -119,11 +124,16 @@ def measure_fidelity(
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, where it is given, computes the outputs to compare
-    with: those of the model before its channels were rescaled.
+    with: those of the model before its channels were rescaled. With `emulate` the quantized model is computed in
+    integers, with that rounding.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
-    quantized = Runner(quantized_model, list(renamed.values()), exact=True)
+    quantized: Runner | EmulatedValues = (
+        Runner(quantized_model, list(renamed.values()), exact=True)
+        if emulate is None
+        else EmulatedValues(quantized_model, emulate)
+    )
     scores = looks_like_scores(quantized_model.graph.outputs[0])
 
     def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, Sums], list[bool]]:
@@ -158,6 +168,7 @@ def measure_fidelity(
         samples=len(agreement),
         same_top1=sum(agreement) if scores else None,
         resized=sorted(resized),
+        emulated=emulate,
     )
 
 

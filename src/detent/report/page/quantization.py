@@ -10,7 +10,7 @@ from detent.equalize.factors import Equalization
 from detent.recipe_file import to_toml
 from detent.refine.ranges import RULE as RANGES
 from detent.report.advice import large_loss
-from detent.report.figures import decibels, ratio, size
+from detent.report.figures import decibels, in_integers, ratio, size
 from detent.report.page.charts import bar
 from detent.report.page.device import device_section, device_tile
 from detent.report.page.html import joined, name_of, tag
@@ -83,6 +83,7 @@ def verdict_of(report: Report) -> Verdict:
             "warn", "Not real data", "Random numbers were used in the place of data: no figure here is real."
         )
     kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
+    kind += in_integers(fidelity.emulated)
     loss = large_loss(fidelity)
     if loss is not None:
         return Verdict("warn", "Large loss", f"On {fidelity.samples} {kind}: {loss}.")
@@ -254,7 +255,8 @@ def _outputs(report: Report) -> Section | None:
         )
         for name, close in report.fidelity.outputs.items()
     ]
-    meaning = f"Each output against that of the float model, over {report.fidelity.samples} samples."
+    meaning = f"Each output against that of the float model, over {report.fidelity.samples} samples"
+    meaning += f"{in_integers(report.fidelity.emulated)}."
     return Section("Outputs", meaning, table(columns, rows, "outputs"), count=str(len(rows)))
 
 
