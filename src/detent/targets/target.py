@@ -82,8 +82,6 @@ def check_rounding(recipe: Recipe) -> None:
             has = f"are {fmt.dtype}"
         if has is not None:
             raise UsageError(f"{asked}, and the {role}{part} of recipe {recipe.name} {has}. {choose}")
-    if recipe.dynamic:
-        raise UsageError(f"{asked}, and recipe {recipe.name} finds its scales while the model runs. {choose}")
     if recipe.format != "qdq":
         raise UsageError(
             f"{asked}, and a file in format {recipe.format} cannot be emulated. Quantize with --format qdq; `detent "
