@@ -1,6 +1,7 @@
 """What quantization costs in accuracy: top-1 on 1,000 labelled images, in exact arithmetic, paired image by image.
 
 python -m benchmarks.accuracy [--models ...] [--recipes XINT8 ...] [--refine none BiasCorrection ...] [--limit 100]
+                              [--rounding dpu]: quantized for that rounding, and judged in integers with it
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.common import (
     top1_right,
 )
 from detent.measure.evaluate import Evaluator
+from detent.numerics.rounding import DEVICE_ROUNDINGS
 from detent.recipe import Recipe
 from detent.refinements import parse_refinement
 
@@ -35,15 +37,17 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="*", default=["XINT8"])
     parser.add_argument("--refine", nargs="*", default=["none", "BiasCorrection", "Rounding"])
     parser.add_argument("--equalize", nargs="*", default=["no", "yes"], choices=["no", "yes"])
+    parser.add_argument("--rounding", default="half-even", choices=DEVICE_ROUNDINGS, help="the device's")
     parser.add_argument("--limit", type=int, help="labelled images to judge on; default all")
     options = parser.parse_args()
     rows = []
+    recipes = {name: detent.find_recipe(name).replace(rounding=options.rounding) for name in options.recipes}
+    emulated = None if options.rounding == "half-even" else options.rounding
     for case in (case for case in chosen(options.models) if case.labelled):
-        labelled = evaluator(case, options.limit)
+        labelled = evaluator(case, options.limit, emulated)
         float_right = top1_right(labelled, case.path)
-        for name, equalize, refine in itertools.product(options.recipes, options.equalize, options.refine):
-            recipe = detent.find_recipe(name)
-            recipe = recipe.replace(equalize=equalize == "yes", refinement=parse_refinement(refine))
+        for name, equalize, refine in itertools.product(recipes, options.equalize, options.refine):
+            recipe = recipes[name].replace(equalize=equalize == "yes", refinement=parse_refinement(refine))
             seconds, right = quantized(case, recipe, options.samples, labelled)
             loss = paired_difference(float_right, right)
             row = (case.name, name, equalize, refine, percent(float_right), percent(right), loss, f"{seconds:.1f}")

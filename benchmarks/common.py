@@ -15,6 +15,7 @@ import onnx_ir as ir
 from detent.graph.load import load
 from detent.measure.evaluate import Evaluator
 from detent.measure.scores import Answers
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import open_source
@@ -87,9 +88,12 @@ def prepared(case: Case, target: str = "npu-cnn") -> tuple[ir.Model, list[str]]:
     return model, [one.value for one in layout.of_role(Role.ACTIVATION) if layout.leader(one.value) == one.value]
 
 
-def evaluator(case: Case, limit: int | None = None) -> Evaluator:
-    """The labelled images as this model reads them; `limit` of them, evenly spaced."""
-    return Evaluator(case.path, EVALUATION, preprocess=case.options, limit=limit)
+def evaluator(case: Case, limit: int | None = None, emulate: DeviceRounding | None = None) -> Evaluator:
+    """The labelled images as this model reads them; `limit` of them, evenly spaced.
+
+    With `emulate`, models that are compared with it are computed in integers, with that rounding.
+    """
+    return Evaluator(case.path, EVALUATION, preprocess=case.options, limit=limit, emulate=emulate)
 
 
 def top1_right(on: Evaluator, model: Path) -> np.ndarray[Any, np.dtype[np.bool_]]:

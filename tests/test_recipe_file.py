@@ -80,6 +80,7 @@ RECIPES = st.builds(
     | st.builds(CrossLayer, st.just(-1) | st.integers(1, 9), absorb=st.booleans()),
     smooth=st.none() | st.floats(0, 1),
     refinement=REFINEMENT_VALUES,
+    rounding=st.sampled_from(["half-even", "dpu"]),
     format=st.sampled_from(["qdq", "qoperator", "cast", "fix-neuron"]),
     opset=st.none() | st.integers(17, 25),
     weight_pairs=st.booleans(),
@@ -268,6 +269,7 @@ SETTINGS = {
     "equalize=CrossLayer:absorb=true": {"equalize": CrossLayer(absorb=True)},
     "format=extended-qdq": {"format": "extended-qdq"},
     "target=cpu": {"target": "cpu"},
+    "rounding=dpu": {"rounding": "dpu"},
     "operators=Conv,Gemm": {"operators": ("Conv", "Gemm")},
     "operators=Conv, Gemm": {"operators": ("Conv", "Gemm")},
     'operators=["Conv"]': {"operators": ("Conv",)},
@@ -302,6 +304,7 @@ def test_settings_come_one_after_another():
         ("weight_method.percentile=9", ("weight_method has settings and no name",)),
         ("method.name=Entrpy", ("'Entrpy'", "'Entropy'")),
         ("refinement.rows=4", ("BiasCorrection has no field 'rows'",)),
+        ("rounding=dp", ("rounding is 'dp'", "'half-even' or 'dpu'")),
         ("opset=17\nname='x'", ("opset is",)),
     ],
 )

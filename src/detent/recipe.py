@@ -12,6 +12,7 @@ from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, NonOverflow
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
+from detent.numerics.rounding import DeviceRounding, check_device_rounding
 from detent.refinements import BiasCorrection, Refinement
 
 POWER_OF_TWO_INT8 = IntegerFormat("int8", scale="power_of_two")
@@ -89,6 +90,9 @@ class Recipe:
     into the weights behind them (SmoothQuant, the number is its alpha); the `refinement` chooses weights and biases
     afterwards. With `search_ranges` the scales of activations are those that the network's output asks for.
 
+    `rounding` is how the device rounds activations: "half-even", as the file says, or "dpu", ties upwards. All that is
+    chosen by what it does is then judged with that rounding; the file itself has no field for it.
+
     `format` is how codes are written, `opset` the least operator set of the result. `weight_pairs` keeps weights in
     float behind a pair of nodes, `dedicated_pairs` gives every reader of an activation a pair of its own.
 
@@ -113,6 +117,7 @@ class Recipe:
     smooth: float | None = None
     search_ranges: bool = False
     refinement: Refinement | None = BiasCorrection()  # noqa: RUF009
+    rounding: DeviceRounding = "half-even"
     format: OutputFormat = "qdq"
     opset: int | None = None
     weight_pairs: bool = False
@@ -131,6 +136,7 @@ class Recipe:
         if self.format not in get_args(OutputFormat):
             known = get_args(OutputFormat)
             raise UsageError(f"format is '{self.format}'.{nearest(self.format, known)} Choose from {', '.join(known)}.")
+        check_device_rounding(self.rounding)
         for op_type in self.fuse:
             if op_type not in FUSABLE_ACTIVATIONS:
                 raise UsageError(f"fuse has '{op_type}'. Choose from {', '.join(FUSABLE_ACTIVATIONS)}.")
@@ -146,6 +152,11 @@ class Recipe:
     def learns(self) -> bool:
         """Whether anything is chosen by what it does to the answers of the model."""
         return self.refinement is not None or self.search_ranges
+
+    @property
+    def emulated(self) -> DeviceRounding | None:
+        """The rounding to emulate where a result is judged; None where onnxruntime computes what the device does."""
+        return None if self.rounding == "half-even" else self.rounding
 
     @property
     def least_opset(self) -> int:

@@ -35,6 +35,18 @@ def test_ways_to_equalize_that_are_refused(flags, words, detent, demo_arguments)
     assert words in " ".join(outcome.err.split())
 
 
+def test_the_rounding_of_the_device_is_an_option(detent, demo_arguments):
+    found = json.loads(detent(*demo_arguments, "--limit", "8", "--rounding", "dpu", "--json").out)
+    assert (found["recipe"]["rounding"], found["fidelity"]["emulated"]) == ("dpu", "dpu")
+    for flags, words in {
+        ("--rounding", "dup"): "Did you mean 'dpu'",
+        ("--rounding", "dpu", "--recipe", "A8W8"): "have float scales. Choose a recipe with these, such as XINT8",
+    }.items():
+        outcome = detent(*demo_arguments, *flags)
+        assert outcome.code == 2
+        assert words in " ".join(outcome.err.split())
+
+
 def test_without_bias_correction_nothing_is_refined(detent, demo_arguments):
     plain = json.loads(detent(*demo_arguments, "--limit", "8", "--no-bias-correction", "--json").out)
     assert plain["refined"] == [] and plain["recipe"]["refinement"] == "none"

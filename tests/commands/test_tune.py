@@ -22,6 +22,14 @@ def test_the_ladder_is_shown_and_the_result_written(detent, tmp_path):
     assert read_recipe(tmp_path / "out.toml").name == "XINT8-tuned"
 
 
+def test_the_rounding_of_the_device_is_that_of_the_judge(detent, tmp_path):
+    command = ("tune", MODEL, tmp_path / "out.onnx", *DEMO, "--max-drop", 100, "--rounding", "dpu")
+    outcome = detent(*command)
+    assert outcome.code == 0, outcome.err
+    assert "in integers, with the rounding dpu; the float model" in " ".join(outcome.out.split())
+    assert read_recipe(tmp_path / "out.toml").rounding == "dpu"
+
+
 def test_a_target_that_is_missed_has_an_exit_code(detent, tmp_path):
     metric = tmp_path / "metric.py"
     metric.write_text("calls = [0]\ndef metric(outputs, labels):\n    calls[0] += 1\n    return -10 * calls[0]\n")

@@ -8,13 +8,14 @@ import pytest
 
 from detent.emit.emitter import emit
 from detent.graph.session import Runner
+from detent.measure.emulator import Emulator
 from detent.measure.probe import ITSELF, UNCHANGED, Probe, Variant, rounded
 from detent.measure.things import everything, left_float, things_of
 from detent.numerics.floats import FloatFormat
 from detent.numerics.params import FloatParams
 from detent.observe.samples import Sample
 from detent.plan.layout import Role
-from tests.models import IMAGE, SMALL_MODELS, build, node, normal, planned
+from tests.models import IMAGE, SMALL_MODELS, XINT8, build, node, normal, planned
 
 SAMPLE = Sample(0, "the sample", {"x": normal(*IMAGE, seed=9)})
 
@@ -48,6 +49,20 @@ def test_everything_is_what_the_emitted_model_computes(name):
         np.testing.assert_array_equal(answers["all"][index], expected)
         np.testing.assert_array_equal(base[ITSELF][index], expected)
         np.testing.assert_allclose(answers[ITSELF][index], expected_float[index], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["residual", "deep"])
+def test_everything_on_a_device_that_rounds_ties_up(name):
+    model, plan = planned(MODELS[name](), recipe=XINT8.replace(rounding="dpu"))
+    whole = everything("all", things_of(model, plan))
+    found = Probe(model, plan.layout)(SAMPLE, [whole])["all"]
+    base = Probe(model, plan.layout, whole)(SAMPLE)[ITSELF]
+    emit(model, plan)
+    on_device = [Emulator(ir.to_proto(model), rounding=rounding)(SAMPLE.feeds) for rounding in ("dpu", "half-even")]
+    for index, expected in enumerate(on_device[0]):
+        np.testing.assert_array_equal(found[index], expected)
+        np.testing.assert_array_equal(base[index], expected)
+    assert any(not np.array_equal(*pair) for pair in zip(*on_device, strict=True)), "there are ties"
 
 
 def with_constants(model, constants):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.refine.batches import Batches, BatchGradient, InputMoments, MomentGradient, batches_of
 from detent.refine.kernels import dots, mixtures
 from tests.refine.layer_problems import CAPPED, LEAKY, NOTHING, UINT4, activated, errors, layer
@@ -97,6 +97,17 @@ def test_part_has_the_errors_of_its_channels():
     where = slice(1, 3), slice(2, 5)
     part = all_in_one(problem).part(*where).errors(np.ascontiguousarray(weights[where]), bias[where].copy())
     assert np.array_equal(part, whole[where])
+
+
+def test_ties_of_a_rounded_output():
+    """One input of 1 and four channels with weights that are ties, in steps of 2 from -8 to 6."""
+    output = QuantParams.at(IntegerFormat("int4", scale="power_of_two", symmetric=True), -1)
+    weights = np.array([[[-5.0], [-3.0], [3.0], [5.0], [99.0]]], np.float32)
+    rows, target = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, 5), np.float32)
+    bare = replace(layer(1, 5, 1, 1, NOTHING), rows=rows, target=target, weight=weights.astype(float), output=output)
+    for ties, expected in {"half_even": [-4, -4, 4, 4, 14], "half_up": [-4, -2, 4, 6, 14]}.items():
+        batches = all_in_one(replace(bare, output_ties=ties), round_output=True)
+        assert batches.errors(weights, np.zeros((1, 5)))[0].tolist() == [number**2 for number in expected]
 
 
 def test_rounded_output():

@@ -69,10 +69,11 @@ def test_the_same_bytes_and_reports(recipe, tmp_path, monkeypatch):
             conv_relu_conv(),
             IMAGES,
         ),
+        (CASES["AdaRound"].replace(rounding="dpu"), conv_relu_conv(), IMAGES),
         (CASES["AdaRound"], residual(), IMAGES),
         (CASES["AdaRound"], conv_relu_conv(), IMAGES + 0.01),
     ],
-    ids=["settings", "scales", "model", "data"],
+    ids=["settings", "scales", "rounding", "model", "data"],
 )
 def test_what_another_run_left_is_ignored(recipe, model, images, tmp_path):
     whole, output = tmp_path / "whole.onnx", tmp_path / "out.onnx"

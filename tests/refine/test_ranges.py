@@ -10,11 +10,12 @@ import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
-from detent.refine.ranges import RULE, is_better, relative_error, search_ranges
+from detent.refine.ranges import RULE, _Continuation, is_better, relative_error, search_ranges
+from detent.refine.walk import Walk
 from detent.refinements import Rounding
 from detent.targets.shifts import violations
 from detent.targets.target import Rules, find_target
-from tests.models import IMAGE, build, node, normal, planned
+from tests.models import IMAGE, XINT8, build, node, normal, planned
 
 SAMPLES = 8
 
@@ -53,6 +54,20 @@ def test_what_the_output_ignores_is_clipped():
     _, clipped = searched(two_readers(1e-4))
     assert clipped.position("r") > kept.position("r")
     assert any(move.rule == RULE and move.value == "r" for move in clipped.moves)
+
+
+@pytest.mark.parametrize(("rounding", "code"), [("half-even", 0), ("dpu", 1)])
+def test_a_candidate_is_rounded_as_the_device_does(rounding, code):
+    """Every element is half a step: the rest of the network gets 0 or a whole one."""
+    model, plan = planned(two_readers(1.0), recipe=XINT8.replace(rounding=rounding))
+    params = plan.of("r")
+    step = np.full((1, 4, 8, 8), params.scale, np.float32)
+    rest = list(model.graph)[2:]
+    weight, bias = (model.graph.initializers[name].const_value.numpy() for name in ("w2", "b2"))
+    wanted = np.einsum("ocij,nchw->nohw", weight, step * code) + bias.reshape(1, 4, 1, 1)
+    walk = Walk(model, plan, ["the sample"], 1)
+    errors = _Continuation(walk, "r", {"r": [step / 2]}, rest, [{"y": wanted}]).errors(params)
+    assert errors == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("start", [0, 8])

@@ -10,6 +10,7 @@ from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.emit.emitter import emit
 from detent.graph.load import load
 from detent.graph.session import Runner
+from detent.measure.emulator.values import EmulatedValues
 from detent.numerics.formats import QuantParams
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
@@ -56,6 +57,16 @@ def assert_simulates(model, plan, feeds):
             np.testing.assert_array_equal(found[name][index], expected, err_msg=f"{name}, sample {index}")
 
 
+def assert_simulates_device(model, plan, feeds):
+    """With ties as the device has them: what the emulator computes in integers."""
+    found = walked(model, plan, feeds)
+    dequantized = emit(model, plan)
+    emulated = EmulatedValues(model, "dpu")
+    for index, sample in enumerate(feeds):
+        for name, expected in zip(dequantized, emulated(sample, "the sample", list(dequantized.values())), strict=True):
+            np.testing.assert_array_equal(found[name][index], expected, err_msg=f"{name}, sample {index}")
+
+
 def correct(model, plan, target="npu-cnn"):
     prepare(model, [make(plan.layout.quantizes) for make in find_target(target).corrections])
 
@@ -67,6 +78,16 @@ def test_every_site_of_the_small_models(name, corrected):
     if corrected:
         correct(model, plan)
     assert_simulates(model, plan, FEEDS)
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_every_site_on_a_device_that_rounds_ties_up(name):
+    """All sums, and halves of a code of the input, are ties of some site."""
+    model, plan = planned(SMALL_MODELS[name](), recipe=XINT8.replace(rounding="dpu"))
+    correct(model, plan)
+    half = float(plan.of("x").scale) / 2
+    halves = [{"x": np.rint(sample["x"] / half).astype(np.float32) * np.float32(half)} for sample in FEEDS]
+    assert_simulates_device(model, plan, halves)
 
 
 @pytest.mark.parametrize("recipe", ["A8W8", "A16W8"])

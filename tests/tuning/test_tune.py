@@ -46,6 +46,21 @@ def test_every_rung_is_climbed_where_none_is_good_enough(tmp_path):
     assert result.outcome.loss == min(rung.loss for rung in result.rungs)
 
 
+def test_models_are_judged_as_the_device_rounds():
+    unseen = np.random.default_rng(4).standard_normal((16, 3, 8, 8)).astype(np.float32)
+    metric = detent.Metric("first score", score=lambda outputs, sample: float(outputs.flat[0]))
+    recipe = detent.find_recipe("XINT8").replace(rounding="dpu")
+    result = tune(None, recipe=recipe, max_drop=1e9, evaluation=unseen, metric=metric)
+    losses = [
+        detent.evaluate([chain_with_unequal_channels(), result.model], unseen, metric=metric, emulate=rounding)
+        .models[1]
+        .losses[0]
+        .points
+        for rounding in ("dpu", "half-even")
+    ]
+    assert result.outcome.loss == losses[0] != losses[1]
+
+
 def never(outputs, sample):
     """Worse for every model but the float one, which is asked first."""
     never.asked = getattr(never, "asked", 0) + 1

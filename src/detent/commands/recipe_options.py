@@ -21,6 +21,17 @@ Settings = Annotated[
 ]
 
 
+Rounding = Annotated[
+    str | None,
+    typer.Option(
+        "--rounding",
+        help="The device's: half-even, as the file says, or dpu, ties upwards.",
+        metavar="NAME",
+        rich_help_panel=ACCURACY,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class RecipeOptions:
     """A recipe by its name or file, with settings. A command with another default, or another use, derives from it."""
@@ -115,6 +126,7 @@ class RecipeFlags:
     ] = None
     opset: Annotated[int | None, typer.Option("--opset", help="The least operator set of the result.")] = None
     accuracy: AccuracyOptions = field(default_factory=AccuracyOptions)
+    rounding: Rounding = None
 
     def chosen(self) -> Recipe:
         """The recipe with all that was changed."""
@@ -130,6 +142,7 @@ class RecipeFlags:
             smooth=self.accuracy.smooth,
             search_ranges=self.accuracy.search_ranges,
             refinement=self.accuracy.refine,
+            rounding=self.rounding,
         )
         return _without_bias_correction(recipe) if self.accuracy.no_bias_correction else recipe
 

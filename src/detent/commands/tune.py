@@ -5,16 +5,19 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from detent.commands import options
 from detent.commands.consoles import stderr, stdout
 from detent.commands.options import DATA
-from detent.commands.recipe_options import RecipeOptions
+from detent.commands.recipe_options import RecipeOptions, Rounding, change_recipe
 from detent.commands.results import ResultOptions
 from detent.commands.samples import ReadingOptions
+
+if TYPE_CHECKING:
+    from detent.recipe import Recipe
 
 MISSED = 6
 """The exit code where a model was written, but none lost as little as was asked for."""
@@ -25,6 +28,11 @@ class FirstRecipe(RecipeOptions):
     """The recipe of the lowest rung."""
 
     recipe: Annotated[str, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")] = "XINT8"
+    rounding: Rounding = None
+
+    def chosen(self) -> Recipe:
+        """The recipe, for a device with this rounding."""
+        return change_recipe(self.recipe, self.settings, rounding=self.rounding)
 
 
 def tune(

@@ -22,6 +22,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.session import Runner, usable_cores
+from detent.measure.emulator.rounding import EmulatedRounding
+from detent.measure.emulator.values import EmulatedValues
 from detent.measure.sums import error_sums
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
@@ -97,6 +99,8 @@ class Fidelity:
     `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
     are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
     are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
+    `emulated` is the rounding with which the quantized model was computed in integers; None where onnxruntime computed
+    it in float.
     """
 
     outputs: Mapping[str, Closeness]
@@ -105,6 +109,7 @@ class Fidelity:
     same_top1: int | None
     resized: Sequence[str] = ()
     silent: Mapping[str, float] = field(default_factory=dict)
+    emulated: EmulatedRounding | None = None
 
 
 def measure_fidelity(
@@ -114,6 +119,7 @@ def measure_fidelity(
     samples: Sequence[PendingSample],
     *,
     original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
+    emulate: EmulatedRounding | None = None,
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
@@ -121,11 +127,16 @@ def measure_fidelity(
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, where it is given, computes the outputs to compare
-    with: those of the model before its channels were rescaled.
+    with: those of the model before its channels were rescaled. With `emulate` the quantized model is computed in
+    integers, with that rounding.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
-    quantized = Runner(quantized_model, list(renamed.values()), exact=True)
+    quantized: Runner | EmulatedValues = (
+        Runner(quantized_model, list(renamed.values()), exact=True)
+        if emulate is None
+        else EmulatedValues(quantized_model, emulate)
+    )
     scores = looks_like_scores(quantized_model.graph.outputs[0])
 
     def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, Sums], list[bool]]:
@@ -161,6 +172,7 @@ def measure_fidelity(
         same_top1=sum(agreement) if scores else None,
         resized=sorted(resized),
         silent={name: totals[name].peak for name in outputs if totals[name].signal and not totals[name].other},
+        emulated=emulate,
     )
 
 

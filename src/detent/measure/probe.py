@@ -26,6 +26,7 @@ import onnx_ir as ir
 from detent.graph.values import constant, is_constant
 from detent.numerics.formats import QuantParams
 from detent.numerics.params import Params
+from detent.numerics.rounding import Rounding
 from detent.observe.samples import Sample
 from detent.plan.layout import Layout, site_inputs
 from detent.refine.codes import decode, encode
@@ -53,11 +54,11 @@ class Variant:
 UNCHANGED = Variant(ITSELF)
 
 
-def rounded(values: Array, params: Params | None) -> Array:
+def rounded(values: Array, params: Params | None, ties: Rounding = "half_even") -> Array:
     """An activation as the readers of a quantized one see it."""
     if params is None:
         return values
-    return decode(encode(values, params), params) if isinstance(params, QuantParams) else params.snap(values)
+    return decode(encode(values, params, ties), params) if isinstance(params, QuantParams) else params.snap(values)
 
 
 class Probe:
@@ -125,7 +126,9 @@ class Probe:
                 self._compute(section.whole, held, variant, origin, results)
         usual = self._base.rounding
         return {
-            name: {variant: rounded(copy, usual.get(name)) for variant, copy in copies.items()}
+            name: {
+                variant: rounded(copy, usual.get(name), self._layout.ties_of(name)) for variant, copy in copies.items()
+            }
             for name, copies in results.items()
         }
 
@@ -149,11 +152,12 @@ class Probe:
 
     def _put(self, held: Copies, name: str, copies: Mapping[str, Any], variants: Sequence[Variant]) -> None:
         """Round the copies of a value, each as its variant does; one that begins to differ here gets a copy."""
-        usual = self._base.rounding.get(name)
-        held[name] = {ITSELF: rounded(copies[ITSELF], usual)}
+        usual, ties = self._base.rounding.get(name), self._layout.ties_of(name)
+        held[name] = {ITSELF: rounded(copies[ITSELF], usual, ties)}
         for variant in variants:
             if variant.name in copies or name in variant.rounding:
-                held[name][variant.name] = rounded(_copy(copies, variant.name), variant.rounding.get(name, usual))
+                params = variant.rounding.get(name, usual)
+                held[name][variant.name] = rounded(_copy(copies, variant.name), params, ties)
 
     def _program(self, segment: Segment, feeds: Mapping[str, Any], variant: Variant) -> Program:
         """The segment with the constants of a variant; made once for each set of numbers."""

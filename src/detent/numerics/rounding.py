@@ -16,10 +16,15 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from detent.errors import UsageError, nearest
 from detent.numerics.checks import check_known
 
 Rounding = Literal["half_even", "half_up", "half_away"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+
+DeviceRounding = Literal["half-even", "dpu"]
+"""How a device rounds what it computes: as the file says, or ties upwards as the DPU does."""
+DEVICE_ROUNDINGS: tuple[DeviceRounding, ...] = get_args(DeviceRounding)
 
 FloatT = TypeVar("FloatT", bound=np.floating[Any])
 
@@ -27,6 +32,15 @@ FloatT = TypeVar("FloatT", bound=np.floating[Any])
 def check_rounding(mode: str) -> None:
     """Complain about a mode that does not exist."""
     check_known("rounding", mode, ROUNDINGS)
+
+
+def check_device_rounding(name: str) -> None:
+    """Raise UsageError for a device's rounding that there is not."""
+    if name not in DEVICE_ROUNDINGS:
+        raise UsageError(
+            f"There is no rounding '{name}'.{nearest(name, DEVICE_ROUNDINGS)} Choose from "
+            f"{', '.join(DEVICE_ROUNDINGS)}."
+        )
 
 
 def round_by(values: npt.NDArray[FloatT], mode: Rounding) -> npt.NDArray[FloatT]:

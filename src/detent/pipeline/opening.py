@@ -32,7 +32,7 @@ from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.report.report import Notes
 from detent.targets.optional import with_steps
-from detent.targets.target import Target, find_target
+from detent.targets.target import Target, check_rounding, find_target
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
@@ -53,6 +53,7 @@ def check_recipe(recipe: Recipe, selection: Selection) -> Target:
     check_operator_types(recipe)
     check_refinement(recipe)
     target.check(recipe)
+    check_rounding(recipe)
     return target
 
 

@@ -146,6 +146,7 @@ def _measure(
         sites,
         observation.measured_on,
         original=original,
+        emulate=job.recipe.emulated,
         threads=job.collecting.threads,
         progress=job.progress,
     )

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.graph.values import all_finite, constant, is_constant
 from detent.numerics.params import NumberFormat
+from detent.numerics.rounding import Rounding
 from detent.plan.axes import channel_axis, summed_axis
 from detent.plan.masks import find_masks
 from detent.plan.operators import OPERATORS, Operator, is_fused_edge, operator_of
@@ -69,7 +70,8 @@ class Layout:
 
     `formats` are those of the sites, and `ranges` what the user gave in the place of observed ones. `fuse` are the
     activation functions that belong to the node before them. `masked` are attention scores after masking: never sites,
-    whoever reads them.
+    whoever reads them. `ties` says what becomes of activations halfway between two codes, where that is not what
+    QuantizeLinear does.
     """
 
     sites: dict[str, Site] = field(default_factory=dict)
@@ -79,12 +81,17 @@ class Layout:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     fuse: Collection[str] = FUSED_ACTIVATIONS
     masked: frozenset[str] = frozenset()
+    ties: dict[str, Rounding] = field(default_factory=dict)
 
     def leader(self, value: str) -> str:
         """The value whose statistics and position `value` shares; itself where it shares with none."""
         while value in self.leaders:
             value = self.leaders[value]
         return value
+
+    def ties_of(self, value: str) -> Rounding:
+        """How an activation is rounded when it becomes codes."""
+        return self.ties.get(value, "half_even")
 
     def of_role(self, role: Role) -> Iterator[Site]:
         """The sites of one role, in graph order."""

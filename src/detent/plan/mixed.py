@@ -21,6 +21,7 @@ from detent.numerics.params import BlockFormat, NumberFormat
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
 from detent.plan.parts import nodes_of
 from detent.plan.select import Selection, names_matching
+from detent.plan.ties import ties_on_device
 from detent.recipe import ACCUMULATOR_BITS, Override, Recipe
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Where")
@@ -77,7 +78,7 @@ def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe) -> int:
 
 
 def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
-    """Give every site its format; those of roles that stay float are taken out of the layout."""
+    """Give every site its format, and activations their rounding; roles that stay float are taken out of the layout."""
     formats = _formats_of_nodes(model, layout, recipe)
     values = {str(value.name): value for value in values_of(model.graph)}
     for name, site in list(layout.sites.items()):
@@ -99,6 +100,7 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
     _keep_leaders(layout)
     _check_ranges(layout)
     _check_biases(model, layout)
+    layout.ties = ties_on_device(model, layout, recipe.rounding)
     if not layout.sites:
         raise UsageError(f"Recipe {recipe.name} leaves activations, weights and biases float: there is nothing to do.")
 

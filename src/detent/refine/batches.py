@@ -24,7 +24,7 @@ from detent.refine.problem import LayerProblem
 Indices = npt.NDArray[np.int64]
 
 IDENTITY = np.array([-np.inf, np.inf, 0.0])
-UNROUNDED = np.zeros(3)
+UNROUNDED = np.zeros(4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def batches_of(problem: LayerProblem, order: Indices, size: int, rows: Singles, 
     act = problem.activation
     grid = UNROUNDED
     if round_output and isinstance(problem.output, QuantParams):
-        grid = np.array([float(problem.output.scale), *problem.output.span])
+        grid = np.array([float(problem.output.scale), *problem.output.span, problem.output_ties == "half_up"])
     by_input = np.ascontiguousarray(by_sample.swapaxes(2, 3))
     return Batches(
         by_input=by_input,

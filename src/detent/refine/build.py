@@ -161,6 +161,7 @@ def _without_rows(layer: Layer, walk: Walk) -> LayerProblem:
         bias_params=replace(bias_params, axis=-1) if isinstance(bias_params, BlockParams) else bias_params,
         activation=activation_of(layer, plan.layout),
         output=None if site is None else plan.of(site),
+        output_ties="half_even" if site is None else plan.layout.ties_of(site),
         free_bias=layer.bias is not None,
     )
     if not isinstance(params, QuantParams) or why_no_steps(params) is not None:

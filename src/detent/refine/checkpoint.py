@@ -64,6 +64,7 @@ def identity_of(
             digest.add_array(params.zero_point)
         else:
             digest.add(repr(params))
+    digest.add(repr(sorted(plan.layout.ties.items())))
     return digest.text
 
 

@@ -1,6 +1,6 @@
-"""Activations as integer codes and back, in compiled loops that round and saturate as QuantizeLinear does.
+"""Activations as integer codes and back, in compiled loops that round and saturate as QuantizeLinear or a device does.
 
-    code = saturate(round_half_even(x / scale) + zero_point)        x = (code - zero_point) * scale
+    code = saturate(round(x / scale) + zero_point)        x = (code - zero_point) * scale
 
 All in float32, and saturating at the ends of the integer type: the file has no other bounds.
 """
@@ -15,18 +15,23 @@ import numpy.typing as npt
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import QuantParams
 from detent.numerics.params import Params
+from detent.numerics.rounding import Rounding
 
 Array = npt.NDArray[Any]
 
 
-def encode(values: Array, params: QuantParams) -> Array:
-    """The codes of an activation, in a new array of the format's type."""
+def encode(values: Array, params: QuantParams, ties: Rounding = "half_even") -> Array:
+    """The codes of an activation, in a new array of the format's type; `ties` are the numbers between two codes."""
     codes = np.empty(values.shape, params.format.dtype)
     limits = np.iinfo(codes.dtype)
     zero_point = int(params.zero_point)
     source = np.ascontiguousarray(values, np.float32).reshape(-1)
     low, high = np.float32(limits.min - zero_point), np.float32(limits.max - zero_point)
-    _encode(source, np.float32(params.scale), low, high, zero_point, codes.reshape(-1))
+    scale, flat = np.float32(params.scale), codes.reshape(-1)
+    if ties == "half_even":
+        _encode(source, scale, low, high, zero_point, flat)
+    else:
+        _encode_outwards(source, scale, low, high, zero_point, ties == "half_away", flat)
     return codes
 
 
@@ -66,6 +71,29 @@ def _encode(
     for i in range(values.size):
         # The casts keep Numba from widening to 64 bits, so that a vector holds eight values.
         codes[i] = np.int32(np.int32(np.rint(min(max(values[i] / scale, low), high))) + middle)
+
+
+@compiled
+def _encode_outwards(
+    values: npt.NDArray[np.float32],
+    scale: np.float32,
+    low: np.float32,
+    high: np.float32,
+    zero_point: int,
+    away: bool,
+    codes: npt.NDArray[Any],
+) -> None:
+    """Ties upwards, or `away` from zero. Not floor(x + 0.5): that sum is rounded, the difference here is exact."""
+    middle, half = np.int32(zero_point), np.float32(0.5)
+    for i in range(values.size):
+        value = min(max(values[i] / scale, low), high)
+        nearest = np.rint(value)
+        step = np.int32(nearest)
+        if away and value < 0:
+            step -= np.int32(nearest - value == half)
+        else:
+            step += np.int32(value - nearest == half)
+        codes[i] = np.int32(step + middle)
 
 
 @compiled

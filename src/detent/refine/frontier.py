@@ -33,7 +33,7 @@ class Frontier:
             return
         params = self._plan.of(name)
         if isinstance(params, QuantParams):
-            entries[sample] = encode(result, self._params.setdefault(name, params))
+            entries[sample] = encode(result, self._params.setdefault(name, params), self._plan.layout.ties_of(name))
         else:
             entries[sample] = params.snap(result)
 

@@ -67,12 +67,14 @@ def _errors_in_place(
 ) -> tuple[float, float]:
     """What enters the activation becomes the derivative of half the squared error; the sums of squares and of those.
 
-    `act` is the activation's low, high and slope; `grid` the output's scale, least and greatest number, scale 0 where
-    it is not rounded. Rounding passes the gradient on as if it were not there, except where it saturates.
+    `act` is the activation's low, high and slope; `grid` the output's scale, least and greatest number, and 1 where
+    ties are rounded up and not to even; scale 0 where it is not rounded. Rounding passes the gradient on as if it were
+    not there, except where it saturates.
     """
     low, high, slope = np.float32(act[0]), np.float32(act[1]), np.float32(act[2])
     scale, least, most = np.float32(grid[0]), np.float32(grid[1]), np.float32(grid[2])
-    offset, one, zero = np.float32(bias), np.float32(1), np.float32(0)
+    offset, one, zero, half = np.float32(bias), np.float32(1), np.float32(0), np.float32(0.5)
+    upwards = np.float32(grid[3])
     squares, total = zero, zero
     for b in range(count):
         x = values[b] + offset
@@ -84,7 +86,11 @@ def _errors_in_place(
         if scale > zero:
             if x < least or x > most:
                 passed = zero
-            x = min(max(np.rint(x / scale) * scale, least), most)
+            steps = x / scale
+            nearest = np.rint(steps)
+            if steps - nearest == half:
+                nearest += upwards
+            x = min(max(nearest * scale, least), most)
         error = x - target[b]
         values[b] = error * passed
         squares += error * error

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.params import Params
+from detent.numerics.rounding import Rounding
 from detent.refine.rounders import Rounder, StepRounder, Where, stored_bias
 
 Floats = npt.NDArray[np.float64]
@@ -47,7 +48,7 @@ class LayerProblem:
     positions, before the activation. Weights are those of the float model; `weight_scale` has one number for each
     output channel (group after group), and their codes are low..high. In formats where a channel has no such steps, a
     `rounder` rounds them; then the scale is 1, and what counts as a code is the rounded number itself. `bias_params`
-    tells how the bias is stored, None that it stays float.
+    tells how the bias is stored, None that it stays float. `output_ties` are the results halfway between two codes.
     """
 
     name: str
@@ -64,6 +65,7 @@ class LayerProblem:
     float_rows: npt.NDArray[np.float32] | None = None  # `rows` as the float model gives them, for who mixes both
     free_bias: bool = True  # where not, `bias` is what the quantized layer adds
     rounder: Rounder | None = None
+    output_ties: Rounding = "half_even"
 
     @property
     def samples(self) -> int:

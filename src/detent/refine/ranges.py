@@ -143,9 +143,11 @@ class _Continuation:
     def errors(self, params: QuantParams) -> Floats:
         """The error at the outputs, for each sample."""
 
+        ties = self._walk.plan.layout.ties_of(self._name)
+
         def run(sample: int) -> float:
             value = self._found[self._name][sample]
-            rounded = decode(encode(value, params), params)
+            rounded = decode(encode(value, params, ties), params)
             results = self._program(self._feeds(sample, rounded), self._walk.origins[sample])
             wanted = self._expected[sample]
             pairs = zip(self._outputs, results, strict=True)

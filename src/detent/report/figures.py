@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from detent.measure.paired import Interval
+from detent.numerics.rounding import DeviceRounding
 from detent.report.report import TensorReport
 
 
@@ -28,6 +29,11 @@ def ratio(before: int, after: int) -> str:
 def decibels(value: float) -> str:
     """A ratio of powers; infinite where nothing differs."""
     return "exact" if value == math.inf else f"{value:.1f}"
+
+
+def in_integers(emulated: DeviceRounding | None) -> str:
+    """Words behind what was measured on; none where onnxruntime computed it."""
+    return "" if emulated is None else f", in integers, with the rounding {emulated}"
 
 
 def step(tensor: TensorReport) -> str:

@@ -18,7 +18,7 @@ from detent.measure.device_check.findings import DeviceCheck, summary
 from detent.measure.inspection import Inspection
 from detent.report.check_view import device_notes
 from detent.report.console import PlainConsole
-from detent.report.figures import decibels, extent, ratio, size, step
+from detent.report.figures import decibels, extent, in_integers, ratio, size, step
 from detent.report.judging import agreement
 from detent.report.names import inert
 from detent.report.report import Calibration, Report, TensorReport
@@ -149,7 +149,8 @@ def _fidelity(report: Report) -> RenderableType:
     fidelity = report.fidelity
     assert fidelity is not None
     kind = "calibration samples" if report.in_sample else "held-out samples"
-    table = _table(f"output, against float on {fidelity.samples} {kind}", "SQNR dB", "PSNR dB", "cosine")
+    how = in_integers(fidelity.emulated)
+    table = _table(f"output, against float on {fidelity.samples} {kind}{how}", "SQNR dB", "PSNR dB", "cosine")
     for name, closeness in fidelity.outputs.items():
         table.add_row(inert(name), decibels(closeness.sqnr_db), decibels(closeness.psnr_db), f"{closeness.cosine:.5f}")
     if fidelity.same_top1 is None:

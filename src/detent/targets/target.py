@@ -70,6 +70,28 @@ class Target:
                 )
 
 
+def check_rounding(recipe: Recipe) -> None:
+    """Raise UsageError where the device's rounding cannot be simulated: it shifts 8-bit integers, in QDQ form."""
+    if recipe.rounding == "half-even":
+        return
+    asked = f"Rounding {recipe.rounding} is that of shifts of 8-bit integers"
+    choose = "Choose a recipe with these, such as XINT8, or leave the rounding half-even."
+    for role, part, fmt in _formats(recipe):
+        has = _not_shifted(fmt)
+        if has is None and isinstance(fmt, IntegerFormat) and fmt.dtype not in _SHIFTED[role]:
+            has = f"are {fmt.dtype}"
+        if has is not None:
+            raise UsageError(f"{asked}, and the {role}{part} of recipe {recipe.name} {has}. {choose}")
+    if recipe.format != "qdq":
+        raise UsageError(
+            f"{asked}, and a file in format {recipe.format} cannot be emulated. Quantize with --format qdq; `detent "
+            "convert` writes the result in other forms."
+        )
+
+
+_SHIFTED = {"activations": ("int8", "uint8"), "weights": ("int8", "uint8"), "biases": ("int8", "uint8", "int32")}
+
+
 def _formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat | None]]:
     """Each role with its format: those of the whole model, and those of parts with the words that name them."""
     for role, fmt in recipe.formats.items():

@@ -57,6 +57,7 @@ def open_judge(job: Job, judging: Judging) -> tuple[Job, Evaluator]:
         batch=None if isinstance(data, Dataset) else job.batch,
         threads=job.collecting.threads,
         providers=job.collecting.providers,
+        emulate=job.recipe.emulated,
         progress=job.progress,
     )
     return job, evaluator

@@ -23,6 +23,7 @@ from detent.pipeline.job import Job, make_job
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
+from detent.report.figures import in_integers
 from detent.report.tuning import RungOutcome, Tuning
 from detent.tuning.climb import OUT_OF_TIME, Climb, Foothold, Observer
 from detent.tuning.clock import Clock, parse_duration
@@ -158,7 +159,7 @@ def _result(climb: Climb, best: Foothold, stopped: str) -> Tuning:
         max_drop=climb.max_drop,
         met=best.outcome.loss <= climb.max_drop,
         stopped=stopped,
-        data=climb.evaluator.dataset.described,
+        data=climb.evaluator.dataset.described + in_integers(base.emulated),
         note=climb.evaluator.dataset.note,
         reference=_reference(climb.expected),
         samples=len(climb.evaluator.dataset),

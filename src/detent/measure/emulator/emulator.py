@@ -21,7 +21,8 @@ from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, load, name_of
 from detent.graph.session import Feeds, Runner
 from detent.measure.emulator.program import FloatStep, compile_program
-from detent.measure.emulator.rounding import EmulatedRounding, check_rounding
+from detent.measure.emulator.rounding import EmulatedRounding
+from detent.numerics.rounding import check_device_rounding
 from detent.observe.inputs import input_specs
 from detent.observe.samples import check_feeds
 
@@ -51,7 +52,7 @@ class Emulator:
 
         `rounding`: "half-even", as the file says, or "dpu": ties upwards.
         """
-        check_rounding(rounding)
+        check_device_rounding(rounding)
         self.rounding: EmulatedRounding = rounding
         loaded = load(model)
         self.inputs = input_specs(loaded)

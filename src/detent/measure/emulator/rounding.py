@@ -10,25 +10,15 @@ leaves whole numbers alone; and onnxruntime clips inside its convolution.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import onnx_ir as ir
 
-from detent.errors import UsageError, nearest
 from detent.measure.emulator.bench import Bench
 from detent.measure.emulator.fixed import NARROW_LIMIT, Fixed, NotIntegerError, rounded_range
 from detent.measure.emulator.grids import Grid
+from detent.numerics.rounding import DEVICE_ROUNDINGS, DeviceRounding
 
-EmulatedRounding = Literal["half-even", "dpu"]
-ROUNDINGS: tuple[EmulatedRounding, ...] = get_args(EmulatedRounding)
-
-
-def check_rounding(name: str) -> None:
-    """Raise UsageError for a rounding that there is not."""
-    if name not in ROUNDINGS:
-        raise UsageError(
-            f"There is no rounding '{name}'.{nearest(name, ROUNDINGS)} Choose from {', '.join(ROUNDINGS)}."
-        )
+EmulatedRounding = DeviceRounding
+ROUNDINGS = DEVICE_ROUNDINGS
 
 
 def requantize(bench: Bench, operand: Fixed, grid: Grid, rounding: EmulatedRounding) -> Fixed:

@@ -9,7 +9,7 @@ from pathlib import Path
 from detent.equalize.factors import Equalization
 from detent.recipe_file import to_toml
 from detent.refine.ranges import RULE as RANGES
-from detent.report.figures import decibels, interval, ratio, size
+from detent.report.figures import decibels, in_integers, interval, ratio, size
 from detent.report.judging import agreement, agreement_interval, judge
 from detent.report.page.charts import bar
 from detent.report.page.device import device_section, device_tile, rejections
@@ -85,6 +85,7 @@ def verdict_of(report: Report) -> Verdict:
             "warn", "Not real data", "Random numbers were used in the place of data: no figure here is real."
         )
     kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
+    kind += in_integers(fidelity.emulated)
     judgement = judge(fidelity)
     if judgement.said:
         return Verdict(_LEVELS[judgement.level], judgement.title, f"On {fidelity.samples} {kind}: {judgement.said}.")
@@ -258,7 +259,8 @@ def _outputs(report: Report) -> Section | None:
         )
         for name, close in report.fidelity.outputs.items()
     ]
-    meaning = f"Each output against that of the float model, over {report.fidelity.samples} samples."
+    meaning = f"Each output against that of the float model, over {report.fidelity.samples} samples"
+    meaning += f"{in_integers(report.fidelity.emulated)}."
     return Section("Outputs", meaning, table(columns, rows, "outputs"), count=str(len(rows)))
 
 
