@@ -50,7 +50,7 @@ def test_the_worst_come_first():
     other = build(
         [node("Relu", "x", "a"), node("Mul", "x f", "b"), node("Add", "a b", "y")],
         "y",
-        {"f": np.float32(2)},
+        {"f": np.float32(-1)},
         [info("x", ["N", 2])],
     )
     assert [tensor.name for tensor in compare_models(one, other, DATA).worst_first()] == ["b", "y", "a"]

@@ -31,6 +31,8 @@ def print_comparison(comparison: ModelComparison, console: Console) -> None:
         console.print()
         shown = inside[:MOST_TENSORS]
         console.print(_table(f"worst tensors of the same name ({len(shown)} of {len(inside)})", shown))
+    if comparison.rescaling:
+        console.print(Text(comparison.rescaling))
     if comparison.skipped:
         listed = ", ".join(comparison.skipped[:3])
         more = f" and {len(comparison.skipped) - 3} more" if len(comparison.skipped) > 3 else ""

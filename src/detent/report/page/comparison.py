@@ -40,7 +40,7 @@ def comparison(result: ModelComparison) -> Contents:
     return Contents(
         "comparison",
         f"{Path(result.after).name} against {Path(result.before).name}",
-        [f"On {result.data}.", result.note],
+        [f"On {result.data}.", result.note, result.rescaling],
         Verdict("plain", "The same" if figure == float("inf") else "Compared", said),
         tiles,
         [section for section in sections if section is not None],
