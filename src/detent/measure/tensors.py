@@ -87,8 +87,8 @@ class ModelComparison:
         count = sum(tensor.rescaled for tensor in self.tensors)
         if not count:
             return ""
-        were = "tensor was" if count == 1 else "tensors were"
-        return f"{count} inner {were} compared with the scales of their channels undone."
+        were, their = ("tensor was", "its") if count == 1 else ("tensors were", "their")
+        return f"{count} inner {were} compared with the scales of {their} channels undone."
 
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON."""
