@@ -6,8 +6,9 @@ by which factors, so they are fitted to the first few samples by least squares,
     a[c] = sum x*y / sum x*x,      sum (x - y/a)^2 = sum x^2 - 2/a sum x*y + 1/a^2 sum y^2,
 
 and hold for all samples. They count only where they explain the difference: where they are not all about 1, and the
-noise without them is less than half of that with them. A factor is always right for a single value, so the noise of
-n values of a channel that remains is taken as n / (n - 1) of what was found.
+noise without them is less than half of that with them. A factor fits a single value whatever it is, and two or three
+rather well: with fewer than four values of a channel none are fitted, and with n of them the noise that remains is taken
+as n / (n - 1) of what was found.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from detent.measure.sums import channel_sums
 FITTED_SAMPLES = 4
 """Those that the factors are fitted to, in the order of the data: with thousands of elements each, a few settle it."""
 
+LEAST_VALUES = 4  # of a channel
 LEAST_VARIATION = 1.05
 LEAST_GAIN_DB = 3.0
 
@@ -89,7 +91,7 @@ def fit_scales(axes: Sequence[Sequence[ChannelSums]]) -> ChannelScales | None:
 def _fit(samples: Sequence[ChannelSums]) -> tuple[float, ChannelScales] | None:
     """The factors along one axis, and how many times less noise there is without them."""
     elements = sum(each.elements for each in samples)
-    if len({each.sums.shape for each in samples}) != 1 or elements < 2:
+    if len({each.sums.shape for each in samples}) != 1 or elements < LEAST_VALUES:
         return None
     xx, xy, yy = sums = np.sum([each.sums for each in samples], axis=0)
     known = (xx > 0) & (xy > 0)  # all others keep their scale
