@@ -10,12 +10,17 @@ from detent.demo.run import FOLDER, MODEL, PREPROCESS
 IMAGES = ["--data", FOLDER / "images", "--preprocess", PREPROCESS, "--limit", 6]
 
 
-def test_two_models(detent, quantized_demo):
-    outcome = detent("compare", MODEL, quantized_demo, *IMAGES, "--threads", 1)
+def test_two_models(detent, quantized_demo, tmp_path):
+    page = tmp_path / "page.html"
+    outcome = detent("compare", MODEL, quantized_demo, *IMAGES, "--threads", 1, "--html", page)
     assert outcome.code == 0, outcome.err
     for word in ("logits", "SQNR dB: mean", "worst tensors of the same name (10 of", "6 of"):
         assert word in outcome.out
     found = json.loads(detent("compare", MODEL, quantized_demo, *IMAGES, "--json").out)
+    rescaled = sum(tensor["rescaled"] for tensor in found["tensors"])
+    assert rescaled > 1  # the demo is equalized
+    for text in (outcome.out, page.read_text("utf-8")):
+        assert f"{rescaled} inner tensors were compared with the scales of their channels undone." in text
     last = next(tensor for tensor in found["tensors"] if tensor["is_output"])
     assert last["sqnr_db"]["worst"] <= last["sqnr_db"]["mean"]
     assert last["l2"]["worst"] >= last["l2"]["mean"] > 0

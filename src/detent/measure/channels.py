@@ -7,8 +7,8 @@ by which factors, so they are fitted to the first few samples by least squares,
 
 and hold for all samples. They count only where they explain the difference: where they are not all about 1, and the
 noise without them is less than half of that with them. A factor fits a single value whatever it is, and two or three
-rather well: with fewer than four values of a channel none are fitted, and with n of them the noise that remains is taken
-as n / (n - 1) of what was found.
+rather well: with fewer than four values of a channel none are fitted, and with n of them the noise that remains is
+taken as n / (n - 1) of what was found.
 """
 
 from __future__ import annotations
