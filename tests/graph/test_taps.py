@@ -171,7 +171,7 @@ def test_quantizers_are_really_carried_into_blocks():
 def test_two_models_in_one_order(channels):
     models = [load(everything(channels)), quantized(channels, "XINT8")]
     names = ["ra", "b", "s", "rs", "gate", "m", "p", "ct", "y"]
-    runners = open_alike(models, ["one", "other"], names)
+    runners = open_alike(models, ["one", "other"], names).runners
     x = {"x": normal(2, 3, 12, 12)}
     found = [runner(x) for runner in runners]
     expected = [Runner(model, names, exact=True)(x) for model in models]
@@ -183,9 +183,38 @@ def test_two_models_in_one_order(channels):
         np.testing.assert_array_equal(first, second, err_msg=name)
 
 
+@pytest.mark.parametrize("channels", [16, 32, 48])
+def test_the_lanes_are_those_of_the_blocks(channels):
+    models = [load(everything(channels)), quantized(channels, "XINT8")]
+    names = ["ra", "b", "s", "rs", "gate", "m", "p", "ct", "y"]
+    runners, lanes = open_alike(models, ["one", "other"], names)
+    if not isinstance(runners[0], UnorderedRunner):
+        pytest.skip("onnxruntime has no blocked layout on this CPU")
+    assert {"ra", "b", "s", "rs"} <= set(lanes)
+    assert "y" not in lanes  # in its 20 channels
+    x = {"x": normal(2, 3, 12, 12)}
+    for name, found, expected in zip(names, runners[0](x), Runner(models[0], names, exact=True)(x), strict=True):
+        n, c, *area = expected.shape
+        size = lanes.get(name, 1)
+        in_order = np.moveaxis(found.reshape(n, c // size, *area, size), -1, 2).reshape(expected.shape)
+        np.testing.assert_array_equal(in_order, expected, err_msg=name)
+
+
+def test_where_the_lanes_cannot_be_told_all_is_in_order(monkeypatch):
+    monkeypatch.setattr(taps, "open_taps", lambda model, names: taps.Taps(*[Runner(model, names)] * 2))
+    models = [load(everything(32)), quantized(32, "XINT8")]
+    runners, lanes = open_alike(models, ["one", "other"], ["ra", "y"])
+    assert not lanes
+    x = {"x": normal(2, 3, 12, 12)}
+    for runner, model in zip(runners, models, strict=True):
+        for found, expected in zip(runner(x), Runner(model, ["ra", "y"], exact=True)(x), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
 def test_models_that_cannot_both_be_in_blocks_are_in_order():
     plain = load(build([node("Relu", "x", "ra"), node("Abs", "ra", "y")], "y", inputs=[PLAIN]))
-    runners = open_alike([load(everything(32)), plain], ["one", "other"], ["ra"])
+    runners, lanes = open_alike([load(everything(32)), plain], ["one", "other"], ["ra"])
+    assert not lanes
     assert not any(isinstance(runner, UnorderedRunner) for runner in runners)
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.session import Runner, usable_cores
+from detent.measure.channels import ChannelLayout, ChannelScales
 from detent.measure.emulator.rounding import EmulatedRounding
 from detent.measure.emulator.values import EmulatedValues
 from detent.measure.sums import error_sums
@@ -32,6 +33,8 @@ STAGE = "measure"
 
 DETAILED_SAMPLES = 4
 """Samples on which every tensor is compared: with thousands of elements each, a few settle which are the worst."""
+
+ONE = np.ones(1)
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,21 @@ class Sums:
     elements: int = 0
 
     @classmethod
-    def of(cls, original: npt.NDArray[Any], quantized: npt.NDArray[Any]) -> Sums:
-        """Those of two arrays of one shape."""
+    def of(
+        cls,
+        original: npt.NDArray[Any],
+        quantized: npt.NDArray[Any],
+        scales: ChannelScales | None = None,
+        lanes: int = 1,
+    ) -> Sums:
+        """Those of two arrays of one shape; with the scales of the channels undone, which lie in groups of `lanes`."""
         x = np.ascontiguousarray(original, np.float32).reshape(-1)
         y = np.ascontiguousarray(quantized, np.float32).reshape(-1)
-        signal, noise, other, distance, peak_bits = error_sums(x, y)
+        if scales is None:
+            factors, layout = ONE, ChannelLayout(1, x.size, 1)
+        else:
+            factors, layout = scales.undoing, ChannelLayout.along(scales.axis, original.shape, lanes)
+        signal, noise, other, distance, peak_bits = error_sums(x, y, factors, layout.positions, layout.lanes)
         return cls(signal, noise, other, distance, float(np.uint32(peak_bits).view(np.float32)), x.size)
 
     def __add__(self, more: Sums) -> Sums:

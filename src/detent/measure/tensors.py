@@ -5,13 +5,16 @@ With x the value in the first model, y in the second and e their difference, for
     cosine = sum x*y / sqrt(sum x^2 * sum y^2)      L1 = mean |e|      L2 = mean e^2
     SQNR   = 10 log10(sum x^2 / sum e^2)            PSNR = 10 log10(max |x|^2 / L2)
 
-What is kept are five numbers for each sample and tensor, never the tensors.
+What is kept are five numbers for each sample and tensor, never the tensors. Where the second model has a tensor's
+channels in scales of its own, these are undone before (measure/channels.py), but never in an output: there they are an
+error. For that, the first few samples are run twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +23,10 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.graph.taps import open_alike
-from detent.measure.candidate import AnyModel, Candidate, model_name
-from detent.measure.dataset import Batch, open_dataset
-from detent.measure.fidelity import Sums
+from detent.measure.candidate import AnyModel, model_name
+from detent.measure.dataset import open_dataset
 from detent.measure.in_order import in_order
-from detent.measure.rescaled import is_rescaled
+from detent.measure.side_by_side import fitting_batches, open_side_by_side
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
@@ -41,8 +42,7 @@ HIGHER_IS_BETTER = ("sqnr_db", "psnr_db", "cosine")
 class TensorDifference:
     """One tensor on all samples: `values` has a row for each measure (see MEASURES) and a column for each sample.
 
-    `rescaled`: its channels are at other scales in the second model, as equalization leaves them, and the layers behind
-    take that back. Then the measures tell how far the scales are apart, and not how large the error is.
+    `rescaled`: the second model has its channels in other scales, which were undone.
     """
 
     name: str
@@ -81,9 +81,14 @@ class ModelComparison:
         """The tensors by their mean SQNR."""
         return sorted(self.tensors, key=lambda tensor: tensor.mean("sqnr_db"))
 
-    def rescaled(self) -> list[TensorDifference]:
-        """The tensors whose channels are at other scales."""
-        return [tensor for tensor in self.tensors if tensor.rescaled]
+    @property
+    def rescaling(self) -> str:
+        """A sentence on the tensors that were rescaled; empty where none were."""
+        count = sum(tensor.rescaled for tensor in self.tensors)
+        if not count:
+            return ""
+        were, their = ("tensor was", "its") if count == 1 else ("tensors were", "their")
+        return f"{count} inner {were} compared with the scales of {their} channels undone."
 
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON."""
@@ -126,47 +131,35 @@ def compare_models(
     graphs = [model if isinstance(model, ir.Model) else read(model) for model in (before, after)]
     models = [model_name(model) for model in (before, after)]
     shared = _shared(graphs[0], graphs[1], inner=inner)
-    one_model = graphs[0] is graphs[1]
-    runners = open_alike(graphs[:1] if one_model else graphs, models, shared, providers) * (1 + one_model)
-    first, second = (
-        Candidate(graph, name=name, runner=runner) for graph, name, runner in zip(graphs, models, runners, strict=True)
-    )
-    second.check_like(first)
+    both = open_side_by_side(graphs, models, shared, providers)
     if not shared:
-        raise ModelError(f"{first.name} and {second.name} have no tensor of the same name: nothing can be compared.")
-    ends = set.intersection(*({str(value.name) for value in graph.graph.outputs} for graph in graphs))
+        raise ModelError(f"{models[0]} and {models[1]} have no tensor of the same name: nothing can be compared.")
+    outputs = [{str(value.name) for value in graph.graph.outputs} for graph in graphs]
     dataset = open_dataset(data, input_specs(graphs[0]), labels=None, preprocess=preprocess, limit=limit, batch=batch)
-
-    def look(numbered: tuple[int, Batch]) -> tuple[dict[str, Array | None], set[str]]:
-        number, item = numbered
-        sample = item.pending.load()
-        expected, given = first(sample), second(sample)
-        differences = _differences(expected, given, len(item.names))
-        # Factors are the same on all samples: one batch shows them.
-        comparable = [] if number else [name for name, values in differences.items() if values is not None]
-        return differences, {name for name in comparable if is_rescaled(expected[name], given[name])}
-
+    fitting = fitting_batches(dataset)
+    steps = len(fitting) + dataset.batches
+    progress(STAGE, 0, steps)
+    scales = both.fit(fitting, threads)
+    progress(STAGE, len(fitting), steps)
     names: list[str] = []
-    rescaled: set[str] = set()
     found: dict[str, list[Array]] = {name: [] for name in shared}
     skipped: set[str] = set()
-    progress(STAGE, 0, dataset.batches)
-    for (number, item), (differences, other_scales) in in_order(look, enumerate(dataset), threads):
+    look = partial(both.differences, scales=scales)
+    for done, (item, differences) in enumerate(in_order(look, dataset, threads), len(fitting) + 1):
         names += item.names
-        rescaled |= other_scales
         for name, values in differences.items():
             if values is None:
                 skipped.add(name)
             else:
                 found[name].append(values)
-        progress(STAGE, number + 1, dataset.batches)
+        progress(STAGE, done, steps)
     tensors = [
-        TensorDifference(name, name in ends, names, np.concatenate(parts, 1), name in rescaled - ends)
+        TensorDifference(name, name in outputs[0] & outputs[1], names, np.concatenate(parts, 1), name in scales)
         for name, parts in found.items()
         if name not in skipped
     ]
     return ModelComparison(
-        first.name, second.name, dataset.described, dataset.note, tensors, [name for name in shared if name in skipped]
+        models[0], models[1], dataset.described, dataset.note, tensors, [name for name in shared if name in skipped]
     )
 
 
@@ -188,24 +181,3 @@ def _is_inside(value: ir.Value) -> bool:
     """Whether nothing but one activation function reads it: devices and runtimes compute both at one go."""
     readers = value.consumers()
     return len(readers) == 1 and readers[0].op_type in FUSED_ACTIVATIONS and not value.is_graph_output()
-
-
-def _differences(expected: Mapping[str, Array], found: Mapping[str, Array], size: int) -> dict[str, Array | None]:
-    """The measures of each tensor, a column for each sample; None where there is nothing to compare."""
-    result: dict[str, Array | None] = {}
-    for name, x in expected.items():
-        y = found[name]
-        comparable = x.shape == y.shape and x.size > 0 and x.dtype.kind == y.dtype.kind == "f"
-        if not comparable or (size > 1 and x.shape[:1] != (size,)):
-            result[name] = None
-            continue
-        rows = [(x, y)] if size == 1 else [(x[at], y[at]) for at in range(size)]
-        result[name] = np.array([_measures(*row) for row in rows], np.float64).T
-    return result
-
-
-def _measures(x: Array, y: Array) -> tuple[float, ...]:
-    sums = Sums.of(x, y)
-    closeness = sums.closeness()
-    l1, l2 = sums.distance / sums.elements, sums.noise / sums.elements
-    return closeness.sqnr_db, closeness.psnr_db, closeness.cosine, l1, l2

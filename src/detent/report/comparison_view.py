@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -25,28 +24,19 @@ def print_comparison(comparison: ModelComparison, console: Console) -> None:
     if comparison.note:
         console.print(Text(comparison.note))
     outputs = [tensor for tensor in comparison.tensors if tensor.is_output]
-    inside = [tensor for tensor in comparison.worst_first() if not tensor.is_output and not tensor.rescaled]
+    inside = [tensor for tensor in comparison.worst_first() if not tensor.is_output]
     if outputs:
         console.print(_table("outputs", outputs))
     if inside:
         console.print()
         shown = inside[:MOST_TENSORS]
         console.print(_table(f"worst tensors of the same name ({len(shown)} of {len(inside)})", shown))
-    if comparison.rescaled():
-        console.print(Text(rescaled_text(comparison)), soft_wrap=True)
+    if comparison.rescaling:
+        console.print(Text(comparison.rescaling))
     if comparison.skipped:
         listed = ", ".join(comparison.skipped[:3])
         more = f" and {len(comparison.skipped) - 3} more" if len(comparison.skipped) > 3 else ""
         console.print(Text(f"Not compared, for their shapes or types: {listed}{more}."))
-
-
-def rescaled_text(comparison: ModelComparison) -> str:
-    """Why some tensors are left out, and how to see them."""
-    return (
-        f"{len(comparison.rescaled())} of {len(comparison.tensors)} tensors have their channels at other scales in "
-        f"{Path(comparison.after).name}, as equalization and SmoothQuant leave them: that is no error, the "
-        "layers behind take it back. To look inside, compare a model made with `--no-equalize` (and no `--smooth`)."
-    )
 
 
 def _table(title: str, tensors: Sequence[TensorDifference]) -> Table:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from detent.measure.results import Comparison
 from detent.measure.tensors import MEASURES, ModelComparison, TensorDifference
-from detent.report.comparison_view import rescaled_text
 from detent.report.figures import decibels
 from detent.report.page.charts import Point, depth_chart
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR
-from detent.report.page.parts import Contents, Section, Tile, Verdict, notes
+from detent.report.page.parts import Contents, Section, Tile, Verdict
 from detent.report.page.table import Cell, Column, Row, number, table, words
 
 _MEANINGS = {
@@ -37,34 +36,25 @@ def comparison(result: ModelComparison) -> Contents:
         Tile("Samples", str(len(worst.samples)), f"The hardest is {worst.worst_samples(1)[0]}."),
         Tile("Tensors", str(len(result.tensors)), "Tensors that have one name and one shape in both models."),
     ]
-    sections = [_rescaled(result), _along(result), _tensors(result), _skipped(result)]
+    sections = [_along(result), _tensors(result), _skipped(result)]
     return Contents(
         "comparison",
         f"{Path(result.after).name} against {Path(result.before).name}",
-        [f"On {result.data}.", result.note],
+        [f"On {result.data}.", result.note, result.rescaling],
         Verdict("plain", "The same" if figure == float("inf") else "Compared", said),
         tiles,
         [section for section in sections if section is not None],
     )
 
 
-def _rescaled(result: ModelComparison) -> Section | None:
-    if not result.rescaled():
-        return None
-    return Section("What to know", "", notes([], [rescaled_text(result)], []), folded=False)
-
-
 def _along(result: ModelComparison) -> Section | None:
-    if len(result.tensors) - len(result.rescaled()) < 2:
+    if len(result.tensors) < 2:
         return None
     points = [
-        None
-        if each.rescaled
-        else Point(f"{each.name}: {decibels(each.mean('sqnr_db'))} dB", each.mean("sqnr_db"), marked=each.is_output)
+        Point(f"{each.name}: {decibels(each.mean('sqnr_db'))} dB", each.mean("sqnr_db"), marked=each.is_output)
         for each in result.tensors
     ]
-    left_out = " Tensors whose channels are at other scales are left out." if result.rescaled() else ""
-    meaning = f"SQNR of each tensor, in the order of the first model. {SQNR}{left_out}"
+    meaning = f"SQNR of each tensor, in the order of the first model. {SQNR}"
     return Section("Difference along the network", meaning, depth_chart([points], "SQNR in dB"), folded=False)
 
 
@@ -74,21 +64,16 @@ def _tensors(result: ModelComparison) -> Section:
         Column("Worst SQNR", "On the sample where it is least.", numeric=True, minor=True),
         Column("Worst sample", "", minor=True),
     ]
-    rows = [Row(_cells(tensor)) for tensor in sorted(result.worst_first(), key=lambda tensor: tensor.rescaled)]
+    rows = [Row(_cells(tensor)) for tensor in result.worst_first()]
     meaning = "Means over the samples, the least SQNR first."
-    if result.rescaled():
-        meaning += " At the end those that are marked: their channels are at other scales, which is no error."
-    return Section(
-        "Tensors",
-        meaning,
-        table(columns, rows, "tensors", order=None if result.rescaled() else (1, True)),
-        folded=False,
-        count=str(len(rows)),
-    )
+    if result.rescaling:
+        meaning += " Of those that are marked, the scales of channels were undone: equalization changes them."
+    listed = table(columns, rows, "tensors", order=(1, True))
+    return Section("Tensors", meaning, listed, folded=False, count=str(len(rows)))
 
 
 def _cells(tensor: TensorDifference) -> list[Cell]:
-    marks = [*(["output"] if tensor.is_output else []), *(["other scales"] if tensor.rescaled else [])]
+    marks = [*(["output"] if tensor.is_output else []), *(["scales undone"] if tensor.rescaled else [])]
     mark = joined(tag("span", said, class_="badge plain") for said in marks)
     worst = tensor.worst_samples(1)[0]
     return [
