@@ -8,6 +8,7 @@ import pytest
 
 from detent.emit.emitter import emit
 from detent.graph.session import Runner
+from detent.measure import probe as probe_module
 from detent.measure.emulator import Emulator
 from detent.measure.probe import ITSELF, UNCHANGED, Probe, Variant, rounded
 from detent.measure.things import everything, left_float, things_of
@@ -15,7 +16,7 @@ from detent.numerics.floats import FloatFormat
 from detent.numerics.params import FloatParams
 from detent.observe.samples import Sample
 from detent.plan.layout import Role
-from tests.models import IMAGE, SMALL_MODELS, XINT8, build, node, normal, planned
+from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
 
 SAMPLE = Sample(0, "the sample", {"x": normal(*IMAGE, seed=9)})
 
@@ -139,6 +140,47 @@ def test_a_variant_is_computed_from_its_first_change_on():
     probe(SAMPLE, [last.variant])
     assert computed.count(last.name) == 2  # the layer and the pool
     assert computed.count(ITSELF) == sum(len(section.segments) for section in probe._sections)
+
+
+def heavy(tail, batch="N"):
+    """Two sections, the last with many more weights than what goes into it; `tail` are its last nodes."""
+    nodes, constants = [node("GlobalAveragePool", "x", "p"), node("Flatten", "p", "f")], {"single": np.array([1, 8])}
+    before = "f"
+    for index in range(6):
+        rows = 3 if index == 0 else 8
+        constants |= {f"w{index}": normal(rows, 8, seed=index), f"b{index}": normal(8, seed=index) / 8}
+        nodes.append(node("Gemm", f"{before} w{index} b{index}", f"g{index}"))
+        before = f"g{index}"
+    return build([*nodes, *tail(before)], "y", constants, [info("x", (batch, *IMAGE[1:]))])
+
+
+TAILS = {
+    "rows apart": (lambda before: [node("Relu", before, "y")], True),
+    "rows mixed": (
+        lambda before: [node("ReduceMean", before, "m", axes=[0], keepdims=1), node("Sub", f"{before} m", "y")],
+        False,
+    ),
+    "rows fixed": (lambda before: [node("Reshape", f"{before} single", "y")], False),
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("batch", ["N", 1])
+def test_variants_are_stacked_where_that_changes_nothing(tail, batch, monkeypatch):
+    monkeypatch.setattr(probe_module, "HEAVY", 1)
+    nodes, stackable = TAILS[tail]
+    model, plan = planned(heavy(nodes, batch))
+    variants = [thing.variant for thing in things_of(model, plan)]
+    probe = Probe(model, plan.layout)
+    found = probe(SAMPLE, variants)
+    assert probe._sections[-1].stacks == (stackable and batch == "N")
+    monkeypatch.setattr(probe_module, "HEAVY", 1e9)
+    expected = Probe(model, plan.layout)(SAMPLE, variants)
+    for name, outputs in expected.items():
+        np.testing.assert_allclose(found[name][0], outputs[0], rtol=1e-4, atol=1e-5)
+    # Whoever else is walked along, a variant is the same to the bit.
+    for variant in variants:
+        np.testing.assert_array_equal(probe(SAMPLE, [variant])[variant.name][0], found[variant.name][0])
 
 
 def test_results_that_no_output_depends_on_are_not_computed():

@@ -5,7 +5,8 @@ to its first change, and the model again behind its last one, with other numbers
 
 - before its first change a variant is not computed at all;
 - in a section of the graph where it changes something it is computed piece by piece, as the model itself is;
-- in a section where only its inputs differ, the section is run as a whole, which onnxruntime does faster.
+- in a section where only its inputs differ, the section is run as a whole, which onnxruntime does faster; for several
+  variants at once, stacked as a batch, where weights are what takes the time to read.
 
 On average half of the model is computed for each variant. All copies of a value that is still read are held at a time.
 """
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.errors import DataError
 from detent.graph.values import constant, is_constant
 from detent.numerics.formats import QuantParams
 from detent.numerics.params import Params
@@ -37,6 +39,11 @@ Copies = dict[str, dict[str, Any]]
 """For each value, its copies by the names of the variants that have one of their own, and the model's own."""
 
 ITSELF = ""
+
+STACKED = 16
+"""Copies that are computed at once where reading the weights takes the time."""
+
+HEAVY = 24  # times as many bytes of weights as of what goes in
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +84,8 @@ class Probe:
         self._readers.update(self.outputs)
         self._sections = [_Section(segments[cut : cut + together], self._readers, layout) for cut in cuts]
         self._programs: dict[tuple[Segment, tuple[int, ...]], Program] = {}
-        self._lock = threading.Lock()
+        self._open_batch = all(_is_open(value) for value in model.graph.inputs)
+        self._lock = threading.RLock()
 
     def __call__(
         self, sample: Sample, variants: Sequence[Variant] = (), watch: Callable[[Copies], None] | None = None
@@ -121,8 +129,12 @@ class Probe:
         """The results of a section for variants that change nothing in it, where they differ in what goes in."""
         names = [str(value.name) for value in section.whole.inputs]
         results: Copies = {str(value.name): {} for value in section.whole.outputs}
-        for variant in variants:
-            if any(variant.name in held[name] for name in names):
+        differing = [variant for variant in variants if any(variant.name in held[name] for name in names)]
+        if differing and self._stacks(section, held, origin):
+            for start in range(0, len(differing), STACKED):
+                self._compute_stacked(section.whole, held, differing[start : start + STACKED], origin, results)
+        else:
+            for variant in differing:
                 self._compute(section.whole, held, variant, origin, results)
         usual = self._base.rounding
         return {
@@ -149,6 +161,43 @@ class Probe:
         program = self._program(segment, feeds, variant)
         for name, result in zip(results, program(feeds, origin), strict=True):
             results[name][variant.name] = result
+
+    def _compute_stacked(
+        self, segment: Segment, held: Copies, variants: Sequence[Variant], origin: str, results: Copies
+    ) -> None:
+        """The same for several variants at once: always as many, so that no bit depends on who is with whom."""
+        filled = [*variants, *[variants[-1]] * (STACKED - len(variants))]
+        feeds = {
+            str(value.name): np.concatenate([_copy(held[str(value.name)], variant.name) for variant in filled])
+            for value in segment.inputs
+        }
+        outputs = self._program(segment, feeds, UNCHANGED)(feeds, origin)
+        for name, output in zip(results, outputs, strict=True):
+            for variant, part in zip(variants, np.split(output, STACKED), strict=False):
+                results[name][variant.name] = part
+
+    def _stacks(self, section: _Section, held: Copies, origin: str) -> bool:
+        """Whether copies may be stacked along the first axis, and are computed faster so; found out once."""
+        with self._lock:
+            if section.stacks is None:
+                copies = {str(value.name): held[str(value.name)][ITSELF] for value in section.whole.inputs}
+                worth = self._open_batch and section.is_heavy(copies)
+                section.stacks = worth and self._keeps_rows_apart(section.whole, copies, origin)
+            return section.stacks
+
+    def _keeps_rows_apart(self, segment: Segment, copies: Mapping[str, Array], origin: str) -> bool:
+        """Whether a copy gets its own result among others: what reads across the first axis, or fixes it, does not."""
+        program = self._program(segment, copies, UNCHANGED)
+        stacked = {name: np.concatenate([array, *[array / 2] * (STACKED - 1)]) for name, array in copies.items()}
+        try:
+            alone, among = program(copies, origin), program(stacked, origin)
+        except DataError:
+            return False
+        return all(
+            len(all_of_them) == STACKED * len(one)
+            and np.allclose(all_of_them[: len(one)], one, rtol=1e-3, atol=1e-4 * np.abs(one).max(initial=0.0))
+            for one, all_of_them in zip(alone, among, strict=True)
+        )
 
     def _put(self, held: Copies, name: str, copies: Mapping[str, Any], variants: Sequence[Variant]) -> None:
         """Round the copies of a value, each as its variant does; one that begins to differ here gets a copy."""
@@ -195,8 +244,19 @@ class _Section:
         inputs = [value for value in read if value not in made]
         outputs = [value for value in made if readers[str(value.name)] > inside[str(value.name)]]
         self.whole = segments[0] if len(segments) == 1 else Segment(nodes, inputs, outputs)
+        self.stacks: bool | None = None
+        read_by_nodes = (value for node in nodes for value in node.inputs if value is not None)
+        self._weights = sum(value.const_value.nbytes for value in read_by_nodes if value.const_value is not None)
         self._holds = {str(value.name) for value in made}
         self._holds.update(name for segment in segments for name in _constants_of(segment, layout))
+
+    def is_heavy(self, copies: Mapping[str, Any]) -> bool:
+        """Whether it takes longer to read its weights than what goes in: then several copies at once pay."""
+        arrays = [
+            each for each in copies.values() if isinstance(each, np.ndarray) and each.ndim and each.dtype.kind == "f"
+        ]
+        same_rows = len({len(each) for each in arrays}) == 1
+        return len(arrays) == len(copies) and same_rows and self._weights > HEAVY * sum(each.nbytes for each in arrays)
 
     def changed_by(self, variant: Variant) -> bool:
         """Whether a variant changes something in it."""
@@ -212,6 +272,11 @@ def _needed(segments: Sequence[Segment], outputs: Collection[str]) -> list[Segme
             kept.append(Segment(segment.nodes, segment.inputs, results))
             needed.update(str(value.name) for value in segment.inputs)
     return kept[::-1]
+
+
+def _is_open(value: ir.Value) -> bool:
+    """Whether any number of samples may go in."""
+    return value.shape is not None and len(value.shape) > 0 and not isinstance(value.shape[0], int)
 
 
 def _copy(copies: Mapping[str, Any], variant: str) -> Any:
