@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent
 MODEL = FOLDER / "digits.onnx"
 CALIBRATION = FOLDER / "calibration"
 PREPROCESS = FOLDER / "preprocess.json"
+SHAPE = (1, 1, 32, 32)  # the device computes one sample at a time
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ def run_demo(output: Path, progress: Progress = silent) -> DemoResult:
     """Quantize the demo model to `output`, whose folder is made if it is missing."""
     output.parent.mkdir(parents=True, exist_ok=True)
     preprocess = PreprocessOptions(file=PREPROCESS)
-    report = quantize(MODEL, output, CALIBRATION, "XINT8", preprocess=preprocess, progress=progress)
+    report = quantize(
+        MODEL, output, CALIBRATION, "XINT8", preprocess=preprocess, fix_shapes={"image": SHAPE}, progress=progress
+    )
     return DemoResult(report, output, evaluate([MODEL, output], FOLDER, preprocess=preprocess, progress=progress))
 
 
