@@ -145,11 +145,7 @@ def measure_fidelity(
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
-    quantized: Runner | EmulatedValues = (
-        Runner(quantized_model, list(renamed.values()), exact=True)
-        if emulate is None
-        else EmulatedValues(quantized_model, emulate)
-    )
+    quantized = _open(quantized_model, list(renamed.values()), emulate)
     scores = looks_like_scores(quantized_model.graph.outputs[0])
 
     def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, Sums], list[bool]]:
@@ -187,6 +183,10 @@ def measure_fidelity(
         silent={name: totals[name].peak for name in outputs if totals[name].signal and not totals[name].other},
         emulated=emulate,
     )
+
+
+def _open(model: ir.Model, fetched: Sequence[str], emulate: EmulatedRounding | None) -> Runner | EmulatedValues:
+    return Runner(model, fetched, exact=True) if emulate is None else EmulatedValues(model, emulate)
 
 
 def looks_like_scores(output: ir.Value) -> bool:
