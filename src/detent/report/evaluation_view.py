@@ -24,7 +24,7 @@ from detent.measure.scores import (
 )
 from detent.report.console import PlainConsole
 from detent.report.evaluation import Evaluation, ModelResult
-from detent.report.figures import decibels, form_of, interval, probability
+from detent.report.figures import decibels, form_of, interval, loss_form, probability
 from detent.report.names import inert
 
 MOST_CHANGES = 10
@@ -123,7 +123,7 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
     table.add_column("in")
     for result in others:
         for number, loss in enumerate(result.losses):
-            form = loss_form(loss)
+            form = loss_form(loss.unit, loss.points, loss.interval)
             changes = (str(loss.became_wrong), str(loss.became_right), _chance(loss)) if counted else ()
             table.add_row(
                 inert(result.model) if number == 0 else "",
@@ -133,13 +133,6 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
                 inert(SHORT_UNITS.get(loss.unit, loss.unit)),
             )
     return table
-
-
-def loss_form(loss: Loss) -> str:
-    """How a loss and the ends of its interval are written: percentages with two digits, all else with four."""
-    if loss.unit in SHORT_UNITS and loss.unit != OUTPUT_ERROR:
-        return ".2f"
-    return form_of(loss.points, *(loss.interval or ()))
 
 
 def score_form(scores: SampleScores) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 
 from detent.measure.paired import Interval
+from detent.measure.scores import CHANGED, POINTS
 from detent.numerics.rounding import DeviceRounding
 from detent.report.report import TensorReport
+
+PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
 
 def size(count: int) -> str:
@@ -54,6 +57,11 @@ def form_of(*values: float | None) -> str:
     if largest == 0.0 or not 1e-4 <= largest < 1e6:
         return ".4g"
     return f".{max(0, 3 - math.floor(math.log10(largest)))}f"
+
+
+def loss_form(unit: str, loss: float, ends: Interval | None) -> str:
+    """How a loss and the ends of its interval are written: percentages with two digits, all else with four."""
+    return ".2f" if unit in PERCENTAGES else form_of(loss, *(ends or ()))
 
 
 def probability(value: float | None) -> str:

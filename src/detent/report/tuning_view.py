@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from detent.measure.scores import CHANGED, OUTPUT_ERROR, POINTS
+from detent.report.figures import PERCENTAGES, loss_form
 from detent.report.names import inert
 from detent.report.tuning import RungOutcome, Tuning
 
@@ -49,7 +50,9 @@ def print_tuning(tuning: Tuning, console: Console) -> None:
 
 def _loss(outcome: RungOutcome) -> str:
     unit = SHORT_UNITS.get(outcome.unit, outcome.unit)
+    form = loss_form(outcome.unit, outcome.loss, outcome.interval)
     if outcome.interval is None:
-        return f"{outcome.loss:.3g} {inert(unit)}"
+        return f"{outcome.loss:{form}} {inert(unit)}"
     low, high = outcome.interval
-    return f"{outcome.loss:.2f} {inert(unit)} ({low:.1f} to {high:.1f})"
+    ends = ".1f" if outcome.unit in PERCENTAGES else form
+    return f"{outcome.loss:{form}} {inert(unit)} ({low:{ends}} to {high:{ends}})"

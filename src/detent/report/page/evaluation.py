@@ -13,10 +13,9 @@ from detent.report.evaluation_view import (
     answer_text,
     chance_text,
     change_kind,
-    loss_form,
     score_form,
 )
-from detent.report.figures import decibels, interval, probability, ratio, size
+from detent.report.figures import decibels, interval, loss_form, probability, ratio, size
 from detent.report.page import charts
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR
@@ -69,7 +68,7 @@ def _verdict(first: ModelResult, others: Sequence[ModelResult]) -> Verdict:
 
 def _said(loss: Loss) -> str:
     verb = "gains" if loss.points < 0 else "loses"
-    form = loss_form(loss)
+    form = loss_form(loss.unit, loss.points, loss.interval)
     ends = f" (95 % interval of the loss: {interval(loss.interval, form)})" if loss.interval is not None else ""
     return f"{verb} {abs(loss.points):{form}} {SHORT_UNITS.get(loss.unit, loss.unit)}{ends}{_chance(loss)}"
 
@@ -210,7 +209,7 @@ def _lost(result: ModelResult) -> list[Cell]:
     if loss is None:
         return [number(None)] * 4
     return [
-        _with_interval(loss.points, loss.interval, loss_form(loss)),
+        _with_interval(loss.points, loss.interval, loss_form(loss.unit, loss.points, loss.interval)),
         number(loss.became_wrong),
         number(loss.became_right),
         number(loss.p_value, probability(loss.p_value)),

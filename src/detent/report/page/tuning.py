@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detent.report.figures import interval, ratio, size
+from detent.report.figures import interval, loss_form, ratio, size
 from detent.report.page.charts import Loss, interval_chart
 from detent.report.page.html import joined, tag
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict, code
@@ -22,6 +22,7 @@ def tuning(result: Tuning) -> Contents:
         [
             f"{result.source} → {destination}",
             f"Judged on {result.data}; the float model: {result.reference}.",
+            result.note,
         ],
         _verdict(result),
         _tiles(result),
@@ -33,10 +34,15 @@ def _unit(outcome: RungOutcome) -> str:
     return SHORT_UNITS.get(outcome.unit, outcome.unit)
 
 
+def _form(outcome: RungOutcome) -> str:
+    return loss_form(outcome.unit, outcome.loss, outcome.interval)
+
+
 def _verdict(result: Tuning) -> Verdict:
     outcome = result.outcome
     within = "within" if result.met else "above"
-    said = f"'{outcome.name}' loses {outcome.loss:.3g} {_unit(outcome)}, {within} the {result.max_drop:g} asked for."
+    loss = f"{outcome.loss:{_form(outcome)}} {_unit(outcome)}"
+    said = f"'{outcome.name}' loses {loss}, {within} the {result.max_drop:g} asked for."
     if result.met and outcome.interval is not None and outcome.interval[1] > result.max_drop:
         said += (
             f" {result.samples} samples leave room for chance: up to {outcome.interval[1]:.2g} would not be a surprise."
@@ -48,9 +54,10 @@ def _verdict(result: Tuning) -> Verdict:
 
 def _tiles(result: Tuning) -> list[Tile]:
     outcome = result.outcome
-    ends = f" 95 % interval {interval(outcome.interval)}." if outcome.interval is not None else ""
+    form = _form(outcome)
+    ends = f" 95 % interval {interval(outcome.interval, form)}." if outcome.interval is not None else ""
     level: Level = "good" if result.met else "warn"
-    tiles = [Tile("Loss", f"{outcome.loss:.3g}", f"In {_unit(outcome)}, against the float model.{ends}", level)]
+    tiles = [Tile("Loss", f"{outcome.loss:{form}}", f"In {_unit(outcome)}, against the float model.{ends}", level)]
     if outcome.bytes_after is not None:
         before = "" if result.bytes_before is None else f"{size(result.bytes_before)} before, "
         said = "" if result.bytes_before is None else ratio(result.bytes_before, outcome.bytes_after)
@@ -93,8 +100,8 @@ def _cells(place: int, rung: RungOutcome, result: Tuning) -> list[Cell]:
     return [
         number(place),
         words(joined((rung.name, tag("div", rung.what, class_="quiet small"))), rung.name),
-        number(rung.loss, f"{rung.loss:.3g}"),
-        number(None if rung.interval is None else rung.interval[0], interval(rung.interval, ".3g")),
+        number(rung.loss, f"{rung.loss:{_form(rung)}}"),
+        number(None if rung.interval is None else rung.interval[0], interval(rung.interval, _form(rung))),
         number(error, None if error is None else f"{100 * error:.3g} %"),
         number(rung.seconds, "known" if rung.resumed else f"{rung.seconds:.1f}"),
         number(written, None if written is None else size(written)),
