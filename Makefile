@@ -9,7 +9,7 @@ demo: $(VENV)/installed  ## Install and quantize the model that comes with Deten
 	$(BIN)/detent demo
 
 test: $(VENV)/installed-dev  ## Install the test needs and run the whole suite.
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-large: $(VENV)/installed-dev  ## The tests with models past 2 GB.
 	$(BIN)/python -m pytest -m large
