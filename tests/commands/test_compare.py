@@ -63,6 +63,7 @@ def test_saved_results(detent, quantized_demo, tmp_path):
     ("arguments", "message"),
     [
         ([MODEL, MODEL], "Give data (--data DIR)"),
+        (["nowhere", "elsewhere"], "There is no nowhere: give two models, or two folders"),
         ([FOLDER, FOLDER, "--limit", 3], "give only the folders"),
         ([FOLDER, FOLDER, "--size", "3"], "give only the folders"),
     ],

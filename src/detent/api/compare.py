@@ -60,6 +60,9 @@ def compare(
             raise UsageError("Two folders of results are compared as they are: give only the folders.")
         return compare_folders(folders[0], folders[1])
     if data is None:
+        missing = [model for model in both if isinstance(model, Path) and not model.exists()]
+        if missing:
+            raise UsageError(f"There is no {missing[0]}: give two models, or two folders of results.")
         raise UsageError("Give data (--data DIR) to run both models on.")
     return compare_models(
         both[0],

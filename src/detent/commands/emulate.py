@@ -18,7 +18,7 @@ def emulate(
     *,
     data: options.DataOrRandom = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write each answer into this folder, as .npy.", metavar="DIR")
+        Path | None, typer.Option("--out", help="Write each answer as .npy; a new or empty folder.", metavar="DIR")
     ] = None,
     rounding: Annotated[
         str, typer.Option("--rounding", help="half-even, as the file says, or dpu: ties upwards.")
@@ -52,7 +52,7 @@ def emulate(
 def dump(
     model: options.QuantizedModel,
     *,
-    out: Annotated[Path, typer.Option("--out", help="The folder to write into.", metavar="DIR")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write; a new or empty folder.", metavar="DIR")],
     data: options.DataOrRandom = None,
     floats: Annotated[bool, typer.Option("--float", help="Also write every float value.")] = False,
     rounding: Annotated[

@@ -99,7 +99,7 @@ def open_exact(
 ) -> Runner:
     """Load a quantized `model` to fetch `outputs` in order, in exact arithmetic: for many samples.
 
-    It takes longer to load than Runner(exact=True), and then a quarter less for each sample.
+    It takes longer to load than Runner(exact=True), and then up to a third less for each sample.
     """
     runner, rewritten = _optimize(model, outputs, providers, exact=True)
     return runner if rewritten is None else _reload(rewritten, {}, runner.outputs, exact=True) or runner
