@@ -160,6 +160,7 @@ TAILS = {
         lambda before: [node("ReduceMean", before, "m", axes=[0], keepdims=1), node("Sub", f"{before} m", "y")],
         False,
     ),
+    "rows gone": (lambda before: [node("ReduceMean", before, "y", keepdims=0)], False),
     "rows fixed": (lambda before: [node("Reshape", f"{before} single", "y")], False),
 }
 

@@ -194,7 +194,9 @@ class Probe:
         except DataError:
             return False
         return all(
-            len(all_of_them) == STACKED * len(one)
+            isinstance(one, np.ndarray)
+            and one.ndim > 0
+            and len(all_of_them) == STACKED * len(one)
             and np.allclose(all_of_them[: len(one)], one, rtol=1e-3, atol=1e-4 * np.abs(one).max(initial=0.0))
             for one, all_of_them in zip(alone, among, strict=True)
         )
