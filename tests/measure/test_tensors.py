@@ -209,3 +209,14 @@ def test_a_quantized_model_is_as_close_as_its_report_says():
     assert sizes[len(sizes) // 2] < 1
     assert sizes[-2] < 2
     assert sizes[-1] < 6  # behind the global pool, where the factor of a channel is fitted to four values
+
+
+def test_a_tensor_without_dimensions():
+    models = [
+        build([node("Mul", "x f", "a"), node("ReduceMean", "a", "m", keepdims=0), node("Add", "a m", "y")],
+              [info("y", ["N", 2])], {"f": np.float32(factor)}, [info("x", ["N", 2])])
+        for factor in (1, 2)
+    ]  # fmt: skip
+    found = {tensor.name: tensor for tensor in compare_models(*models, DATA).tensors}
+    assert found["m"].worst("l1") == 3.5
+    assert compare_models(*models, DATA, batch=3).skipped == ["m"]

@@ -63,8 +63,8 @@ class SideBySide:
                 result[name] = None
                 continue
             x, y = pair
-            rows = [slice(None)] if size == 1 else [slice(at, at + 1) for at in range(size)]
-            sums = [Sums.of(x[row], y[row], scale, self.lanes.get(name, 1)) for row in rows]
+            rows = [(x, y)] if size == 1 else [(x[at : at + 1], y[at : at + 1]) for at in range(size)]
+            sums = [Sums.of(one, other, scale, self.lanes.get(name, 1)) for one, other in rows]
             result[name] = np.array([_measures(each) for each in sums], np.float64).T
         return result
 
