@@ -126,6 +126,15 @@ def test_decibels():
     assert decibels(0.0) == -math.inf
 
 
+def test_a_model_that_finds_nothing():
+    model, plan = planned(
+        build([node("Conv", "x w", "c"), node("Relu", "c", "y")], "y", {"w": -(normal(2, 3, 1, 1) ** 2)})
+    )
+    ones = pending({"x": np.ones(IMAGE, np.float32)})
+    with pytest.raises(DataError, match="answers 0 throughout on all 1 samples"):
+        sensitivity(model, plan, [ones])
+
+
 def test_without_data():
     model, plan = planned(SMALL_MODELS["residual"]())
     with pytest.raises(DataError, match="no samples"):

@@ -121,6 +121,11 @@ def sensitivity(
     with begin("quantized alone") as measure:
         walks = _Walks(measure, samples, progress)
         alone = walks.sums() if exact else walks.settled(things)
+    if not alone.signal.any():
+        raise DataError(
+            f"The model answers 0 throughout on all {alone.samples} samples, so no layer can be told from another. "
+            "Give samples in which it finds something."
+        )
     gains = None
     if exact:
         with begin("left float") as measure:
