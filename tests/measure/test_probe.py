@@ -12,8 +12,7 @@ from detent.measure import probe as probe_module
 from detent.measure.emulator import Emulator
 from detent.measure.probe import ITSELF, UNCHANGED, Probe, Variant, rounded
 from detent.measure.things import everything, left_float, things_of
-from detent.numerics.floats import FloatFormat
-from detent.numerics.params import FloatParams
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.observe.samples import Sample
 from detent.plan.layout import Role
 from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned

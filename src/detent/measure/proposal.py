@@ -23,7 +23,7 @@ from detent.errors import UsageError, nearest
 from detent.measure.sensitivity import Sensitivity
 from detent.measure.things import Thing
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.plan.layout import Layout, Role
 from detent.recipe import Override, Recipe
 from detent.targets.target import find_target

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.plan.plan import Plan
 from detent.prepare import Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.recipe import Recipe
