@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from detent.evaluation.evaluator import Evaluator
+from detent.evaluation.scores import Answers
 from detent.graph.load import load
-from detent.measure.evaluate import Evaluator
-from detent.measure.scores import Answers
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from detent.evaluation.fidelity import Fidelity, measure_fidelity
 from detent.measure.device_check import DeviceCheck, check_graph
-from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.samples import PendingSample
 from detent.observe.statistics_file import StatisticsFile
