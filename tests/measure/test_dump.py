@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
+from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.measure.dump import dump_codes
-from detent.measure.emulator import Emulator
 from tests.conftest import tiny_model
-from tests.measure.emulator.qdq import Qdq, code_names, feeds_of
+from tests.emulator.qdq import Qdq, code_names, feeds_of
 from tests.models import values_of
 
 

@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from detent.emit.emitter import emit
+from detent.emulator.emulator import Emulator
 from detent.graph.session import Runner
 from detent.measure import probe as probe_module
-from detent.measure.emulator import Emulator
 from detent.measure.probe import ITSELF, UNCHANGED, Probe, Variant, rounded
 from detent.measure.things import everything, left_float, things_of
 from detent.numerics.floats import FloatFormat

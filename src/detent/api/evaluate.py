@@ -9,10 +9,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.candidate import as_models
 from detent.measure.dataset import LabelsLike
-from detent.measure.emulator import EmulatedRounding
 from detent.measure.metric_file import Metric, as_metric
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.pipeline.evaluating import run_evaluation

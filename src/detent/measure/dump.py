@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import Feeds, Runner
 from detent.graph.values import constant, input_at
 from detent.measure.answers import new_folder
-from detent.measure.emulator import EmulatedRounding, Emulator
 from detent.measure.file_names import file_stems
 
 FLOAT_FOLDER = "float"

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import EmulationReport, Emulator
 from detent.graph.load import ModelLike, load
 from detent.graph.session import Runner
 from detent.measure.answers import Answers, new_folder
 from detent.measure.candidate import rows_of
 from detent.measure.dataset import Batch, named_samples
-from detent.measure.emulator import EmulatedRounding, EmulationReport, Emulator
 from detent.measure.in_order import in_order
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import open_source

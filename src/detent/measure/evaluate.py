@@ -17,10 +17,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from detent.emulator.arithmetic import EmulatedRounding
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.measure.candidate import AnyModel, Candidate, same_model
 from detent.measure.dataset import FIND, Batch, Dataset, LabelsLike, open_dataset
-from detent.measure.emulator import EmulatedRounding
 from detent.measure.in_order import in_order
 from detent.measure.judges import ClassJudge, DeviationJudge, Judge, ScoreJudge, WholeJudge
 from detent.measure.metric_file import Metric, as_metric

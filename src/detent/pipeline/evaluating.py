@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
 from detent.errors import UsageError
 from detent.graph.load import stored_bytes
 from detent.measure.candidate import AnyModel, Candidate, model_name
 from detent.measure.dataset import FIND, LabelsLike
-from detent.measure.emulator import EmulatedRounding
 from detent.measure.evaluate import Evaluator
 from detent.measure.metric_file import Metric
 from detent.measure.scores import Answers, Deviation, Loss, Scores, compare, compare_answers, deviation_loss

@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from detent.device_check.check import placement
 from detent.errors import UsageError
 from detent.graph.load import name_of
-from detent.measure.device_check.foresight import placement
 from detent.measure.proposal import Way, check_way, propose
 from detent.measure.sensitivity import sensitivity
 from detent.measure.spread import Spread
