@@ -7,10 +7,10 @@ import onnx
 import pytest
 
 from detent.comparison.dump import dump_codes
+from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
-from detent.measure.emulator import Emulator
 from tests.conftest import tiny_model
-from tests.measure.emulator.qdq import Qdq, code_names, feeds_of
+from tests.emulator.qdq import Qdq, code_names, feeds_of
 from tests.models import values_of
 
 

@@ -7,10 +7,10 @@ import onnx_ir as ir
 import pytest
 
 from detent.emit.emitter import emit
+from detent.emulator.emulator import Emulator
 from detent.execute import probe as probe_module
 from detent.execute.probe import ITSELF, UNCHANGED, Probe, Variant, rounded
 from detent.graph.session import Runner
-from detent.measure.emulator import Emulator
 from detent.numerics.floats import FloatFormat
 from detent.numerics.params import FloatParams
 from detent.observe.samples import Sample

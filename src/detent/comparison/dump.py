@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.evaluation.candidate import AnyModel, Candidate
 from detent.evaluation.dataset import open_dataset
@@ -27,7 +29,6 @@ from detent.execute.output_folder import OutputFolder, file_stems, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
 from detent.graph.values import constant, input_at
-from detent.measure.emulator import EmulatedRounding, Emulator
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent

@@ -10,11 +10,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import Emulator
 from detent.errors import DetentError, ModelError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
-from detent.measure.emulator import EmulatedRounding, Emulator
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample

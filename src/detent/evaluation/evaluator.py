@@ -17,6 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from detent.emulator.arithmetic import EmulatedRounding
 from detent.evaluation.candidate import AnyModel, Candidate, same_model
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
 from detent.evaluation.measures import (
@@ -31,7 +32,6 @@ from detent.evaluation.metric_file import Metric, as_metric
 from detent.evaluation.scores import Scores
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.measure.emulator import EmulatedRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import EmulatedValues
 from detent.evaluation.noise import Closeness, NoiseSums
 from detent.graph.session import Runner, usable_cores
-from detent.measure.emulator.rounding import EmulatedRounding
-from detent.measure.emulator.values import EmulatedValues
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
 

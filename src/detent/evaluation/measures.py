@@ -20,9 +20,8 @@ from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
 from detent.evaluation.noise import NoiseSums
-from detent.evaluation.scores import NO_ANSWER, Answers, Deviation, SampleScores, Scores, WholeScore
+from detent.evaluation.scores import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
 from detent.execute.inference import Batch, rows_of
-from detent.measure.emulator.layers import Integers
 from detent.observe.samples import Array, Sample
 
 

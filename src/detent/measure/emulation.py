@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import EmulationReport, Emulator
 from detent.execute.inference import Batch, map_in_order, named_samples, rows_of
 from detent.execute.output_folder import OutputFolder, new_folder
 from detent.graph.load import ModelLike, load
 from detent.graph.session import Runner
-from detent.measure.emulator import EmulatedRounding, EmulationReport, Emulator
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import open_source
 from detent.progress import Progress, silent

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
 from detent.errors import UsageError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import FIND, LabelsLike
@@ -16,7 +17,6 @@ from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric
 from detent.evaluation.scores import Answers, Deviation, Loss, Scores, compare, compare_answers, deviation_loss
 from detent.graph.load import stored_bytes
-from detent.measure.emulator import EmulatedRounding
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
 from detent.report.evaluation import Evaluation, ModelResult

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.device_check.foresight import Placement
+from detent.device_check.check import Placement
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
 from detent.report.console import PlainConsole

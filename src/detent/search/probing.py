@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from detent.device_check.check import placement
 from detent.errors import UsageError
 from detent.graph.load import name_of
-from detent.measure.device_check.foresight import placement
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.peek import peek
 from detent.observe.samples import PendingSample

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from detent.devices.device import find_target
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.params import NumberFormat
@@ -26,7 +27,6 @@ from detent.plan.layout import Layout, Role
 from detent.recipe import Override, Recipe
 from detent.sensitivity_analysis.layers import Sensitivity
 from detent.sensitivity_analysis.units import QuantizedUnit
-from detent.targets.target import find_target
 
 Way = Literal["exclude", "a16", "w8"]
 
