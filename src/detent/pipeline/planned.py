@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from detent.devices.device import Rules
+from detent.devices.rewrites import NodePass, SaturatingClip
 from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
@@ -16,9 +18,6 @@ from detent.plan.layout import Layout
 from detent.plan.plan import Plan, make_plan
 from detent.prepare import Pass, prepare
 from detent.report.report import Notes
-from detent.targets.dpu import NodePass
-from detent.targets.saturation import SaturatingClip
-from detent.targets.target import Rules
 
 
 @dataclass(frozen=True, eq=False)

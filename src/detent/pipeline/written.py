@@ -21,14 +21,16 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.convert.bfloat16 import to_pure_bfloat16
+from detent.device_check.check import check_graph
+from detent.device_check.findings import DeviceCheck
+from detent.devices.catalog import device_of
 from detent.emit.dynamic import emit_dynamic
 from detent.emit.emitter import emit
 from detent.emit.qoperator import to_qoperator
 from detent.errors import ModelError, OutputError
+from detent.evaluation.fidelity import Fidelity, measure_fidelity
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save, tensor_bytes
 from detent.graph.session import Runner
-from detent.measure.device_check import DeviceCheck, check_graph
-from detent.measure.fidelity import Fidelity, measure_fidelity
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
 from detent.pipeline.refined import Refined
@@ -37,7 +39,6 @@ from detent.prepare.base import Change
 from detent.recipe import Recipe
 from detent.report.report import TensorReport
 from detent.report.tensors import describe_activations
-from detent.targets.support import device_of
 from detent.version import __version__
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from detent.device_check.check import placement
 from detent.errors import UsageError
 from detent.graph.load import name_of
-from detent.measure.device_check.foresight import placement
-from detent.measure.proposal import Way, check_way, propose
-from detent.measure.sensitivity import sensitivity
-from detent.measure.spread import Spread
 from detent.observe.shards import divisible
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.report.sensitivity_view import SensitivityReport
+from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.proposal import Way, check_way, propose
+from detent.sensitivity_analysis.workers import Spread
 
 SAMPLES = 32
 
