@@ -7,16 +7,16 @@ from functools import partial
 from pathlib import Path
 
 from detent.errors import UsageError
+from detent.evaluation.dataset import FIND, Dataset, LabelsLike
+from detent.evaluation.evaluator import Evaluator
+from detent.evaluation.metric_file import Metric
 from detent.graph.load import load
-from detent.measure.dataset import FIND, Dataset, LabelsLike
-from detent.measure.evaluate import Evaluator
-from detent.measure.metric_file import Metric
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.selection import Selection
 from detent.observe.sources import RowSource, open_source
 from detent.pipeline.job import Job
-from detent.pipeline.planning import HELD_OUT
+from detent.pipeline.prepared import HELD_OUT
 
 KEPT_OUT = 4
 """Without data to judge on, one in so many calibration samples is kept out for it, where no --limit leaves any."""
