@@ -14,7 +14,6 @@ from detent.graph.session import Runner
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.observe.samples import Sample
 from detent.plan.layout import Role
-from detent.search.probing import probe as probe_module
 from detent.sensitivity_analysis.units import all_quantized, left_float, quantized_units
 from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
 
