@@ -31,7 +31,7 @@ from detent.recipe import Recipe
 from detent.report.sensitivity_view import SensitivityReport
 from detent.sensitivity_analysis.layers import sensitivity
 from detent.sensitivity_analysis.proposal import Way, check_way, propose
-from detent.sensitivity_analysis.workers import Spread
+from detent.sensitivity_analysis.workers import SampleWorkers
 
 SAMPLES = 32
 
@@ -106,7 +106,7 @@ def probe(
         ready.samples,
         exact=exact,
         threads=job.collecting.threads,
-        spread=None if executor is None else Spread(executor, ready.source),
+        workers=None if executor is None else SampleWorkers(executor, ready.source),
         progress=job.progress,
     )
     proposal = None if wanted is None else propose(found, ready.plan.layout, job.recipe, wanted, way)
