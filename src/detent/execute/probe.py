@@ -27,11 +27,11 @@ import onnx_ir as ir
 from detent.errors import DataError
 from detent.graph.values import constant, is_constant
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import Params
+from detent.numerics.interface import Params
+from detent.numerics.loops import decode_activation, encode_activation
 from detent.numerics.rounding import Rounding
 from detent.observe.samples import Sample
 from detent.plan.layout import Layout, site_inputs
-from detent.refine.codes import decode, encode
 from detent.refine.segments import Program, Segment, divide
 
 Array = npt.NDArray[Any]
@@ -65,7 +65,11 @@ def rounded(values: Array, params: Params | None, ties: Rounding = "half_even") 
     """Return an activation as its readers see it after rounding; None leaves it float."""
     if params is None:
         return values
-    return decode(encode(values, params, ties), params) if isinstance(params, QuantParams) else params.snap(values)
+    return (
+        decode_activation(encode_activation(values, params, ties), params)
+        if isinstance(params, QuantParams)
+        else params.snap(values)
+    )
 
 
 class Probe:
