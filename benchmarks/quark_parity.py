@@ -33,7 +33,7 @@ from detent.graph.load import load, read
 from detent.graph.session import Runner
 from detent.numerics.integer import UINT8_ZERO_128
 from detent.prepare import default_passes, prepare
-from detent.report.report import Report
+from detent.results.quantized import Report
 
 
 def main() -> None:
