@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import onnx
 
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
 from detent.results import Result, finite

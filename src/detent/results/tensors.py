@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockParams, Params
+from detent.numerics.interface import Params
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.counting import BINS, HALF
 from detent.observe.histogram import Histogram
@@ -232,7 +232,7 @@ def _entry(
         node=site.node,
         dtype=params.format.label,
         position=integers.position if integers and one_scale and integers.format.power_of_two else None,
-        scale=None if isinstance(params, BlockParams) else float(np.max(params.scale)),
+        scale=None if params.scale is None else float(np.max(params.scale)),
         zero_point=int(integers.zero_point.flat[0]) if integers else 0,
         channels=integers.scale.size if integers and not one_scale else None,
         minimum=minimum,
