@@ -34,82 +34,9 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
 from detent.recipe import FUSED_ACTIVATIONS
+from detent.results.compared import ModelComparison, TensorDifference
 
 STAGE = "compare"
-MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")
-HIGHER_IS_BETTER = ("sqnr_db", "psnr_db", "cosine")
-
-
-@dataclass(frozen=True, eq=False)
-class TensorDifference:
-    """One tensor on all samples: `values` has a row for each measure (see MEASURES) and a column for each sample.
-
-    `rescaled`: the second model has its channels in other scales, which were undone.
-    """
-
-    name: str
-    is_output: bool
-    samples: Sequence[str]
-    values: np.ndarray[Any, np.dtype[np.float64]]
-    rescaled: bool = False
-
-    def mean(self, measure: str) -> float:
-        """The mean over the samples; infinite decibels (equal tensors) make it infinite."""
-        return float(self.values[MEASURES.index(measure)].mean())
-
-    def worst(self, measure: str) -> float:
-        """The value of the sample on which it is worst."""
-        values = self.values[MEASURES.index(measure)]
-        return float(values.min() if measure in HIGHER_IS_BETTER else values.max())
-
-    def worst_samples(self, count: int = 3) -> list[str]:
-        """The samples of the least SQNR, the worst first."""
-        order = np.argsort(self.values[MEASURES.index("sqnr_db")], kind="stable")
-        return [self.samples[at] for at in order[:count].tolist()]
-
-
-@dataclass(frozen=True)
-class ModelComparison:
-    """All tensors of one name in both models, in the order of the first. `skipped` have other shapes or types."""
-
-    before: str
-    after: str
-    data: str
-    note: str
-    tensors: Sequence[TensorDifference]
-    skipped: Sequence[str]
-
-    def worst_first(self) -> list[TensorDifference]:
-        """The tensors by their mean SQNR."""
-        return sorted(self.tensors, key=lambda tensor: tensor.mean("sqnr_db"))
-
-    @property
-    def rescaling(self) -> str:
-        """A sentence on the tensors that were rescaled; empty where none were."""
-        count = sum(tensor.rescaled for tensor in self.tensors)
-        if not count:
-            return ""
-        were, their = ("tensor was", "its") if count == 1 else ("tensors were", "their")
-        return f"{count} inner {were} compared with the scales of {their} channels undone."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return {
-            "before": self.before,
-            "after": self.after,
-            "data": self.data,
-            "tensors": [
-                {
-                    "name": tensor.name,
-                    "is_output": tensor.is_output,
-                    "rescaled": tensor.rescaled,
-                    **{name: {"mean": tensor.mean(name), "worst": tensor.worst(name)} for name in MEASURES},
-                    "worst_samples": tensor.worst_samples(),
-                }
-                for tensor in self.tensors
-            ],
-            "skipped": list(self.skipped),
-        }
 
 
 def compare_models(

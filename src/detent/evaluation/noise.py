@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.compiled import compiled, compiled_sums
+from detent.results.tensors import Closeness
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -151,15 +152,6 @@ class ChannelScales:
 
 
 ONE = np.ones(1)
-
-
-@dataclass(frozen=True)
-class Closeness:
-    """How close one tensor is to its float original. Decibels are infinite where they are equal."""
-
-    sqnr_db: float
-    psnr_db: float
-    cosine: float
 
 
 @dataclass(frozen=True)
