@@ -26,7 +26,7 @@ from detent.commands.recipes import recipes
 from detent.commands.sensitivity import sensitivity
 from detent.commands.stats import stats
 from detent.commands.tune import tune
-from detent.compat.command import PASS_THROUGH, run
+from detent.compat.run import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError
 
 INTERRUPTED = 130
