@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from detent.methods import LayerwisePercentile
+from detent.methods.percentile import percentile_range
+from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
-from detent.observe.methods.choose import choose_params
-from detent.observe.methods.percentile import percentile_range
-from detent.observe.methods.points import Points
-from tests.observe.methods.data import DISTRIBUTIONS, FORMATS, observed
+from detent.plan.parameters import choose_params
+from tests.methods.data import DISTRIBUTIONS, FORMATS, observed
 
 CANDIDATES = (90.0, 99.0, 99.9, 99.99)
 

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.observe.methods.error_table import error_table, grid_error
-from detent.observe.methods.points import Points
-from detent.observe.methods.rounding import absolute_error, squared_error
-from tests.observe.methods.data import DISTRIBUTIONS, FORMATS, binned, identifier
+from detent.methods.error_table import error_table, grid_error
+from detent.methods.points import Points, absolute_error, squared_error
+from tests.methods.data import DISTRIBUTIONS, FORMATS, binned, identifier
 
 
 def arrays(*values):

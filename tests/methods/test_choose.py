@@ -13,18 +13,10 @@ from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.power_of_two import base_position, min_mse_position, min_mse_position_of, non_overflow_position
-from detent.observe.methods.choose import (
-    RAW_LIMIT,
-    check_method,
-    choose_params,
-    choose_params_of_values,
-    method_choices,
-    settled_params,
-)
-from detent.observe.methods.positions import vote_of
 from detent.observe.statistics import TensorStatistics
+from detent.plan.parameters import RAW_LIMIT, choose_params, choose_params_of_values, method_choices, settled_params
 from tests.grids import INT8, UINT8_ZERO_128
-from tests.observe.methods.data import DISTRIBUTIONS, FORMATS, error_of_bins, identifier, observed, squared_error
+from tests.methods.data import DISTRIBUTIONS, FORMATS, error_of_bins, identifier, observed, squared_error
 
 POWERS = {"int8": INT8, "uint8": UINT8_ZERO_128}
 FLOAT_METHODS = [
@@ -117,7 +109,7 @@ def test_the_most_common_position_and_ties_to_the_larger_scale():
 
 def test_votes_are_each_samples_own_best_position():
     fmt = power_of_two("int8")
-    vote = vote_of(fmt, MinMSE("MostCommon"))
+    vote = MinMSE("MostCommon").vote(fmt)
     statistics = TensorStatistics()
     samples = [scale * DISTRIBUTIONS["normal"] for scale in (1.0, 4.0, 1.0)]
     for sample in samples:
@@ -125,7 +117,7 @@ def test_votes_are_each_samples_own_best_position():
     own = [choose_params(observed(sample), fmt, MinMSE(), "x").position for sample in samples]
     assert statistics.votes == Counter(own)
     assert choose_params(statistics, fmt, MinMSE("MostCommon"), "x").position == own[0]
-    assert vote_of(fmt, MinMSE()) is None
+    assert MinMSE().vote(fmt) is None
 
 
 def test_settled_outputs():
@@ -198,7 +190,7 @@ def test_order_and_shards_do_not_matter(samples, random):
     def collect(some):
         statistics = TensorStatistics()
         for sample in some:
-            statistics.add(np.array(sample, np.float32), vote_of(power_of_two("int8"), MinMSE("MostCommon")))
+            statistics.add(np.array(sample, np.float32), MinMSE("MostCommon").vote(power_of_two("int8")))
         return statistics
 
     shuffled = random.sample(samples, len(samples))
@@ -233,7 +225,7 @@ def test_extreme_data_warn_of_nothing_and_give_sound_parameters(name):
             warnings.simplefilter("error")
             if fmt.power_of_two:
                 statistics = TensorStatistics()
-                statistics.add(values, vote_of(fmt, MinMSE("MostCommon")))
+                statistics.add(values, MinMSE("MostCommon").vote(fmt))
             else:
                 statistics = observed(values)
             for params in (
@@ -269,7 +261,7 @@ def test_a_constant_without_elements(axis):
 )
 def test_contradictions_are_refused(fmt, method, words):
     calls = (
-        lambda: check_method(fmt, method),
+        lambda: method.check(fmt),
         lambda: choose_params(TensorStatistics(), fmt, method, "x"),
         lambda: choose_params_of_values(np.zeros(3), fmt, method, "x", None),
         lambda: settled_params(1.0, fmt, method),
@@ -281,7 +273,7 @@ def test_contradictions_are_refused(fmt, method, words):
 
 def test_all_else_is_accepted():
     for fmt, method in EVERY_WAY:
-        check_method(fmt, method)
+        method.check(fmt)
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt.bits == 8], ids=identifier)

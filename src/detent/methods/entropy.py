@@ -18,21 +18,60 @@ Relu leaves at zero would make the narrowest window win, the only one where no n
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from detent.methods import Entropy
+from detent.errors import UsageError
+from detent.methods.method import Method, alternatives, fit
+from detent.methods.points import FloatArray, Points, Range
 from detent.numerics.compiled import compiled
-from detent.numerics.formats import IntegerFormat
-from detent.observe.methods.points import FloatArray, Points
-from detent.observe.methods.ranges import Range
+from detent.numerics.formats import IntegerFormat, QuantParams
 
 EMPTY_GROUP = 1e-4
 LOGARITHMS = 1 << 16  # about a millisecond
 
 
+@dataclass(frozen=True)
+class Entropy(Method):
+    """The range whose rounded distribution differs least from the original one, in Kullback-Leibler divergence.
+
+    The distribution is taken over `bins` bins of equal width, and rounded to `quantized_bins` groups of them; 0 means
+    one group for each code of the format, at most one for each bin.
+
+    With 128 and 128, as other tools have it, the only window with a bin for each group is the whole range: that is
+    MinMax with more work. 2048 bins leave windows to choose from, and a group per code makes the rounding that is
+    compared the one that will happen. (16-bit formats have more codes than bins: rounding loses nothing that could be
+    seen, and the whole range is the answer.)
+    """
+
+    bins: int = 2048
+    quantized_bins: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bins < 2 or self.bins % 2:
+            raise UsageError(f"Entropy needs an even number of bins, at least 2; not {self.bins}.")
+        if not 0 <= self.quantized_bins <= self.bins or self.quantized_bins == 1:
+            raise UsageError(
+                f"Entropy's quantized_bins is {self.quantized_bins}: it must be 2 to {self.bins} (the number of bins), "
+                "or 0 for one per code."
+            )
+
+    def check(self, fmt: IntegerFormat) -> None:
+        """Raise UsageError for a format with power-of-two scales."""
+        if fmt.power_of_two:
+            raise UsageError(
+                f"{self.name} chooses a float scale, and this {fmt.dtype} has power-of-two scales: rounding its answer "
+                f"to one would undo it. Choose {alternatives(fmt)}."
+            )
+
+    def choose(self, points: Points, fmt: IntegerFormat, tensor: str) -> QuantParams:
+        """Return the parameters of the window with the least divergence."""
+        return fit(fmt, entropy_range(points, self, fmt))
+
+
 def entropy_range(points: Points, method: Entropy, fmt: IntegerFormat) -> Range:
-    """The range with the least divergence."""
+    """Return the range with the least divergence."""
     if points.largest == 0.0:
         return Range(0.0, 0.0)
     bins = method.bins
@@ -49,7 +88,7 @@ def entropy_range(points: Points, method: Entropy, fmt: IntegerFormat) -> Range:
 
 
 def rebinned(points: Points, bins: int) -> FloatArray:
-    """Counts in equal bins over ±largest, without the exact zeros."""
+    """Return counts in equal bins over ±largest, without the exact zeros."""
     largest = points.largest
     edges = np.linspace(-largest, largest, bins + 1)
     spread = points.upper > points.lower
@@ -66,7 +105,7 @@ def rebinned(points: Points, bins: int) -> FloatArray:
 
 @compiled
 def _best_window(counts: FloatArray, first: int, last: int, groups: int) -> tuple[int, int]:
-    """The window of bins, within first..last and around the middle, with the least divergence."""
+    """Return the window of bins, within first..last and around the middle, with the least divergence."""
     sums = np.zeros((counts.size + 1, 3))
     for i in range(counts.size):
         sums[i + 1, 0] = sums[i, 0] + counts[i]
@@ -88,7 +127,7 @@ def _best_window(counts: FloatArray, first: int, last: int, groups: int) -> tupl
 def _best_half(
     counts: FloatArray, sums: FloatArray, bounds: tuple[int, int], halves: range, groups: int
 ) -> tuple[int, float]:
-    """Of descending half widths the one with the least divergence, and that."""
+    """Return, of descending half widths, the one with the least divergence, and that."""
     middle = counts.size // 2
     least, best = np.inf, middle
     for half in halves:
@@ -100,7 +139,7 @@ def _best_half(
 
 @compiled
 def _divergence(counts: FloatArray, sums: FloatArray, start: int, stop: int, groups: int) -> float:
-    """KL(P, Q) of one window; infinity where it holds no value at all."""
+    """Return KL(P, Q) of one window; infinity where it holds no value at all."""
     total = sums[-1, 0]
     inside = sums[stop, 0] - sums[start, 0]
     if inside <= 0.0:

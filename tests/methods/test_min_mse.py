@@ -5,11 +5,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from detent.methods.min_mse import fitted, min_mse_range
+from detent.methods.percentile import percentile_range
+from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
-from detent.observe.methods.min_mse import fitted, min_mse_range
-from detent.observe.methods.percentile import percentile_range
-from detent.observe.methods.points import Points
-from tests.observe.methods.data import DISTRIBUTIONS, FORMATS, binned, identifier, squared_error
+from tests.methods.data import DISTRIBUTIONS, FORMATS, binned, identifier, squared_error
 
 SEARCHED = [IntegerFormat("int4"), IntegerFormat("uint4", False), IntegerFormat("uint8"), IntegerFormat("uint8", False)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
 from detent.observe.counting import HALF
 from detent.observe.histogram import Histogram
-from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 
 

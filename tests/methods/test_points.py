@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from detent.methods.points import Points
 from detent.observe.histogram import Histogram
-from detent.observe.methods.points import Points
-from tests.observe.methods.data import DISTRIBUTIONS, binned
+from tests.methods.data import DISTRIBUTIONS, binned
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from detent.methods.points import FloatArray, Points, squared_error
 from detent.numerics.compiled import compiled
-from detent.observe.methods.points import FloatArray, Points
-from detent.observe.methods.rounding import squared_error
 
 GUESSES = 1 << 14
 
@@ -41,7 +40,7 @@ class ErrorTable(NamedTuple):
 
 
 def error_table(points: Points) -> ErrorTable:
-    """The table for some points, at least one."""
+    """Return the table for some points, at least one."""
     lower, upper, counts = points.lower, points.upper, points.counts
     widths = upper - lower
     centres = points.centres
@@ -62,7 +61,7 @@ def error_table(points: Points) -> ErrorTable:
 
 @compiled
 def _guesses(upper: FloatArray, start: float, reach: float) -> npt.NDArray[np.int32]:
-    """For each of many evenly spaced places, the first point that does not end before it."""
+    """Return, for each of many evenly spaced places, the first point that does not end before it."""
     found = np.empty(GUESSES + 1, np.int32)
     i = 0
     for guess in range(GUESSES + 1):
@@ -75,7 +74,7 @@ def _guesses(upper: FloatArray, start: float, reach: float) -> npt.NDArray[np.in
 
 @compiled
 def grid_error(table: ErrorTable, scale: float, low: float, high: float, limit: float) -> float:
-    """The sum of squared errors on the grid of low*scale .. high*scale; infinity where it is found to pass `limit`."""
+    """Return the sum of squared errors on the grid of low*scale .. high*scale; infinity once it passes `limit`."""
     tails = tail_errors(table, low * scale, high * scale)
     if tails[0] + tails[1] > limit:
         return np.inf
@@ -99,7 +98,7 @@ def grid_error(table: ErrorTable, scale: float, low: float, high: float, limit: 
 
 @compiled
 def tail_errors(table: ErrorTable, bottom: float, top: float) -> tuple[float, float]:
-    """The squared errors of moving all that is below `bottom` to it, and all that is above `top`."""
+    """Return the squared errors of moving all that is below `bottom` to it, and all that is above `top`."""
     below = sums_below(table, bottom)
     until = sums_below(table, top)
     above = (table.sums[0] - until[0], table.sums[1] - until[1], table.sums[2] - until[2])
@@ -110,7 +109,7 @@ def tail_errors(table: ErrorTable, bottom: float, top: float) -> tuple[float, fl
 
 @compiled
 def _fine_error(table: ErrorTable, scale: float, low: float, high: float, tails: float) -> float:
-    """The error where a step is much less than a point's width: noise inside, and the tails."""
+    """Return the error where a step is much less than a point's width: noise inside, and the tails."""
     bottom, top = low * scale, high * scale
     noise = scale * scale / 12.0
     total = tails + noise * (sums_below(table, top)[0] - sums_below(table, bottom)[0])
@@ -124,7 +123,7 @@ def _fine_error(table: ErrorTable, scale: float, low: float, high: float, tails:
 
 @compiled
 def sums_below(table: ErrorTable, x: float) -> tuple[float, float, float]:
-    """The sums over the values less than x."""
+    """Return the sums over the values less than x."""
     rows = table.rows
     if x <= rows[0, 0]:
         return 0.0, 0.0, 0.0

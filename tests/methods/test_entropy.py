@@ -7,10 +7,10 @@ import pytest
 from onnxruntime.quantization.calibrate import HistogramCollector
 
 from detent.methods import Entropy
+from detent.methods.entropy import EMPTY_GROUP, entropy_range, rebinned
+from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
-from detent.observe.methods.entropy import EMPTY_GROUP, entropy_range, rebinned
-from detent.observe.methods.points import Points
-from tests.observe.methods.data import DISTRIBUTIONS, binned, distributions, squared_error
+from tests.methods.data import DISTRIBUTIONS, binned, distributions, squared_error
 
 MANY = distributions(100_000)
 INT8, UINT8 = IntegerFormat("int8"), IntegerFormat("uint8", symmetric=False)

@@ -8,9 +8,9 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 
 from detent.errors import UsageError
 from detent.methods import MinMax, Percentile
-from detent.observe.methods.percentile import check_tensors, percentile_range
-from detent.observe.methods.points import Points
-from tests.observe.methods.data import DISTRIBUTIONS, binned
+from detent.methods.percentile import percentile_range
+from detent.methods.points import Points
+from tests.methods.data import DISTRIBUTIONS, binned
 
 
 def test_known_answers():
@@ -87,7 +87,7 @@ def test_nothing_and_zero():
 
 
 def test_an_unknown_tensor_is_an_error():
-    check_tensors(MinMax(), ["conv1"])
-    check_tensors(Percentile(by_tensor=(("conv1", 99.0),)), ["conv1", "conv2"])
+    MinMax().check_tensors(["conv1"])
+    Percentile(by_tensor=(("conv1", 99.0),)).check_tensors(["conv1", "conv2"])
     with pytest.raises(UsageError, match="'conv3'.*Did you mean 'conv"):
-        check_tensors(Percentile(by_tensor=(("conv3", 99.0),)), ["conv1", "conv2"])
+        Percentile(by_tensor=(("conv3", 99.0),)).check_tensors(["conv1", "conv2"])
