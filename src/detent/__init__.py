@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from detent.report.page.page import write_page
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation
-    from detent.results.evaluated import Evaluation
+    from detent.results.evaluated import Evaluation, compare_scores
     from detent.results.quantized import Report
     from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
     from detent.tuning.tune import tune
@@ -55,6 +55,7 @@ _LAZY = {
     "Tuning": "detent.results.searched",
     "check": "detent.api.check",
     "compare": "detent.api.compare",
+    "compare_scores": "detent.results.evaluated",
     "emulate": "detent.api.emulate",
     "evaluate": "detent.api.evaluate",
     "find_recipe": "detent.recipe_file",
@@ -91,6 +92,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "compare_scores",
     "emulate",
     "evaluate",
     "find_recipe",

@@ -12,10 +12,10 @@ import onnx_ir as ir
 from detent.emulator.arithmetic import EmulatedRounding
 from detent.evaluation.candidate import as_models
 from detent.evaluation.dataset import LabelsLike
+from detent.evaluation.evaluator import run_evaluation
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.pipeline.evaluating import run_evaluation
 from detent.pipeline.job import as_names
 from detent.progress import Progress, silent
 from detent.results.evaluated import Evaluation

@@ -14,7 +14,7 @@ from detent.pipeline.run import Run
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
-from detent.results.evaluated import Deviation, Loss, Scores, compare, deviation_loss
+from detent.results.evaluated import Loss, Scores
 from detent.results.quantized import Report
 from detent.results.searched import RungOutcome
 from detent.search.probing import unrefined
@@ -146,11 +146,7 @@ class Climb:
 
     def _judge(self, model: onnx.ModelProto, progress: Progress) -> Loss:
         self.evaluator.progress = progress
-        scores = self.evaluator.evaluate(model)
-        if isinstance(scores, Deviation):
-            return deviation_loss(scores)
-        assert self.expected is not None
-        return compare(self.expected, scores)
+        return self.evaluator.evaluate(model).losses_against(self.expected)[0]
 
 
 def is_better(new: RungOutcome, old: RungOutcome) -> bool:

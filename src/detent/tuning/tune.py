@@ -22,7 +22,6 @@ from detent.pipeline.job import Job, make_job
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
-from detent.results.evaluated import Answers, SampleScores, Scores, WholeScore
 from detent.results.searched import RungOutcome, Tuning
 from detent.results.tensors import in_integers
 from detent.tuning.climb import OUT_OF_TIME, Climb, Foothold, Observer
@@ -161,19 +160,8 @@ def _result(climb: Climb, best: Foothold, stopped: str) -> Tuning:
         stopped=stopped,
         data=climb.evaluator.dataset.described + in_integers(base.emulated),
         note=climb.evaluator.dataset.note,
-        reference=_reference(climb.expected),
+        reference="what the others are compared with" if climb.expected is None else climb.expected.summary,
         samples=len(climb.evaluator.dataset),
         seconds=climb.clock.elapsed,
         bytes_before=stored_bytes(job.model),
     )
-
-
-def _reference(scores: Scores | None) -> str:
-    """What the float model gets, in words."""
-    if isinstance(scores, Answers):
-        return f"{scores.accuracy():.2f} % top-1"
-    if isinstance(scores, SampleScores):
-        return f"{scores.metric} {scores.mean:.4g}"
-    if isinstance(scores, WholeScore):
-        return f"{scores.metric} {scores.value:.4g}"
-    return "what the others are compared with"
