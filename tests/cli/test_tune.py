@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from detent.commands.tune import MISSED
+from detent.cli.quantizing import MISSED
 from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
 from detent.recipe_file import read_recipe
 

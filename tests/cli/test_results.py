@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from detent.commands.results import PageOptions, ResultOptions, check_file
+from detent.cli.console import PageOptions, ResultOptions, check_file
 from detent.errors import OutputError
 
 

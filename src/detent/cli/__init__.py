@@ -9,23 +9,11 @@ from typing import Annotated
 import typer
 
 from detent import __version__
-from detent.commands.check import check
-from detent.commands.compare import compare
-from detent.commands.consoles import stderr, stdout
-from detent.commands.convert import convert
-from detent.commands.demo import demo
-from detent.commands.emulate import dump, emulate
-from detent.commands.evaluate import evaluate
-from detent.commands.groups import with_groups
-from detent.commands.infer import infer
-from detent.commands.inspect import inspect
-from detent.commands.interruption import InterruptedWithWordsError
-from detent.commands.mix import mix
-from detent.commands.quantize import quantize
-from detent.commands.recipes import recipes
-from detent.commands.sensitivity import sensitivity
-from detent.commands.stats import stats
-from detent.commands.tune import tune
+from detent.cli.console import InterruptedRunError, stderr, stdout
+from detent.cli.flags import flattened
+from detent.cli.inspecting import check, convert, inspect, stats
+from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
+from detent.cli.quantizing import demo, mix, quantize, recipes, tune
 from detent.compat.command import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError
 
@@ -49,7 +37,7 @@ app = typer.Typer(
 )
 for _panel, _commands in PANELS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(with_groups(_command))
+        app.command(rich_help_panel=_panel)(flattened(_command))
 app.command(rich_help_panel=SCRIPTS, context_settings=PASS_THROUGH)(run)
 
 
@@ -62,20 +50,20 @@ def main() -> None:
         if stop.code == INTERRUPTED:  # how the command-line library answers Ctrl-C, without a word
             stderr().print("Interrupted. Nothing was written.")
         raise
-    except InterruptedWithWordsError as told:
-        stderr().print(str(told), markup=False, soft_wrap=True)
+    except InterruptedRunError as error:
+        stderr().print(str(error), markup=False, soft_wrap=True)
         sys.exit(INTERRUPTED)
     except DetentError as error:
         stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        # Files are the concern of the commands, which name them; what is left is the terminal or pipe itself.
+        # Commands name the files that they cannot read or write; what is left is the terminal or pipe itself.
         stderr().print(f"[bold red]Error:[/] Cannot print the result: {_escape(str(error))}", soft_wrap=True)
         sys.exit(OutputError.exit_code)
 
 
 def _interrupt_once(*_: object) -> None:
-    """The first Ctrl-C stops the work; what follows while files are cleaned up is ignored."""
+    """Let the first Ctrl-C stop the work, and ignore those that follow while files are cleaned up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -91,7 +79,3 @@ def _escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-if __name__ == "__main__":
-    main()
