@@ -33,16 +33,12 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from detent.comparison.folders import Comparison
-    from detent.comparison.models import ModelComparison
-    from detent.device_check import DeviceCheck
-    from detent.measure.emulation import Emulation
     from detent.recipe import Recipe
-    from detent.report.evaluation import Evaluation
-    from detent.report.precision_view import PrecisionReport
-    from detent.report.report import Report
-    from detent.report.sensitivity_view import SensitivityReport
-    from detent.report.tuning import Tuning
+    from detent.results.checked import DeviceCheck
+    from detent.results.compared import Emulation, FolderComparison, ModelComparison
+    from detent.results.evaluated import Evaluation
+    from detent.results.quantized import Report
+    from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
 
     FloatModel = str | PathLike[str] | onnx.ModelProto
     AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model
@@ -132,7 +128,7 @@ def mix(
     from detent.graph.load import name_of
     from detent.option_values import noise_of
     from detent.pipeline.job import make_job
-    from detent.report.precision_view import PrecisionReport
+    from detent.results.searched import PrecisionReport
     from detent.search.precision import parse_candidates, search_precision
 
     with _workers(options):
@@ -224,7 +220,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
 @documented(CompareOptions)
 def compare(
     before: AnyModel, after: AnyModel, data: Any = None, **options: Unpack[CompareOptions]
-) -> ModelComparison | Comparison:
+) -> ModelComparison | FolderComparison:
     """Compare two models tensor by tensor on data, or without data two folders of results file by file.
 
     Args:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from detent.evaluation.metric_file import Metric
     from detent.methods import Method
     from detent.numerics.formats import IntegerFormat
-    from detent.numerics.params import NumberFormat
+    from detent.numerics.interface import NumberFormat
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
     from detent.refinements import Refinement
-    from detent.report.tuning import RungOutcome
+    from detent.results.searched import RungOutcome
 else:  # annotations are evaluated for the command line, which starts without the libraries behind these types
     EqualizationChoice = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
     PreprocessOptions = Progress = Refinement = RungOutcome = Any

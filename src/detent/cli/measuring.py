@@ -72,10 +72,10 @@ def compare(
     Example: detent compare model.onnx model_int8.onnx --data images/ --limit 8
     """
     page.check(before, after)
-    from detent.comparison.models import ModelComparison
     from detent.report.comparison_view import print_comparison
-    from detent.report.report import plain
     from detent.report.results_view import results_table
+    from detent.results import plain
+    from detent.results.compared import ModelComparison
 
     with working() as progress:
         options["progress"] = progress

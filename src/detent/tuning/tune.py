@@ -9,15 +9,15 @@ import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.evaluation.metric_file import Metric, as_metric
-from detent.evaluation.scores import Answers, SampleScores, Scores, WholeScore
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save, write_text
 from detent.observe.fingerprint import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
 from detent.recipe_file import to_toml
-from detent.report.figures import in_integers
-from detent.report.tuning import RungOutcome, Tuning
+from detent.results.evaluated import Answers, SampleScores, Scores, WholeScore
+from detent.results.searched import RungOutcome, Tuning
+from detent.results.tensors import in_integers
 from detent.tuning.climb import OUT_OF_TIME, Climb, Foothold
 from detent.tuning.clock import Clock, parse_duration
 from detent.tuning.judge import Judging, open_judge
