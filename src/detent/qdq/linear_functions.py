@@ -3,13 +3,13 @@
     integers     code = saturate(round_half_even(x / scale) + zero_point)       x = (code - zero_point) * scale
     floats       code = cast(x / scale + zero_point), ties to even              x = (code - zero_point) * scale
 
-x / scale is a division of float32 numbers. The sum with the zero point is exact: in float32 where codes have 8 or 16
-bits (a quotient past 2^24, where float32 is no longer exact, saturates whatever the zero point), and in float64 where
+x / scale is a division of float32 numbers. The sum with the zero point is exact: in float32 if codes have 8 or 16
+bits (a quotient past 2^24, where float32 is no longer exact, saturates whatever the zero point), and in float64 if
 they have 32. What a NaN becomes among integers is not defined.
 
-Where the standard operators can hold the type they are the whole body, so that onnxruntime finds its fused kernels.
+If the standard operators hold the type they are the whole body, so that onnxruntime finds its fused kernels.
 Elsewhere a scale per channel is reshaped to stand along `axis`, which costs nothing when shapes are static: it is
-folded when the model is loaded. The no-op steps of a zero point of 0 and a scale of 1 go away in the same manner.
+folded when the model is loaded. A zero point of 0 and a scale of 1 go away in the same manner.
 """
 
 from __future__ import annotations
@@ -19,20 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from detent.emit.functions.attributes import described, string_attribute
-from detent.emit.functions.body import Body, Definition, ref
 from detent.errors import ModelError
+from detent.qdq.families import STANDARD, native_family
+from detent.qdq.function_body import Body, Definition, described, ref, string_attribute
 
 AXIS = ir.AttrInt64("axis", 1)
 
-EIGHT_BITS = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
-SIXTEEN_BITS = frozenset({ir.DataType.INT16, ir.DataType.UINT16})
-THIRTY_TWO_BITS = frozenset({ir.DataType.INT32, ir.DataType.UINT32})
-FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-CODE_TYPES = EIGHT_BITS | SIXTEEN_BITS | THIRTY_TWO_BITS | FLOATS
-
-_STANDARD_SIXTEEN_BITS = 21
-"""The opset from which the standard operators hold 16-bit codes."""
+_WIDE = frozenset({ir.DataType.INT32, ir.DataType.UINT32})
+_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_NARROW = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16})
+_CODE_TYPES = _NARROW | _WIDE | _FLOATS
 
 
 @dataclass(frozen=True)
@@ -82,14 +78,14 @@ class Quantize:
     def write(self, body: Body) -> ir.Value:
         """See `Definition`."""
         x, scale, zero_point = _along_axis(body, self.per_axis)
-        wide = ir.DataType.DOUBLE if self.dtype in THIRTY_TWO_BITS else ir.DataType.FLOAT
+        wide = ir.DataType.DOUBLE if self.dtype in _WIDE else ir.DataType.FLOAT
         quotient = body("Div", x, scale)
-        if self.dtype not in FLOATS:
+        if self.dtype not in _FLOATS:
             quotient = body("Round", quotient)
         if wide is ir.DataType.DOUBLE:
             quotient = body.cast(quotient, wide)
         codes = body("Add", quotient, body.cast(zero_point, wide))
-        if self.dtype not in FLOATS:
+        if self.dtype not in _FLOATS:
             limits = np.iinfo(self.dtype.numpy())
             codes = body("Clip", codes, wide.numpy().type(limits.min), wide.numpy().type(limits.max))
         return body.cast(codes, self.dtype)
@@ -157,7 +153,7 @@ class FixNeuron:
 
 
 def read_quantize(node: ir.Node, opset: int) -> Definition:
-    """What an ExtendedQuantizeLinear of a model has to do."""
+    """Read what an ExtendedQuantizeLinear of a model has to do."""
     dtype = _code_type(node, _input(node, 2, "zero point"))
     if _is_standard(dtype, opset):
         return StandardOperator("QuantizeLinear")
@@ -165,15 +161,15 @@ def read_quantize(node: ir.Node, opset: int) -> Definition:
 
 
 def read_dequantize(node: ir.Node, opset: int) -> Definition:
-    """What an ExtendedDequantizeLinear of a model has to do."""
+    """Read what an ExtendedDequantizeLinear of a model has to do."""
     dtype = _code_type(node, _input(node, 2, "zero point"))
     if _is_standard(dtype, opset):
         return StandardOperator("DequantizeLinear")
-    return Dequantize(dtype in THIRTY_TWO_BITS, _is_per_axis(node))
+    return Dequantize(dtype in _WIDE, _is_per_axis(node))
 
 
 def read_fix_neuron(node: ir.Node, opset: int) -> Definition:
-    """What a FixNeuron of a model has to do."""
+    """Read what a FixNeuron of a model has to do."""
     del opset
     _input(node, 2, "zero point")
     width = string_attribute(node, "bit_width")
@@ -183,7 +179,8 @@ def read_fix_neuron(node: ir.Node, opset: int) -> Definition:
 
 
 def _is_standard(dtype: ir.DataType, opset: int) -> bool:
-    return dtype in EIGHT_BITS or (dtype in SIXTEEN_BITS and opset >= _STANDARD_SIXTEEN_BITS)
+    """Return whether the standard operators are the whole definition."""
+    return native_family(dtype.name.lower(), opset, quantizes=True) is STANDARD
 
 
 def _input(node: ir.Node, index: int, what: str) -> ir.Value:
@@ -197,25 +194,25 @@ def _input(node: ir.Node, index: int, what: str) -> ir.Value:
 
 def _code_type(node: ir.Node, zero_point: ir.Value) -> ir.DataType:
     dtype = zero_point.dtype
-    if dtype not in CODE_TYPES or dtype is None:
+    if dtype not in _CODE_TYPES or dtype is None:
         found = "of unknown type" if dtype is None else dtype.name.lower()
-        known = ", ".join(sorted(known.name.lower() for known in CODE_TYPES))
+        known = ", ".join(sorted(known.name.lower() for known in _CODE_TYPES))
         raise ModelError(f"The zero point of {described(node)} is {found}. Known are: {known}.")
     return dtype
 
 
 def _is_per_axis(node: ir.Node) -> bool:
-    """Whether there may be more than one scale."""
+    """Return whether there may be more than one scale."""
     shape = _input(node, 1, "scale").shape
     return shape is None or any(size != 1 for size in shape)
 
 
 def _along_axis(body: Body, per_axis: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """The inputs of a body; a scale and zero point per channel with as many dimensions of length 1 as stand behind."""
+    """Return the inputs of a body; a scale and zero point per channel get a dimension of 1 for each axis behind it."""
     x, scale, zero_point = body.inputs
     if not per_axis:
         return x, scale, zero_point
     behind = body("Sub", body("Shape", body("Shape", x, start=ref("start", "axis"))), np.array([1]))
-    behind = body("Max", behind, np.array([0]))  # a scalar may come with an axis that there is not
+    behind = body("Max", behind, np.array([0]))  # a scalar may come with an axis that x does not have
     shape = body("Concat", np.array([-1]), body("Expand", np.array([1]), behind), axis=0)
     return x, body("Reshape", scale, shape), body("Reshape", zero_point, shape)

@@ -1,4 +1,4 @@
-"""Giving a model the functions that define, in standard operators, its nodes of foreign domains.
+"""Give a model the functions that define, in standard operators, its nodes of foreign domains.
 
     add_functions(model)        # com.amd.quark::BFPQuantizeDequantize now runs in any onnxruntime
 
@@ -21,40 +21,46 @@ from itertools import chain
 from types import MappingProxyType
 
 import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
 
-from detent.emit.functions import linear
-from detent.emit.functions.attributes import described
-from detent.emit.functions.block_float import read_block_float
-from detent.emit.functions.body import LABEL, Body, Definition
-from detent.emit.functions.microscaling import read_microscaling
-from detent.emit.functions.names import DOMAIN_VERSION, DOMAINS, FIX_NEURON, Operator, both_generations
 from detent.errors import ModelError, nearest
+from detent.qdq.block_functions import read_block_float, read_microscaling
+from detent.qdq.families import (
+    EXTENDED,
+    FIX_NEURON,
+    FOREIGN_DOMAINS,
+    MICROSOFT,
+    VITIS,
+    Family,
+    OperatorName,
+)
+from detent.qdq.function_body import LABEL, Body, Definition, described
+from detent.qdq.linear_functions import read_dequantize, read_fix_neuron, read_quantize
 
 Reader = Callable[[ir.Node, int], Definition]
 """From a node and the opset of its model to the definition that it needs."""
 
+_DOMAIN_VERSION = 1
 _IR_VERSION_OF_DEFAULTS = 9
 _IR_VERSION_OF_OVERLOADS = 10
 
 
-def _readers() -> dict[Operator, Reader]:
-    twins: dict[str, Reader] = {
-        "ExtendedQuantizeLinear": linear.read_quantize,
-        "ExtendedDequantizeLinear": linear.read_dequantize,
-        "BFPQuantizeDequantize": read_block_float,
-        "MXQuantizeDequantize": read_microscaling,
+def _readers(family: Family) -> dict[OperatorName, Reader]:
+    by_name: dict[str, Reader] = {
+        family.quantize: read_quantize,
+        family.dequantize: read_dequantize,
+        family.fix_neuron: read_fix_neuron,
+        family.block_float: read_block_float,
+        family.microscaling: read_microscaling,
     }
-    return {
-        FIX_NEURON: linear.read_fix_neuron,
-        **{operator: reader for name, reader in twins.items() for operator in both_generations(name)},
-    }
+    return {OperatorName(family.domain, name): reader for name, reader in by_name.items() if name}
 
 
-READERS: Mapping[Operator, Reader] = MappingProxyType(_readers())
-"""Every operator that there is a function for."""
+READERS: Mapping[OperatorName, Reader] = MappingProxyType(_readers(FIX_NEURON) | _readers(EXTENDED) | _readers(VITIS))
+"""Every operator that can get a function."""
 
 
-def add_functions(model: ir.Model, *, overloads: bool = False) -> list[Operator]:
+def add_functions(model: ir.Model, *, overloads: bool = False) -> list[OperatorName]:
     """Add a function for every node of these domains that has none yet, and the opset imports. In place, idempotent.
 
     A function that the model brought along, not written by this module, is left alone and so are its nodes. `overloads`
@@ -62,26 +68,26 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[Operator]
     returned. ModelError names a node whose operator, attributes or types have no definition, or would need a body of
     its own without `overloads`.
     """
-    calls: dict[Operator, list[tuple[ir.Node, Definition]]] = {}
+    calls: dict[OperatorName, list[tuple[ir.Node, Definition]]] = {}
     for node in _nodes(model):
         present = model.functions.get(node.op_identifier())
-        if node.domain in DOMAINS and (present is None or LABEL in present.metadata_props):
+        if node.domain in FOREIGN_DOMAINS and (present is None or LABEL in present.metadata_props):
             definition = _definition(node, model.graph.opset_imports[""])
-            calls.setdefault(Operator.of(node), []).append((node, definition))
+            calls.setdefault(OperatorName.of(node), []).append((node, definition))
     for operator, pairs in calls.items():
         _drop_functions(model, operator)
         for node, definition in _unified(operator, pairs, overloads):
             node.overload = _overload(model, operator, definition)
             needed = _IR_VERSION_OF_OVERLOADS if node.overload else _IR_VERSION_OF_DEFAULTS
             model.ir_version = max(model.ir_version, needed)
-        model.graph.opset_imports.setdefault(operator.domain, DOMAIN_VERSION)
+        model.graph.opset_imports.setdefault(operator.domain, _DOMAIN_VERSION)
     return [operator for operator, pairs in calls.items() if len({node.overload for node, _ in pairs}) > 1]
 
 
 def _unified(
-    operator: Operator, pairs: list[tuple[ir.Node, Definition]], overloads: bool
+    operator: OperatorName, pairs: list[tuple[ir.Node, Definition]], overloads: bool
 ) -> list[tuple[ir.Node, Definition]]:
-    """The same nodes with one definition that serves them all, or where overloads are permitted one for each format."""
+    """Return the same nodes with one definition that serves them all, or with overloads one for each format."""
     if len({definition.label for _, definition in pairs}) == 1:
         return pairs
     general = [(node, definition.general) for node, definition in pairs]
@@ -95,10 +101,10 @@ def _unified(
     return general
 
 
-def _drop_functions(model: ir.Model, operator: Operator) -> None:
+def _drop_functions(model: ir.Model, operator: OperatorName) -> None:
     """Remove what an earlier call wrote for an operator: its nodes may have changed since."""
     for identifier, function in list(model.functions.items()):
-        if Operator(function.domain, function.name) == operator and LABEL in function.metadata_props:
+        if OperatorName(function.domain, function.name) == operator and LABEL in function.metadata_props:
             del model.functions[identifier]
 
 
@@ -107,7 +113,7 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _definition(node: ir.Node, opset: int) -> Definition:
-    operator = Operator.of(node)
+    operator = OperatorName.of(node)
     reader = READERS.get(operator)
     if reader is None:
         known = [str(known) for known in READERS]
@@ -123,10 +129,10 @@ def _definition(node: ir.Node, opset: int) -> Definition:
     return definition
 
 
-def _overload(model: ir.Model, operator: Operator, definition: Definition) -> str:
-    """The overload of the function that is written from `definition`; it is added where there is none yet."""
+def _overload(model: ir.Model, operator: OperatorName, definition: Definition) -> str:
+    """Return the overload of the function that is written from `definition`; add it if it is missing."""
     functions = [
-        function for function in model.functions.values() if Operator(function.domain, function.name) == operator
+        function for function in model.functions.values() if OperatorName(function.domain, function.name) == operator
     ]
     for function in functions:
         if function.metadata_props.get(LABEL) == definition.label:
@@ -136,3 +142,22 @@ def _overload(model: ir.Model, operator: Operator, definition: Definition) -> st
     function = body.function(operator, overload, definition.write(body), definition)
     model.functions[function.identifier()] = function
     return overload
+
+
+def settle_domains(model: ir.Model) -> None:
+    """Import the quantization domains that nodes use, and only those; define what is used, drop what is not."""
+    add_functions(model)
+    common_passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+    used = {node.domain for node in _nodes(model)}
+    for domain in (*FOREIGN_DOMAINS, MICROSOFT.domain):
+        if domain in used:
+            model.opset_imports.setdefault(domain, 1)
+        else:
+            model.opset_imports.pop(domain, None)
+
+
+def take_out_functions(model: ir.Model) -> None:
+    """Remove the functions of quantizing operators, whose nodes stay."""
+    for key, function in tuple(model.functions.items()):
+        if function.domain in FOREIGN_DOMAINS:
+            del model.functions[key]
