@@ -261,7 +261,7 @@ class _WriteOut:
         grids, result = [_scale_at(node, index + 1) for index in operands], _scale_at(node, form.result)
         scales = [constant(grid.scale) for grid in (*grids, result)]
         known = [scale for scale in scales if scale is not None]
-        if len(known) < len(scales) or node.attributes.get_int("channels_last", 0):
+        if len(known) < len(scales) or node.attributes.get_int("channels_last", 0) != 0:
             return
         inputs: list[ir.Value | None] = [input_at(node, index) for index in form.plain]
         for number, (index, grid) in enumerate(zip(operands, grids, strict=True)):

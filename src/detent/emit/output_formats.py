@@ -1,15 +1,37 @@
-"""What each output format can hold: asked before any work is done."""
+"""The output formats: the family that each of them writes numbers with, and what it can hold.
+
+| format       | integers                                  | small floats      | blocks                     |
+| ------------ | ----------------------------------------- | ----------------- | -------------------------- |
+| qdq, cast    | QuantizeLinear and DequantizeLinear       | Cast and back     | BFP-, MXQuantizeDequantize |
+| extended-qdq | ExtendedQuantizeLinear and -Dequantize... | the same          | BFP-, MXQuantizeDequantize |
+| vitis-qdq    | VitisQuantizeLinear and -DequantizeLinear | the same          | BFPFixNeuron, MXFixNeuron  |
+| fix-neuron   | FixNeuron                                 |                   |                            |
+
+Two formats are made from another one: qoperator from qdq, bfloat16 from cast. `check_formats` asks all this before any
+work is done.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from onnx.defs import onnx_opset_version
 
 from detent.errors import UsageError
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.params import NumberFormat, Params
+from detent.qdq.builder import (
+    BlockWriter,
+    CastWriter,
+    FixNeuronWriter,
+    GraphWriter,
+    PairWriter,
+    RoundingWriter,
+    kind_of,
+)
+from detent.qdq.families import EXTENDED, FIX_NEURON, VITIS, Family
 from detent.recipe import ACCUMULATOR_BITS, OutputFormat, Recipe, has_power_of_two_scale
 
 ACTIVATION_TYPES = ("int8", "uint8", "int16", "uint16")
@@ -17,6 +39,35 @@ WEIGHT_TYPES = (*ACTIVATION_TYPES, "int4", "uint4")
 BIAS_TYPES = (*ACTIVATION_TYPES, "int32")
 WIDE_TYPES = (*ACTIVATION_TYPES, "int32", "uint32")
 FLOAT8_OPSET, BLOCKED_OPSET = 19, 21
+
+
+@dataclass(frozen=True, eq=False)
+class FormatFamilies:
+    """The families that an output format writes with; None are the standard operators: Q/DQ, and Casts."""
+
+    linear: Family | None = None
+    blocks: Family = EXTENDED
+
+    def writer(self, writer: GraphWriter, params: Params) -> RoundingWriter:
+        """Return what writes values with these parameters."""
+        kind = kind_of(params)
+        if kind == "block":
+            return BlockWriter(writer, self.blocks)
+        if self.linear is FIX_NEURON:
+            return FixNeuronWriter(writer)
+        return CastWriter(writer) if kind == "float" and self.linear is None else PairWriter(writer, self.linear)
+
+
+_STANDARD_OPERATORS = FormatFamilies()
+OUTPUT_FORMATS: Mapping[OutputFormat, FormatFamilies] = {
+    "qdq": _STANDARD_OPERATORS,
+    "qoperator": _STANDARD_OPERATORS,
+    "cast": _STANDARD_OPERATORS,
+    "bfloat16": _STANDARD_OPERATORS,
+    "extended-qdq": FormatFamilies(EXTENDED),
+    "vitis-qdq": FormatFamilies(VITIS, VITIS),
+    "fix-neuron": FormatFamilies(FIX_NEURON),
+}
 
 
 def check_formats(recipe: Recipe) -> None:

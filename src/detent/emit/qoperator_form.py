@@ -1,48 +1,40 @@
-"""Walking a QDQ model and writing an integer operator in the place of every node that has one."""
+"""QOperator: operators that compute on codes (QLinearConv and the like) instead of Q, DQ and float operators.
+
+    to_qoperator(model)     # a QDQ model, in place; returns why each node that is left was left
+
+An integer operator does what the operator between its DequantizeLinear and QuantizeLinear nodes does: it takes the same
+codes, works exactly or in float32 where they do, and rounds once at the end. So both forms answer alike, but for a code
+next door here and there, if float32 falls on the other side of a tie.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from detent.emit.qoperator import arithmetic, layers, movement
-from detent.emit.qoperator.codes import Constant, DeclinedError, Operand, grid_of, is_dequantize, is_quantize
-from detent.emit.qoperator.site import MICROSOFT, Operation, Result, Site
+from detent.emit.coded_node import (
+    CodedNode,
+    DeclinedError,
+    NewConstant,
+    Operand,
+    Operation,
+    QuantizedResult,
+    grid_of,
+)
+from detent.emit.qoperator_rules import READS, rule_of
 from detent.graph.values import bypass, is_standard, is_unused, remove_node, take_over
 from detent.prepare.base import Change, Pass, main_opset
 from detent.prepare.infer_shapes import InferShapes
-
-Rule = Callable[[Site], Operation]
-
-RULES: Mapping[str, Rule] = {
-    "Conv": layers.conv,
-    "MatMul": layers.matmul,
-    "Gemm": layers.gemm,
-    "Add": arithmetic.add,
-    "Mul": arithmetic.mul,
-    "Sigmoid": arithmetic.sigmoid,
-    "LeakyRelu": arithmetic.leaky_relu,
-    "AveragePool": arithmetic.average_pool,
-    "GlobalAveragePool": arithmetic.global_average_pool,
-    "ReduceMean": arithmetic.reduce_mean,
-    "Softmax": arithmetic.softmax,
-    "Where": arithmetic.where,
-    "Concat": arithmetic.concat,
-    "Relu": arithmetic.clip,
-    "Clip": arithmetic.clip,
-    "MaxPool": movement.max_pool,
-    "Resize": movement.resize,
-    "Pad": movement.pad,
-    **dict.fromkeys(movement.MOVES, movement.move),
-}
+from detent.qdq.families import MICROSOFT, is_native_dequantize, is_native_quantize
+from detent.qdq.reader import dequantized
 
 
 def to_qoperator(model: ir.Model) -> list[Change]:
     """Turn a QDQ model into QOperator form in place; returns a note, with the reason, for each node that was left.
 
-    Ranks and types that other tools did not write into the model are inferred where they can be.
+    Ranks and types that other tools did not write into the model are inferred if possible.
     """
     if any(value.shape is None for node in model.graph for value in node.outputs):
         InferShapes()(model)
@@ -52,14 +44,14 @@ def to_qoperator(model: ir.Model) -> list[Change]:
 
 
 class ToQOperator(Pass):
-    """Write integer operators in the place of DequantizeLinear, operator, QuantizeLinear.
+    """Write integer operators instead of DequantizeLinear, operator, QuantizeLinear.
 
     Cases:
     - every data input is dequantized and every output quantized: one integer operator on the codes, with the Relu and
       Clip nodes behind it, which cut off codes or are not needed at all;
-    - codes that are dequantized and quantized again on the same grid are taken over;
-    - an operator that asks for a shape or the place of the largest reads codes;
-    - declined: an operator without an integer twin, and whatever its twin cannot hold; it keeps its nodes around it.
+    - codes that are dequantized and quantized again with the same scale are taken over;
+    - an operator that asks for a shape or the index of the largest element reads codes;
+    - declined: an operator without an integer twin, and whatever its twin cannot hold; it keeps its Q/DQ.
     """
 
     def run(self, model: ir.Model) -> None:
@@ -67,32 +59,32 @@ class ToQOperator(Pass):
         opset = main_opset(model)
         _join_idle_pairs(model.graph)
         for node in list(model.graph):
-            if node.graph is None or is_quantize(node) or is_dequantize(node) or not _is_quantized(node):
+            if node.graph is None or is_native_quantize(node) or is_native_dequantize(node) or not _is_quantized(node):
                 continue
-            site = Site(node, model.graph, opset)
+            coded = CodedNode(node, model.graph, opset)
             try:
-                if is_standard(node, *movement.READS) and opset >= movement.READS[node.op_type]:
-                    self._read(model, site)
+                if is_standard(node, *READS) and opset >= READS[node.op_type]:
+                    self._read(model, coded)
                     continue
-                operation, results = _rule(node)(site), site.results
+                operation, results = rule_of(node)(coded), coded.results
             except DeclinedError as reason:
                 self.decline(node, str(reason))
                 continue
             self._write(model, node, operation, results)
         for node in reversed(list(model.graph)):
-            if (is_dequantize(node) or is_quantize(node)) and is_unused(node.outputs[0]):
+            if (is_native_dequantize(node) or is_native_quantize(node)) and is_unused(node.outputs[0]):
                 remove_node(model.graph, node)
-        if any(node.domain == MICROSOFT for node in model.graph):
-            model.graph.opset_imports[MICROSOFT] = 1
+        if any(node.domain == MICROSOFT.domain for node in model.graph):
+            model.graph.opset_imports[MICROSOFT.domain] = 1
 
-    def _read(self, model: ir.Model, site: Site) -> None:
+    def _read(self, model: ir.Model, coded: CodedNode) -> None:
         """Let a node that gives no quantized value read codes."""
-        node = site.node
-        node.replace_input_with(0, self._value(model, node, site.input(0).whole().codes))
+        node = coded.node
+        node.replace_input_with(0, self._value(model, node, coded.input(0).whole().codes))
         self.changed(node, f"{node.op_type} reads codes")
 
-    def _write(self, model: ir.Model, node: ir.Node, operation: Operation, results: list[Result]) -> None:
-        """Put the operation in the place of the node and all that hangs on it."""
+    def _write(self, model: ir.Model, node: ir.Node, operation: Operation, results: list[QuantizedResult]) -> None:
+        """Replace the node, with its Q/DQ and clips, by the operation."""
         graph, name = model.graph, node.name
         inputs = [self._value(model, node, operand) for operand in operation.inputs]
         while inputs[-1] is None:
@@ -116,8 +108,8 @@ class ToQOperator(Pass):
         model.graph.insert_before(node, [flatten])
         return flatten.outputs
 
-    def _connect(self, model: ir.Model, node: ir.Node, codes: ir.Value, result: Result) -> None:
-        """Let whoever read the codes that were quantized read these, cut off where the result was."""
+    def _connect(self, model: ir.Model, node: ir.Node, codes: ir.Value, result: QuantizedResult) -> None:
+        """Let readers of the quantized result read these codes, cut off as the result was."""
         quantized, bounds = result.quantizers[0].outputs[0], result.code_bounds
         codes.type, codes.shape = ir.TensorType(result.grid.dtype), result.shape
         if bounds is not None:
@@ -135,34 +127,28 @@ class ToQOperator(Pass):
         take_over(quantized, codes)
 
     def _value(self, model: ir.Model, node: ir.Node, operand: Operand) -> ir.Value | None:
-        if isinstance(operand, Constant):
+        if isinstance(operand, NewConstant):
             return self.initializer(model, node, operand.role, operand.array)
         return operand
 
 
-def _rule(node: ir.Node) -> Rule:
-    if node.domain != "" or node.op_type not in RULES:
-        raise DeclinedError(f"there is no integer operator for {node.op_type}")
-    return RULES[node.op_type]
-
-
 def _is_quantized(node: ir.Node) -> bool:
-    """Whether anything that the node reads or gives has codes."""
-    reads = any(value is not None and is_dequantize(value.producer()) for value in node.inputs)
-    return reads or any(is_quantize(use.node) for value in node.outputs for use in value.uses())
+    """Return whether anything that the node reads or writes has codes."""
+    reads = any(value is not None and is_native_dequantize(value.producer()) for value in node.inputs)
+    return reads or any(is_native_quantize(use.node) for value in node.outputs for use in value.uses())
 
 
 def _join_idle_pairs(graph: ir.Graph) -> None:
-    """Codes that are dequantized and then quantized on the same grid come out as they were."""
+    """Remove pairs that dequantize codes and quantize them to the same codes."""
     for node in list(graph):
-        source = node.inputs[0] if is_quantize(node) else None
-        before = None if source is None else source.producer()
-        if before is None or not is_dequantize(before) or before.inputs[0] is None:
+        source = node.inputs[0] if is_native_quantize(node) else None
+        before = None if source is None else dequantized(source.producer())
+        if before is None or not is_native_dequantize(before.node):
             continue
         try:
-            same = grid_of(node).equals(grid_of(before))
+            same = grid_of(node).equals(grid_of(before.node))
         except DeclinedError:
             continue
         if same and not node.outputs[0].is_graph_output():
-            node.outputs[0].replace_all_uses_with(before.inputs[0])
+            node.outputs[0].replace_all_uses_with(before.codes)
             remove_node(graph, node)

@@ -13,22 +13,22 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.convert.initializers import InputsWithoutInitializers, free_initializers
-from detent.convert.step import Notes, Step
+from detent.convert.inputs_and_weights import InputsWithoutInitializers, free_initializers
+from detent.convert.step import ConversionNotes, ConversionStep
 from detent.convert.steps import parse_steps
-from detent.emit.functions import add_functions
 from detent.errors import ModelError, UsageError
 from detent.graph.light import light_proto
 from detent.graph.load import ModelLike, name_of, read, stored_bytes
 from detent.graph.save import check_output, save
 from detent.graph.session import Runner
 from detent.prepare.base import Change
+from detent.qdq.functions import add_functions
 
 READING = "reading"
 
 
 @dataclass(frozen=True)
-class Summary:
+class ModelSummary:
     """A model in figures."""
 
     operators: dict[str, int]
@@ -44,8 +44,8 @@ class Conversion:
     source: str
     output: str
     steps: tuple[str, ...]
-    before: Summary
-    after: Summary
+    before: ModelSummary
+    after: ModelSummary
     changes: list[Change]
     declined: list[Change]
 
@@ -73,7 +73,7 @@ def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) ->
     check_output(target, model)
     graph_model = read(_own(model), keep_defaults=True)
     before = _summary(graph_model, stored_bytes(model))
-    reading = Notes(READING)
+    reading = ConversionNotes(READING)
     if not any(isinstance(step, InputsWithoutInitializers) for _, step in parsed):
         free_initializers(graph_model, reading)  # so that steps can take weights for constants
     changes, declined = reading.changes, reading.declined
@@ -95,8 +95,8 @@ def _own(model: ModelLike) -> ModelLike:
     return copy
 
 
-def _apply(model: ir.Model, name: str, step: Step, where: str) -> tuple[ir.Model, Notes]:
-    notes = Notes(name)
+def _apply(model: ir.Model, name: str, step: ConversionStep, where: str) -> tuple[ir.Model, ConversionNotes]:
+    notes = ConversionNotes(name)
     try:
         model = step.apply(model, notes)
     except UsageError as error:
@@ -109,7 +109,7 @@ def _apply(model: ir.Model, name: str, step: Step, where: str) -> tuple[ir.Model
     return model, notes
 
 
-def _summary(model: ir.Model, size: int) -> Summary:
+def _summary(model: ir.Model, size: int) -> ModelSummary:
     operators = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph)
     constants: Counter[str] = Counter()
     for graph in model.graphs():
@@ -117,7 +117,7 @@ def _summary(model: ir.Model, size: int) -> Summary:
             if value.const_value is not None:
                 constants[str(value.const_value.dtype)] += value.const_value.nbytes
     opset = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
-    return Summary(dict(operators.most_common()), opset, dict(constants.most_common()), size)
+    return ModelSummary(dict(operators.most_common()), opset, dict(constants.most_common()), size)
 
 
 def _verify(model: ir.Model) -> None:
