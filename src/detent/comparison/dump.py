@@ -24,7 +24,7 @@ from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.evaluation.candidate import AnyModel, Candidate
 from detent.evaluation.dataset import open_dataset
-from detent.execute.inference import Batch, map_in_order, rows_of
+from detent.execute.inference import Batch, map_in_order
 from detent.execute.output_folder import OutputFolder, file_stems, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
@@ -188,7 +188,7 @@ def save_outputs(
         answers = OutputFolder(folder)
         progress(STAGE, 0, dataset.batches)
         for done, (item, outputs) in enumerate(map_in_order(look, dataset, threads), 1):
-            for at, name in enumerate(item.names):
-                files += answers.save(rows_of(outputs, at, len(item.names), item.pending.origin), name)
+            for name, each in zip(item.names, item.split(outputs), strict=True):
+                files += answers.save(each, name)
             progress(STAGE, done, dataset.batches)
     return [out / file for file in files]

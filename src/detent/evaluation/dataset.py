@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
 from detent.evaluation.labels import Labels, find_labels, read_label_file
-from detent.execute.inference import Batch, named_samples
+from detent.execute.inference import Batch, named_batches
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source
 
@@ -63,9 +63,9 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Batch]:
         if self.labels is None:
-            yield from named_samples(self.source)
+            yield from named_batches(self.source)
             return
-        for item, (rows, _) in zip(named_samples(self.source), self.source.groups(), strict=True):
+        for item, (rows, _) in zip(named_batches(self.source), self.source.groups(), strict=True):
             yield replace(item, labels=self.labels[list(rows)])
 
     def used_labels(self) -> dict[str, int]:

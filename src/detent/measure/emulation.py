@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.emulator import EmulationReport, Emulator
-from detent.execute.inference import Batch, map_in_order, named_samples, rows_of
+from detent.execute.inference import Batch, map_in_order, named_batches
 from detent.execute.output_folder import OutputFolder, new_folder
 from detent.graph.load import ModelLike, load
 from detent.graph.session import Runner
@@ -91,10 +91,10 @@ def emulate(
     with new_folder(output) if output is not None else nullcontext() as folder:
         answers = None if folder is None else OutputFolder(folder)
         progress(STAGE, 0, source.length)
-        for done, (item, (outputs, differences)) in enumerate(map_in_order(answer, named_samples(source)), 1):
-            for at, name in enumerate(item.names) if answers is not None else ():
-                assert answers is not None
-                answers.save(rows_of(outputs, at, len(item.names), item.pending.origin), name)
+        for done, (item, (outputs, differences)) in enumerate(map_in_order(answer, named_batches(source)), 1):
+            if answers is not None:
+                for name, each in zip(item.names, item.split(outputs), strict=True):
+                    answers.save(each, name)
             totals = [_sum(*pair) for pair in zip(totals, differences, strict=True)] if totals else differences
             samples += item.pending.size
             progress(STAGE, done, source.length)

@@ -81,7 +81,7 @@ def _results(
     for number, (model, candidate) in enumerate(zip(models, (evaluator.reference, *others), strict=True)):
         start = time.perf_counter()
         # The first model is compared with itself by definition, not by running it twice.
-        scores = None if number == 0 and evaluator.compares_outputs else evaluator.judge(candidate)
+        scores = None if number == 0 and evaluator.compares_outputs else evaluator.score(candidate)
         seconds = time.perf_counter() - start
         losses = () if number == 0 else _losses(first, scores)
         first = scores if number == 0 else first

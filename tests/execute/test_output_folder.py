@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from detent.errors import OutputError
-from detent.execute.output_folder import new_folder
+from detent.execute.output_folder import file_stems, new_folder
 
 
 def tree(folder):
@@ -42,3 +42,16 @@ def test_another_run_is_not_mixed_in_unless_so_asked(tmp_path):
     assert tree(tmp_path) == {"out/old": "0", "out/in/b": "1", "out/a": "1"}
     with pytest.raises(OutputError, match="not an empty folder"), new_folder(out / "old", overwrite=True):
         pass
+
+
+def test_names_are_harmless_and_differ():
+    assert file_stems(["a/b", "a_b", "A/B", "../x", "", "ü"]) == ["a_b", "a_b_2", "A_B_3", "_x", "_", "__2"]
+
+
+def test_a_number_that_is_taken():
+    stems = file_stems(["x", "x_2", "x", "x"])
+    assert len({stem.lower() for stem in stems}) == 4
+
+
+def test_long_names_fit_into_a_file_system():
+    assert all(len(stem) < 200 for stem in file_stems(["n" * 999, "n" * 998]))
