@@ -117,9 +117,7 @@ def _parse_shapes(text: str) -> Mapping[str, list[int]]:
         except ValueError:
             separator = ""
         if not separator or not name:
-            raise UsageError(
-                f"fixed-shapes: '{part}' is not a shape; give INPUT=D/D/..., such as input=1/3/224/224."
-            )
+            raise UsageError(f"fixed-shapes: '{part}' is not a shape; give INPUT=D/D/..., such as input=1/3/224/224.")
     return found
 
 

@@ -11,8 +11,18 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from detent.emit.functions import Operator, add_functions
 from detent.graph.session import RUNTIME_ERRORS
+from detent.qdq import families
+from detent.qdq.families import EXTENDED, VITIS, OperatorName
+from detent.qdq.functions import add_functions
+
+FIX_NEURON = OperatorName(families.FIX_NEURON.domain, families.FIX_NEURON.fix_neuron)
+
+
+def both_generations(quark_name: str) -> tuple[OperatorName, OperatorName]:
+    """An operator of com.amd.quark and its twin in com.vai.quantize."""
+    twin = VITIS.operators[EXTENDED.operators.index(quark_name)]
+    return OperatorName(EXTENDED.domain, quark_name), OperatorName(VITIS.domain, twin)
 
 
 def _newest_opset() -> int:
@@ -40,7 +50,7 @@ def initializer(name: str, array: npt.NDArray[Any]) -> ir.Value:
 
 
 def model_of(
-    operator: Operator,
+    operator: OperatorName,
     shape: ir.Shape,
     parameters: Sequence[npt.NDArray[Any]] = (),
     attributes: Mapping[str, Any] | None = None,

@@ -11,24 +11,21 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from detent.emit.functions import (
-    BLOCK_QUANTIZERS,
-    DEQUANTIZERS,
-    FIX_NEURON,
-    FUSED,
-    QUANTIZERS,
-    QUARK,
-    QUARK_OF_VITIS,
-    VITIS,
-    VITIS_OF_QUARK,
-    Operator,
-    add_functions,
-    both_generations,
-)
-from detent.emit.functions.library import READERS
 from detent.errors import ModelError
 from detent.numerics.block_float import BlockFloat
-from tests.emit.functions.models import initializer, model_of, run, same_bits, session, symbolic, value
+from detent.qdq.families import EXTENDED, QUARK, VITIS, VITIS_DOMAIN, OperatorName
+from detent.qdq.functions import READERS, add_functions
+from tests.qdq.functions.models import (
+    FIX_NEURON,
+    both_generations,
+    initializer,
+    model_of,
+    run,
+    same_bits,
+    session,
+    symbolic,
+    value,
+)
 
 BFP, OLD_BFP = both_generations("BFPQuantizeDequantize")
 MX, _ = both_generations("MXQuantizeDequantize")
@@ -40,7 +37,7 @@ VERSION = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 honours_overloads = pytest.mark.skipif(VERSION < (1, 31), reason="this onnxruntime mistakes overloads for each other")
 
 
-def chain(*calls: tuple[Operator, dict[str, Any]], shape: ir.Shape | None = None) -> ir.Model:
+def chain(*calls: tuple[OperatorName, dict[str, Any]], shape: ir.Shape | None = None) -> ir.Model:
     """A model of nodes of one input, one after the other, that has no functions yet."""
     shape = symbolic(2) if shape is None else shape
     values = [value("x", ir.DataType.FLOAT, shape)]
@@ -54,10 +51,17 @@ def chain(*calls: tuple[Operator, dict[str, Any]], shape: ir.Shape | None = None
 
 
 def test_every_operator_of_the_tables_has_a_definition() -> None:
-    assert set(READERS) == QUANTIZERS | DEQUANTIZERS | FUSED
-    assert {FIX_NEURON} == FUSED - BLOCK_QUANTIZERS
-    assert all(VITIS_OF_QUARK[new] == old for old, new in QUARK_OF_VITIS.items())
-    assert both_generations("ExtendedLSTM") == (Operator(QUARK, "ExtendedLSTM"), Operator(VITIS, "VitisLSTM"))
+    names = {
+        OperatorName(family.domain, name)
+        for family in (EXTENDED, VITIS)
+        for name in family.operators
+        if name and name not in family.layers
+    }
+    assert set(READERS) == names | {FIX_NEURON} and len(names) == 8
+    assert both_generations("ExtendedLSTM") == (
+        OperatorName(QUARK, "ExtendedLSTM"),
+        OperatorName(VITIS_DOMAIN, "VitisLSTM"),
+    )
 
 
 def test_one_function_serves_all_nodes_of_a_kind_and_is_added_once() -> None:
@@ -166,7 +170,7 @@ def test_types_are_inferred() -> None:
 
 
 def test_models_without_such_nodes_stay_as_they_are() -> None:
-    model = chain((Operator("", "Abs"), {}))
+    model = chain((OperatorName("", "Abs"), {}))
     before = ir.to_proto(model).SerializeToString()
     add_functions(model)
     assert ir.to_proto(model).SerializeToString() == before
@@ -176,9 +180,9 @@ def test_models_without_such_nodes_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("operator", "attributes", "message"),
     [
-        (Operator(QUARK, "BFPQuantize"), {}, r"'n0' \(com.amd.quark::BFPQuantize\).*Did you mean"),
-        (Operator(VITIS, "VitisLSTM"), {}, "no definition"),
-        (Operator("ai.onnx.contrib", "StringUpper"), {}, "no definition"),
+        (OperatorName(QUARK, "BFPQuantize"), {}, r"'n0' \(com.amd.quark::BFPQuantize\).*Did you mean"),
+        (OperatorName(VITIS_DOMAIN, "VitisLSTM"), {}, "no definition"),
+        (OperatorName("ai.onnx.contrib", "StringUpper"), {}, "no definition"),
         (BFP, {"bfp_method": "to_bpf"}, "Did you mean 'to_bfp'"),
         (BFP, {"bit_width": 8}, "bit_width .*10 to 32"),
         (BFP, {"rounding_mode": 3}, r"rounding_mode 3.*2 \(half_even\)"),
@@ -193,7 +197,7 @@ def test_models_without_such_nodes_stay_as_they_are() -> None:
         (FIX_NEURON, {"bit_width": "8"}, "no zero point"),
     ],
 )
-def test_what_has_no_definition_is_refused(operator: Operator, attributes: dict[str, Any], message: str) -> None:
+def test_what_has_no_definition_is_refused(operator: OperatorName, attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         add_functions(chain((operator, attributes)))
 

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 import detent
 from detent.graph.load import read
 from detent.graph.values import constant
-from detent.measure.reading import read_codes
+from detent.qdq.float_network import read_codes
 from detent.recipe_file import find_recipe
 from tests.models import IMAGE, SMALL_MODELS, build, find, info, node, normal, residual
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.emit.casts import CastPairs
 from detent.numerics.floats import FloatFormat
 from detent.numerics.params import FloatParams
 from detent.presets import PRESETS
+from detent.qdq.builder import CastWriter
 from tests.emit.forms import emitted
-from tests.emit.test_linear import scene
 from tests.models import IMAGE, build, node, values_of
+from tests.qdq.test_pairs import graph_writer
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ from tests.models import IMAGE, build, node, values_of
     ],
 )
 def test_nodes(params, names):
-    stage, x = scene()
-    nodes = CastPairs(stage).activation("x", x, params)
+    stage, x = graph_writer()
+    nodes = CastWriter(stage).activation("x", x, params)
     assert [one.op_type for one in nodes] == names
     assert [one.attributes.get_int("to") for one in nodes if one.op_type == "Cast"] == [
         int(ir.DataType[params.format.dtype.upper()]),
@@ -41,9 +41,9 @@ def test_nodes(params, names):
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_constants_are_stored_small(scale):
-    stage, _ = scene()
+    stage, _ = graph_writer()
     fmt = FloatFormat("bfloat16", scaled=scale != 1.0)
-    nodes = CastPairs(stage).constant("w", np.array([1.001, -2.0], np.float32), FloatParams(fmt, scale))
+    nodes = CastWriter(stage).constant("w", np.array([1.001, -2.0], np.float32), FloatParams(fmt, scale))
     assert [one.op_type for one in nodes] == ["Cast"] + ["Mul"] * (scale != 1.0)
     stored = nodes[0].inputs[0]
     assert stored.dtype == ir.DataType.BFLOAT16

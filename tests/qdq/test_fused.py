@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.emit.functions import FIX_NEURON, QUARK, VITIS
-from detent.emit.fused import FixNeurons, FusedBlocks
 from detent.numerics.block_float import BlockFloat
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.microscaling import Microscaling
 from detent.numerics.params import BlockParams
-from tests.emit.test_linear import scene
+from detent.qdq.builder import BlockWriter, FixNeuronWriter
+from detent.qdq.families import EXTENDED, FIX_NEURON, VITIS
+from tests.qdq.test_pairs import graph_writer
 
 
 def attributes(one):
@@ -42,12 +42,12 @@ def attributes(one):
     ],
 )
 def test_block_formats(fmt, name, expected):
-    stage, x = scene()
-    (one,) = FusedBlocks(stage).activation("x", x, BlockParams(fmt, 1))
-    assert (one.domain, one.op_type, attributes(one)) == (QUARK, name, expected)
-    (older,) = FusedBlocks(stage, VITIS).activation("x", x, BlockParams(fmt, 1))
+    stage, x = graph_writer()
+    (one,) = BlockWriter(stage, EXTENDED).activation("x", x, BlockParams(fmt, 1))
+    assert (one.domain, one.op_type, attributes(one)) == (EXTENDED.domain, name, expected)
+    (older,) = BlockWriter(stage, VITIS).activation("x", x, BlockParams(fmt, 1))
     twin = {"BFPQuantizeDequantize": "BFPFixNeuron", "MXQuantizeDequantize": "MXFixNeuron"}[name]
-    assert (older.domain, older.op_type, attributes(older)) == (VITIS, twin, expected)
+    assert (older.domain, older.op_type, attributes(older)) == (VITIS.domain, twin, expected)
 
 
 def test_a_constant_in_a_block_format_is_rounded_once():
@@ -55,19 +55,19 @@ def test_a_constant_in_a_block_format_is_rounded_once():
     array = np.array([[-127.7 / 64, 1 / 64]], np.float32)
     params = BlockParams(Microscaling("int8"), 1)
     assert params.snap(array)[0, 0] == -2.0 and params.snap(params.snap(array))[0, 1] != params.snap(array)[0, 1]
-    stage, _ = scene()
-    (one,) = FusedBlocks(stage).constant("w", array, params)
+    stage, _ = graph_writer()
+    (one,) = BlockWriter(stage, EXTENDED).constant("w", array, params)
     np.testing.assert_array_equal(one.inputs[0].const_value.numpy(), array)
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("int8", "8"), ("int16", "16")])
 def test_fix_neurons(dtype, bits):
-    stage, x = scene()
+    stage, x = graph_writer()
     params = QuantParams.at(IntegerFormat(dtype, scale="power_of_two"), 5)
-    (one,) = FixNeurons(stage).activation("x", x, params)
-    assert (one.domain, one.op_type) == tuple(FIX_NEURON)
+    (one,) = FixNeuronWriter(stage).activation("x", x, params)
+    assert (one.domain, one.op_type) == (FIX_NEURON.domain, FIX_NEURON.fix_neuron)
     assert attributes(one) == {"bit_width": bits, "pos": "5"}
     assert one.inputs[1].const_value.numpy() == 1 / 32
     assert one.inputs[2].const_value.numpy().dtype == np.dtype(dtype)
-    (stored,) = FixNeurons(stage).constant("w", np.array([0.3, -0.01], np.float32), params)
+    (stored,) = FixNeuronWriter(stage).constant("w", np.array([0.3, -0.01], np.float32), params)
     np.testing.assert_array_equal(stored.inputs[0].const_value.numpy(), [10 / 32, 0])

@@ -7,11 +7,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.emit.functions import both_generations
-from detent.emit.functions.attributes import ROUNDINGS
 from detent.numerics.block_float import BlockFloat
-from tests.emit.functions.models import OPSETS, fixed_at, model_of, run, same_bits, symbolic
-from tests.emit.functions.numbers import SHAPES, blocks_of_all_kinds, spread
+from detent.qdq.function_body import ROUNDINGS
+from tests.qdq.functions.models import OPSETS, both_generations, fixed_at, model_of, run, same_bits, symbolic
+from tests.qdq.functions.numbers import SHAPES, blocks_of_all_kinds, spread
 
 BFP, OLD_BFP = both_generations("BFPQuantizeDequantize")
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
-from detent.emit.functions import FIX_NEURON, Operator, both_generations
-from tests.emit.functions.models import OPSETS, model_of, run, same_bits, symbolic
+from detent.qdq.families import OperatorName
+from tests.qdq.functions.models import FIX_NEURON, OPSETS, both_generations, model_of, run, same_bits, symbolic
 
 QUANTIZE, OLD_QUANTIZE = both_generations("ExtendedQuantizeLinear")
 DEQUANTIZE, OLD_DEQUANTIZE = both_generations("ExtendedDequantizeLinear")
@@ -162,7 +162,7 @@ def test_fix_neuron_with_a_zero_point() -> None:
 
 
 @pytest.mark.parametrize("operator", [QUANTIZE, DEQUANTIZE, OLD_QUANTIZE, OLD_DEQUANTIZE])
-def test_a_node_of_bytes_is_the_standard_operator(operator: Operator) -> None:
+def test_a_node_of_bytes_is_the_standard_operator(operator: OperatorName) -> None:
     model = model_of(
         operator, symbolic(2), [np.array(1.0, np.float32), np.array(0, np.int8)], codes_in=ir.DataType.INT8
     )
