@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.numerics.floats import FloatFormat
-from detent.numerics.params import FloatParams
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.presets import PRESETS
 from detent.qdq.builder import CastWriter
 from tests.emit.forms import emitted

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, BlockParams, Microscaling
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.microscaling import Microscaling
-from detent.numerics.params import BlockParams
 from detent.qdq.builder import BlockWriter, FixNeuronWriter
 from detent.qdq.families import EXTENDED, FIX_NEURON, VITIS
 from tests.qdq.test_pairs import graph_writer

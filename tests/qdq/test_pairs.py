@@ -7,9 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from detent.graph.names import Names
-from detent.numerics.floats import FloatFormat
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.params import FloatParams
 from detent.qdq.builder import GraphWriter, PairWriter
 from detent.qdq.families import EXTENDED, VITIS
 from tests.models import as_ir, build, node

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -23,7 +22,7 @@ import onnx_ir as ir
 
 from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.grids import grid_of
-from detent.emulator.program import FloatStep, compile_program
+from detent.emulator.program import compile_program
 from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, load, name_of
 from detent.graph.session import Feeds, Runner
@@ -31,23 +30,9 @@ from detent.numerics.rounding import check_device_rounding
 from detent.observe.inputs import input_specs
 from detent.observe.samples import check_feeds
 from detent.qdq.families import is_native_dequantize
+from detent.results.compared import EmulationReport
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class EmulationReport:
-    """What was computed in integers, what in float and why, and the elements of each node that left int32."""
-
-    rounding: EmulatedRounding
-    integer_steps: int
-    float_steps: Sequence[FloatStep]
-    quantized_tensors: int
-    overflows: Mapping[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 class Emulator:

@@ -14,8 +14,7 @@ from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
 from detent.refinements import BiasCorrection
-from detent.report.report import TensorReport
-from detent.report.tensors import describe_constants
+from detent.results.tensors import TensorReport, describe_constants
 
 
 @dataclass(frozen=True, eq=False)

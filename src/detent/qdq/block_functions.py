@@ -38,13 +38,13 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.errors import ModelError, UsageError
-from detent.numerics.block_float import BlockFloat
-from detent.numerics.microscaling import (
+from detent.numerics.blocks import (
     ELEMENTS,
     FLOAT_ELEMENTS,
     GREATEST_EXPONENT,
     INT8_FRACTION_BITS,
     LEAST_SCALE_EXPONENT,
+    BlockFloat,
     Element,
     FloatElement,
     Microscaling,

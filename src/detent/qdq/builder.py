@@ -17,21 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.names import Names
 from detent.graph.values import add_initializer, input_at
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockParams
+from detent.numerics.floats import FloatParams
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.numerics.interface import Params
 from detent.qdq.families import FIX_NEURON, STANDARD, Family, native_family, quantize_family
-from detent.qdq.function_body import ROUNDING_MODES
 from detent.qdq.reader import LinearParams
-
-_SMALL_TYPES: dict[str, npt.DTypeLike] = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +75,17 @@ class PairWriter:
     family: Family | None = None
     own_names: bool = False
 
-    def activation(self, name: str, value: ir.Value, params: QuantParams | FloatParams) -> list[ir.Node]:
+    def activation(self, name: str, value: ir.Value, params: Params) -> list[ir.Node]:
         """Quantize and dequantize `value`."""
         linear = stored_params(params)
         parameters = self.parameters(name, linear)
         quantize = self.quantize(name, value, linear, parameters)
         return [quantize, self.dequantize(name, quantize.outputs[0], linear, parameters)]
 
-    def constant(self, name: str, array: npt.NDArray[np.float32], params: QuantParams | FloatParams) -> list[ir.Node]:
+    def constant(self, name: str, array: npt.NDArray[np.float32], params: Params) -> list[ir.Node]:
         """Dequantize the codes of a constant."""
         linear = stored_params(params)
-        codes = self.writer.constant(f"{name}_quantized", _encode(array, params).astype(linear.dtype))
+        codes = self.writer.constant(f"{name}_quantized", params.codes(array))
         return [self.dequantize(name, codes, linear, self.parameters(name, linear))]
 
     def parameters(self, name: str, params: LinearParams) -> list[ir.Value]:
@@ -149,7 +146,7 @@ class CastWriter:
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: FloatParams) -> list[ir.Node]:
         """Cast the stored numbers to float."""
-        stored = self.writer.constant(f"{name}_rounded", params.format.encode(array, params.scale))
+        stored = self.writer.constant(f"{name}_rounded", params.codes(array))
         return self._back(name, stored, self._scale(name, params))
 
     def _back(self, name: str, small: ir.Value, scale: ir.Value | None) -> list[ir.Node]:
@@ -173,27 +170,13 @@ class BlockWriter:
 
     def activation(self, name: str, value: ir.Value, params: BlockParams) -> list[ir.Node]:
         """Make the node that rounds `value`."""
-        op_type, attributes = self._operator(params)
+        op_type: str = getattr(self.family, params.format.kind)
+        attributes = params.format.attributes(params.axis)
         return [self.writer.node(op_type, [value], f"{name}_{op_type}", self.family.domain, **attributes)]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: BlockParams) -> list[ir.Node]:
         """Store the constant as it is, and make the node that rounds it."""
         return self.activation(name, self.writer.constant(f"{name}_float", array), params)
-
-    def _operator(self, params: BlockParams) -> tuple[str, dict[str, int | str]]:
-        fmt = params.format
-        common: dict[str, int | str] = {
-            "axis": params.axis,
-            "block_size": fmt.block_size,
-            "rounding_mode": ROUNDING_MODES[fmt.rounding],
-        }
-        if not isinstance(fmt, BlockFloat):
-            return self.family.microscaling, {"element_dtype": fmt.element, **common}
-        method = "to_bfp" if fmt.sub_block_size is None else "to_bfp_prime"
-        attributes = {"bfp_method": method, "bit_width": fmt.bit_width, **common}
-        if fmt.sub_block_size is not None:
-            attributes |= {"sub_block_size": fmt.sub_block_size, "sub_block_shift_bits": fmt.sub_block_shift_bits}
-        return self.family.block_float, attributes
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,14 +202,11 @@ class FixNeuronWriter:
         return self.writer.node(called, inputs, f"{name}_{called}", domain, bit_width=str(bits), **attributes)
 
 
-def stored_params(params: QuantParams | FloatParams) -> LinearParams:
+def stored_params(params: Params) -> LinearParams:
     """Return parameters of the plan as a file holds them: a float32 scale, and a zero point of the codes' type."""
-    scale = np.asarray(params.scale, np.float32)
-    if isinstance(params, FloatParams):
-        return LinearParams(scale, np.zeros(scale.shape, params.format.storage))
-    dtype = _SMALL_TYPES.get(params.format.dtype, params.format.dtype)
+    zero_point = np.asarray(params.zero_point).astype(params.format.storage)
     axis = 1 if params.axis is None else params.axis
-    return LinearParams(scale, np.asarray(params.zero_point).astype(dtype), axis, params.block)
+    return LinearParams(np.asarray(params.scale, np.float32), zero_point, axis, params.block)
 
 
 def retarget(graph: ir.Graph, node: ir.Node, family: Family, params: LinearParams, names: Names) -> None:
@@ -241,10 +221,6 @@ def retarget(graph: ir.Graph, node: ir.Node, family: Family, params: LinearParam
         node.replace_input_with(2, add_initializer(graph, names.fresh(f"{node.outputs[0].name}_zero_point"), zeros))
 
 
-def _encode(array: npt.NDArray[np.float32], params: QuantParams | FloatParams) -> npt.NDArray[Any]:
-    return params.encode(array) if isinstance(params, QuantParams) else params.format.encode(array, params.scale)
-
-
 def _shaped(node: ir.Node, like: ir.Value, dtype: ir.DataType | None) -> ir.Value:
     """Return the node's output, with the shape of another value and a type."""
     output = node.outputs[0]
@@ -252,10 +228,3 @@ def _shaped(node: ir.Node, like: ir.Value, dtype: ir.DataType | None) -> ir.Valu
     if dtype is not None:
         output.type = ir.TensorType(dtype)
     return output
-
-
-def kind_of(params: Params) -> str:
-    """Return "integer", "float" or "block"."""
-    if isinstance(params, BlockParams):
-        return "block"
-    return "float" if isinstance(params, FloatParams) else "integer"

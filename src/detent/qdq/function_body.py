@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import ModelError, nearest
+from detent.numerics.blocks import ROUNDING_MODES
 from detent.numerics.rounding import Rounding
 from detent.qdq.families import OperatorName
 
@@ -99,10 +100,8 @@ def ref(name: str, attribute: str) -> ir.Attr:
     return ir.RefAttr(name, attribute, ir.AttributeType.INT)
 
 
-ROUNDINGS: Mapping[int, Rounding] = MappingProxyType({0: "half_away", 1: "half_up", 2: "half_even"})
+ROUNDINGS: Mapping[int, Rounding] = MappingProxyType({mode: rounding for rounding, mode in ROUNDING_MODES.items()})
 """The values of the attribute rounding_mode of the block formats."""
-
-ROUNDING_MODES: Mapping[Rounding, int] = MappingProxyType({meaning: mode for mode, meaning in ROUNDINGS.items()})
 
 
 def described(node: ir.Node) -> str:

@@ -16,10 +16,10 @@ from detent.graph.load import name_of
 from detent.observe.shards import divisible
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
-from detent.report.sensitivity_view import SensitivityReport
+from detent.results.searched import SensitivityReport, Way
 from detent.sensitivity_analysis.layers import sensitivity
-from detent.sensitivity_analysis.proposal import Way, check_way, propose
-from detent.sensitivity_analysis.workers import Spread
+from detent.sensitivity_analysis.proposal import check_way, propose
+from detent.sensitivity_analysis.workers import SampleWorkers
 
 SAMPLES = 32
 
@@ -69,7 +69,7 @@ def probe(
         planned.probes,
         exact=exact,
         threads=job.collecting.threads,
-        spread=None if executor is None else Spread(executor, source),
+        workers=None if executor is None else SampleWorkers(executor, source),
         progress=job.progress,
     )
     proposal = None if wanted is None else propose(found, planned.plan.layout, job.recipe, wanted, way)

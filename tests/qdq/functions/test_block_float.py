@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 from detent.qdq.function_body import ROUNDINGS
 from tests.qdq.functions.models import OPSETS, both_generations, fixed_at, model_of, run, same_bits, symbolic
 from tests.qdq.functions.numbers import SHAPES, blocks_of_all_kinds, spread

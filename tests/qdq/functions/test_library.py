@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from detent.errors import ModelError
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 from detent.qdq.families import EXTENDED, QUARK, VITIS, VITIS_DOMAIN, OperatorName
 from detent.qdq.functions import READERS, add_functions
 from tests.qdq.functions.models import (
