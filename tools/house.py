@@ -21,7 +21,15 @@ SOURCE = ROOT / "src" / "detent"
 LONGEST = 60
 
 FAMILIES = {
-    "numerics": ("IntegerFormat", "FloatFormat", "BlockFloat", "Microscaling", "QuantParams", "FloatParams", "BlockParams"),
+    "numerics": (
+        "IntegerFormat",
+        "FloatFormat",
+        "BlockFloat",
+        "Microscaling",
+        "QuantParams",
+        "FloatParams",
+        "BlockParams",
+    ),
     "methods": ("MinMax", "Percentile", "LayerwisePercentile", "Entropy", "MinMSE", "NonOverflow", "Distribution"),
     "refinements": ("BiasCorrection", "Rounding", "Gptq", "AdaRound", "AdaQuant", "GradientSearch"),
     "equalizations": ("GlobalEqualization", "CrossLayer", "SmoothQuant"),
@@ -68,7 +76,8 @@ def over_budget(source: list[Module], budget: dict[str, int]) -> Iterator[str]:
     for room, count in sorted(lines.items()):
         print(f"{count:6d} of {budget.get(room, 0):6d}  {room}")
         if count > budget.get(room, 0):
-            yield f"{room} has {count} lines and lines.toml gives it {budget.get(room, 0)}: shorten it, or say there what needs them"
+            allowed = budget.get(room, 0)
+            yield f"{room} has {count} lines, and lines.toml allows {allowed}: shorten it, or say there what needs them"
     print(f"{sum(lines.values()):6d} lines in {len(source)} files")
     yield from (f"lines.toml names {room}, which is not there" for room in budget if room not in lines)
 

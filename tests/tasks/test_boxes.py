@@ -45,7 +45,9 @@ def test_boxes_without_an_area_overlap_nothing():
 
 
 def test_the_best_of_overlapping_boxes_stays():
-    kept = suppress(found([0, 0, 10, 10, 0.8, 1], [0, 0, 10, 9, 0.9, 1], [0, 0, 10, 10, 0.5, 2], [20, 0, 30, 9, 0.1, 1]))
+    kept = suppress(
+        found([0, 0, 10, 10, 0.8, 1], [0, 0, 10, 9, 0.9, 1], [0, 0, 10, 10, 0.5, 2], [20, 0, 30, 9, 0.1, 1])
+    )
     assert kept.scores.tolist() == pytest.approx([0.9, 0.5, 0.1])
     assert kept.classes.tolist() == [1, 2, 1]
 
@@ -86,7 +88,9 @@ def test_agrees_with_pycocotools(seed):
         size = rng.uniform(5, 200, (count, 2))
         truth, kinds = np.concatenate([corner, corner + size], 1), rng.integers(0, 5, count)
         crowd = rng.random(count) < 0.15
-        moved = np.concatenate([truth + rng.normal(0, 8, truth.shape), rng.uniform(0, 400, (int(rng.integers(0, 150)), 4))])
+        moved = np.concatenate(
+            [truth + rng.normal(0, 8, truth.shape), rng.uniform(0, 400, (int(rng.integers(0, 150)), 4))]
+        )
         moved = np.concatenate([np.minimum(moved[:, :2], moved[:, 2:]), np.maximum(moved[:, :2], moved[:, 2:])], 1)
         classes = np.concatenate([kinds, rng.integers(0, 5, len(moved) - count)])
         scores = rng.random(len(moved)).astype(np.float32)
@@ -101,7 +105,9 @@ def test_agrees_with_pycocotools(seed):
         for box, kind, score in zip(moved, classes, scores, strict=True):
             shape = [*box[:2], *(box[2:] - box[:2])]
             results.append({"image_id": image, "category_id": int(kind), "bbox": shape, "score": float(score)})
-        matches.append(match_truths(Detections(moved.astype(np.float32), scores, classes), Truths.of(truth, kinds, crowd)))
+        matches.append(
+            match_truths(Detections(moved.astype(np.float32), scores, classes), Truths.of(truth, kinds, crowd))
+        )
     with contextlib.redirect_stdout(io.StringIO()):
         truth = coco.COCO()
         truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": at} for at in range(5)]}

@@ -86,7 +86,11 @@ def test_lists():
 
 
 def test_no_objects():
-    outputs = {"boxes": np.zeros((0, 4), np.float32), "labels": np.zeros(0, np.int64), "scores": np.zeros(0, np.float32)}
+    outputs = {
+        "boxes": np.zeros((0, 4), np.float32),
+        "labels": np.zeros(0, np.int64),
+        "scores": np.zeros(0, np.float32),
+    }
     assert not len(recognise_head(shapes(**outputs), IMAGE).detect(outputs)[0])
     assert not len(Head("columns", ("y",), 3, IMAGE).detect({"y": np.zeros((1, 7, 0), np.float32)})[0])
 

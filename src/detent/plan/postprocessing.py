@@ -125,7 +125,9 @@ def _tail(graph: ir.Graph) -> Sequence[ir.Node]:
 def _is_trained(node: ir.Node) -> bool:
     if node.op_type in _TRAINED:
         return True
-    if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+    if any(
+        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
+    ):
         return True
     if node.op_type not in _PRODUCTS:
         return False

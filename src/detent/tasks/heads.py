@@ -66,7 +66,9 @@ def anchors_of(image: tuple[int, int]) -> dict[int, tuple[int, ...]]:
     """Return which strides give how many cells: {8400: (8, 16, 32)} and others, for one anchor to a cell."""
     cells = [-(-image[0] // stride) * -(-image[1] // stride) for stride in STRIDES]
     return {
-        sum(cells[low:high]): STRIDES[low:high] for low in range(len(STRIDES)) for high in range(low + 1, len(STRIDES) + 1)
+        sum(cells[low:high]): STRIDES[low:high]
+        for low in range(len(STRIDES))
+        for high in range(low + 1, len(STRIDES) + 1)
     }
 
 
