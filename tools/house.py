@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "detent"

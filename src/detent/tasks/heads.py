@@ -1,13 +1,15 @@
 """How the outputs of a detector become boxes: the layouts that exporters write, recognised by shape and values.
 
-| layout       | outputs                            | boxes                            | scores                         | who writes it                |
-| ------------ | ---------------------------------- | -------------------------------- | ------------------------------ | ---------------------------- |
-| `columns`    | (n, 4 + classes, anchors)          | center and size, in pixels       | per class                      | YOLOv8, v9, v11, v12         |
-| `rows`       | (n, anchors, 5 + classes)          | center and size, in pixels       | objectness times class         | YOLOv5, v6, v7, YOLOX        |
-| `grid`       | as `rows`                          | relative to a cell of the grid   | objectness times class         | YOLOX without its decoding   |
-| `final`      | (n, objects, 6)                    | corners                          | then the class                 | YOLOv10, exports with NMS    |
-| `pair`       | (n, anchors, 4), (n, anchors, classes) | corners, or center and size  | per class; logits or shares    | SSD, RetinaNet, DETR         |
-| `lists`      | (objects, 4), (objects), (objects) | corners                          | then the class                 | torchvision                  |
+| layout    | outputs                                | boxes                           | who writes it              |
+| --------- | -------------------------------------- | ------------------------------- | -------------------------- |
+| `columns` | (n, 4 + classes, anchors)              | center and size, in pixels      | YOLOv8, v9, v11, v12       |
+| `rows`    | (n, anchors, 5 + classes)              | the same, or relative to a cell | YOLOv5, v6, v7, YOLOX      |
+| `final`   | (n, objects, 6)                        | corners, score, class           | YOLOv10, exports with NMS  |
+| `pair`    | (n, anchors, 4), (n, anchors, classes) | corners, or center and size     | SSD, RetinaNet, DETR       |
+| `lists`   | (objects, 4), (objects), (objects)     | corners                         | torchvision                |
+
+In `rows` the fifth number is the objectness, which the score of each class is multiplied with. Scores of a `pair` may
+be logits.
 
 More columns than these (mask coefficients, key points, angles) follow the classes and are not looked at here; the
 number of classes then has to be known, from the file's metadata.
@@ -84,9 +86,9 @@ def _layout_of_one(shape: Shape, image: tuple[int, int], classes: int | None) ->
         if second >= 5 + classes and first > second:
             return "rows", classes
         return None
-    if second > first and first >= 5 and second >= 100:
+    if second > first >= 5 and second >= 100:
         return "columns", first - 4
-    if first > second and second >= 6 and first >= 100:
+    if first > second >= 6 and first >= 100:
         return "rows", second - 5
     return None
 
