@@ -31,9 +31,9 @@ from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
-from detent.refine.codes import Array, decode, encode
-from detent.refine.segments import Program, reads
-from detent.refine.walk import Walk
+from detent.numerics.codes import Array, decode, encode
+from detent.execute.segments import Program, reads
+from detent.execute.quantized_walk import QuantizedWalk
 
 RULE = "range search"
 FACTORS = (0.6, 0.75, 0.88, 1.15)
@@ -54,15 +54,15 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
-    """Settles the scales on a walk (see `walk.Settler`). `expected` are the float outputs of the first samples."""
+class RangeSearch:
+    """Chooses the scales on a walk (a `ParameterSearch`). `expected` are the float outputs of the first samples."""
 
-    walk: Walk
+    walk: QuantizedWalk
     constrain: Constrain
     expected: Sequence[Mapping[str, Array]]
 
     @classmethod
-    def on(cls, walk: Walk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]) -> Search:
+    def on(cls, walk: QuantizedWalk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]) -> RangeSearch:
         """A search on a walk over `samples`, against the outputs of `reference`."""
         runner = Runner(reference)
 
@@ -127,7 +127,7 @@ class _Continuation:
 
     def __init__(
         self,
-        walk: Walk,
+        walk: QuantizedWalk,
         name: str,
         found: Mapping[str, Sequence[Array]],
         rest: Sequence[ir.Node],
@@ -205,7 +205,7 @@ def search_ranges(
 ) -> None:
     """Settle the scales of all activations on a walk of its own: for a plan whose weights are not refined."""
     chosen = samples[:SAMPLES]
-    walk = Walk(model, plan, [sample.origin for sample in chosen], threads)
+    walk = QuantizedWalk(model, plan, [sample.origin for sample in chosen], threads)
     for index, pending in enumerate(chosen):
         walk.start(index, pending.load())
-    walk.run(lambda _: None, settle=Search.on(walk, reference, constrain, chosen))
+    walk.run(lambda _: None, search=RangeSearch.on(walk, reference, constrain, chosen))

@@ -1,4 +1,4 @@
-"""A graph in pieces that are run at once: a value that nobody but one node reads, and that has no codes, stays inside.
+"""A graph in segments that each run as one: a value that only one node reads, and that has no codes, stays inside.
 
 Each node whose results have no codes and one reader joins its reader's segment. So a segment is a tree that ends in one
 node, and everything it reads from outside was computed by segments that end earlier: they can run in the order of
@@ -33,8 +33,8 @@ class Segment:
     outputs: Sequence[ir.Value]
 
 
-def divide(model: ir.Model, sites: Collection[str]) -> list[Segment]:
-    """The segments of the main graph, in an order in which they can run."""
+def cut_segments(model: ir.Model, sites: Collection[str]) -> list[Segment]:
+    """Cut the main graph into segments, in an order in which they can run."""
     readers: dict[ir.Value, set[ir.Node]] = {}
     for node in model.graph:
         for value in reads(node):
@@ -56,7 +56,7 @@ def divide(model: ir.Model, sites: Collection[str]) -> list[Segment]:
 
 
 def reads(node: ir.Node) -> list[ir.Value]:
-    """The values that a node reads, those that only its nested graphs read included."""
+    """Return the values that a node reads, including those that only its nested graphs read."""
     graphs = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
     nested = [inner for graph in graphs for inner in graph.all_nodes()]
     own = {*graphs, *(inner.graph for inner in nested)}
@@ -90,7 +90,7 @@ class Program:
         self._session = open_session(serialize(proto), session_options())
 
     def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
-        """The outputs."""
+        """Return the outputs. Raises DataError, naming the node and the sample."""
         try:
             results: list[Any] = self._session.run(self._outputs, dict(feeds))
         except RUNTIME_ERRORS as error:
@@ -99,7 +99,7 @@ class Program:
 
 
 def _with_constants(node: ir.Node, constants: Constants, held: dict[str, onnx.TensorProto]) -> onnx.NodeProto:
-    """The node, with each constant under a name of its own: two readers may see different numbers of one."""
+    """Return the node with each constant under a name of its own: two readers may see different numbers of one."""
     proto: onnx.NodeProto = ir.serde.serialize_node(node)
     for index, value in enumerate(node.inputs):
         if is_constant(value):

@@ -15,19 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.formats import QuantParams
-from detent.refine.kernels import Doubles, Singles, adam_step, straight_through_step
-from detent.refine.problem import Floats, LayerProblem, Solution
-from detent.refine.rounders import BiasRounder, Rounder
-from detent.refine.search import Part, Search
-from detent.refinements import AdaQuant
-
-
-def adaquant(problem: LayerProblem, options: AdaQuant) -> Solution:
-    """Codes and biases that bring the layer's output closer to the target."""
-    return Search(problem, options, lambda part, _: MovingVariables(problem, options, part)).solve("adaquant")
-
+from detent.refinements.gradient import GradientSearch
+from detent.refinements.gradient_loops import Doubles, Singles, adam_step, straight_through_step
+from detent.refinements.layer_problem import BiasRounder, Floats, LayerProblem, Rounder, Where
 
 AnyFloats = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class AdaQuant(GradientSearch):
+    """Weights, and with `update_bias` [UpdateBias] biases, move as if they were not rounded, while the error is that of
+    the rounded ones. They may move by more than a step. The learning rate is in the units of the weights.
+    """
+
+    learning_rate: float = 1e-5
+    update_bias: bool = True
+
+    def start(self, problem: LayerProblem, where: Where, errors: Floats) -> MovingVariables:  # noqa: ARG002
+        """Return the weights and biases of some channels, as they are in the float model."""
+        return MovingVariables(problem, self, where)
 
 
 class Stepper(Protocol):
@@ -111,12 +117,12 @@ class Moving(Generic[Number]):
 class MovingVariables:
     """The weights and biases of one part."""
 
-    def __init__(self, problem: LayerProblem, options: AdaQuant, part: Part) -> None:
-        self._problem, self._part = problem, part
+    def __init__(self, problem: LayerProblem, options: AdaQuant, where: Where) -> None:
+        self._problem, self._where = problem, where
         self._moves_bias = options.update_bias and problem.free_bias
-        weight, bias = problem.weight[part.where], problem.bias[part.where]
-        self._weight = Moving(weight, weight_stepper(problem, part), np.empty(weight.shape, np.float32))
-        self._bias = Moving(bias[..., None], bias_stepper(problem, part), np.empty((*bias.shape, 1)))
+        weight, bias = problem.weight[where], problem.bias[where]
+        self._weight = Moving(weight, weight_stepper(problem, where), np.empty(weight.shape, np.float32))
+        self._bias = Moving(bias[..., None], bias_stepper(problem, where), np.empty((*bias.shape, 1)))
         self.weights: Singles = self._weight.rounded
         self.bias: Doubles = self._bias.rounded[..., 0] if problem.free_bias else bias.copy()
 
@@ -129,32 +135,32 @@ class MovingVariables:
 
     def settled(self) -> tuple[Floats, Floats]:
         """The codes of the weights where they are now, and the biases."""
-        return self._problem.codes(self._weight.values, self._part.where), self._bias.values[..., 0]
+        return self._problem.codes(self._weight.values, self._where), self._bias.values[..., 0]
 
 
-def weight_stepper(problem: LayerProblem, part: Part) -> Stepper:
+def weight_stepper(problem: LayerProblem, where: Where) -> Stepper:
     """How the weights of a part move."""
     if problem.rounder is not None:
-        return ThroughRounder(problem.rounder.part(part.where))
-    scale = problem.weight_scale[part.where].copy()
+        return ThroughRounder(problem.rounder.part(where))
+    scale = problem.weight_scale[where].copy()
     return OverSteps(scale, np.full_like(scale, problem.low), np.full_like(scale, problem.high))
 
 
-def bias_stepper(problem: LayerProblem, part: Part) -> Stepper:
+def bias_stepper(problem: LayerProblem, where: Where) -> Stepper:
     """How the biases of a part move."""
     if isinstance(problem.bias_params, QuantParams):
-        return OverSteps(*bias_grid(problem, part))
-    return ThroughRounder(BiasRounder(problem.bias_params, problem.bias, part.where))
+        return OverSteps(*bias_grid(problem, where))
+    return ThroughRounder(BiasRounder(problem.bias_params, problem.bias, where))
 
 
-def bias_grid(problem: LayerProblem, part: Part) -> tuple[Doubles, Doubles, Doubles]:
+def bias_grid(problem: LayerProblem, where: Where) -> tuple[Doubles, Doubles, Doubles]:
     """The scale of each bias, where they are integers, and its least and greatest code as steps from zero."""
     params, shape = problem.bias_params, problem.bias.shape
     assert isinstance(params, QuantParams), f"the biases of '{problem.name}' are no integers"
 
     def spread(numbers: npt.ArrayLike) -> Doubles:
         flat = np.broadcast_to(np.asarray(numbers, np.float64).reshape(-1), (problem.bias.size,))
-        return flat.reshape(shape)[part.where].copy()
+        return flat.reshape(shape)[where].copy()
 
     low, high = params.format.low - params.zero_point, params.format.high - params.zero_point
     return spread(params.scale), spread(low), spread(high)
