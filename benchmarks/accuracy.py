@@ -26,7 +26,7 @@ from benchmarks.common import (
     print_table,
     top1_right,
 )
-from detent.measure.evaluate import Evaluator
+from detent.evaluation.evaluator import Evaluator
 from detent.numerics.rounding import DEVICE_ROUNDINGS
 from detent.recipe import Recipe
 from detent.refinements import parse_refinement

@@ -18,8 +18,8 @@ from typing import Any
 
 import detent
 from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
-from detent.measure.evaluate import Evaluator
-from detent.measure.tensors import compare_models
+from detent.comparison.models import compare_models
+from detent.evaluation.evaluator import Evaluator
 
 
 def seconds(work: Callable[[], Any]) -> tuple[float, Any]:

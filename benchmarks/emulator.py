@@ -23,10 +23,11 @@ import onnxruntime
 
 import detent
 from benchmarks.common import CALIBRATION, CASES, Case, arguments, chosen, print_table
+from detent.emulator.arithmetic import ROUNDINGS
+from detent.emulator.emulator import Emulator
 from detent.graph.load import load
 from detent.graph.save import complete_proto, serialize
 from detent.graph.session import Runner, session_options
-from detent.measure.emulator import ROUNDINGS, Emulator
 from detent.observe.sources import open_source
 
 RUNS = 12

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
+from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
-from detent.measure.in_order import in_order
-from detent.measure.sensitivity import Sensitivity, sensitivity
 from detent.pipeline.job import Job
 from detent.recipe_file import find_recipe
 from detent.search.probing import make_ready
+from detent.sensitivity_analysis.layers import Sensitivity, sensitivity
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
@@ -40,7 +40,7 @@ def seconds(work: Callable[[], Any]) -> tuple[Any, Any]:
 
 def infer(runner: Runner, feeds: Sequence[Any]) -> None:
     """The float inference of all samples, on all cores."""
-    for _ in in_order(runner, feeds):
+    for _ in map_in_order(runner, feeds):
         pass
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from detent.devices.device import check_steps, find_target
 from detent.emit.check import check_formats
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
@@ -9,8 +10,6 @@ from detent.plan.plan import check_methods
 from detent.presets import PRESETS, find_preset
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound
-from detent.targets.optional import check_steps
-from detent.targets.target import find_target
 
 
 @pytest.mark.parametrize("recipe", PRESETS.values(), ids=PRESETS)

@@ -29,11 +29,10 @@ from tools.command_reference import page as command_page
 import detent
 from detent.compat.run import run_script
 from detent.demo.run import copy_files
+from detent.devices.catalog import DEVICES
+from detent.devices.device import OPTIONAL, TARGETS, leavable_steps
 from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import OutputFormat, Override, Recipe
-from detent.targets.optional import OPTIONAL, leavable_steps
-from detent.targets.support import DEVICES
-from detent.targets.target import TARGETS
 from tests.compat.scripts import IMAGE_SCRIPT
 from tests.transformer_models import PLAIN, bert, bert_data
 

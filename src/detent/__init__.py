@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from detent.api.mix import mix
     from detent.api.quantize import quantize
     from detent.api.sensitivity import sensitivity
-    from detent.measure.device_check import DeviceCheck
+    from detent.device_check.findings import DeviceCheck
+    from detent.emulator.emulator import Emulator
+    from detent.evaluation.evaluator import Evaluator
+    from detent.evaluation.metric_file import Metric
     from detent.measure.emulation import Emulation
-    from detent.measure.emulator import Emulator
-    from detent.measure.evaluate import Evaluator
-    from detent.measure.metric_file import Metric
     from detent.methods import MinMSE, NonOverflow
     from detent.observe.preprocess import PreprocessOptions
     from detent.recipe import Override, Recipe
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from detent.tuning.tune import tune
 
 _LAZY = {
-    "DeviceCheck": "detent.measure.device_check",
+    "DeviceCheck": "detent.device_check.findings",
     "Emulation": "detent.measure.emulation",
-    "Emulator": "detent.measure.emulator",
+    "Emulator": "detent.emulator.emulator",
     "Evaluation": "detent.report.evaluation",
-    "Evaluator": "detent.measure.evaluate",
-    "Metric": "detent.measure.metric_file",
+    "Evaluator": "detent.evaluation.evaluator",
+    "Metric": "detent.evaluation.metric_file",
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",

@@ -19,6 +19,7 @@ from detent.compat.options import OPTIONS, SECTIONS
 from detent.compat.specs import Int8Spec, QLayerConfig
 from detent.compat.table import page
 from detent.compat.translate import translate
+from detent.devices.device import check_steps
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
@@ -28,7 +29,6 @@ from detent.numerics.formats import IntegerFormat
 from detent.numerics.microscaling import Microscaling
 from detent.recipe import FUSED_ACTIVATIONS, Override
 from detent.refinements import AdaRound
-from detent.targets.optional import check_steps
 
 NPU = {"calibrate_method": PowerOfTwoMethod.MinMSE, "activation_type": QuantType.QUInt8, "enable_npu_cnn": True}
 FLOAT = {}

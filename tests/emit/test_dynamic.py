@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import detent
 from detent.errors import ModelError
@@ -81,9 +82,11 @@ def test_every_form_of_a_layer(kind):
     for weights in WEIGHTS.values():
         report = quantized(proto, x, weights=weights)
         onnx.checker.check_model(report.model, full_check=True)
-        got = run(report.model, {"x": x})
-        assert list(got) == ["y"] and got["y"].shape == exact.shape
-        assert noise_db(exact, got["y"]) > 30
+        assert list(run(report.model, {"x": x})) == ["y"]
+        # Not onnxruntime's answer: without VNNI its kernels for uint8 times int8 saturate at 16 bits.
+        (got,) = ReferenceEvaluator(report.model).run(["y"], {"x": x})
+        assert got.shape == exact.shape
+        assert noise_db(exact, got) > 30
         ops = operators(report.model)
         assert ops.count("DynamicQuantizeLinear") == 1
         assert ("ConvInteger" in ops) == (LAYERS[kind][0].op_type == "Conv")

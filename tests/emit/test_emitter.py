@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from detent.devices.constraints import constrain
 from detent.emit.emitter import emit
 from detent.graph.save import serialize
 from detent.numerics.formats import QuantParams
@@ -14,7 +15,6 @@ from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
 from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
-from detent.targets.shifts import constrain
 from tests.models import (
     IMAGE,
     SMALL_MODELS,

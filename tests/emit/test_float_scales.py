@@ -14,13 +14,13 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import detent
+from detent.devices.device import find_target
 from detent.emit.emitter import emit
 from detent.errors import UsageError
 from detent.methods import METHODS, MinMax, MinMSE
 from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Role
 from detent.recipe_file import find_recipe
-from detent.targets.target import find_target
 from tests.conftest import tiny_model
 from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, planned, run, values_of
 

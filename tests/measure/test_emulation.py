@@ -9,7 +9,7 @@ import pytest
 
 import detent
 from detent.errors import DataError, OutputError
-from tests.measure.emulator.qdq import Qdq, feeds_of
+from tests.emulator.qdq import Qdq, feeds_of
 
 
 @pytest.fixture

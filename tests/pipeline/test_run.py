@@ -327,7 +327,7 @@ def test_clipped_fractions_are_of_the_values_themselves(samples):
 
 def test_measuring_does_not_use_integer_kernels(monkeypatch, samples):
     """They saturate on some processors: the same file would then score differently there."""
-    from detent.measure import fidelity
+    from detent.evaluation import fidelity
 
     asked = []
 

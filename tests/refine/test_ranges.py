@@ -8,13 +8,13 @@ import pytest
 
 import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.devices.constraints import violations
+from detent.devices.device import Rules, find_target
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.refine.ranges import RULE, _Continuation, is_better, relative_error, search_ranges
 from detent.refine.walk import Walk
 from detent.refinements import Rounding
-from detent.targets.shifts import violations
-from detent.targets.target import Rules, find_target
 from tests.models import IMAGE, XINT8, build, node, normal, planned
 
 SAMPLES = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detent.devices.constraints import constrain, permits, violations
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe
 from detent.refine.codes import stored_constant
@@ -12,7 +13,6 @@ from detent.refine.layers import find_layers
 from detent.refine.refine import refine
 from detent.refine.spacing import RULE, spacings
 from detent.refinements import Rounding
-from detent.targets.shifts import constrain, permits, violations
 from tests.models import conv_relu_conv, leaky, planned, residual
 from tests.refine.test_refine import error_on, pending, smooth
 

@@ -7,10 +7,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.devices.device import find_target
 from detent.emit.emitter import emit
+from detent.emulator.emulator import EmulatedValues
 from detent.graph.load import load
 from detent.graph.session import Runner
-from detent.measure.emulator.values import EmulatedValues
 from detent.numerics.formats import QuantParams
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
@@ -24,7 +25,6 @@ from detent.prepare import default_passes, prepare
 from detent.recipe_file import find_recipe
 from detent.refine.segments import divide
 from detent.refine.walk import Walk
-from detent.targets.target import find_target
 from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
 
 FEEDS = [{"x": normal(*IMAGE, seed=seed)} for seed in (9, 10, 11)]

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import math
 
-from detent.measure.fidelity import Closeness, Fidelity
+from detent.evaluation.fidelity import Fidelity
+from detent.evaluation.noise import Closeness
 from detent.plan.layout import Decision
 from detent.prepare.base import Change
 from detent.recipe_file import find_recipe

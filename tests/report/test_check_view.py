@@ -6,7 +6,7 @@ import io
 from rich.console import Console
 
 import detent
-from detent.measure.device_check.findings import Finding, grouped
+from detent.device_check.findings import Finding, grouped
 from detent.report.check_view import device_notes, print_check, subject_of
 from tests.models import build, node, normal
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import detent
-from detent.measure.metric_file import Metric
+from detent.evaluation.metric_file import Metric
 from detent.report.evaluation_view import DISPUTED, MOST_CHANGES
 from detent.report.page import page_of
-from tests.measure.test_evaluate import CLASSES, SAME, one_hot, scaler
+from tests.evaluation.test_evaluator import CLASSES, SAME, one_hot, scaler
 
 WORSE = scaler([0, *[1] * (CLASSES - 1)])
 

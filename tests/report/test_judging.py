@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 import detent
-from detent.measure.fidelity import Closeness, Fidelity
+from detent.evaluation.fidelity import Fidelity
+from detent.evaluation.noise import Closeness
 from detent.report.judging import agreement, judge
 from tests.conftest import tiny_model
 

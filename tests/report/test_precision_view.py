@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from detent.measure.precision import Option, PrecisionSearch
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe
 from detent.report.precision_view import SHOWN, PrecisionReport, size_text
+from detent.sensitivity_analysis.precision import Option, PrecisionSearch
 
 A8W8 = find_recipe("A8W8")
 INT4, INT8, INT16 = (IntegerFormat(dtype) for dtype in ("int4", "int8", "int16"))

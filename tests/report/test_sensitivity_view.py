@@ -6,16 +6,16 @@ import math
 
 import pytest
 
-from detent.measure.device_check.foresight import placement
-from detent.measure.proposal import propose
-from detent.measure.sensitivity import Sensitivity, sensitivity
+from detent.device_check.check import placement
 from detent.recipe import Override
 from detent.report.page import page_of
 from detent.report.sensitivity_view import SHOWN, SensitivityReport, bar
-from tests.measure.device_check.test_foresight import NETWORK
-from tests.measure.test_proposal import THREE, layer
-from tests.measure.test_sensitivity import SAMPLES
+from detent.sensitivity_analysis.layers import Sensitivity, sensitivity
+from detent.sensitivity_analysis.proposal import propose
+from tests.device_check.test_foresight import NETWORK
 from tests.models import SMALL_MODELS, XINT8, planned
+from tests.sensitivity_analysis.test_layers import SAMPLES
+from tests.sensitivity_analysis.test_proposal import THREE, layer
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from detent.equalizations import CrossLayer
-from detent.measure.sensitivity import sensitivity
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.presets import find_preset
 from detent.recipe import Override
 from detent.refinements import BiasCorrection, Rounding
 from detent.search.probing import make_ready
+from detent.sensitivity_analysis.layers import sensitivity
 from detent.tuning.rungs import exceptions, ingredients, plain, stages, ways_up
 from tests.conftest import tiny_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx
 
-from detent.measure.device_check import DeviceCheck
-from detent.measure.device_check import check as run
+from detent.device_check.check import check as run
+from detent.device_check.findings import DeviceCheck
 
 
 def check(model: str | PathLike[str] | onnx.ModelProto, target: str = "npu-xint8") -> DeviceCheck:

@@ -10,11 +10,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from detent.comparison.folders import Comparison, compare_folders
+from detent.comparison.models import ModelComparison, compare_models
 from detent.errors import UsageError
+from detent.evaluation.candidate import as_models
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.measure.candidate import as_models
-from detent.measure.results import Comparison, compare_folders
-from detent.measure.tensors import ModelComparison, compare_models
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.pipeline.job import as_names
 from detent.progress import Progress, silent

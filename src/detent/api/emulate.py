@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx
 
+from detent.emulator.arithmetic import EmulatedRounding
 from detent.measure.emulation import Emulation
 from detent.measure.emulation import emulate as run_emulation
-from detent.measure.emulator import EmulatedRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 

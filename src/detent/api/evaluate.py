@@ -9,11 +9,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.evaluation.candidate import as_models
+from detent.evaluation.dataset import LabelsLike
+from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.measure.candidate import as_models
-from detent.measure.dataset import LabelsLike
-from detent.measure.emulator import EmulatedRounding
-from detent.measure.metric_file import Metric, as_metric
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.pipeline.evaluating import run_evaluation
 from detent.pipeline.job import as_names

@@ -10,9 +10,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from detent.comparison.dump import save_outputs
+from detent.evaluation.candidate import as_models
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.measure.candidate import as_models
-from detent.measure.infer import save_outputs
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.pipeline.job import as_names
 from detent.progress import Progress, silent

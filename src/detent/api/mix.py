@@ -10,7 +10,6 @@ import onnx
 
 from detent.errors import UsageError, nearest
 from detent.graph.load import name_of
-from detent.measure.precision import What
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
 from detent.observe.preprocess import PreprocessOptions
 from detent.pipeline.job import make_job
@@ -20,6 +19,7 @@ from detent.recipe_file import parse_format
 from detent.report.precision_view import PrecisionReport
 from detent.search.precision import ROLES, search_precision
 from detent.search.probing import SAMPLES
+from detent.sensitivity_analysis.precision import What
 
 
 def mix(

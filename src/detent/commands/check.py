@@ -26,7 +26,7 @@ def check(
 
     Example: detent check model_int8.onnx --target npu-xint8
     """
-    from detent.measure.device_check import check as run
+    from detent.device_check.check import check as run
     from detent.report.check_view import print_check
 
     result = run(model, target)

@@ -30,7 +30,7 @@ def compare(
     page.check(before, after)
     import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.measure.tensors import ModelComparison
+    from detent.comparison.models import ModelComparison
     from detent.report.comparison_view import print_comparison
     from detent.report.report import plain
     from detent.report.results_view import results_table

@@ -66,8 +66,8 @@ def dump(
 
     Example: detent dump mobilenetv2_int8.onnx --data images/ --out codes/ --rounding dpu
     """
+    from detent.comparison.dump import dump_codes
     from detent.graph.load import load
-    from detent.measure.dump import dump_codes
     from detent.observe.inputs import input_specs
     from detent.observe.sources import open_source
     from detent.report.emulation_view import print_dump

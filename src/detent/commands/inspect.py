@@ -16,7 +16,7 @@ def inspect(
     json: options.Json = False,
 ) -> None:
     """Show what is in a model: operators, types, and the scale and position of every quantized tensor."""
-    from detent.measure.inspection import inspect_model
+    from detent.comparison.inspection import inspect_model
     from detent.report.terminal import print_inspection
 
     inspection = inspect_model(model)

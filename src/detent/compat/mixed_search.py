@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from detent.errors import UsageError, nearest
-from detent.measure.sensitivity import decibels
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.presets import LAYERS
 from detent.search.layers import LayerSearch, OtherFormats, search_layers
 from detent.search.precision import Layers
 from detent.search.probing import SAMPLES
+from detent.sensitivity_analysis.layers import decibels
 
 Metric = Literal["l2", "sqnr", "cosine"]
 

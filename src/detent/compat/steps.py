@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from detent.devices.constraints import RULES, align_concats, constrain
+from detent.devices.device import find_target
 from detent.prepare import default_passes
-from detent.targets.alignment import align_concats
-from detent.targets.shifts import RULES, constrain
-from detent.targets.target import find_target
 
 SHIFT_RULES = tuple(dict.fromkeys(name for name, _, _ in RULES))
 CONCAT_RULE = "align_concat"

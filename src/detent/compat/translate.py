@@ -35,6 +35,7 @@ from detent.compat.mixed import spec_format
 from detent.compat.options import apply_options
 from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.request import Request
+from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
@@ -45,7 +46,6 @@ from detent.numerics.params import NumberFormat
 from detent.presets import LAYERS, PRESETS
 from detent.recipe import OutputFormat, Override, Recipe
 from detent.refinements import BiasCorrection
-from detent.targets.support import find_device
 
 _METHODS: dict[Any, tuple[Method, Scale]] = {
     PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),

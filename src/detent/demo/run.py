@@ -11,7 +11,7 @@ from rich.text import Text
 
 from detent import evaluate, quantize
 from detent.errors import OutputError
-from detent.measure.scores import Answers
+from detent.evaluation.scores import Answers
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
 from detent.report.evaluation import Evaluation

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import EmulationReport, Emulator
+from detent.execute.inference import Batch, map_in_order, named_batches
+from detent.execute.output_folder import OutputFolder, new_folder
 from detent.graph.load import ModelLike, load
 from detent.graph.session import Runner
-from detent.measure.answers import Answers, new_folder
-from detent.measure.candidate import rows_of
-from detent.measure.dataset import Batch, named_samples
-from detent.measure.emulator import EmulatedRounding, EmulationReport, Emulator
-from detent.measure.in_order import in_order
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import open_source
 from detent.progress import Progress, silent
@@ -90,12 +89,12 @@ def emulate(
     totals: list[OutputDifference] = []
     samples = 0
     with new_folder(output) if output is not None else nullcontext() as folder:
-        answers = None if folder is None else Answers(folder)
+        answers = None if folder is None else OutputFolder(folder)
         progress(STAGE, 0, source.length)
-        for done, (item, (outputs, differences)) in enumerate(in_order(answer, named_samples(source)), 1):
-            for at, name in enumerate(item.names) if answers is not None else ():
-                assert answers is not None
-                answers.save(rows_of(outputs, at, len(item.names), item.pending.origin), name)
+        for done, (item, (outputs, differences)) in enumerate(map_in_order(answer, named_batches(source)), 1):
+            if answers is not None:
+                for name, each in zip(item.names, item.split(outputs), strict=True):
+                    answers.save(each, name)
             totals = [_sum(*pair) for pair in zip(totals, differences, strict=True)] if totals else differences
             samples += item.pending.size
             progress(STAGE, done, source.length)

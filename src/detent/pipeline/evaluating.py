@@ -9,14 +9,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from detent.emulator.arithmetic import EmulatedRounding
 from detent.errors import UsageError
+from detent.evaluation.candidate import AnyModel, Candidate, model_name
+from detent.evaluation.dataset import FIND, LabelsLike
+from detent.evaluation.evaluator import Evaluator
+from detent.evaluation.metric_file import Metric
+from detent.evaluation.scores import Answers, Deviation, Loss, Scores, compare, compare_answers, deviation_loss
 from detent.graph.load import stored_bytes
-from detent.measure.candidate import AnyModel, Candidate, model_name
-from detent.measure.dataset import FIND, LabelsLike
-from detent.measure.emulator import EmulatedRounding
-from detent.measure.evaluate import Evaluator
-from detent.measure.metric_file import Metric
-from detent.measure.scores import Answers, Deviation, Loss, Scores, compare, compare_answers, deviation_loss
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
 from detent.report.evaluation import Evaluation, ModelResult
@@ -81,7 +81,7 @@ def _results(
     for number, (model, candidate) in enumerate(zip(models, (evaluator.reference, *others), strict=True)):
         start = time.perf_counter()
         # The first model is compared with itself by definition, not by running it twice.
-        scores = None if number == 0 and evaluator.compares_outputs else evaluator.judge(candidate)
+        scores = None if number == 0 and evaluator.compares_outputs else evaluator.score(candidate)
         seconds = time.perf_counter() - start
         losses = () if number == 0 else _losses(first, scores)
         first = scores if number == 0 else first

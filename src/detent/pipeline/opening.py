@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from detent.devices.device import Target, check_rounding, find_target, with_steps
 from detent.emit.check import check_formats
 from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
@@ -31,8 +32,6 @@ from detent.prepare import default_passes, prepare
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.report.report import Notes
-from detent.targets.optional import with_steps
-from detent.targets.target import Target, check_rounding, find_target
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from detent.devices.device import Rules, Target
+from detent.devices.rewrites import NodePass, SaturatingClip
 from detent.errors import UsageError
 from detent.observe.inputs import input_specs
 from detent.observe.peek import peek
@@ -22,9 +24,6 @@ from detent.prepare import Pass, prepare
 from detent.recipe import EQUALIZING_SAMPLES, Recipe
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.report.report import Notes
-from detent.targets.dpu import NodePass
-from detent.targets.saturation import SaturatingClip
-from detent.targets.target import Rules, Target
 
 HELD_OUT = 16
 """Samples kept back to measure the result with, where the data has any to spare."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from detent.devices.device import Rules
 from detent.observe.samples import PendingSample
 from detent.observe.sources import Source
 from detent.pipeline.calibrate import refinement_beside
@@ -16,7 +17,6 @@ from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
 from detent.refinements import BiasCorrection
-from detent.targets.target import Rules
 
 
 def refine_plan(

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from detent.measure.device_check import DeviceCheck, check_graph
-from detent.measure.fidelity import Fidelity, measure_fidelity
+from detent.device_check.check import check_graph
+from detent.device_check.findings import DeviceCheck
+from detent.devices.catalog import device_of
+from detent.evaluation.fidelity import Fidelity, measure_fidelity
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.samples import PendingSample
 from detent.observe.statistics_file import StatisticsFile
@@ -36,7 +38,6 @@ from detent.recipe import Recipe
 from detent.report.pictures import ChannelSizes, Pictures, channel_magnitudes, channel_sizes, distributions_of
 from detent.report.report import Report
 from detent.report.tensors import describe_activations, describe_constants
-from detent.targets.support import device_of
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from detent.measure.fidelity import Fidelity
+from detent.evaluation.fidelity import Fidelity
 from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Decision
 from detent.recipe import Recipe, has_power_of_two_scale

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from detent.measure.device_check.findings import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
+from detent.device_check.findings import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
 from detent.report.names import printable
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}

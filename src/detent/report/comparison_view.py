@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.tensors import MEASURES, ModelComparison, TensorDifference
+from detent.comparison.models import MEASURES, ModelComparison, TensorDifference
 from detent.report.names import inert
 
 MOST_TENSORS = 10

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.dump import Dump
+from detent.comparison.dump import Dump
 from detent.measure.emulation import Emulation
 from detent.report.names import printable
 

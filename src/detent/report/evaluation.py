@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from detent.evaluation.scores import Answers, Deviation, Loss, SampleScores, Scores, WholeScore
+from detent.evaluation.statistics import wilson_interval
 from detent.graph.save import write_text
-from detent.measure.paired import wilson_interval
-from detent.measure.scores import Answers, Deviation, Loss, SampleScores, Scores, WholeScore
 from detent.report.report import plain
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.scores import (
+from detent.evaluation.scores import (
     CHANGED,
     NO_ANSWER,
     OUTPUT_ERROR,

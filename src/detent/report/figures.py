@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from detent.measure.paired import Interval
-from detent.measure.scores import CHANGED, POINTS
+from detent.evaluation.scores import CHANGED, POINTS
+from detent.evaluation.statistics import Interval
 from detent.numerics.rounding import DeviceRounding
 from detent.report.report import TensorReport
 

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from detent.measure.fidelity import Fidelity
-from detent.measure.paired import Interval, wilson_interval
+from detent.evaluation.fidelity import Fidelity
+from detent.evaluation.statistics import Interval, wilson_interval
 from detent.report.figures import interval
 
 LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal

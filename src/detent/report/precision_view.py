@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.precision import Option, PrecisionSearch, bits_of
-from detent.measure.sensitivity import decibels
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
 from detent.report.console import PlainConsole
 from detent.report.names import inert
+from detent.sensitivity_analysis.layers import decibels
+from detent.sensitivity_analysis.precision import Option, PrecisionSearch, bits_of
 
 SHOWN = 40
 

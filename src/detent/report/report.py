@@ -12,12 +12,13 @@ from typing import Any
 
 import onnx
 
+from detent.device_check.findings import DeviceCheck
 from detent.equalize.absorb import Absorption
 from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
+from detent.evaluation.fidelity import Fidelity
+from detent.evaluation.noise import Closeness
 from detent.graph.save import write_text
-from detent.measure.device_check.findings import DeviceCheck
-from detent.measure.fidelity import Closeness, Fidelity
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.prepare.base import Change

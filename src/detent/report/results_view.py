@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detent.measure.results import Comparison
+from detent.comparison.folders import Comparison
 from detent.report.names import printable
 
 _TITLES = {

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.measure.device_check.foresight import Placement
-from detent.measure.proposal import Proposal, Way
-from detent.measure.sensitivity import LayerSensitivity, Sensitivity, decibels
+from detent.device_check.check import Placement
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
 from detent.report.console import PlainConsole
 from detent.report.names import inert, printable
+from detent.sensitivity_analysis.layers import LayerSensitivity, Sensitivity, decibels
+from detent.sensitivity_analysis.proposal import Proposal, Way
 
 SHOWN = 20
 _WAYS: dict[Way, str] = {

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from detent.evaluation.noise import Closeness
 from detent.graph.values import constant
-from detent.measure.fidelity import Closeness
 from detent.numerics.formats import QuantParams
 from detent.numerics.params import BlockParams, Params
 from detent.observe.methods.points import Points

@@ -11,11 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from detent.comparison.inspection import Inspection
+from detent.device_check.findings import DeviceCheck, summary
 from detent.equalize.absorb import Absorption
 from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
-from detent.measure.device_check.findings import DeviceCheck, summary
-from detent.measure.inspection import Inspection
 from detent.report.check_view import device_notes
 from detent.report.console import PlainConsole
 from detent.report.figures import decibels, extent, in_integers, ratio, size, step

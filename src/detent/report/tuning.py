@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx
 
+from detent.evaluation.statistics import Interval
 from detent.graph.save import write_text
-from detent.measure.paired import Interval
 from detent.recipe import Recipe
 from detent.recipe_file import to_plain, to_toml
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from detent.measure.scores import CHANGED, OUTPUT_ERROR, POINTS
+from detent.evaluation.scores import CHANGED, OUTPUT_ERROR, POINTS
 from detent.report.figures import PERCENTAGES, loss_form
 from detent.report.names import inert
 from detent.report.tuning import RungOutcome, Tuning

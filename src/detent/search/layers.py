@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detent.errors import UsageError
+from detent.execute.probe import Variant
 from detent.graph.session import Runner
-from detent.measure.precision import Option, assign
-from detent.measure.probe import Variant
-from detent.measure.proposal import literal
-from detent.measure.sensitivity import errors_of, some_of
-from detent.measure.things import Thing, everything, things_of
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.plan.plan import Plan
 from detent.recipe import Override, Recipe
 from detent.search.precision import ROUNDS, WHOLE, Layers, numbers_of
 from detent.search.probing import SAMPLES, Ready, make_ready
+from detent.sensitivity_analysis.layers import errors_of, some_of
+from detent.sensitivity_analysis.precision import Option, assign
+from detent.sensitivity_analysis.proposal import literal
+from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
 
 Bound = Callable[[float], float]
 """The error to stay below, as noise power over signal power, from the mean of |y|^2 over the samples."""
@@ -102,7 +102,7 @@ def _check_integers(recipe: Recipe, other: OtherFormats) -> None:
 
 def _candidates(ready: Ready, layers: Layers) -> list[str]:
     among = layers.among(ready.model)
-    things = things_of(ready.model, ready.plan)
+    things = quantized_units(ready.model, ready.plan)
     names = list(dict.fromkeys(thing.layer for thing in things if thing.is_weight and thing.layer in among))
     if not names:
         raise UsageError("No quantized layer with weights is among those whose format may change.")
@@ -118,11 +118,11 @@ def _with(job: Job, other: OtherFormats, layers: Collection[str]) -> Job:
 
 def _errors_alone(job: Job, ready: Ready, names: Sequence[str]) -> dict[str, Option]:
     """What each layer costs and takes, the way that this plan has it."""
-    own: dict[str, list[Thing]] = {name: [] for name in names}
-    for thing in things_of(ready.model, ready.plan):
+    own: dict[str, list[QuantizedUnit]] = {name: [] for name in names}
+    for thing in quantized_units(ready.model, ready.plan):
         if thing.layer in own:
             own[thing.layer].append(thing)
-    errors = _errors(job, ready, [everything(name, things) for name, things in own.items()])
+    errors = _errors(job, ready, [all_quantized(name, things) for name, things in own.items()])
     label = IntegerFormat("int8")  # an option has a format; which of the two ways it is, it tells by itself
     return {
         name: Option(label, sum(_bits(thing, ready.plan) for thing in things), errors[name])
@@ -130,7 +130,7 @@ def _errors_alone(job: Job, ready: Ready, names: Sequence[str]) -> dict[str, Opt
     }
 
 
-def _bits(thing: Thing, plan: Plan) -> int:
+def _bits(thing: QuantizedUnit, plan: Plan) -> int:
     formats = (plan.layout.formats.get(name) for name in (*thing.variant.constants, *thing.variant.rounding))
     widths = [fmt.bits for fmt in formats if isinstance(fmt, IntegerFormat)]
     return numbers_of(thing, plan) * min(widths, default=0)
@@ -145,5 +145,5 @@ def _measured(job: Job, other: OtherFormats, chosen: Sequence[str], wanted: floa
     """Prepare and measure the whole model with the other formats in these layers."""
     changed = _with(job, other, chosen)
     ready = make_ready(changed, count)
-    error = _errors(job, ready, [everything(WHOLE, things_of(ready.model, ready.plan))])[WHOLE]
+    error = _errors(job, ready, [all_quantized(WHOLE, quantized_units(ready.model, ready.plan))])[WHOLE]
     return LayerSearch(changed.recipe, tuple(chosen), error, wanted)

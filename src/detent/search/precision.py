@@ -13,11 +13,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.measure.precision import Choice, Option, PrecisionSearch, What, assign, bits_of
-from detent.measure.probe import Variant
-from detent.measure.proposal import literal
-from detent.measure.sensitivity import errors_of, some_of
-from detent.measure.things import Thing, everything, things_of
+from detent.execute.probe import Variant
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.pipeline.opening import check_recipe
@@ -26,6 +22,10 @@ from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override
 from detent.search.probing import SAMPLES, Ready, make_ready
+from detent.sensitivity_analysis.layers import errors_of, some_of
+from detent.sensitivity_analysis.precision import Choice, Option, PrecisionSearch, What, assign, bits_of
+from detent.sensitivity_analysis.proposal import literal
+from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
 
 ROLES: Mapping[What, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
 
@@ -144,16 +144,16 @@ class _Search:
         self, ready: Ready, job: Job, candidates: Sequence[IntegerFormat], what: What, layers: Layers = ALL_LAYERS
     ) -> None:
         self._ready, self._job, self._what = ready, job, what
-        self._usual = things_of(ready.model, ready.plan)
+        self._usual = quantized_units(ready.model, ready.plan)
         among = layers.among(ready.model)
         self._things = {
-            fmt: _by_slot(things_of(ready.model, _planned(ready, what, fmt)), ready.plan, what, among)
+            fmt: _by_slot(quantized_units(ready.model, _planned(ready, what, fmt)), ready.plan, what, among)
             for fmt in candidates
         }
         self._samples = some_of(ready.samples, len(candidates) * len(self._usual))
         slots = self._things[candidates[0]]
         variants = {
-            (slot, fmt): replace(everything("", of_format[slot]), name=f"{slot} {number}")
+            (slot, fmt): replace(all_quantized("", of_format[slot]), name=f"{slot} {number}")
             for number, (fmt, of_format) in enumerate(self._things.items())
             for slot in slots
         }
@@ -187,7 +187,7 @@ class _Search:
         chosen = [thing for slot, option in choice.items() for thing in self._things[_integers(option)][slot]]
         replaced = {thing.name for thing in chosen}
         others = [thing for thing in self._usual if thing.name not in replaced]
-        return everything(name, [*others, *chosen])
+        return all_quantized(name, [*others, *chosen])
 
     def result(self, choice: Choice, error: float, reached: bool) -> PrecisionSearch:
         """The choice as a recipe."""
@@ -227,7 +227,7 @@ def _integers(option: Option) -> IntegerFormat:
     return option.format
 
 
-def numbers_of(thing: Thing, plan: Plan) -> int:
+def numbers_of(thing: QuantizedUnit, plan: Plan) -> int:
     """How many numbers of a thing have the format of its role: biases, which come with weights, have another."""
     if not thing.is_weight:
         return thing.elements
@@ -251,10 +251,12 @@ def _planned(ready: Ready, what: What, fmt: IntegerFormat) -> Plan:
     return make_plan(ready.model, replace(layout, formats=formats), ready.observation.statistics, recipe)
 
 
-def _by_slot(things: Sequence[Thing], plan: Plan, what: What, among: Collection[str]) -> dict[str, list[Thing]]:
+def _by_slot(
+    things: Sequence[QuantizedUnit], plan: Plan, what: What, among: Collection[str]
+) -> dict[str, list[QuantizedUnit]]:
     """Things that have one format together: the constants of a layer, or activations that share their parameters."""
     layout = plan.layout
-    slots: dict[str, list[Thing]] = {}
+    slots: dict[str, list[QuantizedUnit]] = {}
     for thing in things:
         if thing.is_weight != (what == "weights") or thing.layer not in among:
             continue

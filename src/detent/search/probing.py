@@ -12,12 +12,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from detent.device_check.check import placement
 from detent.errors import UsageError
 from detent.graph.load import name_of
-from detent.measure.device_check.foresight import placement
-from detent.measure.proposal import Way, check_way, propose
-from detent.measure.sensitivity import sensitivity
-from detent.measure.spread import Spread
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.peek import peek
 from detent.observe.samples import PendingSample
@@ -32,6 +29,9 @@ from detent.pipeline.rescaling import rescale
 from detent.plan.plan import Plan
 from detent.recipe import Recipe
 from detent.report.sensitivity_view import SensitivityReport
+from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.proposal import Way, check_way, propose
+from detent.sensitivity_analysis.workers import Spread
 
 SAMPLES = 32
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from detent.measure.evaluate import Evaluator
-from detent.measure.scores import Deviation, Loss, Scores, compare, deviation_loss
-from detent.measure.sensitivity import sensitivity
+from detent.evaluation.evaluator import Evaluator
+from detent.evaluation.scores import Deviation, Loss, Scores, compare, deviation_loss
 from detent.pipeline.job import Job
 from detent.pipeline.run import run
 from detent.progress import Progress
@@ -18,6 +17,7 @@ from detent.recipe_file import to_toml
 from detent.report.report import Report
 from detent.report.tuning import RungOutcome
 from detent.search.probing import make_ready
+from detent.sensitivity_analysis.layers import sensitivity
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
 from detent.tuning.rungs import Rung, exceptions, ingredients, plain, stages

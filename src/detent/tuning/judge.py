@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from detent.errors import UsageError
+from detent.evaluation.dataset import FIND, Dataset, LabelsLike
+from detent.evaluation.evaluator import Evaluator
+from detent.evaluation.metric_file import Metric
 from detent.graph.load import load
-from detent.measure.dataset import FIND, Dataset, LabelsLike
-from detent.measure.evaluate import Evaluator
-from detent.measure.metric_file import Metric
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.selection import Selection

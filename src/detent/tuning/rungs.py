@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from detent.errors import UsageError
-from detent.measure.proposal import Proposal, Way, propose
-from detent.measure.sensitivity import Sensitivity
 from detent.methods import MinMSE
 from detent.numerics.formats import IntegerFormat
 from detent.plan.plan import check_methods
@@ -20,6 +18,8 @@ from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
 from detent.search.probing import Ready
+from detent.sensitivity_analysis.layers import Sensitivity
+from detent.sensitivity_analysis.proposal import Proposal, Way, propose
 
 SHARES = (0.5, 0.25, 0.1, 0.03)
 """Of the output error: how much the layers that stay quantized may leave, rung after rung."""

@@ -12,11 +12,11 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import UsageError
+from detent.evaluation.dataset import FIND, LabelsLike
+from detent.evaluation.metric_file import Metric, as_metric
+from detent.evaluation.scores import Answers, SampleScores, Scores, WholeScore
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save, write_text
-from detent.measure.dataset import FIND, LabelsLike
-from detent.measure.metric_file import Metric, as_metric
-from detent.measure.scores import Answers, SampleScores, Scores, WholeScore
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.preprocess import PreprocessOptions
 from detent.pipeline.job import Job, make_job

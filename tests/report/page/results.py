@@ -10,9 +10,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import detent
-from detent.measure.results import Comparison, difference
-from detent.measure.scores import CHANGED, POINTS
-from detent.measure.tensors import compare_models
+from detent.comparison.folders import Comparison, difference
+from detent.comparison.models import compare_models
+from detent.evaluation.scores import CHANGED, POINTS
 from detent.report.tuning import RungOutcome, Tuning
 
 SCRIPT = "<script>window.hurt = true</script>"

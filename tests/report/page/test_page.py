@@ -15,18 +15,18 @@ import pytest
 
 import detent
 from detent.errors import OutputError, UsageError
-from detent.measure.fidelity import Closeness
-from detent.measure.metric_file import Metric
-from detent.measure.sensitivity import Sensitivity
+from detent.evaluation.metric_file import Metric
+from detent.evaluation.noise import Closeness
 from detent.plan.plan import Move
 from detent.report.page import page_of, write_page
 from detent.report.page.quantization import RULES
 from detent.report.sensitivity_view import SensitivityReport
+from detent.sensitivity_analysis.layers import Sensitivity
 from tests.conftest import tiny_model
-from tests.measure.test_proposal import layer
 from tests.models import XINT8
 from tests.report.page import results
 from tests.report.page.results import CLOSING, IMAGE, RESULTS, SCRIPT
+from tests.sensitivity_analysis.test_proposal import layer
 
 ROOT = Path(detent.__file__).parents[2]
 RULE = re.compile(r'"((?:align|shift|hard|zero)[a-z ]*)"(?:, str\(|, n|\))')

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from detent.compat.request import Request
 from detent.compat.steps import steps_of
+from detent.devices.device import OPTIONAL
 from detent.errors import UsageError
-from detent.targets.optional import OPTIONAL
 
 Verdict = Literal["honoured", "met", "refused"]
 Apply = Callable[[Request, Any], Request]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detent.measure.results import Comparison
-from detent.measure.tensors import MEASURES, ModelComparison, TensorDifference
+from detent.comparison.folders import Comparison
+from detent.comparison.models import MEASURES, ModelComparison, TensorDifference
 from detent.report.figures import decibels
 from detent.report.page.charts import Point, depth_chart
 from detent.report.page.html import joined, name_of, tag

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from detent.measure.paired import Interval
-from detent.measure.scores import CHANCE, Answers, Change, Deviation, Loss, SampleScores, Scores, WholeScore
+from detent.evaluation.scores import CHANCE, Answers, Change, Deviation, Loss, SampleScores, Scores, WholeScore
+from detent.evaluation.statistics import Interval
 from detent.report.evaluation import Evaluation, ModelResult
 from detent.report.evaluation_view import (
     SHORT_UNITS,

@@ -11,10 +11,10 @@ import hashlib
 from importlib import resources
 from pathlib import Path
 
+from detent.comparison.folders import Comparison
+from detent.comparison.models import ModelComparison
 from detent.errors import UsageError
 from detent.graph.save import write_text
-from detent.measure.results import Comparison
-from detent.measure.tensors import ModelComparison
 from detent.report.evaluation import Evaluation
 from detent.report.page.comparison import comparison, folders
 from detent.report.page.evaluation import evaluation

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from detent.comparison.folders import compare_folders
 from detent.errors import UsageError
-from detent.measure.results import compare_folders
 from detent.report.results_view import results_table
 
 

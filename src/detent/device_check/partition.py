@@ -1,0 +1,155 @@
+"""Which nodes run together on the device: regions of it that can each be computed at one go.
+
+A region can be computed at one go if nothing on the way from one of its nodes to another leaves it: else it would wait
+for a result that waits for it. Regions are found in two steps, both linear but for the few merges.
+
+1. Nodes are given levels in topological order. A CPU node has the level of the latest device node before it (-1 without
+   any); a device node that of its device inputs, but one more than its CPU inputs. Device nodes of one level that are
+   connected make a region: a way out through the CPU comes back at a higher level, so never into the same region.
+2. Two regions with an edge between them are joined wherever no other way leads from one to the other.
+
+How much a node multiplies: the products that it sums up, for one sample.
+
+    Conv            output elements * (input channels / groups) * window
+    ConvTranspose   input elements * (output channels / groups) * window
+    MatMul, Gemm    output elements * length of the sums
+
+A batch that is not fixed counts as one sample; where any other size is unknown, so is the number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from detent.graph.values import input_at, is_standard, rank, static_shape, tensor_of
+
+Edges = Mapping[str, Collection[str]]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that the device computes at one go, in topological order."""
+
+    nodes: tuple[str, ...]
+
+
+def partition(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> list[Region]:
+    """The regions of `on_device`. `order` is topological, `inputs` names the nodes whose results each node reads."""
+    regions = _Groups(order)
+    levels = _levels(order, inputs, on_device)
+    for node in order:
+        for source in inputs.get(node, ()):
+            if node in on_device and source in on_device and levels[node] == levels[source]:
+                regions.join(node, source)
+    _merge(regions, order, inputs, on_device)
+    found: dict[str, list[str]] = {}
+    for node in order:
+        if node in on_device:
+            found.setdefault(regions.of(node), []).append(node)
+    return [Region(tuple(nodes)) for nodes in found.values()]
+
+
+def _levels(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> dict[str, int]:
+    levels: dict[str, int] = {}
+    for node in order:
+        sources = inputs.get(node, ())
+        if node in on_device:
+            levels[node] = max((levels[source] + (source not in on_device) for source in sources), default=0)
+        else:
+            levels[node] = max((levels[source] for source in sources), default=-1)
+    return levels
+
+
+def _merge(regions: _Groups, order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> None:
+    """Join neighbouring regions for as long as that closes no circle."""
+    readers: dict[str, set[str]] = {}
+    for node in order:
+        for source in inputs.get(node, ()):
+            if regions.of(node) != regions.of(source):
+                readers.setdefault(regions.of(source), set()).add(regions.of(node))
+    for node in order:
+        for source in inputs.get(node, ()):
+            ahead, behind = regions.of(source), regions.of(node)
+            if ahead == behind or node not in on_device or source not in on_device:
+                continue
+            if _another_way(readers, ahead, behind):
+                continue
+            kept = regions.join(ahead, behind)
+            merged = (readers.pop(ahead, set()) | readers.pop(behind, set())) - {ahead, behind}
+            readers[kept] = merged
+            for others in readers.values():
+                if ahead in others or behind in others:
+                    others -= {ahead, behind}
+                    others.add(kept)
+
+
+def _another_way(readers: Mapping[str, Collection[str]], start: str, end: str) -> bool:
+    """Whether a path leads from one to the other through anything else."""
+    pending = [each for each in readers.get(start, ()) if each != end]
+    seen = set(pending)
+    while pending:
+        for reader in readers.get(pending.pop(), ()):
+            if reader == end:
+                return True
+            if reader not in seen:
+                seen.add(reader)
+                pending.append(reader)
+    return False
+
+
+class _Groups:
+    """Disjoint sets of names; each is called by its first."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._parents = {name: name for name in names}
+        self._rank = {name: index for index, name in enumerate(names)}
+
+    def of(self, name: str) -> str:
+        root = name
+        while self._parents[root] != root:
+            root = self._parents[root]
+        while self._parents[name] != root:
+            self._parents[name], name = root, self._parents[name]
+        return root
+
+    def join(self, one: str, other: str) -> str:
+        first, second = sorted((self.of(one), self.of(other)), key=self._rank.__getitem__)
+        self._parents[second] = first
+        return first
+
+
+LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def macs_of(node: ir.Node) -> int | None:
+    """The multiplications of a node; 0 for one that is no layer, None where they are not known."""
+    if not is_standard(node, *LAYERS):
+        return 0
+    source, weight = _sizes(input_at(node, 0)), _sizes(input_at(node, 1))
+    result = _sizes(node.outputs[0])
+    if not source or not weight or (result is None and node.op_type != "ConvTranspose"):
+        return None
+    if node.op_type == "ConvTranspose":
+        return math.prod(source) * math.prod(weight[1:])
+    assert result is not None
+    if node.op_type == "Conv":
+        return math.prod(result) * math.prod(weight[1:])
+    if node.op_type == "Gemm":
+        return math.prod(result) * source[0 if node.attributes.get_int("transA", 0) else -1]
+    return math.prod(result) * source[-1]
+
+
+def _sizes(value: ir.Value | None) -> list[int] | None:
+    """The shape as numbers, an unknown batch being 1."""
+    tensor = tensor_of(value)
+    shape = static_shape(value) if tensor is None else [int(size) for size in tensor.shape.numpy()]
+    if shape is None:
+        return None
+    if tensor is None and rank(value) and shape[0] is None:
+        shape = [1, *shape[1:]]
+    sizes = [size for size in shape if size is not None]
+    return sizes if len(sizes) == len(shape) else None

@@ -1,0 +1,285 @@
+"""The rules that an NPU's shifters impose on positions, solved on the plan.
+
+The device multiplies and adds integers, and moves between positions by shifting. A shift has a limited width, so the
+positions around a node must not be too far apart; and an operator that only moves data cannot shift at all. Below,
+in[i], out, weight and bias stand for the positions around one node.
+
+| rule         | operators                   | what must hold                                 | what moves      |
+| ------------ | --------------------------- | ---------------------------------------------- | --------------- |
+| align        | Concat                      | all in = out                                   | all, to the min |
+| align        | pools, Pad, Slice           | in = out                                       | the larger one  |
+| shift read   | Add, Sub                    | max in - min in <= 7                           | the largest in  |
+| shift write  | Add                         | -7 <= min in - out <= 25                       | out             |
+| shift write  | Mul                         | 0 <= sum of in - out <= 32                     | out             |
+| shift cut    | Conv, Gemm                  | 0 <= cut <= 16, where cut = weight + in - out  | weight          |
+| shift bias   | Conv, Gemm                  | min(0, cut - 16) <= weight + in - bias <= 15   | bias, or weight |
+|              | ... before a LeakyRelu      | 0 <= weight + in - bias <= 15                  | bias            |
+| hard sigmoid | HardSigmoid                 | 0 <= in <= 15, out >= 7, 14 + in - out >= 0    | in, out         |
+| shift swish  | Mul of x and HardSigmoid(x) | 0 <= sum of in - out <= 15                     | out             |
+
+A bias is moved towards finer positions only as far as it does not saturate; the weight gives way for the rest.
+The rules are applied in this order, round after round, until none moves anything.
+
+The one rule of devices with float scales: a Concat copies codes, so what it joins must have one scale.
+
+The inputs and the output of a Concat take the parameters that span all of them. Joined values may meet again in another
+Concat, so this is done once for everything that Concats join, directly or through each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
+from detent.plan.layout import Role, bias_input
+from detent.plan.plan import Move, Plan, make_room_for_biases
+
+MAX_ROUNDS = 20
+_NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Add", "Sub")
+_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+
+
+def constrain(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
+    """Move positions until every rule holds. Returns what still does not, as sentences (normally nothing).
+
+    `without` are names of rules that are left out.
+
+    Rules that contradict each other may drive positions apart without end (x beside x * x in a Concat, with x below
+    position 0). Once one has left the range of positions, all are put back to what the data asked for.
+    """
+    nodes = [node for node in model.graph if plan.layout.quantizes(node)]
+    rules = [(rule, op_types) for name, rule, op_types in RULES if name not in without]
+    _place_zeros(nodes, plan)
+    chosen, moves = dict(plan.params), len(plan.moves)
+    for _ in range(MAX_ROUNDS):
+        # A sum, not any(): every rule runs in every round, in order.
+        if not sum(rule(node, plan) for rule, op_types in rules for node in nodes if node.op_type in op_types):
+            return []
+        if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
+            plan.params.update(chosen)
+            del plan.moves[moves:]
+            break
+    return violations(model, plan, without)
+
+
+def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
+    """Give tensors that are zero throughout the position of their neighbours, so that they drag none of these along."""
+    free = set(plan.free)
+    aligned = [node for node in nodes if node.op_type in _NEIGHBOURLY]
+    for node in (*aligned, *reversed(aligned)):
+        output = plan.layout.output_site(node)
+        sites = plan.layout.input_sites(node) + ([output] if output else [])
+        fixed = [site for site in sites if plan.layout.leader(site) not in free]
+        for site in sites if fixed else ():
+            if plan.layout.leader(site) in free:
+                plan.move(site, min(plan.position(other) for other in fixed), "zero throughout", str(node.name))
+                free.discard(plan.layout.leader(site))
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a node breaks, and the first move that would mend it."""
+
+    node: str
+    op_type: str
+    move: Move
+
+    def __str__(self) -> str:
+        return f"{self.op_type} '{self.node}' breaks the device's rule {self.what}."
+
+    @property
+    def what(self) -> str:
+        """The rule and the move, without the node."""
+        move = self.move
+        return f"'{move.rule}': position {move.before} of '{move.value}' should be {move.after}"
+
+
+def violations(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
+    """The rules that do not hold, as sentences. The plan is left as it is."""
+    return [str(each) for each in broken_rules(model, plan, without)]
+
+
+def broken_rules(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[Violation]:
+    """The rules that do not hold, node by node. The plan is left as it is."""
+    return [
+        Violation(str(node.name), node.op_type, move)
+        for name, rule, op_types in RULES
+        for node in (model.graph if name not in without else ())
+        if node.op_type in op_types and (move := _first_move(rule, node, plan)) is not None
+    ]
+
+
+def permits(node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:
+    """Whether the positions around one node are as its rules ask for."""
+    rules = [rule for name, rule, op_types in RULES if node.op_type in op_types and name not in without]
+    return all(_first_move(rule, node, plan) is None for rule in rules)
+
+
+def _first_move(rule: Rule, node: ir.Node, plan: Plan) -> Move | None:
+    """What a rule would move. The plan is left as it is."""
+    if not plan.layout.quantizes(node):
+        return None
+    trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
+    return trial.moves[0] if rule(node, trial) else None
+
+
+def _clamp(value: int, low: int, high: int) -> int:
+    return min(max(value, low), high)
+
+
+def _align(node: ir.Node, plan: Plan) -> bool:
+    output = plan.layout.output_site(node)
+    sites = plan.layout.input_sites(node) + ([output] if output else [])
+    if output is None or len(sites) < 2:
+        return False
+    lowest = min(plan.position(site) for site in sites)
+    return sum(plan.move(site, lowest, "align", str(node.name)) for site in sites) > 0
+
+
+def _shift_read(node: ir.Node, plan: Plan) -> bool:
+    sites = plan.layout.input_sites(node)
+    if len(sites) != 2:
+        return False
+    lowest = min(plan.position(site) for site in sites)
+    highest = max(sites, key=plan.position)
+    return plan.position(highest) > lowest + 7 and plan.move(highest, lowest + 7, "shift read", str(node.name))
+
+
+def _shift_write_add(node: ir.Node, plan: Plan) -> bool:
+    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
+    return len(positions) == 2 and _write(node, plan, min(positions) - 25, min(positions) + 7, "shift write")
+
+
+def _shift_write_mul(node: ir.Node, plan: Plan) -> bool:
+    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
+    return len(positions) == 2 and _write(node, plan, sum(positions) - 32, sum(positions), "shift write")
+
+
+def _shift_swish(node: ir.Node, plan: Plan) -> bool:
+    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
+    if len(positions) != 2 or not _is_swish(node):
+        return False
+    return _write(node, plan, sum(positions) - 15, sum(positions), "shift swish")
+
+
+def _write(node: ir.Node, plan: Plan, low: int, high: int, rule: str) -> bool:
+    """Move the output into low..high."""
+    output = plan.layout.output_site(node)
+    if output is None:
+        return False
+    return plan.move(output, _clamp(plan.position(output), low, high), rule, str(node.name))
+
+
+def _is_swish(node: ir.Node) -> bool:
+    """Whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
+    return any(
+        consumer.op_type == "HardSigmoid"
+        for value in node.inputs
+        if value is not None
+        for consumer in value.consumers()
+    )
+
+
+def _shift_cut(node: ir.Node, plan: Plan) -> bool:
+    output, sites = plan.layout.output_site(node), plan.layout.input_sites(node)
+    if output is None or len(sites) != 2:
+        return False
+    source, weight = sites
+    cut = plan.position(weight) + plan.position(source) - plan.position(output)
+    return plan.move(weight, plan.position(weight) + _clamp(cut, 0, 16) - cut, "shift cut", str(node.name))
+
+
+def _shift_bias(node: ir.Node, plan: Plan) -> bool:
+    output, sites, bias = plan.layout.output_site(node), plan.layout.input_sites(node), bias_input(node)
+    if output is None or len(sites) != 2 or bias is None or bias.name not in plan.layout.sites:
+        return False
+    name, (source, weight) = str(node.name), sites
+    products = plan.position(source) + plan.position(weight)
+    cut = products - plan.position(output)
+    before_leaky_relu = any(consumer.op_type == "LeakyRelu" for consumer in node.outputs[0].consumers())
+    lowest = 0 if before_leaky_relu else min(0, cut - 16)
+    position = plan.position(bias.name)
+    wanted = _clamp(position, products - 15, products - lowest)
+    # A bias that would saturate ruins its channel, a coarser weight beside so large a bias does not: the weight moves.
+    reached = min(wanted, max(position, plan.finest.get(bias.name, wanted)))
+    moved = plan.move(bias.name, reached, "shift bias", name)
+    return plan.move(weight, plan.position(weight) - (wanted - reached), "shift bias", name) or moved
+
+
+def _hard_sigmoid(node: ir.Node, plan: Plan) -> bool:
+    output, sites = plan.layout.output_site(node), plan.layout.input_sites(node)
+    if output is None or not sites:
+        return False
+    source, name = sites[0], str(node.name)
+    moved = plan.move(source, _clamp(plan.position(source), 0, 15), "hard sigmoid", name)
+    position = min(max(plan.position(output), 7), 14 + plan.position(source))
+    return plan.move(output, position, "hard sigmoid", name) or moved
+
+
+Rule = Callable[[ir.Node, Plan], bool]
+
+RULES: tuple[tuple[str, Rule, tuple[str, ...]], ...] = (
+    ("align_concat", _align, ("Concat",)),
+    ("align_pool", _align, _POOLS),
+    ("align_pad", _align, ("Pad",)),
+    ("align_slice", _align, ("Slice",)),
+    ("shift_read", _shift_read, ("Add", "Sub")),
+    ("shift_write", _shift_write_add, ("Add",)),
+    ("shift_write", _shift_write_mul, ("Mul",)),
+    ("shift_cut", _shift_cut, ("Conv", "Gemm")),
+    ("shift_bias", _shift_bias, ("Conv", "Gemm")),
+    ("hard_sigmoid", _hard_sigmoid, ("HardSigmoid",)),
+    ("shift_swish", _shift_swish, ("Mul",)),
+)
+"""The rules by the names that a recipe leaves them out by, in the order in which they are applied."""
+
+
+def align_concats(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
+    """Give everything that a Concat joins one type, scale and zero point. Nothing is left unsatisfied."""
+    for group in _groups(model, plan) if "align_concat" not in without else ():
+        joined = [plan.integers(leader) for leader in group if leader not in plan.free]
+        shared = _union(joined or [plan.integers(leader) for leader in group], _format(group, plan))
+        for leader, node in group.items():
+            plan.assign(leader, shared, "align", node)
+    # A tensor that is zero throughout may have got a smaller scale than it had.
+    make_room_for_biases(model, plan)
+    return []
+
+
+def _groups(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
+    """The leaders that Concats join, directly or through each other, each with the first Concat that joins it."""
+    groups: list[dict[str, str]] = []
+    for node in model.graph:
+        if node.op_type != "Concat" or not plan.layout.quantizes(node):
+            continue
+        output = plan.layout.output_site(node)
+        sites = plan.layout.input_sites(node) + ([output] if output else [])
+        group = {plan.layout.leader(site): str(node.name) for site in sites}
+        if not any(plan.layout.sites[leader].role is Role.ACTIVATION for leader in group):
+            continue  # activations stay float, and nothing is copied
+        if not all(isinstance(plan.params[leader], QuantParams) for leader in group):
+            continue  # floats have no scale to share
+        met = [other for other in groups if other.keys() & group.keys()]
+        for other in met:
+            group = {**group, **other}
+        groups = [other for other in groups if other not in met] + [group]
+    return groups
+
+
+def _format(group: dict[str, str], plan: Plan) -> IntegerFormat:
+    """That of the activations: a constant among them is copied into their codes."""
+    return next(plan.integers(name).format for name in group if plan.layout.sites[name].role is Role.ACTIVATION)
+
+
+def _union(params: list[QuantParams], fmt: IntegerFormat) -> QuantParams:
+    """Parameters of a format that span everything that `params` span: one of them, where it does already."""
+    low, high = min(each.span[0] for each in params), max(each.span[1] for each in params)
+    for each in params:
+        if each.format == fmt and each.span == (low, high):
+            return each
+    return fmt.fit(low, high)

@@ -1,0 +1,124 @@
+"""A model that is ready to be judged: run in exact arithmetic, and fed as the reference model is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import Emulator
+from detent.errors import DetentError, ModelError, nearest
+from detent.graph.load import ModelLike, name_of, read
+from detent.graph.session import DEFAULT_PROVIDERS, Runner
+from detent.graph.taps import open_exact
+from detent.observe.inputs import input_specs
+from detent.observe.preprocess import InputSpec
+from detent.observe.samples import Array, Sample
+
+AnyModel = ModelLike | ir.Model
+
+
+def model_name(model: AnyModel) -> str:
+    """How messages and reports call a model."""
+    return "the given model" if isinstance(model, ir.Model) else name_of(model)
+
+
+def same_model(one: AnyModel, other: AnyModel) -> bool:
+    """Whether two arguments are one model: the same object, or the same path."""
+    if isinstance(one, (ir.Model, onnx.ModelProto)) or isinstance(other, (ir.Model, onnx.ModelProto)):
+        return one is other
+    return Path(one) == Path(other)
+
+
+def as_models(given: Any) -> list[AnyModel]:
+    """One model or several of them, as a list."""
+    single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model))
+    several = [given] if single else list(given)
+    return [Path(model) if isinstance(model, (str, os.PathLike)) else model for model in several]
+
+
+class Candidate:
+    """A model, its inputs and its outputs. Any number of threads may run it.
+
+    Integer kernels are not used: on some CPUs they saturate, and what they compute is not what the model says.
+    """
+
+    def __init__(
+        self,
+        model: AnyModel,
+        providers: Sequence[str] = DEFAULT_PROVIDERS,
+        *,
+        name: str | None = None,
+        emulate: EmulatedRounding | None = None,
+        runner: Runner | None = None,
+    ) -> None:
+        """Load `model`, which messages call `name`; a `runner` has it loaded already, and says what it gives.
+
+        With `emulate` it is computed in integers, as the NPU does, with that rounding.
+        """
+        self.name = model_name(model) if name is None else name
+        graph_model = model if isinstance(model, ir.Model) else read(model)
+        self.inputs = input_specs(graph_model)
+        self.outputs = [str(value.name) for value in graph_model.graph.outputs] if runner is None else runner.outputs
+        try:
+            self._runner: Callable[..., list[Array]]
+            if runner is not None:
+                self._runner = runner
+            elif emulate is None:
+                self._runner = open_exact(graph_model, self.outputs, providers)
+            else:
+                self._runner = Emulator(_proto(model), rounding=emulate)
+        except ModelError as error:
+            raise ModelError(f"{self.name}: {error}") from error
+        self._types = {spec.name: spec.dtype for spec in self.inputs}
+
+    def __call__(self, sample: Sample) -> dict[str, Array]:
+        """All outputs by name. Floating-point inputs are given in the model's own type."""
+        feeds = {name: array.astype(self._types[name], copy=False) for name, array in sample.feeds.items()}
+        try:
+            return dict(zip(self.outputs, self._runner(feeds, sample.origin), strict=True))
+        except DetentError as error:
+            raise type(error)(f"{self.name}: {error}") from error
+
+    def check_like(self, reference: Candidate) -> None:
+        """ModelError where this model cannot be asked the same, or does not answer in the same way."""
+        theirs = {spec.name: spec for spec in reference.inputs}
+        _check_names("input", [*self._types], [*theirs], self.name, reference.name)
+        for spec in self.inputs:
+            other = theirs[spec.name]
+            if not _fits(spec, other):
+                raise ModelError(
+                    f"Input '{spec.name}' of {self.name} is {spec.dtype.name} {spec.shape_text}, but that of "
+                    f"{reference.name} is {other.dtype.name} {other.shape_text}. Only models that take the same data "
+                    "can be compared."
+                )
+        _check_names("output", self.outputs, reference.outputs, self.name, reference.name)
+
+
+def _proto(model: AnyModel) -> ModelLike:
+    return ir.to_proto(model) if isinstance(model, ir.Model) else model
+
+
+def _check_names(kind: str, found: Sequence[str], expected: Sequence[str], name: str, reference: str) -> None:
+    for one, others, owner, lacking in ((found, expected, name, reference), (expected, found, reference, name)):
+        extra = [each for each in one if each not in others]
+        if extra:
+            raise ModelError(
+                f"{owner} has the {kind} '{extra[0]}', which {lacking} does not have.{nearest(extra[0], others)} "
+                f"Only models of the same {kind}s can be compared."
+            )
+
+
+def _fits(spec: InputSpec, other: InputSpec) -> bool:
+    """Whether the same data can be fed: one rank, no dimension that contradicts, and one type (or both floating)."""
+    same_type = spec.dtype == other.dtype or (spec.dtype.kind == "f" and other.dtype.kind == "f")
+    return (
+        same_type
+        and len(spec.shape) == len(other.shape)
+        and all(one == two or None in (one, two) for one, two in zip(spec.shape, other.shape, strict=True))
+    )

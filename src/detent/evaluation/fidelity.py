@@ -1,0 +1,126 @@
+"""How close the quantized model is to the float one, on the same samples: its outputs, and every site on the way.
+
+With x the float value and e the difference:
+
+    SQNR   = 10 log10(sum x^2 / sum e^2)             signal against quantization noise, in dB
+    PSNR   = 10 log10(max |x|^2 / mean e^2)          the same against the peak
+    cosine = sum x*y / sqrt(sum x^2 * sum y^2)       1 for the same direction
+
+The sums of an output run over all samples, those of the values on the way over the first few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.emulator.arithmetic import EmulatedRounding
+from detent.emulator.emulator import EmulatedValues
+from detent.evaluation.noise import Closeness, NoiseSums
+from detent.graph.session import Runner, usable_cores
+from detent.observe.samples import PendingSample, Sample
+from detent.progress import Progress, silent
+
+STAGE = "measure"
+
+DETAILED_SAMPLES = 4
+"""Samples on which every tensor is compared: with thousands of elements each, a few settle which are the worst."""
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """The outputs and sites of a quantized model against the float one.
+
+    `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
+    are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
+    are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
+    `emulated` is the rounding with which the quantized model was computed in integers; None where onnxruntime computed
+    it in float.
+    """
+
+    outputs: Mapping[str, Closeness]
+    tensors: Mapping[str, Closeness]
+    samples: int
+    same_top1: int | None
+    resized: Sequence[str] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)
+    emulated: EmulatedRounding | None = None
+
+
+def measure_fidelity(
+    reference: Runner,
+    quantized_model: ir.Model,
+    sites: Mapping[str, str],
+    samples: Sequence[PendingSample],
+    *,
+    original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
+    emulate: EmulatedRounding | None = None,
+    threads: int = 0,
+    progress: Progress = silent,
+) -> Fidelity:
+    """Run both models on `samples`: the outputs on all of them, every site on the first few.
+
+    `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
+    the float model to its name in the quantized one. `original`, where it is given, computes the outputs to compare
+    with: those of the model before its channels were rescaled. With `emulate` the quantized model is computed in
+    integers, with that rounding.
+    """
+    outputs = [str(value.name) for value in quantized_model.graph.outputs]
+    renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
+    quantized = _open(quantized_model, list(renamed.values()), emulate)
+    scores = looks_like_scores(quantized_model.graph.outputs[0])
+
+    def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, NoiseSums], list[bool]]:
+        sample = pending.load()
+        expected = reference(sample.feeds, sample.origin, names)
+        if original is not None:
+            outputs_before = original(sample)
+            expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
+        found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
+        pairs = list(zip(names, expected, found, strict=True))
+        sums = {name: NoiseSums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}
+        resized.update(name for name, x, y in pairs if x.shape != y.shape)
+        comparable = scores and expected[0].shape == found[0].shape
+        same = expected[0].argmax(-1) == found[0].argmax(-1) if comparable else np.zeros(pending.size, bool)
+        return sums, same.reshape(-1).tolist()
+
+    resized: set[str] = set()
+    totals = {name: NoiseSums() for name in reference.outputs}
+    agreement: list[bool] = []
+    progress(STAGE, 0, len(samples))
+    fetched = [reference.outputs if index < DETAILED_SAMPLES else outputs for index in range(len(samples))]
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
+        # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
+        for done, (sums, same) in enumerate(pool.map(compare, fetched, samples), 1):
+            totals |= {name: totals[name] + more for name, more in sums.items()}
+            agreement += same
+            progress(STAGE, done, len(samples))
+    measured = {name: sums.closeness() for name, sums in totals.items() if sums.elements}
+    return Fidelity(
+        outputs={name: measured[name] for name in outputs if name in measured},
+        tensors={name: closeness for name, closeness in measured.items() if name in sites},
+        samples=len(agreement),
+        same_top1=sum(agreement) if scores else None,
+        resized=sorted(resized),
+        silent={name: totals[name].peak for name in outputs if totals[name].signal and not totals[name].other},
+        emulated=emulate,
+    )
+
+
+def _open(model: ir.Model, fetched: Sequence[str], emulate: EmulatedRounding | None) -> Runner | EmulatedValues:
+    return Runner(model, fetched, exact=True) if emulate is None else EmulatedValues(model, emulate)
+
+
+def looks_like_scores(output: ir.Value) -> bool:
+    """Whether an output is a row of class scores per sample: [batch, classes] with at least two classes."""
+    shape = output.shape
+    if shape is None or len(shape) != 2 or output.dtype != ir.DataType.FLOAT:
+        return False
+    classes = shape[1]
+    return isinstance(classes, int) and classes >= 2

@@ -1,0 +1,1 @@
+"""Running parts of a model, and models on named samples."""

@@ -1,0 +1,1 @@
+"""Which layers make the error of a quantized model."""

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detent.device_check.partition import macs_of
+from tests.models import as_ir, build, info, node, normal
+
+
+def macs(made, **constants):
+    inputs = constants.pop("inputs", (info("x", (1, 3, 8, 8)),))
+    model = as_ir(build([made], "y", constants, inputs))
+    return macs_of(next(iter(model.graph)))
+
+
+@pytest.mark.parametrize(
+    ("made", "weight", "expected"),
+    [
+        (node("Conv", "x w", "y"), normal(4, 3, 3, 3), 4 * 6 * 6 * 3 * 9),
+        (node("Conv", "x w", "y", group=3), normal(3, 1, 3, 3), 3 * 6 * 6 * 9),
+        (node("ConvTranspose", "x w", "y", strides=[2, 2]), normal(3, 5, 2, 2), 3 * 8 * 8 * 5 * 4),
+    ],
+)
+def test_convolutions(made, weight, expected):
+    assert macs(made, w=weight) == expected
+
+
+def test_products():
+    two = (info("x", (2, 7)),)
+    assert macs(node("MatMul", "x w", "y"), w=normal(7, 5), inputs=two) == 2 * 5 * 7
+    assert macs(node("Gemm", "x w", "y", transA=1), w=normal(2, 5), inputs=two) == 7 * 5 * 2
+
+
+def test_others_multiply_nothing():
+    assert macs(node("Relu", "x", "y")) == 0
+    assert macs(node("Mul", "x w", "y"), w=np.float32(2)) == 0
+
+
+def test_an_open_batch_counts_as_one_and_an_open_width_as_unknown():
+    weight = normal(4, 3, 1, 1)
+    assert macs(node("Conv", "x w", "y"), w=weight, inputs=(info("x", ("N", 3, 8, 8)),)) == 4 * 64 * 3
+    assert macs(node("Conv", "x w", "y"), w=weight, inputs=(info("x", (1, 3, 8, "W")),)) is None
