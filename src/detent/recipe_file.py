@@ -244,7 +244,8 @@ def _parse_named(value: Any, parse: Callable[[str], Any], known: Mapping[str, An
     choice = _choice_of(table.pop("name", None), known, where)
     if choice is None:
         return _refuse_settings(table, where)
-    hints = get_type_hints(type(choice))
+    of_class = get_type_hints(type(choice))
+    hints = {field.name: of_class[field.name] for field in dataclasses.fields(choice)}
     for key in table:
         _check_key(key, hints, type(choice).__name__)
     return dataclasses.replace(

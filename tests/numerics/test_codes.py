@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from detent.numerics.codes import decode, encode
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.rounding import ROUNDINGS, round_by
-from detent.refine.codes import decode, encode
 
 INT8, UINT8 = (IntegerFormat(dtype, scale="power_of_two") for dtype in ("int8", "uint8"))
 

@@ -1,8 +1,8 @@
 """One walk through the quantized model, all samples side by side, as the emitted file will compute it.
 
-The quantized prefix is kept and not computed again: at each node the activations that the quantized nodes before it give
-are at hand, on the *frontier*, and those that no later node reads are dropped. Activations that have codes are held as
-these, in a quarter of the memory. Before a segment runs, a visitor may refine the layer in it.
+The quantized prefix is kept and not computed again: at each node the activations that the quantized nodes before it
+give are at hand, on the *frontier*, and those that no later node reads are dropped. Activations that have codes are
+held as these, in a quarter of the memory. Before a segment runs, a visitor may refine the layer in it.
 """
 
 from __future__ import annotations

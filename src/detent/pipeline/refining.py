@@ -12,11 +12,10 @@ from detent.observe.sources import Source
 from detent.pipeline.calibrate import refinement_beside
 from detent.pipeline.job import Job
 from detent.plan.plan import Plan
-from detent.refine.checkpoint import Keeper, identity_of
+from detent.refine.checkpoint import RefinementCheckpoint, identity_of
 from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
-from detent.refinements import BiasCorrection
 
 
 def refine_plan(
@@ -26,7 +25,7 @@ def refine_plan(
     reference: ir.Model,
     plan: Plan,
     samples: Sequence[PendingSample],
-    keeper: Keeper | None,
+    keeper: RefinementCheckpoint | None,
 ) -> Sequence[LayerReport]:
     """Choose weights, biases and ranges so that `model` answers as `reference`, which has no rewrites of a device."""
     refinement, threads = job.recipe.refinement, job.collecting.threads
@@ -42,7 +41,7 @@ def refine_plan(
             threads=threads,
             memory=job.memory,
             permits=rules.permit,
-            keeper=keeper,
+            checkpoint=keeper,
             progress=job.progress,
         )
     if constrain is not None:
@@ -57,22 +56,22 @@ def keeper_of(
     reference: ir.Model,
     plan: Plan,
     samples: Sequence[PendingSample],
-) -> Keeper | None:
+) -> RefinementCheckpoint | None:
     """What goes on where an interrupted refinement stopped. None where it takes seconds, or where the data is a stream,
     which may give other samples the next time.
     """
     refinement = job.recipe.refinement
-    if refinement is None or isinstance(refinement, BiasCorrection) or job.output is None:
+    if refinement is None or not refinement.learns_weights or job.output is None:
         return None
     if job.collecting.checkpoint is None or source is None or source.fingerprint is None:
         return None
     described = [source.fingerprint, *(sample.origin for sample in samples)]
     identity = identity_of((model, reference), plan, refinement, repr(described), len(samples), job.memory)
-    keeper = Keeper(refinement_beside(job.output), identity)
+    keeper = RefinementCheckpoint(refinement_beside(job.output), identity)
     keeper.resume()
     return keeper
 
 
-def notes_of(keeper: Keeper | None) -> list[str]:
+def notes_of(keeper: RefinementCheckpoint | None) -> list[str]:
     """What a resumed refinement has to say."""
     return [] if keeper is None else list(keeper.notes)

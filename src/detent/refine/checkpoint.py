@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError, OutputError
@@ -69,7 +70,7 @@ class RefinementCheckpoint:
     _given_up: bool = False
 
     def resume(self) -> None:
-        """Take over what an earlier run of the same identity finished. Raises OutputError if a foreign file is there."""
+        """Take over what an earlier run of the same identity finished. Raises OutputError at a foreign file."""
         if not self.path.exists():
             return
         try:
@@ -112,7 +113,8 @@ class RefinementCheckpoint:
 
 def _pack(identity: str, finished: Mapping[str, LayerChange]) -> bytes:
     """Return a JSON header, and one array after the other in the order that it lists them in."""
-    layers, arrays = [], []
+    layers: list[dict[str, object]] = []
+    arrays: list[npt.NDArray[np.floating]] = []
     for output, layer in finished.items():
         layers.append(
             {

@@ -297,7 +297,9 @@ def _per_axis(layer: MatrixLayer, name: str, default: list[int]) -> Sequence[int
     return layer.node.attributes.get_ints(name, default) or default
 
 
-def _first_pads(layer: MatrixLayer, sizes: Sequence[int], spatial: Sequence[int], windows: Sequence[int]) -> Sequence[int]:
+def _first_pads(
+    layer: MatrixLayer, sizes: Sequence[int], spatial: Sequence[int], windows: Sequence[int]
+) -> Sequence[int]:
     """Return the padding at the start of each axis; for SAME it follows from the number of outputs."""
     mode = layer.node.attributes.get_string("auto_pad", "NOTSET")
     if mode not in ("SAME_UPPER", "SAME_LOWER"):

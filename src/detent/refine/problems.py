@@ -187,9 +187,9 @@ def bias_params_of(layer: MatrixLayer, plan: Plan) -> Params | None:
     return plan.of(name) if name in plan.layout.sites else None
 
 
-def why_not(layer: MatrixLayer, walk: QuantizedWalk, target: LayerTarget, refinement: Refinement, memory: int) -> str | None:
+def why_not(layer: MatrixLayer, plan: Plan, target: LayerTarget, refinement: Refinement, memory: int) -> str | None:
     """Say why a layer's weights cannot be chosen from its rows, or return None."""
-    weights = walk.plan.of(str(layer.weight.name))
+    weights = plan.of(str(layer.weight.name))
     bias = bias_input(layer.node)
     if layer.bias is None and bias is not None and constant(bias) is None:
         return layer.note
@@ -245,7 +245,9 @@ def _blocks_cross_groups(layer: MatrixLayer, params: Params) -> bool:
     return channels % params.format.block_size != 0
 
 
-def build_problem(layer: MatrixLayer, walk: QuantizedWalk, target: LayerTarget, most_rows: int) -> tuple[LayerProblem, LayerProblem]:
+def build_problem(
+    layer: MatrixLayer, walk: QuantizedWalk, target: LayerTarget, most_rows: int
+) -> tuple[LayerProblem, LayerProblem]:
     """Return the problem to solve, and the same layer on samples that are held out to judge the solutions on."""
     order, held = _split(len(target.outputs))
     groups, channels, inputs = layer.matrix().shape

@@ -25,15 +25,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.execute.quantized_walk import QuantizedWalk
+from detent.execute.segments import Program, reads
 from detent.graph.session import Runner
 from detent.graph.values import constant, is_constant
+from detent.numerics.codes import Array, decode, encode
 from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
-from detent.numerics.codes import Array, decode, encode
-from detent.execute.segments import Program, reads
-from detent.execute.quantized_walk import QuantizedWalk
 
 RULE = "range search"
 FACTORS = (0.6, 0.75, 0.88, 1.15)
@@ -62,7 +62,9 @@ class RangeSearch:
     expected: Sequence[Mapping[str, Array]]
 
     @classmethod
-    def on(cls, walk: QuantizedWalk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]) -> RangeSearch:
+    def on(
+        cls, walk: QuantizedWalk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]
+    ) -> RangeSearch:
         """A search on a walk over `samples`, against the outputs of `reference`."""
         runner = Runner(reference)
 

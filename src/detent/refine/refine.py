@@ -41,7 +41,7 @@ from detent.refine.ranges import Constrain, RangeSearch
 from detent.refinements import Refinement
 from detent.refinements.bias_correction import ChannelSums
 from detent.refinements.layer_problem import Floats, why_no_steps
-from detent.refinements.refinement import Choice, ScaleCandidate
+from detent.refinements.refinement import ScaleCandidate
 
 MEMORY = 2 << 30
 """The bytes that refinement may use by default."""
@@ -104,7 +104,9 @@ def refine(
             progress(STAGE, done, total)
 
     try:
-        walk.run(visit, search=None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples))
+        walk.run(
+            visit, search=None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples)
+        )
     except KeyboardInterrupt:
         if checkpoint is not None:
             checkpoint.write()
@@ -140,12 +142,14 @@ class LayerRefiner:
     def refine(self, layer: MatrixLayer, target: LayerTarget) -> LayerChange:
         """Choose the layer's weights, if the refinement does, then its bias. The plan has the change already."""
         before = self.walk.plan.of(str(layer.weight.name))
-        report = self._choose_weights(layer, target) if self.refinement.learns_weights else self._bias_only(layer, target)
+        report = (
+            self._choose_weights(layer, target) if self.refinement.learns_weights else self._bias_only(layer, target)
+        )
         return LayerChange.since(before, layer, self.walk.plan, report)
 
     def _choose_weights(self, layer: MatrixLayer, target: LayerTarget) -> LayerReport:
         plan = self.walk.plan
-        reason = why_not(layer, self.walk, target, self.refinement, self.budget.layer_bytes)
+        reason = why_not(layer, plan, target, self.refinement, self.budget.layer_bytes)
         if reason is not None:
             return self._bias_only(layer, target, reason)
         row_bytes = 4 * layer.matrix()[:, 0].size

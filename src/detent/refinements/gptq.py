@@ -15,7 +15,6 @@ of every channel. `Rounding` does make up for it, and takes this as one of its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,7 +26,7 @@ from detent.errors import UsageError
 from detent.numerics.compiled import compiled
 from detent.refinements.layer_problem import Floats, LayerProblem, Solution, StepRounder
 from detent.refinements.least_squares import CONSTANT_INPUTS, RowMoments, flat_rows, in_pieces
-from detent.refinements.refinement import Contest, ScaleCandidate, WeightRefinement
+from detent.refinements.refinement import Contest, WeightRefinement
 
 Order = npt.NDArray[np.int64]
 """For each group its inputs, in the order in which they are rounded."""
@@ -55,9 +54,7 @@ class Gptq(WeightRefinement):
         if self.order not in _ORDERS:
             raise UsageError(f"order of Gptq is '{self.order}': choose {' or '.join(_ORDERS)}.")
 
-    def solve(
-        self, problem: LayerProblem, contest: Contest, pool: Executor, scales: Sequence[ScaleCandidate] = ()
-    ) -> str | None:
+    def solve(self, problem: LayerProblem, contest: Contest, pool: Executor) -> str | None:
         """Offer the one solution there is, unless the damped second moments cannot be inverted."""
         moments = RowMoments.of(problem)
         if not moments.vary:
@@ -86,7 +83,7 @@ def natural_order(second: Floats) -> Order:
 
 
 def order_by_activation(second: Floats) -> Order:
-    """Take inputs with large second moments first: there, errors cost most, and most weights remain to make up for them."""
+    """Take inputs with large second moments first: errors cost most there, and most weights remain to compensate."""
     return np.argsort(-np.einsum("gkk->gk", second), axis=1, kind="stable")
 
 

@@ -31,7 +31,7 @@ from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.params import NumberFormat
 from detent.refinements.gradient_loops import SHORT, Doubles, Singles, dots_of_groups, forward
 from detent.refinements.layer_problem import Floats, LayerProblem, Solution, Where
-from detent.refinements.refinement import Contest, ScaleCandidate, WeightRefinement
+from detent.refinements.refinement import Contest, WeightRefinement
 
 Indices = npt.NDArray[np.int64]
 
@@ -105,9 +105,7 @@ class GradientSearch(WeightRefinement):
                     f"are {fmt.label}. Leave it out."
                 )
 
-    def solve(
-        self, problem: LayerProblem, contest: Contest, pool: Executor, scales: Sequence[ScaleCandidate] = ()
-    ) -> str | None:
+    def solve(self, problem: LayerProblem, contest: Contest, pool: Executor) -> str | None:
         """Offer what was learned, with its own bias and with the one that matches the means.
 
         The error is that after the activation, so its bias may be better than the matching one, or was left alone.
@@ -131,7 +129,7 @@ class GradientSearch(WeightRefinement):
 
 
 class Variables(Protocol):
-    """What a method changes, for one block of channels, and the rounded (or softly rounded) weights and biases that follow."""
+    """What a method changes, for one block of channels, and the (softly) rounded weights and biases that follow."""
 
     weights: Singles
     bias: Doubles
@@ -191,6 +189,7 @@ class Batches:
     def forward(
         self, batch: int, weights: Singles, bias: Doubles, derivatives: Singles, squares: Doubles, sums: Doubles
     ) -> None:
+        """Fill in the derivatives of one batch, and each channel's sums (see `gradient_loops.forward`)."""
         rows, columns = self.by_sample[batch], self.by_input[batch]
         count = self.counts[batch]
         forward(

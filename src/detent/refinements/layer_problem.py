@@ -242,9 +242,7 @@ class LayerProblem:
         """Return the bias with which codes give the mean of the target on the problem's own rows."""
         if not self.free_bias:
             return self.bias
-        return np.asarray(
-            self.target.mean(axis=0, dtype=np.float64) - self.mean_products(codes, self.mean_input())
-        )
+        return np.asarray(self.target.mean(axis=0, dtype=np.float64) - self.mean_products(codes, self.mean_input()))
 
     def relative_error(self, codes: Floats, bias: Floats) -> float:
         """Return the mean square error on the rows, after activation and saturation, relative to float."""

@@ -8,8 +8,8 @@ channel have the error
 A damping of lam, a share of the mean of H's diagonal, adds lam |w - float w|^2: it draws the weights to the float ones
 where the rows say little, and H + lam I can be inverted wherever any input is alive.
 
-**Coordinate descent** is exact in each coordinate. With s the scale of a weight, q its step and e = r - w H the residual
-of its channel,
+**Coordinate descent** is exact in each coordinate. With s the scale of a weight, q its step and e = r - w H the
+residual of its channel,
 
     q_k <- round(q_k + e_k / (s_k H_kk))          within low_k .. high_k
 
@@ -38,7 +38,7 @@ from detent.refinements.layer_problem import Floats, LayerProblem, StepRounder
 
 CONSTANT_INPUTS = "its inputs are the same in all samples, which says nothing about weights"
 LEAST_VARIANCE = 1e-10
-"""Inputs whose variance is below this share of their squared mean do not change: centering in float32 leaves as much."""
+"""Below this share of its squared mean, the variance of an input is what centering in float32 leaves."""
 
 FEW_INPUTS = 12
 """Up to so many weights a channel is searched: a depthwise kernel of 3 x 3 has nine."""
@@ -132,7 +132,7 @@ def in_pieces(count: int, task: Callable[[int, int], None], pool: Executor) -> N
 
 
 def descend(start: Floats, error: Quadratic, box: StepRounder, sweeps: int, pool: Executor) -> Floats:
-    """Return the steps that `start` comes to within the limits of `box`. An input that is always zero keeps its step."""
+    """Return the steps that `start` comes to within the limits of `box`. An input of zeros alone keeps its step."""
     flat = flat_rows(start.copy(), error.residual(start * box.scale), box.scale, box.low, box.high)
 
     def descend_piece(first: int, last: int) -> None:
@@ -210,9 +210,7 @@ def _factor(second: Floats, scale: Floats, lower: Floats) -> bool:
 
 
 @compiled
-def _unrounded(
-    lower: Floats, cross: Floats, scale: Floats
-) -> Floats:
+def _unrounded(lower: Floats, cross: Floats, scale: Floats) -> Floats:
     """x, where L L^T x = S r."""
     x = cross * scale
     for i in range(x.size):

@@ -52,11 +52,12 @@ class Choice:
 class Contest:
     """Solutions are offered, and the one with the least error on the rows held out is `best`.
 
-    To begin with there is none: nearest codes, whose bias is corrected on the rows of the problem.
+    To begin with there is none: nearest codes, whose bias is corrected on the rows of the problem. `scales` are others
+    that the weights may have.
     """
 
-    def __init__(self, problem: LayerProblem, held_out: LayerProblem) -> None:
-        self._held_out = held_out
+    def __init__(self, problem: LayerProblem, held_out: LayerProblem, scales: Sequence[ScaleCandidate] = ()) -> None:
+        self._held_out, self.scales = held_out, scales
         nearest = problem.nearest()
         before = held_out.relative_error(nearest, problem.matching_bias(nearest))
         self.best = Choice(None, problem.free_bias, before, before)
@@ -110,7 +111,10 @@ class Refinement:
         return False
 
     def check_formats(
-        self, recipe: str, weights: Sequence[NumberFormat | None], activations: Sequence[NumberFormat | None]
+        self,
+        recipe: str,
+        weights: Sequence[NumberFormat | None],
+        activations: Sequence[NumberFormat | None],  # noqa: ARG002
     ) -> None:
         """Raise UsageError if it cannot work on the formats of a recipe."""
         for fmt in weights if self.integer_weights_only else ():
@@ -126,6 +130,20 @@ class Refinement:
         if self.integer_weights_only and not isinstance(weights, QuantParams):
             return f"its weights are {weights.format.label}"
         return None
+
+    def choose(
+        self, problem: LayerProblem, held_out: LayerProblem, pool: Executor, scales: Sequence[ScaleCandidate] = ()
+    ) -> Choice:
+        """Solve a layer, and judge the solutions on the rows that are held out."""
+        contest = Contest(problem, held_out, scales)
+        if not (np.isfinite(problem.rows).all() and np.isfinite(problem.target).all()):
+            return replace(contest.best, reason="its input or output is not finite")
+        reason = self.solve(problem, contest, pool)
+        return contest.best if reason is None else replace(contest.best, reason=reason)
+
+    def solve(self, problem: LayerProblem, contest: Contest, pool: Executor) -> str | None:
+        """Offer solutions to the contest; return why the layer has none, if it is known before the contest."""
+        raise NotImplementedError
 
     def _at_least_one(self, *settings: str) -> None:
         for setting in settings:
@@ -160,19 +178,3 @@ class WeightRefinement(Refinement):
     def rows_per_sample(self) -> int:
         """How many output positions of each sample a layer learns from."""
         return self.rows
-
-    def choose(
-        self, problem: LayerProblem, held_out: LayerProblem, pool: Executor, scales: Sequence[ScaleCandidate] = ()
-    ) -> Choice:
-        """Solve a layer, and judge the solutions on the rows that are held out."""
-        contest = Contest(problem, held_out)
-        if not (np.isfinite(problem.rows).all() and np.isfinite(problem.target).all()):
-            return replace(contest.best, reason="its input or output is not finite")
-        reason = self.solve(problem, contest, pool, scales)
-        return contest.best if reason is None else replace(contest.best, reason=reason)
-
-    def solve(
-        self, problem: LayerProblem, contest: Contest, pool: Executor, scales: Sequence[ScaleCandidate]
-    ) -> str | None:
-        """Offer solutions to the contest; return why the layer has none, if it is known before the contest."""
-        raise NotImplementedError

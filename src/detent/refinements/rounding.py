@@ -7,7 +7,6 @@ the nearest steps, and from those that GPTQ finds around the weights that would 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,7 +23,7 @@ from detent.refinements.least_squares import (
     descend,
     search_exhaustively,
 )
-from detent.refinements.refinement import Contest, ScaleCandidate, WeightRefinement
+from detent.refinements.refinement import Contest, WeightRefinement
 
 DAMPINGS = (1.0, 3.0, 10.0)
 """Times that of the settings: which is best depends on the layer, and the held-out rows tell."""
@@ -63,9 +62,7 @@ class Rounding(WeightRefinement):
         """Whether other scales of the weights are tried."""
         return self.rescale
 
-    def solve(
-        self, problem: LayerProblem, contest: Contest, pool: Executor, scales: Sequence[ScaleCandidate] = ()
-    ) -> str | None:
+    def solve(self, problem: LayerProblem, contest: Contest, pool: Executor) -> str | None:
         """Offer every damping with the present scale, and every other scale with the damping that was best."""
         moments = RowMoments.of(problem)
         if not moments.vary:
@@ -74,7 +71,7 @@ class Rounding(WeightRefinement):
         for damping in dampings:
             if contest.offer(self.round_layer(problem, moments, damping, pool), problem.free_bias):
                 best = damping
-        for scale in scales:
+        for scale in contest.scales:
             contest.offer(self.round_layer(scale.of(problem), moments, best, pool), problem.free_bias, scale)
         return None
 

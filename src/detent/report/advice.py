@@ -10,7 +10,6 @@ from detent.evaluation.fidelity import Fidelity
 from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Decision
 from detent.recipe import Recipe, has_power_of_two_scale
-from detent.refinements import BiasCorrection
 from detent.report.judging import judge
 from detent.report.report import Calibration, Notes, TensorReport
 
@@ -88,7 +87,7 @@ def suggestions_for(
         )
     if 0 < calibration.samples < FEW_SAMPLES:
         found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
-    if recipe.refinement is None or isinstance(recipe.refinement, BiasCorrection):
+    if recipe.refinement is None or not recipe.refinement.learns_weights:
         found.append(_refinement_for(recipe))
     culprits = _where_it_falls(tensors, nodes)
     if culprits:

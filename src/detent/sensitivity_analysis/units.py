@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from detent.execute.probe import Array, Variant
 from detent.graph.values import constant, values_of
+from detent.numerics.codes import stored_constant
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
-from detent.refine.codes import stored_constant
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.refine.choose import choose, matching_bias, relative_error
-from detent.refine.moments import Moments
-from detent.refine.problem import Activation, LayerProblem
-from detent.refine.rounding import best_steps, dampings, round_layer
 from detent.refinements import Rounding
+from detent.refinements.layer_problem import Activation, LayerProblem
+from detent.refinements.least_squares import RowMoments
 
 INT8 = IntegerFormat("int8", scale="power_of_two")
 INT32 = IntegerFormat("int32")
@@ -64,20 +62,20 @@ def objective(case, moments, damping, codes):
 
 def solutions(case, settings, pool):
     """The solution of every damping."""
-    moments = Moments.of(case)
-    return [round_layer(case, moments, damping, settings, pool) for damping in dampings(case, settings)]
+    moments = RowMoments.of(case)
+    return [settings.round_layer(case, moments, damping, pool) for damping in settings.dampings(case)]
 
 
 def descend(case, moments, damping, settings, pool):
     """The codes for one damping."""
-    return best_steps(case, moments.to_output(case.weight, damping), settings, pool)
+    return settings.best_steps(case, moments.to_output(case.weight, damping), pool)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_single_step_improves_the_codes(pool, seed):
     rng = np.random.default_rng(seed)
     case = problem(correlated(2, 60, 5, seed), rng.standard_normal((2, 3, 5)), noise=0.05, seed=seed, bias=1.0)
-    settings, moments = Rounding(span=2), Moments.of(case)
+    settings, moments = Rounding(span=2), RowMoments.of(case)
     codes = descend(case, moments, 0.1, settings, pool)
     least = objective(case, moments, 0.1, codes)
     assert least <= objective(case, moments, 0.1, case.nearest())
@@ -117,7 +115,7 @@ def test_codes_stay_within_the_span_and_the_format(pool):
 
 def test_strong_damping_is_rounding_to_nearest(pool):
     case = problem(correlated(1, 80, 6), np.random.default_rng(1).standard_normal((1, 4, 6)), noise=0.3)
-    codes = descend(case, Moments.of(case), 1e9, Rounding(), pool)
+    codes = descend(case, RowMoments.of(case), 1e9, Rounding(), pool)
     np.testing.assert_array_equal(codes, case.nearest())
 
 
@@ -125,7 +123,7 @@ def test_a_scale_for_each_channel(pool):
     rng = np.random.default_rng(7)
     case = problem(correlated(2, 60, 4), rng.standard_normal((2, 3, 4)))
     case = replace(case, weight_scale=2.0 ** -rng.integers(1, 5, (2, 3)).astype(float))
-    together = descend(case, Moments.of(case), 0.1, Rounding(), pool)
+    together = descend(case, RowMoments.of(case), 0.1, Rounding(), pool)
     for g, c in itertools.product(range(2), range(3)):
         single = replace(
             case,
@@ -135,7 +133,9 @@ def test_a_scale_for_each_channel(pool):
             target=case.target[:, g : g + 1, c : c + 1],
             weight_scale=case.weight_scale[g : g + 1, c : c + 1],
         )
-        np.testing.assert_array_equal(descend(single, Moments.of(single), 0.1, Rounding(), pool)[0, 0], together[g, c])
+        np.testing.assert_array_equal(
+            descend(single, RowMoments.of(single), 0.1, Rounding(), pool)[0, 0], together[g, c]
+        )
 
 
 def test_dead_and_constant_inputs_give_no_nan(pool):
@@ -153,7 +153,7 @@ def test_dead_and_constant_inputs_give_no_nan(pool):
 def test_rows_that_are_not_finite_give_no_solution(pool):
     case = problem(correlated(1, 40, 4), np.ones((1, 2, 4)))
     case.rows[0, 0, 0] = np.inf
-    assert choose(case, problem(correlated(1, 40, 4), np.ones((1, 2, 4))), Rounding(), pool).solution is None
+    assert Rounding().choose(case, problem(correlated(1, 40, 4), np.ones((1, 2, 4))), pool).solution is None
 
 
 def test_the_bias_matches_the_means(pool):
@@ -161,7 +161,7 @@ def test_the_bias_matches_the_means(pool):
     solution = solutions(case, Rounding(), pool)[0]
     found = np.matmul(case.rows, (solution.codes * 0.25).transpose(0, 2, 1)) + solution.bias[:, None, :]
     np.testing.assert_allclose(found.mean(axis=1), case.target.mean(axis=0), atol=1e-5)
-    np.testing.assert_allclose(solution.bias, matching_bias(case, solution.codes), atol=1e-5)
+    np.testing.assert_allclose(solution.bias, case.matching_bias(solution.codes), atol=1e-5)
 
 
 def test_a_bias_that_is_not_free_stays_and_is_reckoned_with(pool):
@@ -175,11 +175,11 @@ def test_a_bias_that_is_not_free_stays_and_is_reckoned_with(pool):
 def test_only_what_is_better_on_held_out_rows_is_taken(pool):
     weight = np.random.default_rng(6).standard_normal((1, 6, 12))
     seen, unseen = correlated(1, 400, 12), correlated(1, 400, 12, seed=0)
-    good = choose(problem(seen, weight), problem(unseen, weight), Rounding(), pool)
+    good = Rounding().choose(problem(seen, weight), problem(unseen, weight), pool)
     assert good.solution is not None and good.after < good.before
     other = problem(correlated(1, 400, 12, seed=99), weight)
     noise = problem(np.random.default_rng(8).standard_normal((1, 13, 12)), weight, noise=2.0)
-    bad = choose(noise, other, Rounding(damping=1e-6), pool)
+    bad = Rounding(damping=1e-6).choose(noise, other, pool)
     assert bad.solution is None and bad.after == bad.before
 
 
@@ -189,12 +189,12 @@ def test_the_error_is_that_after_activation_and_saturation():
     relu = replace(case, activation=Activation(0.0), output=QuantParams.at(INT8, 4))  # at most 127 / 16
     codes, bias = np.full((1, 1, 1), 2.0), np.zeros((1, 1))
     top = 127 / 16
-    assert relative_error(relu, codes, bias) == pytest.approx((0 + 1 + 4 + 0) / (0 + 1 + 4 + top**2), rel=1e-6)
-    assert relative_error(case, codes, bias) == pytest.approx(1.0)
+    assert relu.relative_error(codes, bias) == pytest.approx((0 + 1 + 4 + 0) / (0 + 1 + 4 + top**2), rel=1e-6)
+    assert case.relative_error(codes, bias) == pytest.approx(1.0)
 
 
 def test_the_stored_bias_is_what_counts():
     coarse = replace(
         problem(np.zeros((1, 4, 1)), np.ones((1, 1, 1)), bias=0.3), bias_params=QuantParams.of(INT8, 1.0, 0)
     )
-    assert relative_error(coarse, np.zeros((1, 1, 1)), np.full((1, 1), 0.3)) == pytest.approx(1.0, rel=1e-5)
+    assert coarse.relative_error(np.zeros((1, 1, 1)), np.full((1, 1), 0.3)) == pytest.approx(1.0, rel=1e-5)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from detent.numerics.block_float import BlockFloat
+from detent.numerics.codes import stored_constant
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.named import BLOCK_FORMATS
 from detent.numerics.params import BlockParams, FloatParams
 from detent.recipe_file import find_recipe
-from detent.refine.build import weight_rounder
-from detent.refine.codes import stored_constant
 from detent.refine.layers import find_layers
-from detent.refine.rounders import BiasRounder, StepRounder, stored_bias
+from detent.refine.problems import weight_rounder
+from detent.refinements.layer_problem import BiasRounder, StepRounder, stored_bias
 from tests.models import build, info, node, normal, planned
 
 KINDS = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.refine.problem import Activation, Floats, LayerProblem
+from detent.refinements.gradient import GradientSearch
+from detent.refinements.layer_problem import Activation, Floats, LayerProblem, Solution
 
 NOTHING = Activation()
 RELU6 = Activation(0.0, 6.0)
@@ -64,3 +67,9 @@ def code_errors(problem: LayerProblem, codes: Floats, bias: Floats, rows: slice 
     """The same for codes and a bias that is stored."""
     weights = codes * problem.weight_scale[..., None]
     return errors(problem, weights, BIAS.snap(bias) if problem.free_bias else bias, rows)
+
+
+def learn(problem: LayerProblem, options: GradientSearch, threads: int = 2) -> Solution:
+    """What a gradient method finds, in so many threads."""
+    with ThreadPoolExecutor(threads) as pool:
+        return options.learn(problem, pool)

@@ -6,9 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.refine.batches import Batches, BatchGradient, InputMoments, MomentGradient, batches_of
-from detent.refine.kernels import dots, mixtures
-from tests.refine.layer_problems import CAPPED, LEAKY, NOTHING, UINT4, activated, errors, layer
+from detent.refinements.gradient import Batches, BatchGradient, InputMoments, MomentGradient, batches_of
+from detent.refinements.gradient_loops import dots, mixtures
+from tests.refinements.layer_problems import CAPPED, LEAKY, NOTHING, UINT4, activated, errors, layer
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 20), st.integers(1, 9))
 
@@ -95,7 +95,7 @@ def test_part_has_the_errors_of_its_channels():
     weights, bias = arguments(problem, 0)
     whole = all_in_one(problem).errors(weights, bias)
     where = slice(1, 3), slice(2, 5)
-    part = all_in_one(problem).part(*where).errors(np.ascontiguousarray(weights[where]), bias[where].copy())
+    part = all_in_one(problem).part(where).errors(np.ascontiguousarray(weights[where]), bias[where].copy())
     assert np.array_equal(part, whole[where])
 
 

@@ -6,12 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.refine import search
-from detent.refine.adaquant import adaquant, bias_grid
-from detent.refine.kernels import straight_through_step
-from detent.refine.search import Part
 from detent.refinements import AdaQuant
-from tests.refine.layer_problems import NOTHING, RELU6, code_errors, layer
+from detent.refinements.adaquant import bias_grid
+from detent.refinements.gradient_loops import straight_through_step
+from tests.refinements.layer_problems import NOTHING, RELU6, code_errors, layer, learn
 
 QUICK = AdaQuant(iterations=300, batch=64, learning_rate=2e-3)
 
@@ -33,7 +31,7 @@ def test_step_by_hand():
 def test_weights_move_by_many_steps_where_it_pays(activation):
     problem = layer(1, 3, 6, 200, activation)
     halved = replace(problem, rows=problem.rows / 2)
-    solution = adaquant(halved, replace(QUICK, learning_rate=1e-2, iterations=500))
+    solution = learn(halved, replace(QUICK, learning_rate=1e-2, iterations=500))
     moved = np.abs(solution.codes - halved.nearest())
     assert moved.max() > 1.5
     before = code_errors(halved, halved.nearest(), halved.bias).sum()
@@ -44,7 +42,7 @@ def test_weights_move_by_many_steps_where_it_pays(activation):
 @settings(max_examples=15, deadline=None)
 def test_never_worse_than_nearest(groups, channels, inputs, samples, seed):
     problem = layer(groups, channels, inputs, samples, seed=seed)
-    solution = adaquant(problem, replace(QUICK, iterations=30))
+    solution = learn(problem, replace(QUICK, iterations=30))
     before = code_errors(problem, problem.nearest(), problem.bias)
     after = code_errors(problem, solution.codes, solution.bias)
     assert np.all(after <= before * (1 + 1e-4) + 1e-9)
@@ -55,11 +53,11 @@ def test_never_worse_than_nearest(groups, channels, inputs, samples, seed):
 def test_bias_moves_where_it_may():
     problem = layer(1, 3, 6, 200, NOTHING, step=2.0**-6)
     shifted = replace(problem, target=problem.target + np.float32(0.25))
-    moving = adaquant(shifted, QUICK)
+    moving = learn(shifted, QUICK)
     assert np.all(moving.bias > problem.bias + 0.01)
     for still in (
-        adaquant(shifted, replace(QUICK, update_bias=False)),
-        adaquant(replace(shifted, free_bias=False), QUICK),
+        learn(shifted, replace(QUICK, update_bias=False)),
+        learn(replace(shifted, free_bias=False), QUICK),
     ):
         assert np.array_equal(still.bias, problem.bias)
 
@@ -68,19 +66,16 @@ def test_bias_grid_of_each_channel():
     fmt = IntegerFormat("int8", scale="power_of_two")
     per_channel = QuantParams.stack([QuantParams.at(fmt, position) for position in (1, 2, 3, 4)], 0)
     problem = replace(layer(2, 2, 3), bias_params=per_channel)
-    scale, low, high = bias_grid(problem, Part(slice(1, 2), slice(0, 2)))
+    scale, low, high = bias_grid(problem, (slice(1, 2), slice(0, 2)))
     assert scale.tolist() == [[0.125, 0.0625]]
     assert low.tolist() == [[-127, -127]]
     assert high.tolist() == [[127, 127]]
 
 
 @pytest.mark.parametrize("activation", [NOTHING, RELU6])
-def test_same_seed_same_solution_on_any_number_of_threads(activation, monkeypatch):
+def test_same_seed_same_solution_on_any_number_of_threads(activation):
     problem = layer(1, 70, 18, 300, activation)
-    found = []
-    for cores in (1, 3):
-        monkeypatch.setattr(search, "usable_cores", lambda cores=cores: cores)
-        found.append(adaquant(problem, QUICK))
+    found = [learn(problem, QUICK, threads) for threads in (1, 3)]
     assert np.array_equal(found[0].codes, found[1].codes)
     assert np.array_equal(found[0].bias, found[1].bias)
 
@@ -89,8 +84,8 @@ def test_same_seed_same_solution_on_any_number_of_threads(activation, monkeypatc
 def test_inputs_that_say_nothing(rows):
     problem = layer(2, 3, 5, 20)
     silent = replace(problem, rows=rows(problem.rows.shape, np.float32))
-    solution = adaquant(silent, replace(QUICK, iterations=30))
+    solution = learn(silent, replace(QUICK, iterations=30))
     assert np.isfinite(solution.codes).all()
     assert np.isfinite(solution.bias).all()
     one = replace(problem, rows=problem.rows[:, :1], target=problem.target[:1])
-    assert np.isfinite(adaquant(one, replace(QUICK, iterations=30, selective_update=True)).bias).all()
+    assert np.isfinite(learn(one, replace(QUICK, iterations=30, selective_update=True)).bias).all()

@@ -10,12 +10,10 @@ import detent
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe
-from detent.refine.choose import choose
-from detent.refine.gptq import gptq
-from detent.refine.moments import Moments
-from detent.refine.rounders import StepRounder
 from detent.refinements import Gptq, Rounding, parse_refinement
-from tests.refine.layer_problems import layer
+from detent.refinements.layer_problem import StepRounder
+from detent.refinements.least_squares import RowMoments
+from tests.refinements.layer_problems import layer
 from tests.test_transformers import quality
 from tests.transformer_models import Style, bert, bert_data
 
@@ -46,9 +44,9 @@ def test_better_than_nearest_on_the_rows_it_saw(pool, order, grouped):
             scale = np.repeat(np.random.default_rng(seed).uniform(0.05, 0.3, (2, 16, 3)), 8, axis=2)
             case = replace(case, rounder=StepRounder(scale, np.full(scale.shape, -7.0), np.full(scale.shape, 7.0)))
             case = replace(case, weight_scale=np.ones((2, 16)))
-        moments = Moments.of(case)
+        moments = RowMoments.of(case)
         error = moments.to_weights(case.weight, 0.01)
-        solution = gptq(case, moments, Gptq(order=order, block=7), pool)
+        solution = Gptq(order=order, block=7).round_layer(case, moments, pool)
         scale = case.weight_scale[..., None]
         least = error.errors(case.weight)
         np.testing.assert_array_equal(case.codes(solution.codes * scale), solution.codes)
@@ -60,9 +58,9 @@ def test_better_than_nearest_on_the_rows_it_saw(pool, order, grouped):
 def test_without_damping_singular_moments_are_told(pool):
     case = common()
     case.rows[:, :, 1] = 0.0
-    found = choose(case, case, Gptq(damping=0.0), pool)
+    found = Gptq(damping=0.0).choose(case, case, pool)
     assert found.solution is None and "singular: raise the damping" in found.reason
-    assert choose(case, case, Gptq(), pool).solution is not None
+    assert Gptq().choose(case, case, pool).solution is not None
 
 
 def test_settings_are_checked():

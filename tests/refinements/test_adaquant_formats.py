@@ -13,11 +13,10 @@ from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.named import BLOCK_FORMATS
 from detent.numerics.params import BlockParams, FloatParams
-from detent.refine.adaquant import OverSteps, ThroughRounder, adaquant
-from detent.refine.problem import LayerProblem
-from detent.refine.rounders import FormatRounder, StepRounder
 from detent.refinements import AdaQuant
-from tests.refine.layer_problems import NOTHING, RELU6, errors, layer
+from detent.refinements.adaquant import OverSteps, ThroughRounder
+from detent.refinements.layer_problem import FormatRounder, LayerProblem, StepRounder
+from tests.refinements.layer_problems import NOTHING, RELU6, errors, layer, learn
 
 QUICK = AdaQuant(iterations=300, batch=64, learning_rate=2e-3)
 BFLOAT16 = FloatParams(FloatFormat("bfloat16"))
@@ -67,7 +66,7 @@ def test_integers_by_the_general_way_have_the_same_solution(activation):
     scale = problem.weight_scale[..., None]
     rounder = StepRounder(scale, np.full_like(scale, problem.low), np.full_like(scale, problem.high))
     general = replace(problem, weight_scale=np.ones(problem.bias.shape), low=-np.inf, high=np.inf, rounder=rounder)
-    expected, found = adaquant(problem, QUICK), adaquant(general, QUICK)
+    expected, found = learn(problem, QUICK), learn(general, QUICK)
     assert not np.array_equal(expected.codes, problem.nearest())
     np.testing.assert_array_equal(found.codes, expected.codes * scale)
     np.testing.assert_array_equal(found.bias, expected.bias)
@@ -100,7 +99,7 @@ def test_the_best_weights_are_found(params, weight, step, rate):
     least, best = best_of(problem, step * np.arange(-16, 300 if step < 0.1 else 17))
     nearest = problem.nearest()
     assert errors(problem, nearest, problem.bias)[0, 0] > 1.5 * least
-    solution = adaquant(problem, replace(QUICK, learning_rate=rate, iterations=1000))
+    solution = learn(problem, replace(QUICK, learning_rate=rate, iterations=1000))
     assert solution.codes.reshape(-1).tolist() == best
 
 
@@ -108,7 +107,7 @@ def test_the_best_weights_are_found(params, weight, step, rate):
 @pytest.mark.parametrize("bias", [None, BFLOAT16, BlockParams(MX4, -1)])
 def test_what_is_found_is_in_the_format_and_never_worse(params, bias):
     problem = in_format(layer(2, 37, 20, 100), params, bias)
-    solution = adaquant(problem, replace(QUICK, iterations=60))
+    solution = learn(problem, replace(QUICK, iterations=60))
     np.testing.assert_array_equal(problem.rounder.round(solution.codes), solution.codes)
     before = errors(problem, problem.nearest(), problem.stored_bias(problem.bias))
     after = stored_errors(problem, solution)
@@ -119,16 +118,16 @@ def test_what_is_found_is_in_the_format_and_never_worse(params, bias):
 
 def test_a_format_that_saturates_stays_inside():
     problem = in_format(layer(1, 3, 6, 200), FloatParams(FloatFormat("float8_e4m3"), 2.0**-10))
-    solution = adaquant(problem, QUICK)
+    solution = learn(problem, QUICK)
     assert np.abs(problem.weight).max() > 448 * 2.0**-10 >= np.abs(solution.codes).max()
 
 
 def test_a_float_bias_moves_by_any_amount():
     problem = in_format(layer(1, 3, 6, 200, NOTHING), BFLOAT16)
     shifted = replace(problem, target=problem.target + np.float32(0.25))
-    solution = adaquant(shifted, QUICK)
+    solution = learn(shifted, QUICK)
     assert np.all(solution.bias > problem.bias + 0.01)
-    still = adaquant(shifted, replace(QUICK, update_bias=False))
+    still = learn(shifted, replace(QUICK, update_bias=False))
     assert np.array_equal(still.bias, problem.bias)
 
 
@@ -138,10 +137,10 @@ def test_channels_that_are_dead_stay_so(params):
     weight, bias, target = problem.weight.copy(), problem.bias.copy(), problem.target.copy()
     weight[1, 2], bias[1, 2], target[:, 1, 2] = 0.0, 0.0, 0.0
     dead = replace(problem, weight=weight, bias=bias, target=target)
-    solution = adaquant(dead, QUICK)
+    solution = learn(dead, QUICK)
     assert not solution.codes[1, 2].any() and solution.bias[1, 2] == 0
     silent = replace(dead, rows=np.zeros_like(problem.rows), free_bias=False)
-    np.testing.assert_array_equal(adaquant(silent, QUICK).codes, silent.nearest())
+    np.testing.assert_array_equal(learn(silent, QUICK).codes, silent.nearest())
 
 
 def test_integers_with_a_zero_point_for_each_channel():
@@ -151,6 +150,6 @@ def test_integers_with_a_zero_point_for_each_channel():
     low, high = ((bound - params.zero_point.astype(float)).reshape(1, 3, 1) for bound in (fmt.low, fmt.high))
     rounder = StepRounder(np.full((1, 3, 1), 0.25), low, high)
     problem = replace(in_format(problem, BFLOAT16), rounder=rounder)
-    solution = adaquant(problem, QUICK)
+    solution = learn(problem, QUICK)
     np.testing.assert_array_equal(params.snap(solution.codes[0]), solution.codes[0])
     assert stored_errors(problem, solution).sum() < errors(problem, problem.nearest(), problem.bias).sum()

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from detent.refine.in_turn import natural_order, order_by_activation, round_in_turn
-from detent.refine.moments import Quadratic
-from detent.refine.rounders import StepRounder
+from detent.refinements.gptq import natural_order, order_by_activation, round_in_order
+from detent.refinements.layer_problem import StepRounder
+from detent.refinements.least_squares import Quadratic
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def test_two_weights_by_hand(pool):
     """
     weights, second = np.array([[[0.4, 0.4]]]), np.array([[[2.0, 1.0], [1.0, 2.0]]])
     for block in (1, 2):
-        found = round_in_turn(weights, second, grid((1, 1, 2)), natural_order(second), pool, block)
+        found = round_in_order(weights, second, grid((1, 1, 2)), natural_order(second), pool, block)
         np.testing.assert_array_equal(found, [[[0.0, 1.0]]])
     second[0, 1, 1] = 3.0  # now the second one is rounded first, and the first is best at 0.4 + 0.4 / 2
-    found = round_in_turn(weights, second, grid((1, 1, 2)), order_by_activation(second), pool)
+    found = round_in_order(weights, second, grid((1, 1, 2)), order_by_activation(second), pool)
     np.testing.assert_array_equal(found, [[[1.0, 0.0]]])
 
 
@@ -50,7 +50,7 @@ def test_the_same_as_with_the_inverse(pool, order, block):
     random = np.random.default_rng(0)
     rows = random.normal(size=(2, 60, 12)) @ random.normal(size=(2, 12, 12))
     second, weights = rows.swapaxes(1, 2) @ rows, random.normal(size=(2, 5, 12))
-    found = round_in_turn(weights, second, grid(weights.shape, 0.2, 7), order(second), pool, block)
+    found = round_in_order(weights, second, grid(weights.shape, 0.2, 7), order(second), pool, block)
     for g in range(2):
         taken = order(second)[g]
         expected = textbook(weights[g][:, taken], second[g][np.ix_(taken, taken)], 0.2)
@@ -66,7 +66,7 @@ def test_better_than_nearest_on_the_whole(pool):
     error = Quadratic(second, weights @ second)
     nearest = error.errors(steps.round(weights)) - error.errors(weights)
     for order in (natural_order, order_by_activation):
-        found = round_in_turn(weights, second, steps, order(second), pool, 8)
+        found = round_in_order(weights, second, steps, order(second), pool, 8)
         turned = error.errors(found * steps.scale) - error.errors(weights)
         assert turned.mean() < 0.5 * nearest.mean()
 
@@ -74,4 +74,4 @@ def test_better_than_nearest_on_the_whole(pool):
 def test_without_a_factor_it_says_so(pool):
     second = np.ones((1, 2, 2))
     with pytest.raises(np.linalg.LinAlgError):
-        round_in_turn(np.zeros((1, 1, 2)), second - 2, grid((1, 1, 2)), natural_order(second), pool)
+        round_in_order(np.zeros((1, 1, 2)), second - 2, grid((1, 1, 2)), natural_order(second), pool)

@@ -6,10 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from detent.refine.descent import descend
-from detent.refine.exact import search
-from detent.refine.moments import Quadratic
-from detent.refine.rounders import StepRounder
+from detent.refinements.layer_problem import StepRounder
+from detent.refinements.least_squares import Quadratic, descend, search_exhaustively
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def brute_force(error, box):
 @pytest.mark.parametrize("inputs", [1, 2, 5, 7])
 def test_the_search_finds_what_trying_all_finds(pool, inputs, seed):
     error, box, centre = ill_conditioned(2, 2, inputs, seed)
-    found = search(box.steps(centre), error, box, pool)
+    found = search_exhaustively(box.steps(centre), error, box, pool)
     assert (found >= box.low).all() and (found <= box.high).all() and (found == np.rint(found)).all()
     np.testing.assert_allclose(error.errors(found * box.scale), brute_force(error, box), rtol=1e-6)
 
@@ -52,7 +50,7 @@ def test_the_search_finds_what_trying_all_finds(pool, inputs, seed):
 def test_nine_weights_that_may_go_down_or_up(pool):
     error, box, centre = ill_conditioned(3, 2, 9, 1)
     box = StepRounder(box.scale, box.low + 1, box.high - 1)
-    found = search(box.steps(centre), error, box, pool)
+    found = search_exhaustively(box.steps(centre), error, box, pool)
     np.testing.assert_allclose(error.errors(found * box.scale), brute_force(error, box), rtol=1e-6)
 
 
@@ -60,15 +58,17 @@ def test_never_worse_than_descent_and_often_better(pool):
     error, box, centre = ill_conditioned(30, 2, 9, 3)
     nearest = box.steps(centre)
     down = descend(nearest, error, box, 20, pool)
-    before, after = (error.errors(steps * box.scale) for steps in (down, search(down, error, box, pool)))
+    before, after = (error.errors(steps * box.scale) for steps in (down, search_exhaustively(down, error, box, pool)))
     assert (after <= before + 1e-9 * np.abs(before)).all() and (after < before).sum() > 30
-    np.testing.assert_array_equal(search(nearest, error, box, pool), search(down, error, box, pool))
+    np.testing.assert_array_equal(
+        search_exhaustively(nearest, error, box, pool), search_exhaustively(down, error, box, pool)
+    )
 
 
 def test_limits_hold_where_the_best_is_far_outside(pool):
     error, box, centre = ill_conditioned(4, 3, 6, 4)
     narrow = StepRounder(box.scale, np.full_like(centre, 2.0), np.full_like(centre, 3.0))
-    found = search(np.full_like(centre, 2.0), error, narrow, pool)
+    found = search_exhaustively(np.full_like(centre, 2.0), error, narrow, pool)
     np.testing.assert_allclose(error.errors(found * box.scale), brute_force(error, narrow), rtol=1e-6)
 
 
@@ -76,6 +76,6 @@ def test_what_cannot_be_inverted_stays_as_it_is(pool):
     error, box, centre = ill_conditioned(2, 2, 4, 5)
     error.second[1] = np.outer([1.0, 1.0, 2.0, 0.0], [1.0, 1.0, 2.0, 0.0])
     start = box.steps(centre)
-    found = search(start, error, box, pool)
+    found = search_exhaustively(start, error, box, pool)
     np.testing.assert_array_equal(found[1], start[1])
     assert not np.array_equal(found[0], start[0])

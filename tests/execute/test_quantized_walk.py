@@ -10,6 +10,8 @@ from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.device import find_target
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
+from detent.execute.quantized_walk import QuantizedWalk
+from detent.execute.segments import cut_segments
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
@@ -23,8 +25,6 @@ from detent.plan.plan import make_plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.recipe_file import find_recipe
-from detent.refine.segments import divide
-from detent.refine.walk import Walk
 from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
 
 FEEDS = [{"x": normal(*IMAGE, seed=seed)} for seed in (9, 10, 11)]
@@ -32,7 +32,7 @@ FEEDS = [{"x": normal(*IMAGE, seed=seed)} for seed in (9, 10, 11)]
 
 def walked(model, plan, feeds, threads=2):
     """Every activation site of all samples, as the walk sees it."""
-    walk = Walk(model, plan, [f"sample {index}" for index in range(len(feeds))], threads)
+    walk = QuantizedWalk(model, plan, [f"sample {index}" for index in range(len(feeds))], threads)
     found = {}
 
     def keep(name, frontier):
@@ -175,7 +175,7 @@ def test_sequences_between_nodes():
 
 def test_a_value_on_a_fused_edge_stays_inside_its_segment():
     model, plan = planned(SMALL_MODELS["residual"]())
-    segments = divide(model, plan.layout.sites)
+    segments = cut_segments(model, plan.layout.sites)
     assert [[one.op_type for one in segment.nodes] for segment in segments] == [
         ["Conv", "Relu"],
         ["Conv"],
@@ -186,7 +186,7 @@ def test_a_value_on_a_fused_edge_stays_inside_its_segment():
 
 def test_values_are_dropped_after_their_last_reader():
     model, plan = planned(SMALL_MODELS["residual"]())
-    walk = Walk(model, plan, ["only"], 1)
+    walk = QuantizedWalk(model, plan, ["only"], 1)
     walk.start(0, Sample(0, "only", FEEDS[0]))
     held = []
     walk.run(lambda one: held.append((one.name, sorted(walk.frontier.names))))

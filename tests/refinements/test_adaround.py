@@ -1,4 +1,5 @@
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -7,16 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detent.errors import UsageError
-from detent.refine import search
-from detent.refine.adaround import RoundingVariables, adaround, exponent
-from detent.refine.batches import BatchGradient, batches_of
-from detent.refine.kernels import rounding_step, soft_step
-from detent.refine.search import Part, Run, parts_of
 from detent.refinements import AdaQuant, AdaRound
-from tests.refine.layer_problems import LEAKY, NOTHING, RELU6, code_errors, layer
+from detent.refinements.adaround import RoundingVariables
+from detent.refinements.gradient import BatchGradient, BlockSearch, _LayerSearch, batches_of, blocks_of
+from detent.refinements.gradient_loops import rounding_step, soft_step
+from detent.refinements.layer_problem import EVERYWHERE
+from tests.refinements.layer_problems import LEAKY, NOTHING, RELU6, code_errors, layer, learn
 
 QUICK = AdaRound(iterations=200, batch=64)
-EVERYTHING = Part(slice(None), slice(None))
 
 
 def test_rectified_sigmoid_reaches_both_ends():
@@ -30,7 +29,7 @@ def test_rectified_sigmoid_reaches_both_ends():
 
 def test_soft_weights_start_at_the_float_weights():
     problem = layer(2, 3, 5)
-    variables = RoundingVariables(problem, QUICK, EVERYTHING, problem.bias, np.ones_like(problem.bias))
+    variables = RoundingVariables(problem, QUICK, EVERYWHERE, np.ones_like(problem.bias))
     np.testing.assert_allclose(variables.weights, problem.weight, rtol=1e-5)
     again = [float(soft_step(alpha)) for alpha in variables.alpha.ravel()]
     np.testing.assert_allclose(again, variables.soft.ravel(), atol=1e-5)
@@ -85,7 +84,7 @@ def test_weight_at_the_highest_code_has_no_slope():
 
 def test_up_where_alpha_is_not_negative():
     problem = layer(1, 1, 3)
-    variables = RoundingVariables(problem, QUICK, EVERYTHING, problem.bias, np.ones((1, 1)))
+    variables = RoundingVariables(problem, QUICK, EVERYWHERE, np.ones((1, 1)))
     variables.alpha[:] = [-0.01, 0.0, 0.01]
     floors = np.floor(problem.weight / problem.weight_scale[..., None])
     assert np.array_equal(variables.settled()[0], floors + np.array([0.0, 1.0, 1.0]))
@@ -93,9 +92,9 @@ def test_up_where_alpha_is_not_negative():
 
 def test_exponent_falls_along_half_a_cosine_after_the_warm_start():
     options = AdaRound(iterations=100, warm_start=0.2, beta=(20.0, 2.0))
-    assert exponent(options, 20) is None
-    assert exponent(options, 60) == pytest.approx(11.0)
-    assert exponent(options, 100) == pytest.approx(2.0)
+    assert options.exponent(20) is None
+    assert options.exponent(60) == pytest.approx(11.0)
+    assert options.exponent(100) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("magnitude", [1, 64])
@@ -108,7 +107,7 @@ def test_close_to_the_best_of_all_roundings(activation, magnitude):
     floors = np.floor(problem.weight / problem.weight_scale[..., None])
     ups = itertools.product([0.0, 1.0], repeat=8)
     best = np.min([code_errors(problem, floors + np.array(up), problem.bias) for up in ups], axis=0)
-    solution = adaround(problem, AdaRound(iterations=600, batch=64))
+    solution = learn(problem, AdaRound(iterations=600, batch=64))
     found, nearest = (code_errors(problem, codes, problem.bias) for codes in (solution.codes, problem.nearest()))
     assert found.sum() <= 1.1 * best.sum()
     assert nearest.sum() > 1.5 * best.sum()
@@ -117,8 +116,8 @@ def test_close_to_the_best_of_all_roundings(activation, magnitude):
 def test_penalty_by_number_is_the_same_for_all_channels():
     problem = layer(1, 3, 6)
     errors = np.array([[1.0, 2.0, 0.0]])
-    own = RoundingVariables(problem, AdaRound(), EVERYTHING, problem.bias, errors)
-    same = RoundingVariables(problem, AdaRound(penalty=0.25), EVERYTHING, problem.bias, errors)
+    own = RoundingVariables(problem, AdaRound(), EVERYWHERE, errors)
+    same = RoundingVariables(problem, AdaRound(penalty=0.25), EVERYWHERE, errors)
     np.testing.assert_allclose(own.penalty, [[10 / 6, 20 / 6, 0.0]])
     assert same.penalty.tolist() == [[0.25, 0.25, 0.25]]
 
@@ -127,7 +126,7 @@ def test_penalty_by_number_is_the_same_for_all_channels():
 @settings(max_examples=15, deadline=None)
 def test_never_worse_than_nearest_and_always_next_to_the_weight(groups, channels, inputs, samples, seed):
     problem = layer(groups, channels, inputs, samples, seed=seed)
-    solution = adaround(problem, AdaRound(iterations=30, batch=16))
+    solution = learn(problem, AdaRound(iterations=30, batch=16))
     before, after = (code_errors(problem, codes, problem.bias) for codes in (problem.nearest(), solution.codes))
     assert np.all(after <= before * (1 + 1e-4) + 1e-9)
     steps = solution.codes - np.floor(problem.weight / problem.weight_scale[..., None])
@@ -139,16 +138,16 @@ def test_every_weight_has_decided_at_the_end():
     problem = layer(1, 4, 20, 300, LEAKY)
     options = AdaRound(iterations=800)
     errors = code_errors(problem, problem.nearest(), problem.bias)
-    variables = RoundingVariables(problem, options, EVERYTHING, problem.bias, errors)
+    variables = RoundingVariables(problem, options, EVERYWHERE, errors)
     batches = batches_of(problem, np.arange(300), 300, problem.rows, round_output=False)
-    Run(EVERYTHING, variables, BatchGradient(batches)).advance(range(800), np.zeros(800, np.int64), 0.1)
+    BlockSearch(EVERYWHERE, variables, BatchGradient(batches)).advance(range(800), np.zeros(800, np.int64), 0.1)
     assert np.isin(variables.soft, [0.0, 1.0]).all()
     assert np.array_equal(variables.soft == 1.0, variables.alpha >= 0)
 
 
 def test_codes_stay_in_range():
     problem = replace(layer(1, 3, 6), low=-3, high=2)
-    codes = adaround(problem, QUICK).codes
+    codes = learn(problem, QUICK).codes
     assert codes.min() >= -3
     assert codes.max() <= 2
     beyond = np.floor(problem.weight / problem.weight_scale[..., None]) >= 2
@@ -156,26 +155,23 @@ def test_codes_stay_in_range():
 
 
 @pytest.mark.parametrize("activation", [NOTHING, RELU6])
-def test_same_seed_same_codes_on_any_number_of_threads(activation, monkeypatch):
+def test_same_seed_same_codes_on_any_number_of_threads(activation):
     problem = layer(1, 70, 18, 300, activation)
-    codes = []
-    for cores in (1, 1, 3):
-        monkeypatch.setattr(search, "usable_cores", lambda cores=cores: cores)
-        codes.append(adaround(problem, QUICK).codes)
+    codes = [learn(problem, QUICK, threads).codes for threads in (1, 1, 3)]
     assert np.array_equal(codes[0], codes[1])
     assert np.array_equal(codes[0], codes[2])
 
 
 def test_another_seed_is_another_search():
     problem = layer(1, 70, 18, 300)
-    assert not np.array_equal(adaround(problem, QUICK).codes, adaround(problem, replace(QUICK, seed=5)).codes)
+    assert not np.array_equal(learn(problem, QUICK).codes, learn(problem, replace(QUICK, seed=5)).codes)
 
 
 @pytest.mark.parametrize("groups, channels", [(1, 1), (1, 70), (100, 1), (7, 9), (3, 40)])
 def test_parts_cover_every_channel_once(groups, channels):
     seen = np.zeros((groups, channels))
-    for part in parts_of(groups, channels):
-        seen[part.where] += 1
+    for part in blocks_of(groups, channels):
+        seen[part] += 1
     assert np.all(seen == 1)
 
 
@@ -192,7 +188,7 @@ def degenerate():
 @pytest.mark.parametrize("name", [name for name, _ in degenerate()])
 def test_degenerate_layers(name, activation):
     problem = replace(dict(degenerate())[name], activation=activation)
-    solution = adaround(problem, AdaRound(iterations=30, selective_update=True))
+    solution = learn(problem, AdaRound(iterations=30, selective_update=True))
     assert np.isfinite(solution.codes).all()
     before, after = (code_errors(problem, codes, problem.bias).sum() for codes in (problem.nearest(), solution.codes))
     assert after <= before + 1e-6 or name == "one row"
@@ -201,7 +197,7 @@ def test_degenerate_layers(name, activation):
 def test_selective_update_keeps_only_channels_that_are_better_on_held_out_rows():
     problem = layer(1, 40, 30, 64)
     held_out = slice(56, 64)
-    plain, selective = (adaround(problem, replace(QUICK, selective_update=kept)) for kept in (False, True))
+    plain, selective = (learn(problem, replace(QUICK, selective_update=kept)) for kept in (False, True))
     nearest = code_errors(problem, problem.nearest(), problem.bias, held_out)
     found = code_errors(problem, selective.codes, problem.bias, held_out)
     reverted = (selective.codes == problem.nearest()).all(axis=2)
@@ -217,21 +213,23 @@ def test_share_of_float_inputs():
     for share in (0.0, 0.25, 1.0):
         mean = mean_input(noisy, replace(QUICK, quantized_share=share))
         assert mean == pytest.approx((1 - share) * float_rows.mean(), rel=0.1)
-    assert np.isfinite(adaround(noisy, replace(QUICK, quantized_share=0.5)).codes).all()
+    assert np.isfinite(learn(noisy, replace(QUICK, quantized_share=0.5)).codes).all()
     with pytest.raises(UsageError, match="quantized_share is 0.5, but for 'conv'"):
-        adaround(problem, replace(QUICK, quantized_share=0.5))
+        learn(problem, replace(QUICK, quantized_share=0.5))
 
 
 def mean_input(problem, options):
-    batches = search.Search(problem, options, lambda *_: pytest.fail("nothing is searched"))._mixed()
+    batches = _LayerSearch(problem, options, ThreadPoolExecutor(1))._mixed()
     return batches.by_input.sum() / batches.counts.sum() / problem.weight.shape[2]
 
 
 def steps_made(monkeypatch, problem, options):
     made = []
-    advance = Run.advance
-    monkeypatch.setattr(Run, "advance", lambda run, steps, *rest: made.append(steps) or advance(run, steps, *rest))
-    adaround(problem, options)
+    advance = BlockSearch.advance
+    monkeypatch.setattr(
+        BlockSearch, "advance", lambda run, steps, *rest: made.append(steps) or advance(run, steps, *rest)
+    )
+    learn(problem, options)
     monkeypatch.undo()
     return sum(map(len, made))
 
@@ -248,10 +246,10 @@ def test_early_stop_waits_for_the_warm_start_and_for_a_window_without_progress(m
 def test_layers_with_a_larger_error_learn_at_another_rate():
     problem = layer(1, 8, 30, 100)
     error = code_errors(problem, problem.nearest(), problem.bias).mean()
-    plain, slow = adaround(problem, QUICK).codes, adaround(problem, replace(QUICK, learning_rate=1e-6)).codes
+    plain, slow = learn(problem, QUICK).codes, learn(problem, replace(QUICK, learning_rate=1e-6)).codes
     assert not np.array_equal(plain, slow)
     for bound, wanted in ((0.9 * error, slow), (1.1 * error, plain)):
-        found = adaround(problem, replace(QUICK, learning_rate_above=(bound, 1e-6))).codes
+        found = learn(problem, replace(QUICK, learning_rate_above=(bound, 1e-6))).codes
         assert np.array_equal(found, wanted)
 
 

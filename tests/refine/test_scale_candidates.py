@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from detent.devices.constraints import constrain, permits, violations
+from detent.numerics.codes import stored_constant
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe
-from detent.refine.codes import stored_constant
-from detent.refine.layers import find_layers
-from detent.refine.refine import refine
-from detent.refine.spacing import RULE, spacings
+from detent.refine.layers import SCALE_RULE, find_layers
+from detent.refine.refine import refine, scale_candidates
 from detent.refinements import Rounding
 from tests.models import conv_relu_conv, leaky, planned, residual
 from tests.refine.test_refine import error_on, pending, smooth
@@ -33,7 +32,7 @@ def test_powers_of_two_have_the_finer_and_the_coarser_one():
     model, plan = planned(residual())
     layer = layers_of(model, plan)[0]
     position = plan.position("w1")
-    assert [one.weights.position for one in spacings(layer, plan, anything)] == [position + 1, position - 1]
+    assert [one.weights.position for one in scale_candidates(layer, plan, anything)] == [position + 1, position - 1]
     assert plan.position("w1") == position and not plan.moves  # nothing is decided yet
 
 
@@ -46,7 +45,7 @@ def test_only_what_the_device_can_shift_is_tried():
         position = cut + output - source
         plan.move("w1", position, "test", "")
         plan.move("b1", position + source, "test", "")  # where the rule on biases has room on both sides
-        found = [one.weights.position - position for one in spacings(layer, plan, permits)]
+        found = [one.weights.position - position for one in scale_candidates(layer, plan, permits)]
         assert found == steps
 
 
@@ -54,7 +53,7 @@ def test_a_bias_in_the_unit_of_the_products_follows():
     recipe = find_recipe("A8W8")
     model, plan = planned(residual(), recipe=recipe)
     layer = layers_of(model, plan)[0]
-    found = spacings(layer, plan, anything)
+    found = scale_candidates(layer, plan, anything)
     assert len(found) == 2
     for one in found:
         assert float(one.weights.scale) == np.float32(one.weights.scale) < float(plan.of("w1").scale)
@@ -65,7 +64,7 @@ def test_a_bias_in_the_unit_of_the_products_follows():
 def test_scales_for_groups_of_weights_stay():
     recipe = find_recipe("A8W8").replace(weights=IntegerFormat("int4", granularity="per_group:2"), biases=None)
     model, plan = planned(residual(), recipe=recipe)
-    assert spacings(layers_of(model, plan)[0], plan, anything) == []
+    assert scale_candidates(layers_of(model, plan)[0], plan, anything) == []
 
 
 @pytest.mark.parametrize("recipe", ["XINT8", "A8W8"])
@@ -83,7 +82,7 @@ def test_a_scale_that_is_far_too_coarse_becomes_finer(recipe):
         for name in ("w1", "w2"):
             np.testing.assert_array_equal(stored_constant(plan.refined[name], plan.of(name)), plan.refined[name])
         errors.append(error_on(proto, model, plan, UNSEEN))
-    assert methods[0] == [] and RULE in methods[1]
+    assert methods[0] == [] and SCALE_RULE in methods[1]
     assert errors[1] < errors[0]
 
 
@@ -95,4 +94,4 @@ def test_the_rules_of_the_device_still_hold(maker):
     refine(model, model, plan, Rounding(rescale=True), pending(*SEEN), permits=permits)
     assert violations(model, plan) == []
     assert all(permits(node, plan) for node in model.graph)
-    assert all(move.rule == RULE for move in plan.moves[moves:])
+    assert all(move.rule == SCALE_RULE for move in plan.moves[moves:])
