@@ -11,8 +11,7 @@ from detent.emulator.emulator import Emulator
 from detent.execute import probe as probe_module
 from detent.execute.probe import ITSELF, UNCHANGED, Probe, Variant, rounded
 from detent.graph.session import Runner
-from detent.numerics.floats import FloatFormat
-from detent.numerics.params import FloatParams
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.observe.samples import Sample
 from detent.plan.layout import Role
 from detent.sensitivity_analysis.units import all_quantized, left_float, quantized_units

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from detent.devices.constraints import constrain, permits, violations
-from detent.numerics.codes import stored_constant
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe
 from detent.refine.layers import SCALE_RULE, find_layers
@@ -80,7 +79,7 @@ def test_a_scale_that_is_far_too_coarse_becomes_finer(recipe):
         refine(model, model, plan, Rounding(rescale=rescale), pending(*SEEN))
         methods.append([move.rule for move in plan.moves])
         for name in ("w1", "w2"):
-            np.testing.assert_array_equal(stored_constant(plan.refined[name], plan.of(name)), plan.refined[name])
+            np.testing.assert_array_equal(plan.of(name).stored(plan.refined[name]), plan.refined[name])
         errors.append(error_on(proto, model, plan, UNSEEN))
     assert methods[0] == [] and SCALE_RULE in methods[1]
     assert errors[1] < errors[0]

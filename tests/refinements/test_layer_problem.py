@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.numerics.block_float import BlockFloat
-from detent.numerics.codes import stored_constant
-from detent.numerics.floats import FloatFormat
+from detent.numerics.blocks import BlockFloat, BlockParams
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.named import BLOCK_FORMATS
-from detent.numerics.params import BlockParams, FloatParams
 from detent.recipe_file import find_recipe
 from detent.refine.layers import find_layers
 from detent.refine.problems import weight_rounder
@@ -50,7 +48,7 @@ def test_the_matrix_is_rounded_as_the_tensor_is(kind, name):
     layer, params = layer_of(kind, FORMATS[name])
     rounder, matrix = weight_rounder(layer, params), layer.matrix()
     rounded = rounder.round(matrix)
-    np.testing.assert_array_equal(layer.tensor(rounded), stored_constant(layer.tensor(matrix), params))
+    np.testing.assert_array_equal(layer.tensor(rounded), params.stored(layer.tensor(matrix)))
     assert not np.array_equal(rounded, matrix)
     for where in ((slice(0, 1), slice(None)), (slice(None), slice(-2, None)), (slice(-1, None), slice(0, 2))):
         np.testing.assert_array_equal(rounder.part(where).round(matrix[where]), rounded[where])

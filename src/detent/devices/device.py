@@ -24,7 +24,7 @@ from detent.devices.catalog import Device, find_device
 from detent.devices.constraints import RULES, align_concats, constrain, permits
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.plan.plan import Plan
 from detent.prepare import LEAVABLE, Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.recipe import Recipe

@@ -18,8 +18,8 @@ import onnx_ir as ir
 from detent.execute.segments import Program, cut_segments, reads
 from detent.graph.session import usable_cores
 from detent.graph.values import constant, is_constant
-from detent.numerics.codes import Array, decode, encode, stored_constant
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.loops import Array, decode_activation, encode_activation
 from detent.observe.samples import Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
@@ -66,15 +66,16 @@ class Frontier:
             entries[sample] = result
             return
         params = self._plan.of(name)
-        if isinstance(params, QuantParams):
-            entries[sample] = encode(result, self._params.setdefault(name, params), self._plan.layout.ties_of(name))
+        if holds_integers(params):
+            held = self._params.setdefault(name, params)
+            entries[sample] = encode_activation(result, held, self._plan.layout.ties_of(name))
         else:
             entries[sample] = params.snap(result)
 
     def get(self, name: str, sample: int) -> Any:
         """Return what a node reads."""
         entry, params = self._held[name][sample], self._params.get(name)
-        return entry if params is None else decode(entry, params)
+        return entry if params is None else decode_activation(entry, params)
 
     def stored(self, name: str, sample: int) -> tuple[Array, float, float]:
         """Return the codes, their scale and zero point; 1 and 0 for a value that has no codes."""
@@ -198,4 +199,4 @@ class QuantizedWalk:
             return self.plan.refined.get(name, array)
         if not self.plan.layout.quantizes(node) or index not in site_inputs(node):
             return array
-        return stored_constant(self.plan.refined.get(name, array), self.plan.of(name))
+        return self.plan.of(name).stored(self.plan.refined.get(name, array))

@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError, OutputError
 from detent.graph.save import write_bytes
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import holds_integers
 from detent.observe.digest import Digest
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.sealed import Kind, NotThisKindError, read_sealed, seal
@@ -45,7 +45,7 @@ def identity_of(
     for name in sorted(plan.params):
         params = plan.params[name]
         digest.add(name, repr(params.format))
-        if isinstance(params, QuantParams):
+        if holds_integers(params):
             digest.add_array(params.scale)
             digest.add_array(params.zero_point)
         else:

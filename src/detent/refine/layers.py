@@ -24,10 +24,10 @@ import onnx_ir as ir
 
 from detent.execute.quantized_walk import PRODUCTS
 from detent.graph.values import constant, constant_scalar, is_constant
-from detent.numerics.codes import Array
 from detent.numerics.compiled import compiled
-from detent.numerics.formats import QuantParams
-from detent.numerics.params import Params
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.interface import Params
+from detent.numerics.loops import Array
 from detent.plan.layout import Layout, Role, bias_input
 from detent.plan.plan import Plan
 from detent.refinements.layer_problem import Activation, Floats
@@ -156,7 +156,7 @@ class LayerChange:
         """Return what changed in a plan, in which the layer's weight had the parameters `before`."""
         after = plan.of(str(layer.weight.name))
         refined = {name: plan.refined[name] for name in layer.constants if name in plan.refined}
-        return cls(report, refined, after.scale if isinstance(after, QuantParams) and after is not before else None)
+        return cls(report, refined, after.scale if holds_integers(after) and after is not before else None)
 
     def apply(self, layer: MatrixLayer, plan: Plan) -> None:
         """Write the change into a plan."""

@@ -18,8 +18,9 @@ from detent.errors import UsageError
 from detent.execute.quantized_walk import Frontier, QuantizedWalk
 from detent.graph.session import Runner
 from detent.graph.values import constant
-from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.numerics.blocks import is_block
+from detent.numerics.formats import holds_integers
+from detent.numerics.interface import Params
 from detent.observe.samples import PendingSample
 from detent.plan.layout import bias_input
 from detent.plan.plan import Plan
@@ -226,23 +227,25 @@ def _bytes_needed(layer: MatrixLayer) -> int:
 
 def weight_rounder(layer: MatrixLayer, params: Params) -> Rounder:
     """Return the rounder of a layer's weights."""
-    if isinstance(params, FloatParams):
-        return FormatRounder(params)
     shape = np.asarray(constant(layer.weight)).shape
-    if isinstance(params, BlockParams):
-        positions = math.prod(shape[2:])
-        blocks = shorten_blocks(params.format, layer.matrix().shape[2] // positions)
-        return FormatRounder(BlockParams(blocks, INPUT_CHANNELS), positions)
-    scale, zero_point = (layer.as_matrix(np.broadcast_to(numbers, shape)) for numbers in params.broadcast(shape))
-    return StepRounder(scale, params.format.low - zero_point, params.format.high - zero_point)
+    if holds_integers(params):
+        scale, zero_point = (layer.as_matrix(np.broadcast_to(numbers, shape)) for numbers in params.broadcast(shape))
+        return StepRounder(scale, params.format.low - zero_point, params.format.high - zero_point)
+    fmt = params.format
+    if not is_block(fmt):
+        return FormatRounder(params)
+    positions = math.prod(shape[2:])
+    blocks = shorten_blocks(fmt, layer.matrix().shape[2] // positions)
+    return FormatRounder(blocks.along(INPUT_CHANNELS), positions)
 
 
 def _blocks_cross_groups(layer: MatrixLayer, params: Params) -> bool:
     """Tell whether blocks mix groups: only a ConvTranspose has the input channels of all groups on one axis."""
-    if layer.node.op_type != "ConvTranspose" or layer.groups == 1 or not isinstance(params, BlockParams):
+    fmt = params.format
+    if layer.node.op_type != "ConvTranspose" or layer.groups == 1 or not is_block(fmt):
         return False
     channels: int = np.asarray(constant(layer.weight)).shape[0] // layer.groups
-    return channels % params.format.block_size != 0
+    return channels % fmt.block_size != 0
 
 
 def build_problem(
@@ -291,6 +294,8 @@ def _without_rows(layer: MatrixLayer, walk: QuantizedWalk) -> LayerProblem:
     groups, channels, inputs = weight.shape
     params, site = plan.of(str(layer.weight.name)), plan.layout.output_site(layer.node)
     bias_params = None if layer.bias is None else bias_params_of(layer, plan)
+    if bias_params is not None and bias_params.format.in_blocks:
+        bias_params = bias_params.format.along(-1)  # the problem has all biases on one axis
     problem = LayerProblem(
         name=layer.name,
         weight=weight,
@@ -300,13 +305,15 @@ def _without_rows(layer: MatrixLayer, walk: QuantizedWalk) -> LayerProblem:
         weight_scale=np.ones((groups, channels)),
         low=-np.inf,
         high=np.inf,
-        bias_params=replace(bias_params, axis=-1) if isinstance(bias_params, BlockParams) else bias_params,
+        bias_params=bias_params.format.along(-1)
+        if bias_params is not None and bias_params.format.in_blocks
+        else bias_params,
         activation=activation_of(layer, plan.layout),
         output=None if site is None else plan.of(site),
         output_ties="half_even" if site is None else plan.layout.ties_of(site),
         free_bias=layer.bias is not None,
     )
-    if not isinstance(params, QuantParams) or why_no_steps(params) is not None:
+    if not holds_integers(params) or why_no_steps(params) is not None:
         return replace(problem, rounder=weight_rounder(layer, params))
     zero_point = int(params.zero_point.flat[0])
     scale = params.scale.reshape(-1 if params.scale.size == 1 else (groups, channels))

@@ -29,8 +29,8 @@ from detent.execute.quantized_walk import QuantizedWalk
 from detent.execute.segments import Program, reads
 from detent.graph.session import Runner
 from detent.graph.values import constant, is_constant
-from detent.numerics.codes import Array, decode, encode
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.loops import Array
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
@@ -95,7 +95,7 @@ class RangeSearch:
         if any(value.name == name for value in self.walk.model.graph.outputs):
             return []
         params = plan.of(name)
-        if not isinstance(params, QuantParams) or params.format.bits > MOST_BITS or params.axis is not None:
+        if not holds_integers(params) or params.format.bits > MOST_BITS or params.axis is not None:
             return []
         free = {str(value.name) for node in rest for value in node.inputs if value is not None and is_constant(value)}
         return [each for each in _neighbours(params) if self._permitted(name, each, free)]
@@ -149,7 +149,7 @@ class _Continuation:
 
         def run(sample: int) -> float:
             value = self._found[self._name][sample]
-            rounded = decode(encode(value, params, ties), params)
+            rounded = params.rounded(value, ties)
             results = self._program(self._feeds(sample, rounded), self._walk.origins[sample])
             wanted = self._expected[sample]
             pairs = zip(self._outputs, results, strict=True)

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.execute.quantized_walk import QuantizedWalk
 from detent.graph.values import constant
-from detent.numerics.codes import stored_constant
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import holds_integers
+from detent.numerics.interface import Params
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
@@ -214,7 +215,7 @@ def set_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> str:
         return layer.note
     name, params = str(layer.bias.name), bias_params_of(layer, plan)
     shaped = wanted.reshape(np.asarray(constant(layer.bias)).shape)
-    plan.refined[name] = stored_constant(shaped, params)
+    plan.refined[name] = _stored(shaped, params)
     saturated = 0 if params is None else int(params.clipped(shaped).sum())
     return f"the bias of {saturated} of {shaped.size} channels saturates" if saturated else ""
 
@@ -224,14 +225,18 @@ def bias_of(layer: MatrixLayer, plan: Plan) -> Floats:
     assert layer.bias is not None, f"layer '{layer.name}' has no bias of its own"
     name, params = str(layer.bias.name), bias_params_of(layer, plan)
     own = np.asarray(constant(layer.bias), np.float32)
-    return stored_constant(plan.refined.get(name, own), params).reshape(-1).astype(np.float64)
+    return _stored(plan.refined.get(name, own), params).reshape(-1).astype(np.float64)
+
+
+def _stored(biases: npt.ArrayLike, params: Params | None) -> npt.NDArray[np.float32]:
+    return np.asarray(biases, np.float32) if params is None else params.stored(biases)
 
 
 def scale_candidates(layer: MatrixLayer, plan: Plan, permits: Permits) -> list[ScaleCandidate]:
     """Return the scales to try beside the present one."""
     name = str(layer.weight.name)
     present = plan.of(name)
-    if not isinstance(present, QuantParams) or why_no_steps(present) is not None:
+    if not holds_integers(present) or why_no_steps(present) is not None:
         return []
     groups, channels, _ = layer.matrix().shape
     found = []

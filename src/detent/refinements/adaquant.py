@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import holds_integers
 from detent.refinements.gradient import GradientSearch
 from detent.refinements.gradient_loops import Doubles, Singles, adam_step, straight_through_step
 from detent.refinements.layer_problem import BiasRounder, Floats, LayerProblem, Rounder, Where
@@ -148,7 +148,7 @@ def weight_stepper(problem: LayerProblem, where: Where) -> Stepper:
 
 def bias_stepper(problem: LayerProblem, where: Where) -> Stepper:
     """How the biases of a part move."""
-    if isinstance(problem.bias_params, QuantParams):
+    if holds_integers(problem.bias_params):
         return OverSteps(*bias_grid(problem, where))
     return ThroughRounder(BiasRounder(problem.bias_params, problem.bias, where))
 
@@ -156,7 +156,7 @@ def bias_stepper(problem: LayerProblem, where: Where) -> Stepper:
 def bias_grid(problem: LayerProblem, where: Where) -> tuple[Doubles, Doubles, Doubles]:
     """The scale of each bias, where they are integers, and its least and greatest code as steps from zero."""
     params, shape = problem.bias_params, problem.bias.shape
-    assert isinstance(params, QuantParams), f"the biases of '{problem.name}' are no integers"
+    assert holds_integers(params), f"the biases of '{problem.name}' are no integers"
 
     def spread(numbers: npt.ArrayLike) -> Doubles:
         flat = np.broadcast_to(np.asarray(numbers, np.float64).reshape(-1), (problem.bias.size,))

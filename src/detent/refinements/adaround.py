@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from detent.errors import UsageError
-from detent.numerics.params import Params
+from detent.numerics.interface import Params
 from detent.refinements.gradient import GradientSearch
 from detent.refinements.gradient_loops import GAMMA, ZETA, Doubles, Singles, rounding_step
 from detent.refinements.layer_problem import Floats, LayerProblem, Where, why_no_steps

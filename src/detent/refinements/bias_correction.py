@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.codes import Array
+from detent.numerics.loops import Array
 from detent.refinements.refinement import Refinement
 
 

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import UsageError
-from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.params import NumberFormat
+from detent.numerics.formats import holds_integers, is_integer
+from detent.numerics.interface import NumberFormat
 from detent.refinements.gradient_loops import SHORT, Doubles, Singles, dots_of_groups, forward
 from detent.refinements.layer_problem import Floats, LayerProblem, Solution, Where
 from detent.refinements.refinement import Contest, WeightRefinement
@@ -99,7 +99,7 @@ class GradientSearch(WeightRefinement):
         """Raise UsageError if it cannot work on the formats of a recipe."""
         super().check_formats(recipe, weights, activations)
         for fmt in activations if self.output_rounded else ():
-            if fmt is not None and not isinstance(fmt, IntegerFormat):
+            if fmt is not None and not is_integer(fmt):
                 raise UsageError(
                     f"output_rounded of {self.name} is for activations that are integers, and those of recipe {recipe} "
                     f"are {fmt.label}. Leave it out."
@@ -210,7 +210,7 @@ def batches_of(problem: LayerProblem, order: Indices, size: int, rows: Singles, 
     target[: len(order)] = problem.activation(problem.target[order])
     act = problem.activation
     grid = UNROUNDED
-    if round_output and isinstance(problem.output, QuantParams):
+    if round_output and holds_integers(problem.output):
         grid = np.array([float(problem.output.scale), *problem.output.span, problem.output_ties == "half_up"])
     by_input = np.ascontiguousarray(by_sample.swapaxes(2, 3))
     return Batches(

@@ -20,10 +20,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.block_float import BlockFloat
-from detent.numerics.codes import stored_constant
-from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockFormat, BlockParams, FloatParams, Params
+from detent.numerics.blocks import BlockFormat
+from detent.numerics.formats import holds_integers
+from detent.numerics.interface import Params
 from detent.numerics.rounding import Rounding
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +52,7 @@ class Rounder(Protocol):
 class FormatRounder:
     """Weights as small floats, or in blocks along INPUT_CHANNELS."""
 
-    params: FloatParams | BlockParams
+    params: Params
     positions: int = 1
 
     def part(self, where: Where) -> FormatRounder:  # noqa: ARG002
@@ -63,7 +62,7 @@ class FormatRounder:
     def round(self, values: Floats) -> Floats:
         """Return the numbers that the format holds."""
         by_input_channel = values.reshape(*values.shape[:2], -1, self.positions)
-        return stored_constant(by_input_channel, self.params).reshape(values.shape).astype(np.float64)
+        return self.params.stored(by_input_channel).reshape(values.shape).astype(np.float64)
 
     def passes(self, values: Floats) -> Bools:
         """Tell which are not beyond the greatest number."""
@@ -128,8 +127,7 @@ class BiasRounder:
 def stored_bias(biases: Floats, params: Params | None) -> Floats:
     """Return all biases of a layer, (groups, channels), as it will add them; without parameters they stay float."""
     flat = biases.reshape(-1)
-    # A sum of float64 is compared with float64 targets, so integers are not cut to float32 here as the file has them.
-    stored = params.snap(flat) if isinstance(params, QuantParams) else stored_constant(flat, params)
+    stored = flat.astype(np.float32) if params is None else params.snap(flat)
     return stored.astype(np.float64).reshape(biases.shape)
 
 
@@ -138,13 +136,12 @@ def shorten_blocks(fmt: BlockFormat, length: int) -> BlockFormat:
 
     They are filled up with zeros, which change nothing but the time: a depthwise Conv has blocks of one weight.
     """
-    unit = (fmt.sub_block_size or 1) if isinstance(fmt, BlockFloat) else 1
-    return replace(fmt, block_size=min(fmt.block_size, -(-length // unit) * unit))
+    return fmt.replace(block_size=min(fmt.block_size, -(-length // fmt.unit) * fmt.unit))
 
 
 def why_no_steps(params: Params) -> str | None:
     """Say why the weights of a channel are not multiples of one number between two limits for all, or return None."""
-    if not isinstance(params, QuantParams):
+    if not holds_integers(params):
         return f"its weights are {params.format.label}"
     if params.block:
         return "its weights have a scale for each group"

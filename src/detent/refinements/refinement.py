@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 
 from detent.errors import UsageError
-from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.params import NumberFormat, Params
+from detent.numerics.formats import QuantParams, holds_integers, is_integer
+from detent.numerics.interface import NumberFormat, Params
 from detent.refinements.layer_problem import Floats, LayerProblem, Solution
 
 
@@ -118,7 +118,7 @@ class Refinement:
     ) -> None:
         """Raise UsageError if it cannot work on the formats of a recipe."""
         for fmt in weights if self.integer_weights_only else ():
-            if not isinstance(fmt, IntegerFormat):
+            if not is_integer(fmt):
                 what = "stay float" if fmt is None else f"are {fmt.label}"
                 raise UsageError(
                     f"{self.name} chooses between integers, and weights of recipe {recipe} {what}. AdaQuant works on "
@@ -127,7 +127,7 @@ class Refinement:
 
     def why_not(self, weights: Params) -> str | None:
         """Say why it cannot choose between the numbers that weights may be, or return None."""
-        if self.integer_weights_only and not isinstance(weights, QuantParams):
+        if self.integer_weights_only and not holds_integers(weights):
             return f"its weights are {weights.format.label}"
         return None
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from detent.evaluation.fidelity import Fidelity
-from detent.numerics.formats import IntegerFormat
+from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
 from detent.plan.layout import Decision
-from detent.recipe import Recipe, has_power_of_two_scale
+from detent.recipe import Recipe
 from detent.report.judging import judge
 from detent.report.report import Calibration, Notes, TensorReport
 

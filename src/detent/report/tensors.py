@@ -10,7 +10,7 @@ import onnx_ir as ir
 from detent.evaluation.noise import Closeness
 from detent.graph.values import constant
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockParams, Params
+from detent.numerics.interface import Params
 from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role, Site
@@ -72,7 +72,7 @@ def _entry(
         node=site.node,
         dtype=params.format.label,
         position=integers.position if integers and one_scale and integers.format.power_of_two else None,
-        scale=None if isinstance(params, BlockParams) else float(np.max(params.scale)),
+        scale=None if params.scale is None else float(np.max(params.scale)),
         zero_point=int(integers.zero_point.flat[0]) if integers else 0,
         channels=integers.scale.size if integers and not one_scale else None,
         minimum=minimum,

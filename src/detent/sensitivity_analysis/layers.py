@@ -32,8 +32,8 @@ from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 from detent.sensitivity_analysis.units import QuantizedUnit, quantized_units
-from detent.sensitivity_analysis.variants import EVERYTHING, Comparing, Question, VariantErrors, ask
-from detent.sensitivity_analysis.workers import Measure, Spread, in_threads
+from detent.sensitivity_analysis.variants import EVERYTHING, Experiment, VariantComparison, VariantErrors
+from detent.sensitivity_analysis.workers import MeasureSamples, SampleWorkers, on_threads
 
 STAGE = "probe"
 
@@ -100,23 +100,23 @@ def sensitivity(
     exact: bool = False,
     threads: int = 0,
     memory: int = 1 << 30,
-    spread: Spread | None = None,
+    workers: SampleWorkers | None = None,
     progress: Progress = silent,
 ) -> Sensitivity:
     """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
 
     Without `exact`, on as many of the samples as it takes, and without gains. About `memory` bytes are
-    used for variants of the model. With `spread`, on its workers instead of threads; the samples are of its source.
+    used for variants of the model. `workers` measure instead of threads; the samples are of their source.
     """
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     things = quantized_units(model, plan)
     cores = threads or usable_cores()
 
-    def begin(question: Question) -> AbstractContextManager[Measure]:
-        if spread is not None:
-            return spread.begin(question, model, plan, memory)
-        return in_threads(ask(question, model, plan, things, memory // cores), cores)
+    def begin(experiment: Experiment) -> AbstractContextManager[MeasureSamples]:
+        if workers is not None:
+            return workers.begin(experiment, model, plan, memory)
+        return on_threads(VariantComparison.of(experiment, model, plan, things, memory // cores), cores)
 
     with begin("quantized alone") as measure:
         walks = _Walks(measure, samples, progress)
@@ -145,7 +145,7 @@ def errors_of(
 ) -> dict[str, float]:
     """The error of each variant of the float model, by its name, on all samples."""
     cores = threads or usable_cores()
-    with in_threads(Comparing(model, plan, UNCHANGED, variants, memory // cores), cores) as measure:
+    with on_threads(VariantComparison(model, plan, UNCHANGED, variants, memory // cores), cores) as measure:
         sums = _Walks(measure, samples, progress).sums()
     return {variant.name: sums.error(variant.name) for variant in variants}
 
@@ -160,7 +160,7 @@ def some_of(samples: Sequence[PendingSample], things: int) -> list[PendingSample
 class _Walks:
     """Walks through a model on samples, and how each is measured."""
 
-    measure: Measure
+    measure: MeasureSamples
     samples: Sequence[PendingSample]
     progress: Progress
 

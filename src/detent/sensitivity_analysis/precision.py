@@ -20,7 +20,7 @@ from typing import Literal
 
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
 
 What = Literal["weights", "activations"]

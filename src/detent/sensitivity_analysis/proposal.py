@@ -22,7 +22,7 @@ from typing import Literal, get_args
 from detent.devices.device import find_target
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.plan.layout import Layout, Role
 from detent.recipe import Override, Recipe
 from detent.sensitivity_analysis.layers import Sensitivity

@@ -1,8 +1,9 @@
-"""Activations as integer codes and back, in compiled loops that round and saturate as QuantizeLinear or a device does.
+"""Compiled loops over whole arrays: rounding activations, and the error of rounding a constant.
 
     code = saturate(round(x / scale) + zero_point)        x = (code - zero_point) * scale
 
-All in float32, and saturating at the ends of the integer type: the file has no other bounds.
+The arithmetic is that of `codec`, in float32 throughout and saturating at the ends of the integer type: QuantizeLinear
+has no other bounds. A device may round ties otherwise.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ import numpy.typing as npt
 
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import Params
 from detent.numerics.rounding import Rounding
 
 Array = npt.NDArray[Any]
 
 
-def encode(values: Array, params: QuantParams, ties: Rounding = "half_even") -> Array:
-    """The codes of an activation, in a new array of the format's type; `ties` are the numbers between two codes."""
+def encode_activation(values: Array, params: QuantParams, ties: Rounding = "half_even") -> Array:
+    """Return the codes of an activation, in the format's type; `ties` are numbers halfway between two codes."""
     codes = np.empty(values.shape, params.format.dtype)
     limits = np.iinfo(codes.dtype)
     zero_point = int(params.zero_point)
@@ -35,27 +35,11 @@ def encode(values: Array, params: QuantParams, ties: Rounding = "half_even") -> 
     return codes
 
 
-def decode(codes: Array, params: QuantParams) -> npt.NDArray[np.float32]:
-    """The numbers that codes stand for."""
+def decode_activation(codes: Array, params: QuantParams) -> npt.NDArray[np.float32]:
+    """Return the numbers that codes stand for."""
     values = np.empty(codes.shape, np.float32)
     _decode(codes.reshape(-1), np.float32(params.scale), np.float32(params.zero_point), values.reshape(-1))
     return values
-
-
-def decode_constant(codes: npt.NDArray[np.int64], params: QuantParams) -> npt.NDArray[np.float32]:
-    """What DequantizeLinear makes of a weight's or bias's codes."""
-    scale, zero_point = params.broadcast(codes.shape)
-    steps = (codes - zero_point).astype(np.float32)
-    return np.asarray(steps * scale.astype(np.float32), np.float32).reshape(codes.shape)
-
-
-def stored_constant(values: npt.ArrayLike, params: Params | None) -> npt.NDArray[np.float32]:
-    """What the nodes of the emitted model read of a weight or bias; without parameters it stays float."""
-    if params is None:
-        return np.asarray(values, np.float32)
-    if isinstance(params, QuantParams):
-        return decode_constant(params.encode(values), params)
-    return params.snap(values)
 
 
 @compiled
@@ -102,3 +86,15 @@ def _decode(
 ) -> None:
     for i in range(codes.size):
         values[i] = (np.float32(codes[i]) - zero_point) * scale
+
+
+@compiled
+def snap_error(values: npt.NDArray[np.float32], scale: float, low: float, high: float) -> float:
+    """Return the sum of (v - s * clip(round_half_even(v / s), low, high))^2, in double precision."""
+    total = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        level = min(max(np.rint(value / scale), low), high)
+        difference = value - level * scale
+        total += difference * difference
+    return total
