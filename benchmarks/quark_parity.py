@@ -33,7 +33,7 @@ from benchmarks.common import (
 from detent.graph.load import load, read
 from detent.graph.session import Runner
 from detent.prepare import default_passes, prepare
-from detent.report.report import Report
+from detent.results.quantized import Report
 
 
 def main() -> None:

@@ -22,8 +22,9 @@ from detent.graph.session import Runner
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe_file import find_recipe
+from detent.results.searched import Sensitivity
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import Sensitivity, sensitivity
+from detent.sensitivity_analysis.layers import sensitivity
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
@@ -49,7 +50,7 @@ def kinds(fast: Sensitivity, exact: Sensitivity) -> list[str]:
     """The correlations of all things, of weights and of activations."""
     found = []
     for wanted in ((True, False), (True,), (False,)):
-        names = [thing.name for thing in exact.things if thing.is_weight in wanted]
+        names = [thing.name for thing in exact.sources if thing.is_weight in wanted]
         found.append(f"{spearman([fast.errors[name] for name in names], [exact.errors[name] for name in names]):.3f}")
     return found
 
@@ -71,7 +72,7 @@ def measure(case: Case, recipe: str, samples: int, exact_on: int, rounds: int) -
     return [
         case.name,
         f"{len(fast.layers)}",
-        f"{len(fast.things)}",
+        f"{len(fast.sources)}",
         f"{fast.samples} of {len(feeds)}",
         *(f"{ratio:.1f}" for ratio in spent / inference),
         *kinds(fast, exact),

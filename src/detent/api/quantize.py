@@ -17,7 +17,7 @@ from detent.plan.select import Selection
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import find_recipe
-from detent.report.report import Report
+from detent.results.quantized import Report
 
 
 def quantize(

@@ -19,7 +19,6 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from detent.device_check.findings import MODEL, Finding
 from detent.devices.catalog import Device
 from detent.devices.device import find_target
 from detent.emit.functions import Operator
@@ -44,6 +43,7 @@ from detent.prepare import default_passes, prepare
 from detent.prepare.base import Change
 from detent.recipe import FUSABLE_ACTIVATIONS
 from detent.recipe_file import find_recipe
+from detent.results.checked import MODEL, Finding
 
 _NEUTRAL = ("Identity", "Dropout")
 """Gone before anything is computed: a conversion between codes, or nothing at all."""

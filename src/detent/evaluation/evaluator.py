@@ -29,11 +29,11 @@ from detent.evaluation.measures import (
     WholeMeasure,
 )
 from detent.evaluation.metric_file import Metric, as_metric
-from detent.evaluation.scores import Scores
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
+from detent.results.evaluated import Scores
 
 STAGE = "evaluate"
 

@@ -23,9 +23,9 @@ from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
 from detent.evaluation.noise import NoiseSums
-from detent.evaluation.scores import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
+from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
 
 CACHE_BYTES = 32 * 2**20
 """Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples."""

@@ -15,11 +15,20 @@ from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import FIND, LabelsLike
 from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric
-from detent.evaluation.scores import Answers, Deviation, Loss, Scores, compare, compare_answers, deviation_loss
 from detent.graph.load import stored_bytes
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
-from detent.report.evaluation import Evaluation, ModelResult
+from detent.results.evaluated import (
+    Answers,
+    Deviation,
+    Evaluation,
+    Loss,
+    ModelResult,
+    Scores,
+    compare,
+    compare_answers,
+    deviation_loss,
+)
 
 
 def run_evaluation(

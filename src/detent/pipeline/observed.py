@@ -27,7 +27,7 @@ from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_prepar
 from detent.pipeline.rescaling import Rescaling, rescale
 from detent.recipe import EQUALIZING_SAMPLES, Recipe
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
-from detent.report.pictures import ChannelSizes, channel_magnitudes, channel_sizes
+from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
 from detent.settings import choice_text
 
 READ_LATER = frozenset(

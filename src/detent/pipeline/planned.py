@@ -17,7 +17,7 @@ from detent.pipeline.prepared import Stopwatch
 from detent.plan.layout import Layout
 from detent.plan.plan import Plan, make_plan
 from detent.prepare import Pass, prepare
-from detent.report.report import Notes
+from detent.results.quantized import Notes
 
 
 @dataclass(frozen=True, eq=False)

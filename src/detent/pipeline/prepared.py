@@ -38,7 +38,7 @@ from detent.prepare import default_passes, prepare
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
-from detent.report.report import Notes
+from detent.results.quantized import Notes
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 

@@ -13,8 +13,7 @@ from detent.refine.checkpoint import RefinementCheckpoint, identity_of
 from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
-from detent.report.report import TensorReport
-from detent.report.tensors import describe_constants
+from detent.results.tensors import TensorReport, describe_constants
 
 
 @dataclass(frozen=True, eq=False)

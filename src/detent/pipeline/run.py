@@ -23,9 +23,8 @@ from detent.pipeline.planned import Planned, make_planned
 from detent.pipeline.prepared import Prepared, Stopwatch, prepare_model
 from detent.pipeline.refined import Refined, refine_plan
 from detent.pipeline.written import Written, write
-from detent.report.advice import suggestions_for, warnings_for
-from detent.report.pictures import Pictures, distributions_of
-from detent.report.report import Calibration, Notes, Report
+from detent.results.quantized import Calibration, Notes, Report
+from detent.results.tensors import Pictures, distributions_of
 
 
 class Run:
@@ -75,8 +74,13 @@ class Run:
         calibration = _calibration(prepared.job, observed.source, observation)
         nodes, recipe = list(plan.layout.decisions.values()), prepared.job.recipe
         fidelity, tensors, in_sample = written.fidelity, written.tensors, observation.in_sample
-        warnings = warnings_for(calibration, nodes, notes, tensors, fidelity, in_sample)
-        own = [*prepared.warnings, *planned.unsettled, *observation.notes, *self.refined.warnings, *written.warnings]
+        remarks = [
+            *prepared.warnings,
+            *planned.unsettled,
+            *observation.notes,
+            *self.refined.warnings,
+            *written.warnings,
+        ]
         return Report(
             source=name_of(self.job.model),
             output=None if self.job.output is None else str(self.job.output),
@@ -93,12 +97,10 @@ class Run:
             calibration=calibration,
             fidelity=fidelity,
             in_sample=in_sample,
-            dry_run=False,
             bytes_before=stored_bytes(self.job.model),
             bytes_after=written.bytes,
             seconds=self._watch.seconds,
-            warnings=[*warnings, *own],
-            suggestions=[] if fidelity is None else suggestions_for(fidelity, calibration, tensors, nodes, recipe),
+            remarks=remarks,
             device=written.device,
             pictures=Pictures(distributions_of(plan, observation.statistics), observed.channels),
             model=written.proto,
@@ -113,19 +115,11 @@ class Run:
             output=None,
             recipe=prepared.job.recipe,
             nodes=list(prepared.layout.decisions.values()),
-            tensors=(),
             changes=prepared.notes.changes,
             declined=prepared.notes.declined,
-            moves=(),
-            equalization=None,
-            smoothing=None,
-            refined=(),
             calibration=None if expected is None else _calibration(prepared.job, source, expected),
-            fidelity=None,
-            in_sample=False,
             dry_run=True,
             bytes_before=stored_bytes(self.job.model),
-            bytes_after=None,
             seconds=self._watch.seconds,
         )
 

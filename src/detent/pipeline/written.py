@@ -22,13 +22,12 @@ from onnx_ir.passes import common as common_passes
 
 from detent.convert.bfloat16 import to_pure_bfloat16
 from detent.device_check.check import check_graph
-from detent.device_check.findings import DeviceCheck
 from detent.devices.catalog import device_of
 from detent.emit.dynamic import emit_dynamic
 from detent.emit.emitter import emit
 from detent.emit.qoperator import to_qoperator
 from detent.errors import ModelError, OutputError
-from detent.evaluation.fidelity import Fidelity, measure_fidelity
+from detent.evaluation.fidelity import measure_fidelity
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save, tensor_bytes
 from detent.graph.session import Runner
 from detent.pipeline.observed import Observed
@@ -37,8 +36,8 @@ from detent.pipeline.refined import Refined
 from detent.plan.plan import Plan
 from detent.prepare.base import Change
 from detent.recipe import Recipe
-from detent.report.report import TensorReport
-from detent.report.tensors import describe_activations
+from detent.results.checked import DeviceCheck
+from detent.results.tensors import Fidelity, TensorReport, describe_activations
 from detent.version import __version__
 
 

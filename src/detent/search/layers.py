@@ -23,10 +23,11 @@ from detent.pipeline.planned import Planned
 from detent.pipeline.run import Run
 from detent.plan.plan import Plan
 from detent.recipe import Override, Recipe
+from detent.results.searched import Option
 from detent.search.precision import ROUNDS, WHOLE, Layers, numbers_of
 from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layers import errors_of, some_of
-from detent.sensitivity_analysis.precision import Option, assign
+from detent.sensitivity_analysis.precision import assign
 from detent.sensitivity_analysis.proposal import literal
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
 

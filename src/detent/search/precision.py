@@ -23,13 +23,14 @@ from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override
+from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
 from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layers import errors_of, some_of
-from detent.sensitivity_analysis.precision import Choice, Option, PrecisionSearch, What, assign, bits_of
+from detent.sensitivity_analysis.precision import assign, bits_of
 from detent.sensitivity_analysis.proposal import literal
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
 
-ROLES: Mapping[What, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
+ROLES: Mapping[SearchedRole, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
 
 ROUNDS = 4
 """How often formats are assigned at most."""
@@ -74,7 +75,7 @@ def search_precision(
     job: Job,
     candidates: Sequence[IntegerFormat],
     *,
-    what: What = "weights",
+    what: SearchedRole = "weights",
     max_error: float | None = None,
     mean_bits: float | None = None,
     count: int = SAMPLES,
@@ -111,7 +112,7 @@ def _below(search: _Search, max_error: float) -> PrecisionSearch:
     return search.result(finest, error, reached=error <= max_error)
 
 
-def _check_candidates(job: Job, candidates: Sequence[IntegerFormat], what: What) -> None:
+def _check_candidates(job: Job, candidates: Sequence[IntegerFormat], what: SearchedRole) -> None:
     if len(set(candidates)) < 2:
         raise UsageError("A search needs at least two formats to choose from, such as int8 and int16.")
     if not isinstance(job.recipe.formats[what], IntegerFormat):
@@ -140,10 +141,15 @@ def _check_wish(candidates: Sequence[IntegerFormat], max_error: float | None, me
 
 
 class _Search:
-    """What was measured, and how a choice becomes a model and a recipe."""
+    """SearchedRole was measured, and how a choice becomes a model and a recipe."""
 
     def __init__(
-        self, planned: Planned, job: Job, candidates: Sequence[IntegerFormat], what: What, layers: Layers = ALL_LAYERS
+        self,
+        planned: Planned,
+        job: Job,
+        candidates: Sequence[IntegerFormat],
+        what: SearchedRole,
+        layers: Layers = ALL_LAYERS,
     ) -> None:
         self._planned, self._job, self._what = planned, job, what
         self._usual = quantized_units(planned.model, planned.plan)
@@ -244,7 +250,7 @@ def _of_format(options: Sequence[Option], fmt: IntegerFormat) -> Option:
     return next(option for option in options if option.format == fmt)
 
 
-def _planned(planned: Planned, what: What, fmt: IntegerFormat) -> Plan:
+def _planned(planned: Planned, what: SearchedRole, fmt: IntegerFormat) -> Plan:
     """The plan with all weights, or all activations, in one format."""
     layout = planned.plan.layout
     formats = {
@@ -256,7 +262,7 @@ def _planned(planned: Planned, what: What, fmt: IntegerFormat) -> Plan:
 
 
 def _by_slot(
-    things: Sequence[QuantizedUnit], plan: Plan, what: What, among: Collection[str]
+    things: Sequence[QuantizedUnit], plan: Plan, what: SearchedRole, among: Collection[str]
 ) -> dict[str, list[QuantizedUnit]]:
     """Things that have one format together: the constants of a layer, or activations that share their parameters."""
     layout = plan.layout

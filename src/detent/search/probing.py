@@ -16,9 +16,9 @@ from detent.graph.load import name_of
 from detent.observe.shards import divisible
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
-from detent.report.sensitivity_view import SensitivityReport
+from detent.results.searched import SensitivityReport, Way
 from detent.sensitivity_analysis.layers import sensitivity
-from detent.sensitivity_analysis.proposal import Way, check_way, propose
+from detent.sensitivity_analysis.proposal import check_way, propose
 from detent.sensitivity_analysis.workers import SampleWorkers
 
 SAMPLES = 32

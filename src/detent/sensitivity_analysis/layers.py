@@ -15,8 +15,7 @@ e.E is another on other samples. They are measured with `exact` only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +30,7 @@ from detent.graph.session import usable_cores
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
+from detent.results.searched import LayerSensitivity, Sensitivity
 from detent.sensitivity_analysis.units import QuantizedUnit, quantized_units
 from detent.sensitivity_analysis.variants import EVERYTHING, Experiment, VariantComparison, VariantErrors
 from detent.sensitivity_analysis.workers import MeasureSamples, SampleWorkers, on_threads
@@ -43,53 +43,6 @@ SETTLED = 0.85
 
 INFERENCES = 18
 """Where many things are measured on a part of the samples, about so many inferences of all of them are computed."""
-
-
-@dataclass(frozen=True)
-class LayerSensitivity:
-    """One layer: errors as noise power over signal power; None where it has nothing of the kind that is quantized.
-
-    `gain` is None where it was not measured, or where nothing becomes float because others read and compute it too.
-    `changed` counts samples whose top answer is another with the layer's weights, and with its activations quantized;
-    None where outputs are no class scores. `members` are the nodes that are computed with it, itself first.
-    """
-
-    node: str
-    op_type: str
-    members: tuple[str, ...]
-    weights: float | None
-    activations: float | None
-    gain: float | None
-    changed: tuple[int, int] | None
-    parameters: int
-    operations: int
-
-    @property
-    def error(self) -> float:
-        """Of weights and activations together: noise powers add."""
-        return (self.weights or 0.0) + (self.activations or 0.0)
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """Every layer in graph order, every thing that was quantized alone, and the error of the whole quantized model."""
-
-    layers: tuple[LayerSensitivity, ...]
-    things: tuple[QuantizedUnit, ...]
-    errors: Mapping[str, float]
-    total: float
-    changed: int | None
-    samples: int
-    exact: bool
-
-    def worst_first(self) -> list[LayerSensitivity]:
-        """The layers, those with the largest error first."""
-        return sorted(self.layers, key=lambda layer: -layer.error)
-
-
-def decibels(error: float) -> float:
-    """An error in dB, relative to the signal: -20 is a hundredth of its power."""
-    return 10 * math.log10(error) if error > 0 else -math.inf
 
 
 def sensitivity(
@@ -232,7 +185,9 @@ def summarize(
             )
         )
     changed = sums.changed[EVERYTHING] if scores else None
-    return Sensitivity(tuple(layers), tuple(things), errors, total, changed, sums.samples, gains is not None)
+    return Sensitivity(
+        tuple(layers), tuple(unit.source for unit in things), errors, total, changed, sums.samples, gains is not None
+    )
 
 
 def _members(model: ir.Model, plan: Plan, node: ir.Node) -> tuple[str, ...]:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from detent.evaluation.evaluator import Evaluator
-from detent.evaluation.scores import Deviation, Loss, Scores, compare, deviation_loss
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
 from detent.pipeline.run import Run
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
-from detent.report.report import Report
-from detent.report.tuning import RungOutcome
+from detent.results.evaluated import Deviation, Loss, Scores, compare, deviation_loss
+from detent.results.quantized import Report
+from detent.results.searched import RungOutcome
 from detent.search.probing import unrefined
 from detent.sensitivity_analysis.layers import sensitivity
 from detent.tuning.clock import Clock, OutOfTimeError

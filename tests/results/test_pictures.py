@@ -8,7 +8,7 @@ from onnx import numpy_helper
 
 import detent
 from detent.observe.histogram import Histogram
-from detent.report.pictures import COLUMNS, CURVE, channel_sizes, distribution
+from detent.results.tensors import COLUMNS, CURVE, channel_sizes, distribution
 from tests.conftest import tiny_model
 
 

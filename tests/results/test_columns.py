@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detent.observe.histogram import Histogram
-from detent.report.columns import columns_of
+from detent.results.tensors import columns_of
 
 
 def histogram(*values):

@@ -37,6 +37,11 @@ _NEARLY_NORMAL = 200
 """Degrees of freedom beyond which two terms of Student's quantile about the normal one are exact to six digits."""
 
 
+def interval_text(ends: Interval | None, form: str = ".2f") -> str:
+    """Write both ends of an interval."""
+    return "-" if ends is None else f"{ends[0]:{form}} .. {ends[1]:{form}}"
+
+
 def wilson_interval(right: int, samples: int) -> Interval:
     """Where a fraction lies with 95 % confidence, after `right` of `samples`."""
     if not 0 <= right <= samples or samples == 0:

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 import detent
-from detent.evaluation.fidelity import Fidelity
-from detent.evaluation.noise import Closeness
-from detent.report.judging import agreement, judge
+from detent.results.advice import agreement, judge
+from detent.results.tensors import Closeness, Fidelity
 from tests.conftest import tiny_model
 
 
@@ -39,9 +38,9 @@ def test_verdicts(figures, level):
 def test_an_output_that_is_next_to_nothing_in_float_tells_nothing():
     faint = fidelity(0.0, silent={"y0": 3e-6})
     assert judge(faint).level == "unclear"
-    assert "at most 3e-06 in float: these samples hardly exercise the model" in judge(faint).said
+    assert "at most 3e-06 in float: these samples hardly exercise the model" in judge(faint).reason
     assert judge(fidelity(0.0, silent={"y0": 0.5})).level == "large"
-    assert judge(fidelity(0.0, 5.0, silent={"y0": 3e-6})).said == "output SQNR 5.0 dB"  # of the other
+    assert judge(fidelity(0.0, 5.0, silent={"y0": 3e-6})).reason == "output SQNR 5.0 dB"  # of the other
 
 
 def test_a_count_has_its_interval():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.evaluation.statistics import (
+from detent.results.paired import (
     NORMAL_QUANTILE,
     mcnemar_exact,
     mean_interval,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from detent.results import Result
 
 Level = Literal["error", "warning", "note"]
 Verdict = Literal["accepted", "partly", "rejected"]
@@ -42,7 +43,7 @@ class NodePlace:
 
 
 @dataclass(frozen=True)
-class DeviceCheck:
+class DeviceCheck(Result):
     """Whether a device takes a model, node by node.
 
     Quantizing nodes are not listed: they belong to the tensors. `quantized` says whether the model has any; where not,
@@ -82,10 +83,6 @@ class DeviceCheck:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return dataclasses.asdict(self)
-
-    def to_json(self) -> str:
-        """The whole of it as JSON."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
         """The verdict in a sentence."""
@@ -142,3 +139,35 @@ def _percent(part: int, rest: int) -> str:
 def operators_left(check: DeviceCheck) -> dict[str, int]:
     """The operators that run on the CPU, with how many nodes of each."""
     return dict(Counter(place.op_type for place in check.nodes if place.subgraph is None).most_common())
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The device's part of a model with one recipe and with another."""
+
+    before: DeviceCheck
+    after: DeviceCheck
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the device gets fewer nodes, or gets them in more pieces."""
+        return self.after.device_nodes < self.before.device_nodes or self.after.subgraphs > self.before.subgraphs > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "target": self.after.target,
+            **{
+                when: {"device_nodes": each.device_nodes, "cpu_nodes": each.cpu_nodes, "subgraphs": each.subgraphs}
+                for when, each in (("before", self.before), ("after", self.after))
+            },
+        }
+
+    def __str__(self) -> str:
+        was, now = self.before, self.after
+        share = f"{now.device_nodes} of {now.device_nodes + now.cpu_nodes} nodes run on {now.target} then, in"
+        return f"{share} {_pieces(now)} (as it is: {was.device_nodes}, in {_pieces(was)})"
+
+
+def _pieces(check: DeviceCheck) -> str:
+    return f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"
