@@ -15,7 +15,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from detent.convert.domains import take_out_functions
 from detent.device_check.model_rules import check_file, check_model
 from detent.device_check.network import (
     Subject,
@@ -32,10 +31,11 @@ from detent.device_check.partition import macs_of, partition
 from detent.devices.catalog import Device, device_of, find_device
 from detent.errors import ModelError
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
-from detent.measure.reading import read_codes
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
+from detent.qdq.float_network import read_codes
+from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe
 from detent.results.checked import DeviceCheck, Finding, NodePlace, Placement, Verdict
 

@@ -25,7 +25,6 @@ from detent.progress import Progress, silent
 from detent.recipe import Recipe
 from detent.recipe_file import change, find_recipe, with_settings
 from detent.refine.refine import MEMORY
-from detent.refinements import BiasCorrection
 from detent.settings import parse_memory
 
 FIELD_OF_OPTION = {"refine": "refinement"}
@@ -194,7 +193,7 @@ def _equalization(switch: Any, name: str | None) -> Any:
 
 def _without_bias_correction(recipe: Recipe) -> Recipe:
     """Return the recipe of --no-bias-correction. Other refinements need to set biases along with the weights."""
-    if recipe.refinement is None or isinstance(recipe.refinement, BiasCorrection):
+    if recipe.refinement is None or not recipe.refinement.learns_weights:
         return recipe.replace(refinement=None)
     raise UsageError(
         f"{type(recipe.refinement).__name__} corrects biases along with the weights, so --no-bias-correction cannot be "

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.devices.device import Target, check_rounding, find_target, with_steps
-from detent.emit.check import check_formats
+from detent.emit.output_formats import check_formats
 from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
