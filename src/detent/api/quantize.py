@@ -60,8 +60,8 @@ def quantize(
         op_types: quantize only these operator types.
         start: quantize only what depends on these nodes, themselves included.
         end: quantize only what these nodes depend on, themselves included.
-        target: the device, if another than the recipe's: "npu-cnn", "npu-float-scale", "npu-vaiml", "npu-bf16"
-            or "cpu".
+        target: the device, if another than the recipe's: "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-vaiml",
+            "npu-bf16" or "cpu".
         preprocess: how images become arrays, as {"size": 224, "mean": [...], "std": [...]}, the path of a JSON file
             with that, or PreprocessOptions. What is not said is guessed from the model's input, and reported.
         fix_shapes: input shapes to write into the model, such as {"input": (1, 3, 224, 224)}.

@@ -115,7 +115,7 @@ class RecipeFlags:
 
     base: RecipeOptions = field(default_factory=RecipeOptions)
     target: Annotated[
-        str | None, typer.Option("--target", help="npu-cnn, npu-float-scale, npu-vaiml, npu-bf16 or cpu.")
+        str | None, typer.Option("--target", help="npu-xint8, npu-a8w8, npu-a16w8, npu-vaiml, npu-bf16 or cpu.")
     ] = None
     method: Annotated[str | None, typer.Option("--method", help="MinMSE, Percentile:percentile=99.99, ...")] = None
     activations: Annotated[

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from detent.devices.device import Target, check_rounding, find_target, with_steps
+from detent.devices.catalog import device_of, with_steps
+from detent.devices.device import Device, check_rounding
 from detent.emit.check import check_formats
 from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
@@ -39,14 +40,14 @@ ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
 """How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
 
 
-def check_recipe(recipe: Recipe, selection: Selection) -> Target:
+def check_recipe(recipe: Recipe, selection: Selection) -> Device:
     """The target; UsageError where parts of the recipe contradict each other, or what the user selected."""
     if recipe.format == "bfloat16" and selection != Selection():
         raise UsageError(
             "Format bfloat16 computes the whole model in bfloat16: leave --include, --exclude, --op-types, --from and "
             "--to out, or choose format cast."
         )
-    target = with_steps(find_target(recipe.target), recipe)
+    target = with_steps(device_of(recipe), recipe)
     check_formats(recipe)
     check_methods(recipe)
     check_operator_types(recipe)
@@ -68,7 +69,7 @@ def load_float(job: Job) -> ir.Model:
     return model
 
 
-def prepare_model(job: Job, model: ir.Model, target: Target) -> tuple[Layout, Notes]:
+def prepare_model(job: Job, model: ir.Model, target: Device) -> tuple[Layout, Notes]:
     """Rewrite the model into operators that can be quantized, and decide where it will be."""
     names = [str(node.name) for node in model.graph]
     passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)

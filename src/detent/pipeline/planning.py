@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from detent.devices.device import Rules, Target
+from detent.devices.device import Device, Rules
 from detent.devices.rewrites import NodePass, SaturatingClip
 from detent.errors import UsageError
 from detent.observe.inputs import input_specs
@@ -105,7 +105,7 @@ def observe(
 
 
 def decide(
-    model: ir.Model, layout: Layout, target: Target, observation: Observation, recipe: Recipe, notes: Notes
+    model: ir.Model, layout: Layout, target: Device, observation: Observation, recipe: Recipe, notes: Notes
 ) -> tuple[Plan, Rules, list[str]]:
     """The plan, as the target allows it, the rules that it follows, and what could not be settled.
 

@@ -156,4 +156,4 @@ def _measure(
 def _check_for_device(final: ir.Model, recipe: Recipe) -> DeviceCheck | None:
     """Whether the recipe's device takes the model; None where it has none that is known."""
     device = device_of(recipe)
-    return None if device is None else check_graph(final, device, "the quantized model")
+    return check_graph(final, device, "the quantized model") if device.takes_models_of(recipe) else None
