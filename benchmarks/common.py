@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from detent.devices.catalog import find_device
 from detent.evaluation.evaluator import Evaluator
-from detent.evaluation.scores import Answers
 from detent.graph.load import load
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.inputs import input_specs
@@ -23,6 +22,7 @@ from detent.observe.sources import open_source
 from detent.plan.layout import Role, lay_out
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
+from detent.results.evaluated import Answers
 
 DATA = Path(os.environ.get("DETENT_BENCH_DATA", Path(__file__).parents[2] / "shared" / "data"))
 """A folder with models/, imagenet-calib-350/ and imagenet-eval-1000/."""

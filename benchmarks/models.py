@@ -20,7 +20,7 @@ from benchmarks.common import (
     print_table,
     top1_right,
 )
-from detent.report.report import Report
+from detent.results.quantized import Report
 
 HEADER = ("model", "flag", "quantized nodes", "left float", "MB before", "MB after", "output SQNR dB", "s", "top-1 float", "top-1 XINT8", "loss (± std. error)")  # fmt: skip  # noqa: E501
 

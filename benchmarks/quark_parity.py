@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tests.grids import UINT8_ZERO_128
 
 import detent
 from benchmarks.common import (
@@ -31,9 +32,8 @@ from benchmarks.common import (
 )
 from detent.graph.load import load, read
 from detent.graph.session import Runner
-from detent.numerics.integer import UINT8_ZERO_128
 from detent.prepare import default_passes, prepare
-from detent.report.report import Report
+from detent.results.quantized import Report
 
 
 def main() -> None:

@@ -20,9 +20,11 @@ from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.pipeline.job import Job
+from detent.pipeline.run import Run
 from detent.recipe_file import find_recipe
-from detent.search.probing import make_ready
-from detent.sensitivity_analysis.layers import Sensitivity, sensitivity
+from detent.results.searched import Sensitivity
+from detent.search.probing import unrefined
+from detent.sensitivity_analysis.layers import sensitivity
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
@@ -48,7 +50,7 @@ def kinds(fast: Sensitivity, exact: Sensitivity) -> list[str]:
     """The correlations of all things, of weights and of activations."""
     found = []
     for wanted in ((True, False), (True,), (False,)):
-        names = [thing.name for thing in exact.things if thing.is_weight in wanted]
+        names = [thing.name for thing in exact.sources if thing.is_weight in wanted]
         found.append(f"{spearman([fast.errors[name] for name in names], [exact.errors[name] for name in names]):.3f}")
     return found
 
@@ -56,21 +58,21 @@ def kinds(fast: Sensitivity, exact: Sensitivity) -> list[str]:
 def measure(case: Case, recipe: str, samples: int, exact_on: int, rounds: int) -> list[str]:
     """One row of the table."""
     job = Job(Path(case.path), None, find_recipe(recipe), CALIBRATION, case.options, limit=2 * samples)
-    ready = make_ready(job, samples)
-    feeds = [pending.load().feeds for pending in ready.samples]
-    runner = Runner(ready.model)
+    planned = Run(unrefined(job, samples)).planned
+    feeds = [pending.load().feeds for pending in planned.probes]
+    runner = Runner(planned.model)
     infer(runner, feeds)
     inferring, measuring = [], []
     for _ in range(rounds):
         inferring += [seconds(lambda: infer(runner, feeds))[0] for _ in range(3)]
-        spent, fast = seconds(lambda: sensitivity(ready.model, ready.plan, ready.samples))
+        spent, fast = seconds(lambda: sensitivity(planned.model, planned.plan, planned.probes))
         measuring.append(spent)
     inference, spent = np.median(inferring, axis=0), np.median(measuring, axis=0)
-    all_spent, exact = seconds(lambda: sensitivity(ready.model, ready.plan, ready.samples[:exact_on], exact=True))
+    all_spent, exact = seconds(lambda: sensitivity(planned.model, planned.plan, planned.probes[:exact_on], exact=True))
     return [
         case.name,
         f"{len(fast.layers)}",
-        f"{len(fast.things)}",
+        f"{len(fast.sources)}",
         f"{fast.samples} of {len(feeds)}",
         *(f"{ratio:.1f}" for ratio in spent / inference),
         *kinds(fast, exact),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import detent
 from benchmarks.common import CALIBRATION, EVALUATION, arguments, chosen, print_table
-from detent.report.tuning import RungOutcome
+from detent.results.searched import RungOutcome
 
 
 def main() -> None:

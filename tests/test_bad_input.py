@@ -293,9 +293,9 @@ def test_a_real_full_disk(tmp_path):
 
 EAGER = """
     from functools import partial
-    from detent.pipeline import calibrate
+    from detent.pipeline import observed
     from detent.cli import main
-    calibrate.Checkpoint = partial(calibrate.Checkpoint, every=0.2)
+    observed.Checkpoint = partial(observed.Checkpoint, every=0.2)
     main()
 """
 

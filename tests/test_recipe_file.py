@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import METHODS, Entropy, LayerwisePercentile, MinMax, MinMSE, Percentile
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FLOAT_NAMES, FloatFormat
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
-from detent.numerics.microscaling import Microscaling
 from detent.numerics.named import BLOCK_FORMATS
 from detent.presets import PRESETS
 from detent.recipe import FUSABLE_ACTIVATIONS, Override, Recipe

@@ -22,39 +22,37 @@ if TYPE_CHECKING:
     from detent.api.mix import mix
     from detent.api.quantize import quantize
     from detent.api.sensitivity import sensitivity
-    from detent.device_check.findings import DeviceCheck
     from detent.emulator.emulator import Emulator
     from detent.evaluation.evaluator import Evaluator
     from detent.evaluation.metric_file import Metric
-    from detent.measure.emulation import Emulation
     from detent.methods import MinMSE, NonOverflow
     from detent.observe.preprocess import PreprocessOptions
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
-    from detent.report.evaluation import Evaluation
-    from detent.report.page import write_page
-    from detent.report.precision_view import PrecisionReport
-    from detent.report.report import Report
-    from detent.report.sensitivity_view import SensitivityReport
-    from detent.report.tuning import Tuning
+    from detent.report.page.page import write_page
+    from detent.results.checked import DeviceCheck
+    from detent.results.compared import Emulation
+    from detent.results.evaluated import Evaluation
+    from detent.results.quantized import Report
+    from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
     from detent.tuning.tune import tune
 
 _LAZY = {
-    "DeviceCheck": "detent.device_check.findings",
-    "Emulation": "detent.measure.emulation",
+    "DeviceCheck": "detent.results.checked",
+    "Emulation": "detent.results.compared",
     "Emulator": "detent.emulator.emulator",
-    "Evaluation": "detent.report.evaluation",
+    "Evaluation": "detent.results.evaluated",
     "Evaluator": "detent.evaluation.evaluator",
     "Metric": "detent.evaluation.metric_file",
     "MinMSE": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
-    "PrecisionReport": "detent.report.precision_view",
+    "PrecisionReport": "detent.results.searched",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
-    "Report": "detent.report.report",
-    "SensitivityReport": "detent.report.sensitivity_view",
-    "Tuning": "detent.report.tuning",
+    "Report": "detent.results.quantized",
+    "SensitivityReport": "detent.results.searched",
+    "Tuning": "detent.results.searched",
     "check": "detent.api.check",
     "compare": "detent.api.compare",
     "emulate": "detent.api.emulate",
@@ -65,7 +63,7 @@ _LAZY = {
     "quantize": "detent.api.quantize",
     "sensitivity": "detent.api.sensitivity",
     "tune": "detent.tuning.tune",
-    "write_page": "detent.report.page",
+    "write_page": "detent.report.page.page",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 

@@ -7,7 +7,7 @@ tells a program which side to look at, and the command line which exit code to r
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class DetentError(Exception):
@@ -46,3 +46,16 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     if not matches:
         return ""
     return " Did you mean " + " or ".join(repr(match) for match in matches) + "?"
+
+
+def check_known(what: str, name: str, known: Sequence[str]) -> None:
+    """Raise UsageError for a name that is not one of the known ones."""
+    if name not in known:
+        raise UsageError(f"There is no {what} {name!r}; there are {', '.join(known)}.{nearest(str(name), known)}")
+
+
+def check_within(field: str, value: int, least: int, most: int | None = None) -> None:
+    """Raise UsageError for a whole number outside least..most."""
+    if value < least or (most is not None and value > most):
+        allowed = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UsageError(f"{field} is {value}; it must be {allowed}.")

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, Percentile
-from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import IntegerFormat
+from detent.numerics.floats import FloatFormat, is_float
+from detent.numerics.formats import IntegerFormat, is_integer
+from detent.numerics.interface import NumberFormat
 from detent.numerics.named import BLOCK_FORMATS
-from detent.numerics.params import NumberFormat
 from detent.recipe import POWER_OF_TWO_INT8, Override, Recipe
 from detent.refinements import AdaQuant, AdaRound
 
@@ -47,8 +47,8 @@ def _integers(
 
 def _floats(name: str, description: str, activations: NumberFormat, weights: NumberFormat) -> Recipe:
     """Formats that need no calibration. Channels are not equalized: every number has its own exponent, or its block."""
-    block = not (isinstance(activations, FloatFormat) and isinstance(weights, FloatFormat))
-    biases = weights if not isinstance(weights, IntegerFormat) else IntegerFormat(weights.dtype)
+    plain = is_float(activations) and is_float(weights)
+    biases = IntegerFormat(weights.dtype) if is_integer(weights) else weights
     return Recipe(
         name,
         description,
@@ -58,7 +58,7 @@ def _floats(name: str, description: str, activations: NumberFormat, weights: Num
         MinMax(),
         target="npu-bf16",
         equalize=None,
-        format="extended-qdq" if block else "cast",
+        format="cast" if plain else "extended-qdq",
     )
 
 

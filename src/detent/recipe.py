@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 from detent.equalizations import EqualizationChoice, GlobalEqualization, equalization_of
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, NonOverflow
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
+from detent.numerics.interface import NumberFormat
 from detent.numerics.rounding import DeviceRounding, check_device_rounding
 from detent.refinements import BiasCorrection, Refinement
 
@@ -20,9 +20,6 @@ POWER_OF_TWO_UINT8 = IntegerFormat("uint8", scale="power_of_two")
 
 EQUALIZING_SAMPLES = 64
 """Enough to see what each channel holds."""
-
-ACCUMULATOR_BITS = 32
-"""A bias of this width is added to the products of its layer, and so is counted in their unit."""
 
 OutputFormat = Literal["qdq", "qoperator", "extended-qdq", "vitis-qdq", "fix-neuron", "cast", "bfloat16"]
 """How codes are written into the file: see docs/formats.md."""
@@ -189,8 +186,3 @@ class Recipe:
         if isinstance(switch := changes.get("equalize"), bool):
             changes["equalize"] = equalization_of(switch)
         return dataclasses.replace(self, **changes)
-
-
-def has_power_of_two_scale(fmt: NumberFormat | None) -> bool:
-    """Whether a format is of integers whose scales are powers of two."""
-    return isinstance(fmt, IntegerFormat) and fmt.power_of_two

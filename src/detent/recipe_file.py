@@ -26,12 +26,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from detent.equalizations import EQUALIZATIONS, EqualizationChoice, equalization_of, parse_equalization
 from detent.errors import UsageError, nearest
 from detent.methods import METHODS, Method, parse_method
-from detent.numerics.block_float import BlockFloat
-from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.microscaling import Microscaling
+from detent.numerics.blocks import BlockFloat, Microscaling
+from detent.numerics.interface import NumberFormat
 from detent.numerics.named import NAMED_FORMATS
-from detent.numerics.params import NumberFormat
 from detent.presets import find_preset
 from detent.recipe import Override, Recipe
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
@@ -163,10 +160,8 @@ def _with_present(value: Plain, present: Any) -> Plain:
 
 def format_to_plain(fmt: NumberFormat) -> Plain:
     """A number format as a table."""
-    if isinstance(fmt, IntegerFormat | FloatFormat):
-        fields = _fields(fmt)
-        return {"type": fields.pop("dtype"), **fields}
-    return {"type": "block_float" if isinstance(fmt, BlockFloat) else "microscaling", **_fields(fmt)}
+    fields = _fields(fmt)
+    return {"type": fields.pop("dtype", fmt.kind), **fields}
 
 
 def parse_format(value: Any, present: NumberFormat | None, where: str) -> NumberFormat | None:
@@ -175,11 +170,11 @@ def parse_format(value: Any, present: NumberFormat | None, where: str) -> Number
         return None
     table = {"type": value} if isinstance(value, str) else dict(_expect(value, dict, where))
     start = _start_of_format(table.pop("type", None), present, where)
-    hints = get_type_hints(type(start))
+    hints = _field_types(start)
     for key in table:
         _check_key(key, [hint for hint in hints if hint != "dtype"], f"The format of {where} ({start.label})")
     changes = {key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
-    return dataclasses.replace(start, **changes)
+    return start.replace(**changes)
 
 
 def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> NumberFormat:
@@ -193,11 +188,9 @@ def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> Num
             f'Choose from {", ".join(NAMED_FORMATS)}, or "{FLOAT}".'
         )
     start = known[name]
-    if isinstance(present, IntegerFormat) and isinstance(start, IntegerFormat):
-        return dataclasses.replace(present, dtype=start.dtype)
-    if isinstance(present, FloatFormat) and isinstance(start, FloatFormat):
-        return dataclasses.replace(present, dtype=start.dtype)
-    return start
+    if present is None or present.kind != start.kind or start.in_blocks:
+        return start
+    return present.replace(dtype=start.dtype)
 
 
 def _override_to_plain(override: Override) -> Plain:
@@ -228,6 +221,12 @@ def _fields(value: Any) -> Plain:
     return {key: _listed(entry) for key, entry in shallow.items() if entry is not None}
 
 
+def _field_types(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass with their types, without what its bases declare beside them."""
+    hints = get_type_hints(type(value))
+    return {field.name: hints[field.name] for field in dataclasses.fields(value)}
+
+
 def _listed(value: Any) -> Any:
     return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
 
@@ -244,7 +243,7 @@ def _parse_named(value: Any, parse: Callable[[str], Any], known: Mapping[str, An
     choice = _choice_of(table.pop("name", None), known, where)
     if choice is None:
         return _refuse_settings(table, where)
-    hints = get_type_hints(type(choice))
+    hints = _field_types(choice)
     for key in table:
         _check_key(key, hints, type(choice).__name__)
     return dataclasses.replace(

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from detent.comparison.folders import WINDOW, Worst, compare_folders, cosine, difference, psnr, ssim
+from detent.comparison.folders import WINDOW, compare_folders, cosine, difference, psnr, ssim
 from detent.errors import DataError
 from detent.report.results_view import results_table
+from detent.results.compared import Worst
 
 
 def test_by_hand():

@@ -35,9 +35,8 @@ from detent.compat.translate import translate
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
 from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.microscaling import Microscaling
 from detent.presets import PRESETS
 from detent.recipe import POWER_OF_TWO_INT8, Override
 from detent.refinements import AdaQuant, AdaRound, Gptq

@@ -17,7 +17,7 @@ from detent.compat.mixed_search import MixedSearch
 from detent.compat.quantizer import ModelQuantizer
 from detent.compat.specs import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.errors import UsageError
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
 from detent.presets import LAYERS
 from detent.recipe import Override

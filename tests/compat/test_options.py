@@ -23,10 +23,9 @@ from detent.devices.catalog import check_steps
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.microscaling import Microscaling
 from detent.recipe import FUSED_ACTIVATIONS, Override
 from detent.refinements import AdaRound
 

@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from detent.emit.emitter import emit
 from detent.graph.load import load
-from detent.numerics.params import Params
+from detent.numerics.formats import holds_integers
+from detent.numerics.interface import Params
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.mixed import arrange
@@ -69,7 +70,7 @@ def emitted(proto: onnx.ModelProto, recipe: Recipe, feeds: Mapping[str, np.ndarr
 
 def snapped(params: Params, array: np.ndarray) -> np.ndarray:
     """What a runtime makes of float32 numbers: integers are found by a division of float32 numbers."""
-    if not hasattr(params, "zero_point"):
+    if not holds_integers(params):
         return params.snap(array)
     scale, zero_point = params.broadcast(array.shape)
     codes = np.rint((array / scale.astype(np.float32)).astype(np.float64)) + zero_point

@@ -9,8 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from detent.emit.casts import CastPairs
-from detent.numerics.floats import FloatFormat
-from detent.numerics.params import FloatParams
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.presets import PRESETS
 from tests.emit.forms import emitted
 from tests.emit.test_linear import scene

@@ -11,10 +11,10 @@ from detent.devices.constraints import SHIFTS
 from detent.emit.emitter import emit
 from detent.graph.save import serialize
 from detent.numerics.formats import QuantParams
-from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
 from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
+from tests.grids import INT8, UINT8_ZERO_128
 from tests.models import (
     IMAGE,
     SMALL_MODELS,

@@ -12,10 +12,9 @@ from onnx import helper
 from detent.emit.check import check_formats
 from detent.errors import UsageError
 from detent.methods import Distribution, MinMax
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.microscaling import Microscaling
 from detent.numerics.named import BLOCK_FORMATS
 from detent.presets import PRESETS
 from tests.emit.forms import LAYERS, emitted, layer, snapped

@@ -7,10 +7,8 @@ import pytest
 
 from detent.emit.functions import FIX_NEURON, QUARK, VITIS
 from detent.emit.fused import FixNeurons, FusedBlocks
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, BlockParams, Microscaling
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.microscaling import Microscaling
-from detent.numerics.params import BlockParams
 from tests.emit.test_linear import scene
 
 

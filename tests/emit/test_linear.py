@@ -10,9 +10,8 @@ from detent.emit.functions import QUARK, VITIS
 from detent.emit.linear import LinearPairs
 from detent.emit.scene import Scene
 from detent.graph.names import Names
-from detent.numerics.floats import FloatFormat
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.params import FloatParams
 from tests.models import as_ir, build, node
 
 

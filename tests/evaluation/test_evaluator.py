@@ -15,8 +15,8 @@ from PIL import Image
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric
-from detent.evaluation.scores import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare
 from detent.graph import taps
+from detent.results.evaluated import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare
 from tests.models import build, info, node
 
 CLASSES = 8

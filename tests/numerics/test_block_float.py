@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from detent.errors import UsageError
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 from detent.numerics.rounding import ROUNDINGS
 from tests.numerics.test_rounding import exactly
 

@@ -11,7 +11,6 @@ from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import compute_scale_zp, get_qmin_qmax_for_qType
 
 from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams, power_of_two_above
-from detent.numerics.integer import INT8, UINT8_ZERO_128
 
 CODES = {
     # dtype: (low when symmetric, low when not, high, middle)
@@ -53,8 +52,8 @@ def test_the_codes_of_every_type(dtype):
 
 
 def test_the_grids_of_the_power_of_two_recipes():
-    assert IntegerFormat("int8").grid(0) == INT8
-    assert IntegerFormat("uint8").grid(128) == UINT8_ZERO_128
+    assert IntegerFormat("int8").levels == (-127, 127)
+    assert IntegerFormat("uint8").levels == (-128, 127)
 
 
 @pytest.mark.parametrize(

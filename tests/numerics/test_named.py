@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.named import BLOCK_FORMATS, NAMED_FORMATS

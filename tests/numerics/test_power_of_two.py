@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.numerics.power_of_two import (
     HIGHEST_POSITION,
     LOWEST_POSITION,
@@ -18,6 +17,7 @@ from detent.numerics.power_of_two import (
     position_of,
     scale_of,
 )
+from tests.grids import INT8, UINT8_ZERO_128
 
 GRIDS = pytest.mark.parametrize("grid", [INT8, UINT8_ZERO_128], ids=["int8", "uint8"])
 ANY_FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -88,7 +88,7 @@ def brute_force(values, grid, candidates):
     errors = {}
     for position in candidates:
         step = 2.0**-position
-        levels = [min(max(round(value / step), grid.low_level), grid.high_level) for value in values]
+        levels = [min(max(round(value / step), grid.levels[0]), grid.levels[1]) for value in values]
         errors[position] = math.fsum((value - level * step) ** 2 for value, level in zip(values, levels, strict=True))
     return errors
 
@@ -147,7 +147,7 @@ def test_min_mse_known_answers():
 
 def saturates(values, position, grid):
     levels = np.rint(np.asarray(values, np.float64) * 2.0**position)
-    return bool((levels < grid.low_level).any() or (levels > grid.high_level).any())
+    return bool((levels < grid.levels[0]).any() or (levels > grid.levels[1]).any())
 
 
 def edges(position):

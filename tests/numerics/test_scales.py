@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from detent.errors import UsageError
 from detent.numerics.floats import FloatFormat
-from detent.numerics.scales import float8_scale, nearest_int16_scale
+from detent.numerics.formats import nearest_int16_scale
 
 GRID = np.unique(np.concatenate([np.arange(1, 32768) / 2.0**shift for shift in range(17)]))
 """Every M / 2^N."""
@@ -57,8 +57,8 @@ def test_what_is_no_scale(scale):
 
 def test_float8_scales():
     e4m3, e5m2 = FloatFormat("float8_e4m3", scaled=True), FloatFormat("float8_e5m2", scaled=True)
-    np.testing.assert_array_equal(float8_scale([896.0, 1.0, 0.0], e4m3), [2.0, 1 / 448, 1.0])
-    assert float(float8_scale(57344.0, e5m2)) == 1.0
-    assert np.float32(float8_scale(1e-45, e5m2)) > 0
+    assert [e4m3.fit(0.0, largest).scale for largest in (896.0, 1.0, 0.0)] == [2.0, float(np.float32(1 / 448)), 1.0]
+    assert e5m2.fit(-57344.0, 1.0).scale == 1.0
+    assert np.float32(e5m2.fit(0.0, 1e-45).scale) > 0
     for largest in (0.37, 5.0, 1e30):
-        assert float(e4m3.snap(largest, float8_scale(largest, e4m3))) == pytest.approx(largest, rel=1e-6)
+        assert float(e4m3.fit(0.0, largest).snap(largest)) == pytest.approx(largest, rel=1e-6)

@@ -8,11 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from detent.numerics.block_float import BlockFloat
-from detent.numerics.floats import FloatFormat
+from detent.numerics.blocks import BlockFloat, BlockParams
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.named import BLOCK_FORMATS
-from detent.numerics.params import BlockParams, FloatParams
 from detent.refine.adaquant import OverSteps, ThroughRounder, adaquant
 from detent.refine.problem import LayerProblem
 from detent.refine.rounders import FormatRounder, StepRounder

@@ -8,7 +8,7 @@ import pytest
 import detent
 from detent.errors import OutputError
 from detent.numerics.formats import IntegerFormat
-from detent.pipeline.calibrate import refinement_beside
+from detent.pipeline.job import refinement_beside
 from detent.recipe_file import find_recipe
 from detent.refine import step
 from detent.refinements import AdaRound, BiasCorrection, Rounding

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.numerics.loops import decode_activation, encode_activation
 from detent.numerics.rounding import ROUNDINGS, round_by
-from detent.refine.codes import decode, encode
 
 INT8, UINT8 = (IntegerFormat(dtype, scale="power_of_two") for dtype in ("int8", "uint8"))
 
@@ -17,7 +17,7 @@ INT8, UINT8 = (IntegerFormat(dtype, scale="power_of_two") for dtype in ("int8", 
 def steps(values, ties, fmt=INT8, position=0):
     """The codes less their zero point."""
     params = QuantParams.at(fmt, position)
-    return (encode(np.array(values, np.float32), params, ties).astype(int) - fmt.middle).tolist()
+    return (encode_activation(np.array(values, np.float32), params, ties).astype(int) - fmt.middle).tolist()
 
 
 @pytest.mark.parametrize("fmt", [INT8, UINT8])
@@ -66,4 +66,4 @@ def test_as_the_roundings_are_defined(values, ties):
     expected = np.clip(round_by(array.astype(np.float64), ties), -128, 127)
     assert steps(array, ties) == expected.tolist()
     params = QuantParams.at(UINT8, 3)
-    assert np.abs(decode(encode(array / 16, params, ties), params) - array / 16).max() <= 1 / 16
+    assert np.abs(decode_activation(encode_activation(array / 16, params, ties), params) - array / 16).max() <= 1 / 16

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.numerics.block_float import BlockFloat
-from detent.numerics.floats import FloatFormat
+from detent.numerics.blocks import BlockFloat, BlockParams
+from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.named import BLOCK_FORMATS
-from detent.numerics.params import BlockParams, FloatParams
 from detent.recipe_file import find_recipe
 from detent.refine.build import weight_rounder
 from detent.refine.codes import stored_constant

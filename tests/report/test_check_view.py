@@ -6,8 +6,8 @@ import io
 from rich.console import Console
 
 import detent
-from detent.device_check.findings import Finding, grouped
 from detent.report.check_view import device_notes, print_check, subject_of
+from detent.results.checked import Finding, grouped
 from tests.models import build, node, normal
 
 

@@ -9,7 +9,7 @@ import pytest
 import detent
 from detent.evaluation.metric_file import Metric
 from detent.report.evaluation_view import DISPUTED, MOST_CHANGES
-from detent.report.page import page_of
+from detent.report.page.page import page_of
 from tests.evaluation.test_evaluator import CLASSES, SAME, one_hot, scaler
 
 WORSE = scaler([0, *[1] * (CLASSES - 1)])

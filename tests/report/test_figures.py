@@ -5,6 +5,7 @@ import math
 import pytest
 
 from detent.report import figures
+from detent.results.paired import interval_text
 
 
 @pytest.mark.parametrize(
@@ -37,8 +38,8 @@ def test_equal_tensors_are_exact():
 def test_ranges_and_intervals_have_both_ends_or_none():
     assert figures.extent(-1.0, 2.5) == "-1 .. 2.5"
     assert figures.extent(None, 1.0) == "-"
-    assert figures.interval((-0.5, 2.0)) == "-0.50 .. 2.00"
-    assert figures.interval(None) == "-"
+    assert interval_text((-0.5, 2.0)) == "-0.50 .. 2.00"
+    assert interval_text(None) == "-"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe
-from detent.report.precision_view import SHOWN, PrecisionReport, size_text
-from detent.sensitivity_analysis.precision import Option, PrecisionSearch
+from detent.report.precision_view import SHOWN, size_text
+from detent.results.searched import Option, PrecisionReport, PrecisionSearch
 
 A8W8 = find_recipe("A8W8")
 INT4, INT8, INT16 = (IntegerFormat(dtype) for dtype in ("int4", "int8", "int16"))

@@ -8,9 +8,10 @@ import pytest
 
 from detent.device_check.check import placement
 from detent.recipe import Override
-from detent.report.page import page_of
-from detent.report.sensitivity_view import SHOWN, SensitivityReport, bar
-from detent.sensitivity_analysis.layers import Sensitivity, sensitivity
+from detent.report.page.page import page_of
+from detent.report.sensitivity_view import SHOWN, bar
+from detent.results.searched import Sensitivity, SensitivityReport
+from detent.sensitivity_analysis.layers import sensitivity
 from detent.sensitivity_analysis.proposal import propose
 from tests.device_check.test_foresight import NETWORK
 from tests.models import SMALL_MODELS, XINT8, planned

@@ -14,7 +14,8 @@ from detent.errors import UsageError
 from detent.observe.histogram import Histogram
 from detent.observe.statistics import TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
-from detent.report.statistics_view import outlier_ratio, print_statistics, summarise, view_statistics
+from detent.report.statistics_view import print_statistics
+from detent.results.summarized import outlier_ratio, summarise, view_statistics
 
 
 def counted(values):

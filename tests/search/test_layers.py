@@ -11,11 +11,12 @@ from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.observe.preprocess import preprocess_options
 from detent.pipeline.job import Job
+from detent.pipeline.run import Run
 from detent.presets import LAYERS
 from detent.recipe_file import find_recipe
 from detent.search.layers import OtherFormats, search_layers, signal_power
 from detent.search.precision import Layers
-from detent.search.probing import make_ready
+from detent.search.probing import unrefined
 from tests.conftest import tiny_model
 from tests.models import run
 
@@ -57,9 +58,9 @@ def test_as_few_layers_in_more_bits_as_it_takes(samples):
 
 def test_the_power_of_the_outputs(samples):
     job = Job(tiny_model(), None, A8W8, samples)
-    ready = make_ready(job, 3)
-    expected = np.mean([np.square(run(tiny_model(), each.load().feeds)["y"]).sum() for each in ready.samples])
-    assert signal_power(ready) == pytest.approx(expected, rel=1e-4)
+    planned = Run(unrefined(job, 3)).planned
+    expected = np.mean([np.square(run(tiny_model(), each.load().feeds)["y"]).sum() for each in planned.probes])
+    assert signal_power(planned) == pytest.approx(expected, rel=1e-4)
     asked = []
     search_layers(job, OtherFormats(weights=INT16), ALL, lambda power: asked.append(power) or 1.0, count=3)
     assert asked == [pytest.approx(expected, rel=1e-4)]

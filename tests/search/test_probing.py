@@ -15,8 +15,9 @@ import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.pipeline.job import Job
+from detent.pipeline.run import Run
 from detent.recipe_file import find_recipe
-from detent.search.probing import make_ready
+from detent.search.probing import unrefined
 from tests.conftest import tiny_model
 
 DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "8"]
@@ -116,9 +117,9 @@ def test_two_processes_report_the_same(detent):
 
 def test_nothing_is_refined(samples):
     job = Job(tiny_model(), None, find_recipe("XINT8"), samples)
-    ready = make_ready(job)
-    assert not ready.plan.refined
-    assert len(ready.samples) == len(samples) - 1  # one is held out
+    planned = Run(unrefined(job)).planned
+    assert not planned.plan.refined
+    assert len(planned.probes) == len(samples) - 1  # one is held out
 
 
 @pytest.mark.parametrize(
@@ -164,5 +165,5 @@ def test_a_model_without_layers(samples):
 def test_the_job_stays_as_it_was(samples):
     job = Job(tiny_model(), None, find_recipe("XINT8"), np.asarray(samples))
     before = replace(job)
-    make_ready(job, 2)
+    Run(unrefined(job, 2)).planned
     assert job == before

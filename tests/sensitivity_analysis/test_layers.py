@@ -7,7 +7,8 @@ import pytest
 
 from detent.errors import DataError, ModelError
 from detent.observe.samples import PendingSample
-from detent.sensitivity_analysis.layers import FEWEST, decibels, sensitivity, some_of
+from detent.results.searched import decibels
+from detent.sensitivity_analysis.layers import FEWEST, sensitivity, some_of
 from detent.sensitivity_analysis.units import quantized_units
 from tests.execute.test_probe import deep
 from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, plan_at, planned

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from detent.errors import UsageError
-from detent.execute.probe import Variant
 from detent.numerics.formats import IntegerFormat
 from detent.plan.mixed import assign_formats
 from detent.recipe import Override
 from detent.recipe_file import find_recipe, to_toml
-from detent.sensitivity_analysis.layers import LayerSensitivity, Sensitivity, sensitivity
+from detent.results.searched import ErrorSource, LayerSensitivity, Sensitivity
+from detent.sensitivity_analysis.layers import sensitivity
 from detent.sensitivity_analysis.proposal import LEFT_BY_4_BITS, LEFT_BY_8_BITS, propose
-from detent.sensitivity_analysis.units import QuantizedUnit
 from tests.models import SMALL_MODELS, XINT8, laid_out, planned
 from tests.sensitivity_analysis.test_layers import SAMPLES
 
@@ -21,12 +19,11 @@ def layer(name, operations=10, members=()):
 
 
 def weights(name, *touches):
-    variant = Variant(name, {name: np.zeros(1)})
-    return QuantizedUnit(name, touches[0], variant, frozenset(touches))
+    return ErrorSource(name, touches[0], frozenset(touches), constants=(name,))
 
 
 def activation(name, *touches, elements=1):
-    return QuantizedUnit(name, touches[0], Variant(name, rounding={name: None}), frozenset(touches), elements=elements)
+    return ErrorSource(name, touches[0], frozenset(touches), activations=(name,), elements=elements)
 
 
 def found(layers, errors, total=None):
@@ -87,13 +84,13 @@ def test_16_bits_for_the_worst_activations():
     model, plan = planned(SMALL_MODELS["residual"]())
     measured = sensitivity(model, plan, SAMPLES)
     worst = max(
-        (thing for thing in measured.things if not thing.is_weight),
+        (thing for thing in measured.sources if not thing.is_weight),
         key=lambda thing: measured.errors[thing.name] / thing.elements,
     )
     whole = sum(measured.errors.values())
     less = measured.errors[worst.name] * (1 - LEFT_BY_8_BITS) / whole
     proposal = propose(measured, plan.layout, XINT8, measured.total * (1 - less / 2), "a16")
-    assert proposal.tensors == tuple(worst.variant.rounding)
+    assert proposal.tensors == tuple(worst.activations)
     assert proposal.predicted == pytest.approx(measured.total * (1 - less))
     (override,) = proposal.recipe.overrides
     assert override.activations.dtype == "uint16"
@@ -111,14 +108,14 @@ def test_weights_alone_can_be_out_of_reach_of_16_bits():
     measured = sensitivity(model, plan, SAMPLES)
     proposal = propose(measured, plan.layout, XINT8, 1e-12, "a16")
     assert not proposal.reached
-    assert set(proposal.tensors) == {plan.layout.leader(name) for t in measured.things for name in t.variant.rounding}
+    assert set(proposal.tensors) == {plan.layout.leader(name) for t in measured.sources for name in t.activations}
 
 
 def test_8_bits_for_the_worst_weights():
     recipe = find_recipe("A8W8").replace(weights=IntegerFormat("int4"))
     model, plan = planned(SMALL_MODELS["residual"](), recipe=recipe)
     measured = sensitivity(model, plan, SAMPLES)
-    mine = [thing for thing in measured.things if thing.is_weight]
+    mine = [thing for thing in measured.sources if thing.is_weight]
     worst = max(mine, key=lambda thing: measured.errors[thing.name] / thing.elements)
     less = measured.errors[worst.name] * (1 - LEFT_BY_4_BITS) / sum(measured.errors.values())
     proposal = propose(measured, plan.layout, recipe, measured.total * (1 - less / 2), "w8")

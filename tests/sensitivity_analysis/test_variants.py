@@ -6,7 +6,7 @@ import numpy as np
 
 from detent.execute.probe import ITSELF
 from detent.sensitivity_analysis.units import quantized_units
-from detent.sensitivity_analysis.variants import EVERYTHING, VariantErrors, ask
+from detent.sensitivity_analysis.variants import EVERYTHING, VariantComparison, VariantErrors
 from tests.models import SMALL_MODELS, planned
 from tests.sensitivity_analysis.test_layers import SAMPLES
 
@@ -27,7 +27,8 @@ def test_two_questions():
     model, plan = planned(SMALL_MODELS["residual"]())
     things = quantized_units(model, plan)
     alone, left = (
-        ask(question, model, plan, things, 1 << 20)(SAMPLES[0]) for question in ("quantized alone", "left float")
+        VariantComparison.of(question, model, plan, things, 1 << 20)(SAMPLES[0])
+        for question in ("quantized alone", "left float")
     )
     assert list(alone.noise) == [ITSELF, EVERYTHING, *(thing.name for thing in things)]
     assert list(left.noise) == [ITSELF, "conv_c1", "conv_c2", "add_s"]

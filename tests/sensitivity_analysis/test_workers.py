@@ -19,7 +19,7 @@ from detent.observe.shards import divide_samples
 from detent.observe.sources import open_source
 from detent.sensitivity_analysis.layers import STAGE, sensitivity
 from detent.sensitivity_analysis.variants import VariantErrors
-from detent.sensitivity_analysis.workers import Probing, ShardSums, Spread, _on_workers
+from detent.sensitivity_analysis.workers import SampleWorkers, ShardErrors, VariantWork, _on_workers
 from tests.execute.test_probe import deep
 from tests.models import SMALL_MODELS, normal, planned
 from tests.observe.shard_readers import Deadly, Faulty, Numbers
@@ -51,8 +51,8 @@ def measured(ready, data, executor=None, count=14, source=None, **options):
     model, plan = ready
     opened = open_source(data, input_specs(model), reserve=1)
     samples, _ = peek(opened, count)
-    spread = None if executor is None else Spread(executor, source or opened)
-    found = sensitivity(model, plan, samples, spread=spread, **options)
+    workers = None if executor is None else SampleWorkers(executor, source or opened)
+    found = sensitivity(model, plan, samples, workers=workers, **options)
     return found.layers, found.errors, found.total, found.samples, found.exact
 
 
@@ -99,7 +99,9 @@ def test_sums_come_in_the_order_of_the_samples(ready, file):
 
     def backwards(shards):
         for shard in reversed(shards):
-            yield ShardSums(shard.number, tuple(VariantErrors(index, np.zeros(1), {}, {}) for index, _ in shard.groups))
+            yield ShardErrors(
+                shard.number, tuple(VariantErrors(index, np.zeros(1), {}, {}) for index, _ in shard.groups)
+            )
 
     assert len(divide_samples(source, samples, 1)) == 5
     found = list(_on_workers(backwards, source, 1, samples))
@@ -108,10 +110,10 @@ def test_sums_come_in_the_order_of_the_samples(ready, file):
 
 def test_no_weights_travel_beside_the_model(ready, file):
     source = open_source(file, input_specs(ready[0]))
-    few = len(pickle.dumps(Probing("left float", source, ready[1], 1)))
+    few = len(pickle.dumps(VariantWork("left float", source, ready[1], 1)))
     wide = planned(deep(22))
     assert few < 20_000
-    assert len(pickle.dumps(Probing("left float", source, wide[1], 1))) < 3 * few
+    assert len(pickle.dumps(VariantWork("left float", source, wide[1], 1))) < 3 * few
 
 
 def test_arrays_in_memory_are_refused_as_in_calibration(ready, threads):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from detent.report.tuning import RungOutcome
+from detent.results.searched import RungOutcome
 from detent.tuning.climb import is_better
 
 BELOW = RungOutcome("below", "", 2.0, "points", (1.0, 3.0), 0.10, 1.0, 100)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from detent.equalizations import CrossLayer
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
+from detent.pipeline.run import Run
 from detent.presets import find_preset
 from detent.recipe import Override
 from detent.refinements import BiasCorrection, Rounding
-from detent.search.probing import make_ready
+from detent.results import plain
+from detent.search.probing import unrefined
 from detent.sensitivity_analysis.layers import sensitivity
-from detent.tuning.rungs import exceptions, ingredients, plain, stages, ways_up
+from detent.tuning.rungs import exceptions, ingredients, stages, ways_up
 from tests.conftest import tiny_model
 
 W4 = find_preset("A8W8").replace(weights=IntegerFormat("int4"))
@@ -66,9 +68,9 @@ def test_wider_weights_come_first():
 
 
 def test_ever_more_weights_in_8_bits(samples):
-    ready = make_ready(Job(tiny_model(), None, W4, samples), 2)
-    found = sensitivity(ready.model, ready.plan, ready.samples)
-    rungs = list(exceptions(W4, ready, found, ("w8",)))
+    planned = Run(unrefined(Job(tiny_model(), None, W4, samples), 2)).planned
+    found = sensitivity(planned.model, planned.plan, planned.probes)
+    rungs = list(exceptions(W4, planned.plan.layout, found, ("w8",)))
     assert [rung.name for rung in rungs] == ["W8 x1", "W8 x2"]
     (override,) = rungs[-1].recipe.overrides
     assert override == Override(nodes=("first", "second"), weights=IntegerFormat("int8"))

@@ -12,6 +12,8 @@ import detent
 from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
 from detent.errors import DataError, UsageError
 from detent.numerics.formats import IntegerFormat
+from detent.observe.sweep import sweep
+from detent.pipeline import observed
 from detent.recipe_file import read_recipe
 from detent.tuning import climb as climbing
 from detent.tuning.climb import ENDED, MET, OUT_OF_TIME
@@ -169,3 +171,21 @@ def test_no_data_at_all():
 def test_a_stream_cannot_be_judged_by():
     with pytest.raises(UsageError, match="stream"):
         detent.tune(chain_with_unequal_channels(), None, iter(ROWS))
+
+
+def test_steps_that_change_only_what_comes_after_observation_share_one_sweep(monkeypatch):
+    """Sweeps are counted: one with the channels as they are, one with them equalized, whatever is tried after."""
+    swept = []
+    monkeypatch.setattr(observed, "sweep", lambda *given, **named: swept.append(1) or sweep(*given, **named))
+    monkeypatch.setattr(climbing, "stages", lambda _: ())
+    never.asked = 0
+    result = tune(None, metric=detent.Metric("never", score=never))
+    names = [rung.name for rung in result.rungs]
+    assert {"plain", "bias correction", "equalization", "rounding", "AdaRound"} <= set(names)
+    assert len(swept) == 2
+
+
+def test_a_shared_observation_changes_no_byte(monkeypatch):
+    first = tune(None, max_drop=3.0)
+    monkeypatch.setattr(observed.Observed, "serves", lambda self, job: False)
+    assert tune(None, max_drop=3.0).model.SerializeToString() == first.model.SerializeToString()

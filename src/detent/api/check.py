@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from detent.device_check.check import check as run
-from detent.device_check.findings import DeviceCheck
+from detent.results.checked import DeviceCheck
 
 
 def check(model: str | PathLike[str] | onnx.ModelProto, target: str = "npu-xint8") -> DeviceCheck:

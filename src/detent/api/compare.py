@@ -10,14 +10,15 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.comparison.folders import Comparison, compare_folders
-from detent.comparison.models import ModelComparison, compare_models
+from detent.comparison.folders import compare_folders
+from detent.comparison.models import compare_models
 from detent.errors import UsageError
 from detent.evaluation.candidate import as_models
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.pipeline.job import as_names
 from detent.progress import Progress, silent
+from detent.results.compared import FolderComparison, ModelComparison
 
 
 def compare(
@@ -32,7 +33,7 @@ def compare(
     threads: int = 0,
     providers: str | Sequence[str] = (),
     progress: Progress | None = None,
-) -> ModelComparison | Comparison:
+) -> ModelComparison | FolderComparison:
     """Compare two models tensor by tensor on data, or without data two folders of results file by file.
 
     Args:

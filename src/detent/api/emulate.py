@@ -10,10 +10,10 @@ from typing import Any
 import onnx
 
 from detent.emulator.arithmetic import EmulatedRounding
-from detent.measure.emulation import Emulation
 from detent.measure.emulation import emulate as run_emulation
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
+from detent.results.compared import Emulation
 
 
 def emulate(

@@ -18,7 +18,7 @@ from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.pipeline.evaluating import run_evaluation
 from detent.pipeline.job import as_names
 from detent.progress import Progress, silent
-from detent.report.evaluation import Evaluation
+from detent.results.evaluated import Evaluation
 
 
 def evaluate(

@@ -16,10 +16,9 @@ from detent.pipeline.job import make_job
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import parse_format
-from detent.report.precision_view import PrecisionReport
+from detent.results.searched import PrecisionReport, SearchedRole
 from detent.search.precision import ROLES, search_precision
 from detent.search.probing import SAMPLES
-from detent.sensitivity_analysis.precision import What
 
 
 def mix(
@@ -28,7 +27,7 @@ def mix(
     recipe: str | PathLike[str] | Recipe = "A8W8",
     *,
     candidates: str | Sequence[str | IntegerFormat] = ("int4", "int8"),
-    what: What = "weights",
+    what: SearchedRole = "weights",
     max_error: float | None = None,
     mean_bits: float | None = None,
     samples: int = SAMPLES,
@@ -81,14 +80,14 @@ def mix(
 
 
 def parse_candidates(
-    candidates: str | Sequence[str | IntegerFormat], recipe: Recipe, what: What
+    candidates: str | Sequence[str | IntegerFormat], recipe: Recipe, what: SearchedRole
 ) -> list[IntegerFormat]:
     """The formats: names take their scales and granularity from the recipe's format."""
     given = [name.strip() for name in candidates.split(",")] if isinstance(candidates, str) else candidates
     return [each if isinstance(each, IntegerFormat) else _named(each, recipe, what) for each in given]
 
 
-def _named(name: str, recipe: Recipe, what: What) -> IntegerFormat:
+def _named(name: str, recipe: Recipe, what: SearchedRole) -> IntegerFormat:
     fmt = parse_format(name, recipe.formats[what], "candidates") if name in INTEGER_TYPES else None
     if not isinstance(fmt, IntegerFormat):
         listed = ", ".join(INTEGER_TYPES)

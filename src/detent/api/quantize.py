@@ -12,12 +12,12 @@ import onnx
 
 from detent.observe.preprocess import PreprocessOptions
 from detent.pipeline.job import as_names, make_job
-from detent.pipeline.run import run
+from detent.pipeline.run import Run
 from detent.plan.select import Selection
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import find_recipe
-from detent.report.report import Report
+from detent.results.quantized import Report
 
 
 def quantize(
@@ -107,7 +107,7 @@ def quantize(
         dry_run=dry_run,
         progress=progress,
     )
-    report = run(job)
+    report = Run(job).report()
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
         warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
     return report

@@ -12,7 +12,7 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.pipeline.job import make_job
 from detent.progress import Progress
 from detent.recipe import Recipe
-from detent.report.sensitivity_view import SensitivityReport
+from detent.results.searched import SensitivityReport
 from detent.search.probing import probe
 
 

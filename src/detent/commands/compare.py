@@ -30,10 +30,10 @@ def compare(
     page.check(before, after)
     import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.comparison.models import ModelComparison
     from detent.report.comparison_view import print_comparison
-    from detent.report.report import plain
     from detent.report.results_view import results_table
+    from detent.results import plain
+    from detent.results.compared import ModelComparison
 
     with progress_bar(stderr()) as progress:
         found = detent.compare(before, after, data, **running.given(), inner=inner, progress=progress)

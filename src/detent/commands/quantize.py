@@ -149,7 +149,7 @@ def _saying_what_is_kept(output: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from detent.pipeline.calibrate import checkpoint_beside, refinement_beside
+        from detent.pipeline.job import checkpoint_beside, refinement_beside
 
         if output is None:
             raise

@@ -15,11 +15,10 @@ from detent.commands.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from detent.report.evaluation import Evaluation
     from detent.report.page.page import Result
-    from detent.report.report import Report
-    from detent.report.sensitivity_view import SensitivityReport
-    from detent.report.tuning import Tuning
+    from detent.results.evaluated import Evaluation
+    from detent.results.quantized import Report
+    from detent.results.searched import SensitivityReport, Tuning
 
     Told = TypeVar("Told", Report, Evaluation, Tuning, SensitivityReport)
     Saved = TypeVar("Saved", Report, Evaluation, Tuning)
@@ -41,7 +40,7 @@ class PageOptions:
 
     def write(self, result: Result) -> None:
         """Write the page, where one was asked for."""
-        from detent.report.page import write_page
+        from detent.report.page.page import write_page
 
         if self.html is not None:
             write_page(result, self.html)

@@ -25,7 +25,8 @@ def stats(
     """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
     from detent.observe.statistics_file import load_statistics
     from detent.report.plots import plot_statistics
-    from detent.report.statistics_view import choices_of, print_statistics, view_statistics
+    from detent.report.statistics_view import print_statistics
+    from detent.results.summarized import choices_of, view_statistics
 
     loaded = load_statistics(file)
     view = view_statistics(loaded, choices_of, patterns=tensor, order=sort)

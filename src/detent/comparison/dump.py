@@ -1,9 +1,10 @@
-"""The codes of every quantized value for one sample, as files, to compare bit by bit with a device.
+"""Write a model's values to files: its outputs for every sample, or for one sample the codes of every quantized value.
 
-A value becomes `NAME.bin`, its codes in row order, and `NAME.txt`, the same as one number per line. Codes are what a
-QuantizeLinear (of any domain) writes and what a DequantizeLinear reads from a constant; a FixNeuron holds both in one,
-so its codes are its output divided by its scale. The device has int8 operands, so uint8 codes around 128 are written
-as the int8 numbers that they stand for. With `floats`, every float value is written too, into the folder `float`.
+Codes are for a comparison with a device, bit by bit. A value becomes `NAME.bin`, its codes in row order, and
+`NAME.txt`, the same as one number per line. Codes are what a QuantizeLinear (of any domain) writes and what a
+DequantizeLinear reads from a constant; a FixNeuron does both at once, so its codes are its output divided by its scale.
+The device has int8 operands, so uint8 codes around 128 are written as the int8 numbers that they stand for. With
+`floats`, every float value is written too, into the folder `float`.
 
 onnxruntime computes the values, without integer kernels, which saturate on some CPUs. With a rounding, the integer
 emulator does.
@@ -24,7 +25,7 @@ from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.evaluation.candidate import AnyModel, Candidate
 from detent.evaluation.dataset import open_dataset
-from detent.execute.inference import Batch, map_in_order, rows_of
+from detent.execute.inference import Batch, map_in_order
 from detent.execute.output_folder import OutputFolder, file_stems, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
@@ -33,15 +34,16 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
 
+INFER_STAGE = "infer"
 FLOAT_FOLDER = "float"
 
 Parts = tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]
-"""The codes that a run computes, those of constants, and float values."""
+"""The codes that a run computes, the codes of constants, and float values."""
 
 
 @dataclass(frozen=True)
 class Dump:
-    """What was written. `codes` and `floats` have the name of each file, without ending, and of the value in it."""
+    """What was written. `codes` and `floats` map the name of each file, without extension, to that of its value."""
 
     folder: str
     origin: str
@@ -108,12 +110,12 @@ def _from_onnxruntime(model: ModelLike, feeds: Feeds, floats: bool, origin: str)
 
 
 def _signed(codes: Array) -> Array:
-    """uint8 codes around 128 as the int8 numbers that they stand for; others as they are."""
+    """Return uint8 codes around 128 as the int8 numbers that they stand for; others as they are."""
     return (codes.astype(np.int16) - 128).astype(np.int8) if codes.dtype == np.uint8 else codes
 
 
 def _written_codes(model: ir.Model) -> dict[str, Array | None]:
-    """The values that hold codes, and for those that hold code times scale, the scale."""
+    """Map each value that holds codes to None, and each that holds code times scale to its scale."""
     found: dict[str, Array | None] = {}
     for node in model.graph:
         if node.op_type.endswith("QuantizeLinear") and node.op_type != "DynamicQuantizeLinear":
@@ -124,7 +126,7 @@ def _written_codes(model: ir.Model) -> dict[str, Array | None]:
 
 
 def _around_128(model: ir.Model) -> set[str]:
-    """The uint8 codes, computed or constant, whose zero point is 128."""
+    """Return the uint8 codes, computed or constant, whose zero point is 128."""
     found = set()
     for node in (node for node in model.graph if node.op_type.endswith("uantizeLinear")):
         zero = constant(input_at(node, 2))
@@ -146,19 +148,13 @@ def _float_values(model: ir.Model) -> list[str]:
 
 
 def _write_all(folder: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
-    """Two files for each value; returns the names of the files, without ending, and of the values."""
+    """Write two files for each value. Return the names of the files, without extension, and of the values."""
     folder.mkdir(exist_ok=True)
     stems = file_stems(list(arrays))
     for stem, array in zip(stems, arrays.values(), strict=True):
         np.ascontiguousarray(array).tofile(folder / f"{stem}.bin")
         np.savetxt(folder / f"{stem}.txt", array.reshape(-1), fmt="%d" if array.dtype.kind in "iu" else "%.9g")
     return dict(zip(stems, arrays, strict=True))
-
-
-# FUSED What a model answers, saved sample by sample (see `answers`).
-
-
-STAGE = "infer"
 
 
 def save_outputs(
@@ -173,22 +169,19 @@ def save_outputs(
     providers: Sequence[str] = DEFAULT_PROVIDERS,
     progress: Progress = silent,
 ) -> list[Path]:
-    """Run the model on all samples; returns the files that were written below `out`.
-
-    The folder is there when all of it is, or not at all.
-    """
+    """Run the model on all samples and write its outputs into the new folder `out`. Return the files."""
     candidate = Candidate(model, providers)
     dataset = open_dataset(data, candidate.inputs, labels=None, preprocess=preprocess, limit=limit, batch=batch)
 
-    def look(item: Batch) -> dict[str, Array]:
-        return candidate(item.pending.load())
+    def run(batch: Batch) -> dict[str, Array]:
+        return candidate(batch.pending.load())
 
     files: list[str] = []
     with new_folder(out) as folder:
-        answers = OutputFolder(folder)
-        progress(STAGE, 0, dataset.batches)
-        for done, (item, outputs) in enumerate(map_in_order(look, dataset, threads), 1):
-            for at, name in enumerate(item.names):
-                files += answers.save(rows_of(outputs, at, len(item.names), item.pending.origin), name)
-            progress(STAGE, done, dataset.batches)
+        writer = OutputFolder(folder)
+        progress(INFER_STAGE, 0, dataset.batches)
+        for done, (item, outputs) in enumerate(map_in_order(run, dataset, threads), 1):
+            for name, each in zip(item.names, item.split(outputs), strict=True):
+                files += writer.save(each, name)
+            progress(INFER_STAGE, done, dataset.batches)
     return [out / file for file in files]

@@ -15,8 +15,6 @@ that of the folder that they are in), and every one must have its partner and ho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError
+from detent.results.compared import Difference, FolderComparison
 
 Array = npt.NDArray[np.float64]
 
@@ -31,20 +30,6 @@ IMAGES = (".jpg", ".jpeg", ".png")
 ARRAYS = (".npy",)
 WINDOW = 7
 CHANNELS = (1, 3, 4)
-MEASURES = ("cosine", "l1", "l2", "psnr_db", "ssim")
-LOWER_IS_BETTER = ("l1", "l2")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far one result is from its baseline. PSNR is infinite where they are equal; SSIM is None but for images."""
-
-    name: str
-    cosine: float
-    l1: float
-    l2: float
-    psnr_db: float
-    ssim: float | None
 
 
 def difference(name: str, baseline: npt.ArrayLike, other: npt.ArrayLike, peak: float | None = None) -> Difference:
@@ -106,52 +91,7 @@ def _window_means(x: Array) -> Array:
     return windows / (w * w)
 
 
-@dataclass(frozen=True)
-class Worst:
-    """The worst value of a measure, and the file that has it."""
-
-    value: float
-    file: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All files of two folders."""
-
-    files: Sequence[Difference]
-    baseline: str
-    other: str
-
-    def measures(self) -> list[str]:
-        """Those that at least one file has."""
-        return [measure for measure in MEASURES if self._values(measure)]
-
-    def mean(self, measure: str) -> float:
-        """The mean of a measure over the files that have it."""
-        return float(np.mean(list(self._values(measure).values())))
-
-    def worst(self, measure: str) -> Worst:
-        """The worst value of a measure: the largest of a distance, the least of a likeness."""
-        values = self._values(measure)
-        choose = max if measure in LOWER_IS_BETTER else min
-        name = choose(values, key=values.__getitem__)
-        return Worst(values[name], name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. A measure that no file has is null."""
-        found = {
-            measure: {"mean": self.mean(measure), "worst": self.worst(measure).value, "file": self.worst(measure).file}
-            for measure in self.measures()
-        }
-        compared = {"baseline": self.baseline, "other": self.other, "files": len(self.files)}
-        return {**compared, **dict.fromkeys(MEASURES), **found}
-
-    def _values(self, measure: str) -> dict[str, float]:
-        found = {file.name: getattr(file, measure) for file in self.files}
-        return {name: value for name, value in found.items() if value is not None}
-
-
-def compare_folders(baseline: Path, other: Path) -> Comparison:
+def compare_folders(baseline: Path, other: Path) -> FolderComparison:
     """Every result of one folder against that of the same name in the other.
 
     Raises DataError, naming the file, where one is missing, cannot be read, has another shape or is not finite.
@@ -165,7 +105,7 @@ def compare_folders(baseline: Path, other: Path) -> Comparison:
                 "which the other folder has. Both must hold the results of the same samples."
             )
     files = [_compare(name, expected[name], found[name]) for name in sorted(expected)]
-    return Comparison(files, str(baseline), str(other))
+    return FolderComparison(files, str(baseline), str(other))
 
 
 def _results(folder: Path) -> dict[str, Path]:

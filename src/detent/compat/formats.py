@@ -7,11 +7,10 @@ from typing import Any
 
 from detent.compat.enums import QuantType
 from detent.errors import UsageError, nearest
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, Scale
-from detent.numerics.microscaling import Microscaling
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 
 _INTEGERS = {"QInt8": "int8", "QUInt8": "uint8", "QInt16": "int16", "QUInt16": "uint16", "QInt4": "int4"}
 _INTEGERS |= {"QUInt4": "uint4", "QInt32": "int32", "QUInt32": "uint32"}

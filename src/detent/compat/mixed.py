@@ -16,7 +16,7 @@ from detent.compat.mixed_search import MixedSearch, search_of
 from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.presets import LAYERS
 from detent.recipe import Override
 

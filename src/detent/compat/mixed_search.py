@@ -20,10 +20,10 @@ from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.presets import LAYERS
+from detent.results.searched import decibels
 from detent.search.layers import LayerSearch, OtherFormats, search_layers
 from detent.search.precision import Layers
 from detent.search.probing import SAMPLES
-from detent.sensitivity_analysis.layers import decibels
 
 Metric = Literal["l2", "sqnr", "cosine"]
 

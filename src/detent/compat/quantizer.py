@@ -26,7 +26,7 @@ from detent.pipeline.job import Job, make_job
 from detent.plan.select import Selection
 
 if TYPE_CHECKING:
-    from detent.report.report import Report
+    from detent.results.quantized import Report
 
 
 class ModelQuantizer:
@@ -72,9 +72,7 @@ def quantize_with(config: AnyConfig, model: ModelLike, output: str | Path | None
     if request.external_data and output is not None:
         move_tensors_out(Path(output))
     if request.summary:
-        from detent.report.terminal import report_text
-
-        sys.stdout.write(f"{report_text(report)}\n")
+        sys.stdout.write(f"{report}\n")
     return result if output is None else None
 
 

@@ -39,10 +39,9 @@ from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.formats import IntegerFormat, Scale
-from detent.numerics.microscaling import Microscaling
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.presets import LAYERS, PRESETS
 from detent.recipe import OutputFormat, Override, Recipe
 from detent.refinements import BiasCorrection

@@ -11,12 +11,11 @@ from rich.text import Text
 
 from detent import evaluate, quantize
 from detent.errors import OutputError
-from detent.evaluation.scores import Answers
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
-from detent.report.evaluation import Evaluation
-from detent.report.report import Report
 from detent.report.terminal import print_report
+from detent.results.evaluated import Answers, Evaluation
+from detent.results.quantized import Report
 
 FOLDER = Path(__file__).parent
 MODEL = FOLDER / "digits.onnx"

@@ -10,14 +10,12 @@ What another recipe changes on the device: more nodes left float are fewer on it
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from detent.convert.domains import take_out_functions
-from detent.device_check.findings import DeviceCheck, Finding, NodePlace, Verdict
 from detent.device_check.model_rules import check_file, check_model
 from detent.device_check.network import (
     Subject,
@@ -40,6 +38,7 @@ from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
 from detent.recipe import Recipe
+from detent.results.checked import DeviceCheck, Finding, NodePlace, Placement, Verdict
 
 
 def check(model: ModelLike, target: str = "npu-xint8") -> DeviceCheck:
@@ -189,24 +188,6 @@ def _sum(places: Sequence[NodePlace]) -> int | None:
     return None if None in numbers else sum(number for number in numbers if number is not None)
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The device's part of a model with one recipe and with another."""
-
-    before: DeviceCheck
-    after: DeviceCheck
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether the device gets fewer nodes, or gets them in more pieces."""
-        return self.after.device_nodes < self.before.device_nodes or self.after.subgraphs > self.before.subgraphs > 0
-
-    def __str__(self) -> str:
-        was, now = self.before, self.after
-        share = f"{now.device_nodes} of {now.device_nodes + now.cpu_nodes} nodes run on {now.target} then, in"
-        return f"{share} {_pieces(now)} (as it is: {was.device_nodes}, in {_pieces(was)})"
-
-
 def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Placement | None:
     """How much of a prepared float model runs on the device of its recipe.
 
@@ -221,7 +202,3 @@ def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Pl
         return Placement(as_it_is, check_prepared(model, device, after, source))
     except ModelError:  # there is no node to quantize
         return None
-
-
-def _pieces(check: DeviceCheck) -> str:
-    return f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
-from detent.device_check.findings import MODEL, Finding
 from detent.device_check.network import Subject, is_fixed
 from detent.graph.save import PROTOBUF_LIMIT
 from detent.graph.values import static_shape
 from detent.prepare.base import main_opset
+from detent.results.checked import MODEL, Finding
 
 LEAST_OPSET, ADVISED_OPSET = 10, 17
 _SHOWN = 3

@@ -19,7 +19,6 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from detent.device_check.findings import MODEL, Finding
 from detent.devices.device import Device
 from detent.emit.functions import Operator
 from detent.errors import DetentError
@@ -43,6 +42,7 @@ from detent.prepare import default_passes, prepare
 from detent.prepare.base import Change
 from detent.recipe import FUSABLE_ACTIVATIONS
 from detent.recipe_file import find_recipe
+from detent.results.checked import MODEL, Finding
 
 _NEUTRAL = ("Identity", "Dropout")
 """Gone before anything is computed: a conversion between codes, or nothing at all."""

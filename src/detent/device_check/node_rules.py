@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
-from detent.device_check.findings import MODEL, Finding
 from detent.device_check.network import Subject
 from detent.graph.session import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_standard
 from detent.plan.operators import OPERATORS, operator_of
 from detent.prepare.base import int_attribute
+from detent.results.checked import MODEL, Finding
 
 WRITTEN_OUT = ("kernel_shape", "strides", "pads", "dilations", "group")
 LEAKY_SLOPE = 26 / 256

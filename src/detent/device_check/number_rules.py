@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from detent.device_check.findings import MODEL, Finding
 from detent.device_check.network import Subject
 from detent.graph.values import is_standard
 from detent.measure.reading import Codes
@@ -16,6 +15,7 @@ from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.plan.layout import Decision, Layout, Role, Site, bias_input
 from detent.plan.operators import operator_of
 from detent.plan.plan import Plan
+from detent.results.checked import MODEL, Finding
 
 _ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
 _BIAS_TOLERANCE = 1e-5

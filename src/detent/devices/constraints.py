@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.numerics.formats import IntegerFormat, QuantParams, holds_integers
 from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
 from detent.plan.layout import Role, bias_input
 from detent.plan.plan import Move, Plan, make_room_for_biases
@@ -304,7 +304,7 @@ def _joined(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
         group = {plan.layout.leader(site): str(node.name) for site in sites}
         if not any(plan.layout.sites[leader].role is Role.ACTIVATION for leader in group):
             continue  # activations stay float, and nothing is copied
-        if not all(isinstance(plan.params[leader], QuantParams) for leader in group):
+        if not all(holds_integers(plan.params[leader]) for leader in group):
             continue  # floats have no scale to share
         met = [other for other in groups if other.keys() & group.keys()]
         for other in met:

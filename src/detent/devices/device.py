@@ -19,8 +19,8 @@ import onnx_ir as ir
 from detent.devices.constraints import UNCONSTRAINED, Constraints
 from detent.devices.rewrites import NodePass
 from detent.errors import UsageError
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.formats import is_integer
+from detent.numerics.interface import NumberFormat
 from detent.numerics.rounding import DeviceRounding
 from detent.plan.plan import Plan
 from detent.prepare import Pass
@@ -78,7 +78,7 @@ class Device:
         if not self.operators:
             return False
         if self.integers:
-            return isinstance(recipe.activations, IntegerFormat)
+            return is_integer(recipe.activations)
         return dtype_of(recipe.activations) in self.types["activations"]
 
     def check(self, recipe: Recipe) -> None:
@@ -151,12 +151,14 @@ def role_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat | None
 
 def dtype_of(fmt: NumberFormat | None) -> str:
     """Return the number type that a format stores, or a word that no device has among its types."""
-    return "float" if fmt is None else str(getattr(fmt, "dtype", "blocks"))
+    if fmt is None:
+        return "float"
+    return "blocks" if fmt.in_blocks else fmt.dtype
 
 
 def instead_of_shifts(fmt: NumberFormat | None) -> str | None:
     """Say what a format has instead of one power-of-two scale per tensor; return None if it has just that."""
-    if not isinstance(fmt, IntegerFormat):
+    if not is_integer(fmt):
         return "stay float" if fmt is None else f"are {fmt.label}"
     if not fmt.power_of_two:
         return "have float scales" if fmt.scale == "float" else f"have {fmt.scale} scales"

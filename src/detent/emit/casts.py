@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emit.scene import Scene
-from detent.numerics.params import FloatParams
+from detent.numerics.floats import FloatParams
 
 TYPES = {
     "bfloat16": ir.DataType.BFLOAT16,

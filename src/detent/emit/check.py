@@ -8,9 +8,9 @@ from onnx.defs import onnx_opset_version
 
 from detent.errors import UsageError
 from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
-from detent.recipe import ACCUMULATOR_BITS, OutputFormat, Recipe, has_power_of_two_scale
+from detent.numerics.formats import ACCUMULATOR_BITS, IntegerFormat, has_power_of_two_scale
+from detent.numerics.interface import NumberFormat
+from detent.recipe import OutputFormat, Recipe
 
 ACTIVATION_TYPES = ("int8", "uint8", "int16", "uint16")
 WEIGHT_TYPES = (*ACTIVATION_TYPES, "int4", "uint4")

@@ -30,9 +30,11 @@ from detent.emit.linear import LinearPairs
 from detent.emit.scene import Scene
 from detent.graph.names import Names
 from detent.graph.values import bypass, constant, values_of
-from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.numerics.blocks import BlockParams
+from detent.numerics.floats import FloatParams
+from detent.numerics.formats import is_product_bias
+from detent.numerics.interface import Params
 from detent.plan.layout import Role, site_inputs
-from detent.plan.mixed import is_product_bias
 from detent.plan.plan import Plan
 from detent.recipe import OutputFormat
 

@@ -15,11 +15,8 @@ import onnx_ir as ir
 
 from detent.emit.functions import FIX_NEURON, QUARK, VITIS, VITIS_OF_QUARK
 from detent.emit.scene import Scene
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockParams
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockParams
-
-ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,29 +28,16 @@ class FusedBlocks:
 
     def activation(self, name: str, value: ir.Value, params: BlockParams) -> list[ir.Node]:
         """The node that rounds `value`."""
-        op_type = "BFPQuantizeDequantize" if isinstance(params.format, BlockFloat) else "MXQuantizeDequantize"
+        op_type = params.format.op_type
         if self.domain == VITIS:
             op_type = VITIS_OF_QUARK[op_type]
-        return [self.scene.node(op_type, [value], f"{name}_{op_type}", self.domain, **_attributes(params))]
+        return [
+            self.scene.node(op_type, [value], f"{name}_{op_type}", self.domain, **params.format.attributes(params.axis))
+        ]
 
     def constant(self, name: str, array: npt.NDArray[np.float32], params: BlockParams) -> list[ir.Node]:
         """The constant, and the node that rounds it."""
         return self.activation(name, self.scene.constant(f"{name}_float", array), params)
-
-
-def _attributes(params: BlockParams) -> dict[str, int | str]:
-    fmt = params.format
-    common: dict[str, int | str] = {
-        "axis": params.axis,
-        "block_size": fmt.block_size,
-        "rounding_mode": ROUNDING_MODES[fmt.rounding],
-    }
-    if not isinstance(fmt, BlockFloat):
-        return {"element_dtype": fmt.element, **common}
-    if fmt.sub_block_size is None:
-        return {"bfp_method": "to_bfp", "bit_width": fmt.bit_width, **common}
-    shared = {"sub_block_size": fmt.sub_block_size, "sub_block_shift_bits": fmt.sub_block_shift_bits}
-    return {"bfp_method": "to_bfp_prime", "bit_width": fmt.bit_width, **common, **shared}
 
 
 @dataclass(frozen=True, eq=False)

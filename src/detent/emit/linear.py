@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from detent.emit.functions import QUARK, VITIS
 from detent.emit.scene import Scene
+from detent.numerics.floats import FloatParams
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import FloatParams
 
 LinearParams = QuantParams | FloatParams
 

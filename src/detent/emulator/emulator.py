@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -23,30 +22,16 @@ import onnx_ir as ir
 
 from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.grids import grid_of, is_dequantize
-from detent.emulator.program import FloatStep, compile_program
+from detent.emulator.program import compile_program
 from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, load, name_of
 from detent.graph.session import Feeds, Runner
 from detent.numerics.rounding import check_device_rounding
 from detent.observe.inputs import input_specs
 from detent.observe.samples import check_feeds
+from detent.results.compared import EmulationReport
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class EmulationReport:
-    """What was computed in integers, what in float and why, and the elements of each node that left int32."""
-
-    rounding: EmulatedRounding
-    integer_steps: int
-    float_steps: Sequence[FloatStep]
-    quantized_tensors: int
-    overflows: Mapping[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 class Emulator:

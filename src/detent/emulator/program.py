@@ -26,6 +26,7 @@ from detent.graph.names import Names
 from detent.graph.values import constant
 from detent.numerics.rounding import round_by
 from detent.prepare.infer_shapes import infer
+from detent.results.compared import FloatStep
 
 Rule = Callable[[Bench, ir.Node], "Fixed | list[Fixed]"]
 
@@ -59,15 +60,6 @@ RULES: Mapping[str, Rule] = {
 }  # fmt: skip
 
 ACCUMULATING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "GlobalAveragePool", "ReduceMean")
-
-
-@dataclass(frozen=True)
-class FloatStep:
-    """A node that is computed in float, on the host, and why."""
-
-    node: str
-    op_type: str
-    reason: str
 
 
 @dataclass(frozen=True)

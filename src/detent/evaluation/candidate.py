@@ -1,4 +1,4 @@
-"""A model that is ready to be judged: run in exact arithmetic, and fed as the reference model is."""
+"""Load a model to be evaluated: run in exact arithmetic, and fed the same data as the reference model."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ AnyModel = ModelLike | ir.Model
 
 
 def model_name(model: AnyModel) -> str:
-    """How messages and reports call a model."""
+    """Return what messages and reports call a model."""
     return "the given model" if isinstance(model, ir.Model) else name_of(model)
 
 
 def same_model(one: AnyModel, other: AnyModel) -> bool:
-    """Whether two arguments are one model: the same object, or the same path."""
+    """Tell whether two arguments are the same object or the same path."""
     if isinstance(one, (ir.Model, onnx.ModelProto)) or isinstance(other, (ir.Model, onnx.ModelProto)):
         return one is other
     return Path(one) == Path(other)
 
 
 def as_models(given: Any) -> list[AnyModel]:
-    """One model or several of them, as a list."""
+    """Return one model, or several of them, as a list."""
     single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model))
     several = [given] if single else list(given)
     return [Path(model) if isinstance(model, (str, os.PathLike)) else model for model in several]
 
 
 class Candidate:
-    """A model, its inputs and its outputs. Any number of threads may run it.
+    """A loaded model with its inputs and outputs. Any number of threads may run it.
 
-    Integer kernels are not used: on some CPUs they saturate, and what they compute is not what the model says.
+    Integer kernels are not used: on some CPUs they saturate, and then compute something other than the model.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Candidate:
         emulate: EmulatedRounding | None = None,
         runner: Runner | None = None,
     ) -> None:
-        """Load `model`, which messages call `name`; a `runner` has it loaded already, and says what it gives.
+        """Load `model`, which messages call `name`. A `runner` has loaded it already, and knows its outputs.
 
-        With `emulate` it is computed in integers, as the NPU does, with that rounding.
+        With `emulate` it is computed in integers with that rounding, as the NPU does.
         """
         self.name = model_name(model) if name is None else name
         graph_model = model if isinstance(model, ir.Model) else read(model)
@@ -78,7 +78,7 @@ class Candidate:
         self._types = {spec.name: spec.dtype for spec in self.inputs}
 
     def __call__(self, sample: Sample) -> dict[str, Array]:
-        """All outputs by name. Floating-point inputs are given in the model's own type."""
+        """Return all outputs by name. Floating-point inputs are cast to the model's own type."""
         feeds = {name: array.astype(self._types[name], copy=False) for name, array in sample.feeds.items()}
         try:
             return dict(zip(self.outputs, self._runner(feeds, sample.origin), strict=True))
@@ -86,7 +86,7 @@ class Candidate:
             raise type(error)(f"{self.name}: {error}") from error
 
     def check_like(self, reference: Candidate) -> None:
-        """ModelError where this model cannot be asked the same, or does not answer in the same way."""
+        """Raise ModelError unless this model takes the inputs of the reference and gives its outputs."""
         theirs = {spec.name: spec for spec in reference.inputs}
         _check_names("input", [*self._types], [*theirs], self.name, reference.name)
         for spec in self.inputs:
@@ -115,7 +115,7 @@ def _check_names(kind: str, found: Sequence[str], expected: Sequence[str], name:
 
 
 def _fits(spec: InputSpec, other: InputSpec) -> bool:
-    """Whether the same data can be fed: one rank, no dimension that contradicts, and one type (or both floating)."""
+    """Tell whether the same data can be fed: same rank, no conflicting dimension, same type (or both floating)."""
     same_type = spec.dtype == other.dtype or (spec.dtype.kind == "f" and other.dtype.kind == "f")
     return (
         same_type

@@ -1,4 +1,4 @@
-"""The samples to judge models on, in a fixed order, with their names and labels: the same in every pass."""
+"""Open the data to evaluate models on: samples in a fixed order with names and labels, the same in every pass."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
 from detent.evaluation.labels import Labels, find_labels, read_label_file
-from detent.execute.inference import Batch, named_samples
+from detent.execute.inference import Batch, named_batches
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source
 
 FIND = "find"
-"""Says: take the labels that lie in the data's folder, if there are any."""
+"""Take the labels in the data's folder, if there are any."""
 
 LabelsLike = str | Path | Sequence[int] | npt.NDArray[Any] | Mapping[str, int] | None
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Every iteration is a pass over the same samples.
+    """Samples to iterate over; every iteration is a pass over the same ones.
 
-    `labels` has one for each row of the source, used or not, with `label_offset` added.
+    `labels` has an entry for each row of the source, used or not, with `label_offset` added. `assumed_classes` is the
+    number of class folders, if only their order says which class each of them is.
     """
 
     source: RowSource
@@ -39,23 +40,23 @@ class Dataset:
 
     @property
     def described(self) -> str:
-        """One line for the terminal: "128 images from photos/, labels from labels.csv"."""
+        """Describe the data in a line, such as "128 images from photos/, labels from labels.csv"."""
         labelled = f", labels from {self.labelled_by}" if self.labelled_by else ""
         return f"{self.source.describe}{labelled}"
 
     @property
     def note(self) -> str:
-        """What was guessed about the preprocessing."""
+        """Tell what was guessed about the preprocessing."""
         return self.source.note
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How images are read; None if the data is not images."""
+        """Return how images are read; None if the data is not images."""
         return self.source.preprocess
 
     @property
     def batches(self) -> int:
-        """The number of inferences in a pass."""
+        """Return the number of inferences in a pass."""
         return self.source.length
 
     def __len__(self) -> int:
@@ -63,19 +64,19 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Batch]:
         if self.labels is None:
-            yield from named_samples(self.source)
+            yield from named_batches(self.source)
             return
-        for item, (rows, _) in zip(named_samples(self.source), self.source.groups(), strict=True):
+        for item, (rows, _) in zip(named_batches(self.source), self.source.groups(), strict=True):
             yield replace(item, labels=self.labels[list(rows)])
 
     def used_labels(self) -> dict[str, int]:
-        """The labels of the samples of a pass, by name."""
+        """Return the labels of the samples in a pass, by name."""
         if self.labels is None:
             return {}
         return {self.source.rows.origin(row): int(self.labels[row]) for row in self.source.selection.rows}
 
     def path(self, name: str) -> Path | None:
-        """The file of a sample; None for a row of an array."""
+        """Return the file of a sample; None for a row of an array."""
         file = None if self.folder is None else self.folder / name
         return file if file is not None and file.is_file() else None
 
@@ -90,10 +91,10 @@ def open_dataset(
     limit: int | None = None,
     batch: int | None = None,
 ) -> Dataset:
-    """Samples for models with these `inputs`.
+    """Open data for models with these `inputs`.
 
-    `data` is a folder or file, an array or a dict {input: array}. `labels` are those in the folder (`FIND`), a file of
-    them, one for each sample in order, {name: label}, or None for none; `label_offset` is added to each.
+    `data` is a folder or file, an array or a dict {input: array}. `labels` are those in the folder (`FIND`), a file, a
+    list in the order of the samples, {name: label}, or None to use none; `label_offset` is added to each.
     """
     is_path = isinstance(data, (str, os.PathLike))
     path = Path(data) if is_path else None
@@ -115,7 +116,7 @@ def open_dataset(
 
 
 def _labels(labels: LabelsLike, path: Path | None, data: Any, inputs: Sequence[str]) -> tuple[Labels | None, Any]:
-    """The labels, and the data without them."""
+    """Return the labels, and the data without them."""
     find = isinstance(labels, str) and labels == FIND
     if path is not None and find:
         folder = find_labels(path, inputs)

@@ -12,7 +12,7 @@ memory does not grow with the data but for a small record of each sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from detent.evaluation.measures import (
     WholeMeasure,
 )
 from detent.evaluation.metric_file import Metric, as_metric
-from detent.evaluation.scores import Scores
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
+from detent.results.evaluated import Scores
 
 STAGE = "evaluate"
 
@@ -92,7 +92,7 @@ class Evaluator:
             )
         )
         self._given = reference
-        self._remembered = CachedOutputs(self.reference)
+        self._reference_outputs = CachedOutputs(self.reference)
         self._threads = threads
         self._providers = tuple(providers)
         self._emulate = emulate
@@ -106,8 +106,8 @@ class Evaluator:
     def evaluate(self, model: AnyModel) -> Scores:
         """What this model gets: a path, a ModelProto or an ir.Model with the inputs and outputs of the reference."""
         if same_model(model, self._given):
-            return self.judge(self.reference)
-        return self.judge(self.load(model))
+            return self.score(self.reference)
+        return self.score(self.load(model))
 
     def load(self, model: AnyModel) -> Candidate:
         """A model to compare with the reference, be it the same file: in integers, if so asked."""
@@ -115,22 +115,25 @@ class Evaluator:
         candidate.check_like(self.reference)
         return candidate
 
-    def judge(self, candidate: Candidate) -> Scores:
-        """What a model that is loaded already gets."""
-        judge = self._judge()
+    def score(self, candidate: Candidate) -> Scores:
+        """Return the scores of a model that is loaded already."""
+        measure = self._measure()
 
-        def look(batch: Batch) -> Any:
+        def record(batch: Batch) -> Any:
             sample = batch.pending.load()
-            return judge.look(batch, sample, candidate(sample))
+            return measure.record(batch, sample, candidate(sample))
 
+        return measure.scores(self._watched(map_in_order(record, self.dataset, self._threads)))
+
+    def _watched(self, records: Iterator[tuple[Batch, Any]]) -> Iterator[tuple[Batch, Any]]:
+        """Pass records on, and tell the progress of each once it is dealt with."""
         self.progress(STAGE, 0, self.dataset.batches)
-        for done, (batch, kept) in enumerate(map_in_order(look, self.dataset, self._threads), 1):
-            judge.add(batch, kept)
+        for done, each in enumerate(records, 1):
+            yield each
             self.progress(STAGE, done, self.dataset.batches)
-        return judge.scores()
 
-    def _judge(self) -> Measure:
+    def _measure(self) -> Measure[Any]:
         if self.metric is not None:
             per_sample = self.metric.score is not None
             return SampleMeasure(self.dataset, self.metric) if per_sample else WholeMeasure(self.metric)
-        return DeviationMeasure(self._remembered) if self.compares_outputs else AccuracyMeasure(self.dataset)
+        return DeviationMeasure(self._reference_outputs) if self.compares_outputs else AccuracyMeasure(self.dataset)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,35 +21,16 @@ import onnx_ir as ir
 
 from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.emulator import EmulatedValues
-from detent.evaluation.noise import Closeness, NoiseSums
+from detent.evaluation.noise import NoiseSums
 from detent.graph.session import Runner, usable_cores
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
+from detent.results.tensors import Fidelity
 
 STAGE = "measure"
 
 DETAILED_SAMPLES = 4
 """Samples on which every tensor is compared: with thousands of elements each, a few settle which are the worst."""
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """The outputs and sites of a quantized model against the float one.
-
-    `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
-    are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
-    are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
-    `emulated` is the rounding with which the quantized model was computed in integers; None where onnxruntime computed
-    it in float.
-    """
-
-    outputs: Mapping[str, Closeness]
-    tensors: Mapping[str, Closeness]
-    samples: int
-    same_top1: int | None
-    resized: Sequence[str] = ()
-    silent: Mapping[str, float] = field(default_factory=dict)
-    emulated: EmulatedRounding | None = None
 
 
 def measure_fidelity(

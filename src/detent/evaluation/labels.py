@@ -1,13 +1,13 @@
-"""Which class each sample is of, from a folder as people keep them.
+"""Find the class of each sample in a folder laid out as people keep them.
 
     photos/cat/1.jpg  photos/dog/7.jpg              a folder for each class
     photos/images/1.jpg  photos/labels.csv          lines of file,label; the images below `images`
     photos/1.jpg  photos/labels.txt                 lines of file and label; the images beside it
 
-A label is the index of a class. Class folders whose names are all whole numbers are those classes. Else, where there
-is a `classes.txt` beside them, class k is the folder on its line k (counted from 0). Else they are 0, 1, 2, ... in the
-order of their sorted names, which is only right where every class of the model has its folder. A labels file of
-nothing but numbers, one to a line, labels the samples in the order of their sorted names.
+A label is the index of a class. With a `classes.txt` beside the class folders, class k is the folder on its line k
+(counted from 0). Otherwise folders whose names are all whole numbers are those classes, and any others are 0, 1, 2, ...
+in the order of their sorted names, which is only right if every class of the model has its folder. A labels file of
+numbers alone, one to a line, labels the samples in the order of their sorted names.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LABEL_COLUMNS = ("label", "class", "class_id")
 
 @dataclass(frozen=True)
 class Labels:
-    """Classes by the name of the sample, or by its position. `described` says where they come from.
+    """Classes by the name of the sample, or in the order of the samples. `described` says where they come from.
 
-    `assumed_classes` is how many class folders there are, where only their order says which class each of them is.
+    `assumed_classes` is the number of class folders, if only their order says which class each of them is.
     """
 
     by_name: Mapping[str, int] | None
@@ -43,7 +43,7 @@ class Labels:
     assumed_classes: int | None = None
 
     def assign(self, names: Sequence[str], place: str) -> npt.NDArray[np.int64]:
-        """The label of each of these samples, which are all there are. DataError where one has none, or none has it."""
+        """Return the label of each of these samples. Raise DataError for a sample or a label without its partner."""
         if self.by_name is None:
             if len(names) != len(self.in_order):
                 raise DataError(
@@ -70,14 +70,14 @@ class Labels:
 
 @dataclass(frozen=True)
 class LabelledFolder:
-    """Where the samples are, and their labels if there are any."""
+    """The path of the samples, and their labels if there are any."""
 
     data: Path
     labels: Labels | None
 
 
 def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
-    """What a folder (or one file, which has no labels) holds. Folders named as the model's `inputs` are no classes."""
+    """Look for labels in a folder. A single file has none; folders named like the model's `inputs` are not classes."""
     if not path.is_dir():
         return LabelledFolder(path, None)
     files = [path / name for name in LABEL_FILES if (path / name).is_file()]
@@ -90,7 +90,7 @@ def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
 
 
 def read_label_file(file: Path, data: Path) -> Labels:
-    """The labels in `file`, by the names of files relative to `data` (or, above that, to the folder of `file`)."""
+    """Read the labels in `file`; samples are named relative to `data`, or to the folder of `file` above it."""
     rows = _rows(file)
     if all(len(cells) == 1 for _, cells in rows):
         return Labels(None, [_label(cells[0], file, line) for line, cells in rows], file.name)
@@ -108,7 +108,7 @@ def read_label_file(file: Path, data: Path) -> Labels:
 
 
 def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
-    """The labels that the names of sub-folders stand for; None where the folder is not laid out so."""
+    """Return the labels that the names of sub-folders stand for; None if there are no class folders."""
     names = find_files(path).names
     if not all("/" in name for name in names):
         return None
@@ -117,6 +117,7 @@ def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
     listed = listing.is_file()
     if set(folders) <= set(inputs) or (len(folders) < 2 and not listed):
         return None
+    assumed = None
     if listed:
         numbers, described = _listed(folders, listing), f"{len(folders)} class folders, numbered by {CLASS_FILE}"
     elif all(folder.isdecimal() for folder in folders):
@@ -126,12 +127,12 @@ def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
     else:
         numbers = {folder: index for index, folder in enumerate(folders)}
         described = f"{len(folders)} class folders, numbered from 0 in sorted order"
-    assumed = len(folders) if described.endswith("sorted order") else None
+        assumed = len(folders)
     return Labels({name: numbers[name.split("/")[0]] for name in names}, (), described, assumed)
 
 
 def _listed(folders: Sequence[str], listing: Path) -> dict[str, int]:
-    """The line on which each folder stands: the whole line, or its first word, as in lists of ImageNet's classes."""
+    """Find each folder in a list of classes: as a whole line or its first word, as in lists of ImageNet's classes."""
     lines = [line.strip() for line in _text(listing).splitlines()]
     positions = {line.split()[0]: index for index, line in enumerate(lines) if line}
     positions |= {line: index for index, line in enumerate(lines) if line}
@@ -142,8 +143,7 @@ def _listed(folders: Sequence[str], listing: Path) -> dict[str, int]:
 
 
 def _rows(file: Path) -> list[tuple[int, list[str]]]:
-    """The lines that are not empty, with their numbers, in cells: by comma, semicolon or tab, else before the last
-    word."""
+    """Split the lines that are not empty into cells: at commas, semicolons or tabs, else before the last word."""
     lines = [(number, line) for number, line in enumerate(_text(file).splitlines(), 1) if line.strip()]
     if not lines:
         raise DataError(f"{file} is empty. Expected a line file,label for each sample.")
@@ -156,7 +156,7 @@ def _rows(file: Path) -> list[tuple[int, list[str]]]:
 
 
 def _columns(rows: list[tuple[int, list[str]]], file: Path) -> tuple[int, int, list[tuple[int, list[str]]]]:
-    """Which cells are the file and the label, and the rows below the header, if there is one."""
+    """Return which cells are the file and the label, and the rows without the header, if there is one."""
     _, first = rows[0]
     heads = [cell.lower() for cell in first]
     names = [heads.index(head) for head in FILE_COLUMNS if head in heads]
@@ -194,6 +194,6 @@ def _text(file: Path) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """List the first few names, and count the others."""
     shown = ", ".join(f"'{name}'" for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

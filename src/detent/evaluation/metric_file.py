@@ -1,17 +1,17 @@
-"""A measure of the user's own, in a Python file.
+"""Load a measure of the user's own from a Python file.
 
     def score(outputs, sample):                  # for each sample
         return float(outputs.argmax() == sample.label)
 
-or, for what only all samples together have,
+or, for a figure of all samples together,
 
     def metric(outputs, labels):                 # once, over all samples
         return np.mean(outputs.argmax(1) == labels)
 
-Scores of samples can be paired, so the difference of two models has an interval; a metric gives one number a model.
+Scores of samples can be paired, so the difference of two models has an interval; a metric is one number per model.
 Higher is better, unless the file says `lower_is_better = True`. `outputs` is what the model returns, with its batch
-axis: (1, classes) for a sample, (samples, classes) for all; where a model has several outputs, a dict by their names.
-Everything that can go wrong in such a file is a UsageError with the file, the line, and what to do.
+axis: (1, classes) for a sample, (samples, classes) for all; if a model has several outputs, a dict by their names.
+Whatever goes wrong in such a file becomes a UsageError with the file, the line, and what to do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Outputs = Array | Mapping[str, Array]
 
 @dataclass(frozen=True)
 class LabelledSample:
-    """What `score` is told about a sample: its name, its file and label where it has them, and the model's inputs."""
+    """What `score` is told about a sample: its name, its file and label if it has them, and the model's inputs."""
 
     name: str
     path: Path | None
@@ -52,7 +52,7 @@ class LabelledSample:
 
 @dataclass(frozen=True)
 class Metric:
-    """A measure: `score` for each sample or `whole` for all of them, one of the two. `origin` names it in messages."""
+    """A measure: either `score` for each sample or `whole` for all of them. `origin` names it in messages."""
 
     name: str
     score: Callable[[Any, Any], Any] | None = None
@@ -78,11 +78,11 @@ class Metric:
         return function
 
     def of_sample(self, outputs: Outputs, sample: LabelledSample) -> float:
-        """The score of one sample."""
+        """Return the score of one sample."""
         return self._call(outputs, sample, f" on {sample.name}")
 
     def of_all(self, outputs: Outputs, labels: npt.NDArray[np.int64] | None) -> float:
-        """The metric over all samples."""
+        """Return the metric over all samples."""
         return self._call(outputs, labels, "")
 
     def _call(self, outputs: Outputs, about: Any, where: str) -> float:
@@ -111,12 +111,12 @@ class Metric:
 
 
 def as_metric(given: str | os.PathLike[str] | Metric | None) -> Metric | None:
-    """A measure from whatever it is given as; None for none."""
+    """Return a measure that is given as a file or as itself; None for None."""
     return given if given is None or isinstance(given, Metric) else load_metric(given)
 
 
 def load_metric(path: str | os.PathLike[str]) -> Metric:
-    """The measure that a file defines."""
+    """Return the measure that a file defines."""
     file = Path(path)
     module = _run(file)
     return Metric(
@@ -182,7 +182,7 @@ def _first_line(function: Callable[..., Any]) -> int | None:
 
 
 def _last_line(file: str, error: BaseException | None) -> int | None:
-    """The last line of `file` that ran before the error."""
+    """Return the last line of `file` that ran before the error."""
     if error is None:
         return None
     frames = traceback.extract_tb(error.__traceback__)

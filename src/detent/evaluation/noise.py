@@ -1,13 +1,18 @@
-"""The compiled loops of measuring: all sums of two tensors while they are in the cache, in double precision, GIL-free.
+"""Sums over two tensors, from which every figure of their difference follows.
 
-The product needs no sum of its own: with e = x - y,
+With x the float value, y the quantized one and e = x - y:
 
-    2 * sum x*y = sum x^2 + sum y^2 - sum e^2
+    SQNR   = 10 log10(sum x^2 / sum e^2)             signal against quantization noise, in dB
+    PSNR   = 10 log10(max |x|^2 / mean e^2)          the same against the peak
+    cosine = sum x*y / sqrt(sum x^2 * sum y^2)       1 for the same direction
 
-Where channels have factors, a tensor lies in memory as [groups, positions, lanes]: its channels are in groups of
-`lanes`, and those of a group beside each other at each position. In order, groups are of one channel; in onnxruntime's
-blocked layout of 4, 8 or 16. The loops run over pieces of many positions, long enough for the processor to work on many
-numbers at once whatever the lanes, with what belongs to a channel repeated along the piece.
+The product needs no sum of its own: 2 * sum x*y = sum x^2 + sum y^2 - sum e^2.
+
+All sums are taken in one compiled pass while the tensors are in the cache, in double precision and without the GIL. If
+channels have factors, a tensor lies in memory as [groups, positions, lanes]: its channels come in groups of `lanes`,
+which lie beside each other at each position. In plain order a group is one channel; in onnxruntime's blocked layout it
+is 4, 8 or 16. The loops run over pieces of many positions, so that the processor works on many numbers at once
+whatever the lanes, with what belongs to a channel repeated along the piece.
 """
 
 from __future__ import annotations
@@ -21,12 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.compiled import compiled, compiled_sums
+from detent.results.tensors import Closeness
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-PIECE = 1024  # elements: both tensors' and the factors fit into the first cache, where the second loop finds them
-SUMMED_APART = 128  # elements of a piece that have sums of their own
+PIECE = 1024  # elements: both tensors and the factors stay in the first cache for the second loop
+SUMMED_APART = 128  # elements of a piece with sums of their own, so that additions do not wait for each other
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without its sign
 
 
@@ -34,7 +40,7 @@ MAGNITUDE = np.uint32(0x7FFFFFFF)  # a float's bits without its sign
 def error_sums(
     original: Floats, quantized: Floats, factors: Doubles, positions: int, lanes: int
 ) -> tuple[float, float, float, float, np.uint32]:
-    """sum x^2, sum (x-y)^2, sum y^2, sum |x-y|, and the bits of max |x| (see `largest_magnitude`).
+    """Return sum x^2, sum (x-y)^2, sum y^2, sum |x-y|, and the bits of max |x| (see `largest_magnitude`).
 
     y is the quantized value times the factor of its channel.
     """
@@ -76,7 +82,7 @@ def _piece_sums(original: Floats, quantized: Floats, factors: Doubles) -> tuple[
 
 @compiled_sums
 def channel_sums(original: Floats, quantized: Floats, channels: int, positions: int, lanes: int) -> Doubles:
-    """sum x*x, sum x*y and sum y*y of each channel: a row for each sum."""
+    """Return sum x*x, sum x*y and sum y*y of each channel: a row for each sum."""
     totals = np.zeros((3, channels), np.float64)
     group = max(1, positions * lanes)
     step = min(group, lanes * max(1, SUMMED_APART // lanes))
@@ -107,9 +113,9 @@ def _add_products(original: Floats, quantized: Floats, signal: Doubles, product:
 
 @compiled
 def largest_magnitude(bits: npt.NDArray[np.uint32]) -> np.uint32:
-    """The bits of the largest |x|, NaN above all: floats without a sign are in the order of their bits.
+    """Return the bits of the largest |x|, with NaN above all: floats without a sign sort like their bits.
 
-    Comparing integers, the processor looks at many at once; with floats the rules for NaN are in its way.
+    Integers are compared many at a time; the rules for NaN prevent that for floats.
     """
     peak = np.uint32(0)
     for i in range(bits.size):
@@ -118,7 +124,7 @@ def largest_magnitude(bits: npt.NDArray[np.uint32]) -> np.uint32:
 
 
 class ChannelLayout(NamedTuple):
-    """How channels lie in memory: in groups of `lanes`, those of a group beside each other at each position."""
+    """How channels lie in memory: in groups of `lanes`, which lie beside each other at each position."""
 
     channels: int
     positions: int
@@ -126,7 +132,7 @@ class ChannelLayout(NamedTuple):
 
     @classmethod
     def along(cls, axis: int, shape: Sequence[int], lanes: int = 1) -> ChannelLayout:
-        """That of the channels along axis 1 in groups of `lanes`, or along the last axis (-1) of a tensor in order."""
+        """Return the layout of channels along axis 1, in groups of `lanes`, or along the last axis (-1)."""
         if axis == -1:
             return cls(shape[-1], math.prod(shape[1:-1]), shape[-1])
         positions = math.prod(shape[2:])
@@ -135,13 +141,13 @@ class ChannelLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ChannelScales:
-    """What each channel of the second model is multiplied with to be that of the first."""
+    """The factors that turn each channel of the second model into that of the first."""
 
     axis: int
     undoing: Doubles
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of this shape has as many channels."""
+        """Tell whether a tensor of this shape has as many channels."""
         return len(shape) > 1 and shape[self.axis] == self.undoing.size
 
 
@@ -149,17 +155,8 @@ ONE = np.ones(1)
 
 
 @dataclass(frozen=True)
-class Closeness:
-    """How close one tensor is to its float original. Decibels are infinite where they are equal."""
-
-    sqnr_db: float
-    psnr_db: float
-    cosine: float
-
-
-@dataclass(frozen=True)
 class NoiseSums:
-    """The sums behind a Closeness. Those of two samples add up."""
+    """The sums behind a Closeness. Sums of two samples add up."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -176,7 +173,7 @@ class NoiseSums:
         scales: ChannelScales | None = None,
         lanes: int = 1,
     ) -> NoiseSums:
-        """Those of two arrays of one shape; with the scales of the channels undone, which lie in groups of `lanes`."""
+        """Return the sums of two arrays of one shape, with the `scales` of channels in groups of `lanes` undone."""
         x = np.ascontiguousarray(original, np.float32).reshape(-1)
         y = np.ascontiguousarray(quantized, np.float32).reshape(-1)
         if scales is None:
@@ -197,7 +194,7 @@ class NoiseSums:
         )
 
     def closeness(self) -> Closeness:
-        """What the sums say."""
+        """Return the figures that follow from the sums."""
         norm = math.sqrt(self.signal * self.other)
         product = (self.signal + self.other - self.noise) / 2
         same = self.noise == 0.0
@@ -212,5 +209,5 @@ def _decibels(signal: float, noise: float) -> float:
     if noise == 0.0:
         return math.inf
     if not math.isfinite(noise):
-        return -math.inf  # NaN or infinity in the quantized model: as far from float as can be
+        return -math.inf  # NaN or infinity in the quantized model: nothing is worse
     return 10 * math.log10(signal / noise) if signal else -math.inf

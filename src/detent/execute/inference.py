@@ -1,4 +1,4 @@
-"""Work on many items in threads, with results in the order of the items and only a few of them in memory."""
+"""Run models on named samples: in threads, with results in the order of the samples, and split into single samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Items in work for each thread: one that it works on, and one that waits, so that it need not."""
+"""Items submitted per thread: one in work, and one that waits so that the thread never does."""
 
 
 def map_in_order(
     work: Callable[[Item], Result], items: Iterable[Item], threads: int = 0
 ) -> Iterator[tuple[Item, Result]]:
-    """Each item with its result. `threads` 0: one per core. What `work` raises is raised here, in its turn."""
+    """Yield each item with its result, in the order of the items, with only a few of them in memory.
+
+    `threads` 0: one per core. An exception of `work` is raised when its item's turn comes.
+    """
     workers = threads or usable_cores()
     pending: deque[tuple[Item, Future[Result]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
@@ -46,15 +49,28 @@ def map_in_order(
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one inference. `labels` is None where the data has none."""
+    """The samples of one inference, with their names and, if the data has any, their labels."""
 
     pending: PendingSample
     names: Sequence[str]
     labels: npt.NDArray[np.int64] | None = None
 
+    def split(self, outputs: Mapping[str, Array]) -> list[dict[str, Array]]:
+        """Return the outputs of each sample, with a batch axis of one. Raise ModelError if they are not rows."""
+        size = len(self.names)
+        if size == 1:
+            return [dict(outputs)]
+        for name, array in outputs.items():
+            if array.shape[:1] != (size,):
+                raise ModelError(
+                    f"Output '{name}' has the shape {list(array.shape)} for the {size} samples {self.pending.origin}: "
+                    "not one row for each. Use a batch of 1."
+                )
+        return [{name: array[at : at + 1] for name, array in outputs.items()} for at in range(size)]
 
-def named_samples(source: Source) -> Iterator[Batch]:
-    """The samples of a pass with their names: of files and rows, else numbers in their order."""
+
+def named_batches(source: Source) -> Iterator[Batch]:
+    """Yield the batches of a pass: samples are named after their file and row, else numbered."""
     if isinstance(source, RowSource):
         for pending, (rows, _) in zip(source, source.groups(), strict=True):
             yield Batch(pending, [source.rows.origin(row) for row in rows])
@@ -63,20 +79,3 @@ def named_samples(source: Source) -> Iterator[Batch]:
     for pending in source:
         yield Batch(pending, [f"{number:05d}" for number in range(first, first + pending.size)])
         first += pending.size
-
-
-def rows_of(outputs: Mapping[str, Array], at: int, size: int, origin: str) -> dict[str, Array]:
-    """The outputs of sample `at` of a batch of `size`, with a batch axis of one."""
-    if size == 1:
-        return dict(outputs)
-    for name, array in outputs.items():
-        if array.shape[:1] != (size,):
-            raise _not_rows(name, array, size, origin)
-    return {name: array[at : at + 1] for name, array in outputs.items()}
-
-
-def _not_rows(name: str, array: Any, size: int, origin: str) -> ModelError:
-    return ModelError(
-        f"Output '{name}' has the shape {list(array.shape)} for the {size} samples {origin}: not one row for each. "
-        "Use a batch of 1."
-    )

@@ -1,10 +1,12 @@
-"""A folder of what a model answered: a .npy file for each output, under the name of its sample.
+"""Write files of a model's values into a new folder, which appears when it is complete or not at all.
+
+Outputs become .npy files under the names of their samples:
 
     photos/cat/1.jpg  ->  out/cat/1.npy                 a model of one output
                           out/cat/1/boxes.npy  ...      of several
     data.npy, row 7   ->  out/data_7.npy
 
-Arrays have the model's type and a batch axis of 1. Two folders of results can be compared file by file.
+Arrays have the model's type and a batch axis of 1, so two such folders can be compared file by file.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from detent.observe.samples import Array
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """The folder while it is written. `samples` has the name of each file and that of its sample."""
+    """A folder of outputs while it is written. `samples` has the name of each file and that of its sample."""
 
     folder: Path
     samples: dict[str, str] = field(default_factory=dict)
 
     def save(self, outputs: Mapping[str, Array], sample: str) -> list[str]:
-        """Write the outputs of one sample; returns the names of the files."""
+        """Write the outputs of one sample. Return the names of the files."""
         stem = _stem(sample)
         other = self.samples.setdefault(stem, sample)
         if other != sample:
@@ -46,10 +48,10 @@ class OutputFolder:
 
 @contextmanager
 def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when the block ends well; otherwise nothing is left of it.
+    """Yield a folder that becomes `out` when the block ends; after an exception nothing is left of it.
 
-    `out` must be new or empty: what is left of another run would be taken for results of this one. With `overwrite` it
-    may have files, and those of the same names are replaced.
+    `out` must be new or empty: files of another run would be taken for results of this one. With `overwrite` it may
+    hold files, and those of the same names are replaced.
     """
     filled = out.is_dir() and any(out.iterdir())
     if (out.exists() and not out.is_dir()) or (filled and not overwrite):
@@ -70,29 +72,26 @@ def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _stem(name: str) -> str:
-    """The sample's name without its ending; a row's number behind an underscore."""
+    """Return the sample's name without its extension; the number of a row follows an underscore."""
     row = re.fullmatch(r"(.*)\[(\d+)\]", name)
     path, number = (row[1], f"_{row[2]}") if row else (name, "")
     return str(Path(path).with_suffix("")) + number
 
 
 def _safe(name: str) -> str:
-    """An output's name as a file can have it."""
+    """Return an output's name in characters that a file name can have."""
     return re.sub(r"[^\w.-]+", "_", name).strip("_") or "output"
 
 
-# FUSED File names for tensors: the harmless part of a tensor's name, and never the same for two of them.
-
-
-_LONGEST = 180  # file systems end at 255 bytes, and endings follow
+_LONGEST_STEM = 180  # file systems allow 255 bytes, and a number and an extension follow
 
 
 def file_stems(names: Sequence[str]) -> list[str]:
-    """A file name without ending for each name; where two would be alike, the later one is numbered."""
+    """Return a file name without extension for each tensor; if two would be alike, the later one is numbered."""
     used: set[str] = set()
     stems = []
     for name in names:
-        base = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST] or "_"
+        base = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST_STEM] or "_"
         stem, number = base, 1
         while stem.lower() in used:  # some file systems do not tell A from a
             number += 1

@@ -1,14 +1,14 @@
-"""A model and many variants of it, each changed in a few places, computed side by side in one walk.
+"""Run a model and many variants of it, each changed in a few places, side by side in one walk through the graph.
 
-A variant reads other numbers than the model at some constants, or rounds some activations otherwise. It is the model up
-to its first change, and the model again behind its last one, with other numbers going in. So
+A variant reads other numbers than the model at some constants, or rounds some activations in another way. Up to its
+first change it is the model itself, and after its last change it is the model again, with other inputs. So
 
 - before its first change a variant is not computed at all;
-- in a section of the graph where it changes something it is computed piece by piece, as the model itself is;
-- in a section where only its inputs differ, the section is run as a whole, which onnxruntime does faster; for several
-  variants at once, stacked as a batch, where weights are what takes the time to read.
+- in a section of the graph where it changes something it is computed segment by segment, as the model itself is;
+- in a section where only its inputs differ, the section is run as a whole, which onnxruntime does faster. If reading
+  the weights takes most of the time, several variants are stacked as a batch.
 
-On average half of the model is computed for each variant. All copies of a value that is still read are held at a time.
+On average half of the model is computed for each variant. All copies of a value are held until its last reader ran.
 """
 
 from __future__ import annotations
@@ -26,31 +26,28 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.graph.values import constant, is_constant
-from detent.numerics.formats import QuantParams
-from detent.numerics.params import Params
-from detent.numerics.rounding import Rounding
+from detent.numerics.interface import Params
 from detent.observe.samples import Sample
 from detent.plan.layout import Layout, site_inputs
-from detent.refine.codes import decode, encode
 from detent.refine.segments import Program, Segment, divide
 
 Array = npt.NDArray[Any]
 Copies = dict[str, dict[str, Any]]
-"""For each value, its copies by the names of the variants that have one of their own, and the model's own."""
+"""For each value, the model's own copy and those of the variants that differ from it, by the variant's name."""
 
 ITSELF = ""
 
 STACKED = 16
-"""Copies that are computed at once where reading the weights takes the time."""
+"""Copies that are computed at once if reading the weights takes most of the time."""
 
-HEAVY = 24  # times as many bytes of weights as of what goes in
+HEAVY = 24  # a section is heavy if its weights have this many times the bytes of its inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What is different: constants that quantized nodes read as other numbers, and how activations are rounded.
+    """What differs from the model: constants that quantized nodes read, and how activations are rounded.
 
-    None in `rounding` is for an activation that is not rounded, though it is in the model that is varied.
+    None in `rounding` leaves an activation float that the model rounds.
     """
 
     name: str
@@ -61,23 +58,16 @@ class Variant:
 UNCHANGED = Variant(ITSELF)
 
 
-def rounded(values: Array, params: Params | None, ties: Rounding = "half_even") -> Array:
-    """An activation as the readers of a quantized one see it."""
-    if params is None:
-        return values
-    return decode(encode(values, params, ties), params) if isinstance(params, QuantParams) else params.snap(values)
-
-
 class Probe:
-    """A model that is ready to be walked through, on one sample after another, in any number of threads."""
+    """A model that is cut into segments, to be run on one sample after another, in any number of threads."""
 
     def __init__(self, model: ir.Model, layout: Layout, base: Variant = UNCHANGED) -> None:
-        """Take `model` apart. `base` is how it is before any variant changes it."""
+        """Cut `model` into segments. `base` is what is quantized in it before any variant changes it."""
         self._model, self._layout, self._base = model, layout, base
         computed = {str(value.name) for node in model.graph for value in node.outputs}
         self.outputs = [str(value.name) for value in model.graph.outputs if value.name in computed]
         segments = _needed(divide(model, {*layout.sites, *self.outputs}), self.outputs)
-        # What is rounded on the way can only be computed piece by piece.
+        # Activations are rounded between segments, so a model that rounds any has no longer sections.
         together = 1 if base.rounding else max(1, math.isqrt(len(segments)))
         cuts = range(0, len(segments), together)
         self._readers = Counter(str(value.name) for segment in segments for value in segment.inputs)
@@ -90,7 +80,7 @@ class Probe:
     def __call__(
         self, sample: Sample, variants: Sequence[Variant] = (), watch: Callable[[Copies], None] | None = None
     ) -> dict[str, list[Array]]:
-        """The model's outputs, by the name of the variant and ITSELF. `watch` is called with all that is held."""
+        """Return the outputs by the names of the variants and ITSELF. `watch` is called with all copies held."""
         readers, held = self._readers.copy(), dict[str, dict[str, Any]]()
         for value in self._model.graph.inputs:
             default = None if value.const_value is None else value.const_value.numpy()
@@ -112,7 +102,7 @@ class Probe:
         return {name: [_copy(held[output], name) for output in self.outputs] for name in names}
 
     def footprint(self, sample: Sample) -> int:
-        """The most bytes that are held for a sample, of the model alone."""
+        """Return the most bytes that the model alone holds at a time for a sample."""
         most = 0
 
         def weigh(held: Copies) -> None:
@@ -126,7 +116,7 @@ class Probe:
     def _run_whole(
         self, section: _Section, held: Copies, variants: Sequence[Variant], origin: str
     ) -> dict[str, dict[str, Any]]:
-        """The results of a section for variants that change nothing in it, where they differ in what goes in."""
+        """Run a section for the variants that change nothing in it but have other inputs."""
         names = [str(value.name) for value in section.whole.inputs]
         results: Copies = {str(value.name): {} for value in section.whole.outputs}
         differing = [variant for variant in variants if any(variant.name in held[name] for name in names)]
@@ -138,14 +128,12 @@ class Probe:
                 self._compute(section.whole, held, variant, origin, results)
         usual = self._base.rounding
         return {
-            name: {
-                variant: rounded(copy, usual.get(name), self._layout.ties_of(name)) for variant, copy in copies.items()
-            }
+            name: {variant: self._round(name, copy, usual.get(name)) for variant, copy in copies.items()}
             for name, copies in results.items()
         }
 
     def _advance(self, segment: Segment, held: Copies, variants: Sequence[Variant], origin: str) -> None:
-        """Compute one segment, for the model and for the variants that differ in it or before it."""
+        """Run one segment for the model, and for the variants that differ in it or before it."""
         names = [str(value.name) for value in segment.inputs]
         read = _constants_of(segment, self._layout)
         results: Copies = {str(value.name): {} for value in segment.outputs}
@@ -165,7 +153,10 @@ class Probe:
     def _compute_stacked(
         self, segment: Segment, held: Copies, variants: Sequence[Variant], origin: str, results: Copies
     ) -> None:
-        """The same for several variants at once: always as many, so that no bit depends on who is with whom."""
+        """Run a segment for several variants at once, always filled up to the same number.
+
+        Kernels may sum in another order for another batch size, so results would otherwise depend on the neighbors.
+        """
         filled = [*variants, *[variants[-1]] * (STACKED - len(variants))]
         feeds = {
             str(value.name): np.concatenate([_copy(held[str(value.name)], variant.name) for variant in filled])
@@ -177,7 +168,7 @@ class Probe:
                 results[name][variant.name] = part
 
     def _stacks(self, section: _Section, held: Copies, origin: str) -> bool:
-        """Whether copies may be stacked along the first axis, and are computed faster so; found out once."""
+        """Tell whether copies can be stacked along the first axis and run faster so; tried once per section."""
         with self._lock:
             if section.stacks is None:
                 copies = {str(value.name): held[str(value.name)][ITSELF] for value in section.whole.inputs}
@@ -186,7 +177,7 @@ class Probe:
             return section.stacks
 
     def _keeps_rows_apart(self, segment: Segment, copies: Mapping[str, Array], origin: str) -> bool:
-        """Whether a copy gets its own result among others: what reads across the first axis, or fixes it, does not."""
+        """Tell whether rows are independent: no node reads across the first axis or fixes it."""
         program = self._program(segment, copies, UNCHANGED)
         stacked = {name: np.concatenate([array, *[array / 2] * (STACKED - 1)]) for name, array in copies.items()}
         try:
@@ -202,16 +193,19 @@ class Probe:
         )
 
     def _put(self, held: Copies, name: str, copies: Mapping[str, Any], variants: Sequence[Variant]) -> None:
-        """Round the copies of a value, each as its variant does; one that begins to differ here gets a copy."""
-        usual, ties = self._base.rounding.get(name), self._layout.ties_of(name)
-        held[name] = {ITSELF: rounded(copies[ITSELF], usual, ties)}
+        """Round the copies of a value, each as its variant does. A variant that begins to differ here gets a copy."""
+        usual = self._base.rounding.get(name)
+        held[name] = {ITSELF: self._round(name, copies[ITSELF], usual)}
         for variant in variants:
             if variant.name in copies or name in variant.rounding:
                 params = variant.rounding.get(name, usual)
-                held[name][variant.name] = rounded(_copy(copies, variant.name), params, ties)
+                held[name][variant.name] = self._round(name, _copy(copies, variant.name), params)
+
+    def _round(self, name: str, values: Array, params: Params | None) -> Array:
+        return values if params is None else params.rounded(values, self._layout.ties_of(name))
 
     def _program(self, segment: Segment, feeds: Mapping[str, Any], variant: Variant) -> Program:
-        """The segment with the constants of a variant; made once for each set of numbers."""
+        """Return the segment with the constants of a variant, compiled once for each set of numbers."""
         numbers = {**self._base.constants, **variant.constants}
         key = segment, tuple(id(numbers.get(name)) for name in _constants_of(segment, self._layout))
         with self._lock:
@@ -235,7 +229,7 @@ class Probe:
 
 
 class _Section:
-    """Segments that follow each other, and the whole of them."""
+    """Consecutive segments, and all of them as one."""
 
     def __init__(self, segments: Sequence[Segment], readers: Mapping[str, int], layout: Layout) -> None:
         self.segments = segments
@@ -253,7 +247,7 @@ class _Section:
         self._holds.update(name for segment in segments for name in _constants_of(segment, layout))
 
     def is_heavy(self, copies: Mapping[str, Any]) -> bool:
-        """Whether it takes longer to read its weights than what goes in: then several copies at once pay."""
+        """Tell whether reading its weights takes much longer than reading its inputs, so that stacking pays."""
         arrays = [
             each for each in copies.values() if isinstance(each, np.ndarray) and each.ndim and each.dtype.kind == "f"
         ]
@@ -261,12 +255,12 @@ class _Section:
         return len(arrays) == len(copies) and same_rows and self._weights > HEAVY * sum(each.nbytes for each in arrays)
 
     def changed_by(self, variant: Variant) -> bool:
-        """Whether a variant changes something in it."""
+        """Tell whether a variant changes something in it."""
         return not (self._holds.isdisjoint(variant.constants) and self._holds.isdisjoint(variant.rounding))
 
 
 def _needed(segments: Sequence[Segment], outputs: Collection[str]) -> list[Segment]:
-    """The segments that the outputs depend on, with those of their results that do."""
+    """Return the segments that the outputs depend on, with only those results that are needed."""
     needed, kept = set(outputs), []
     for segment in reversed(segments):
         results = [value for value in segment.outputs if value.name in needed]
@@ -277,7 +271,7 @@ def _needed(segments: Sequence[Segment], outputs: Collection[str]) -> list[Segme
 
 
 def _is_open(value: ir.Value) -> bool:
-    """Whether any number of samples may go in."""
+    """Tell whether the first axis is of any size."""
     return value.shape is not None and len(value.shape) > 0 and not isinstance(value.shape[0], int)
 
 
@@ -286,7 +280,7 @@ def _copy(copies: Mapping[str, Any], variant: str) -> Any:
 
 
 def _constants_of(segment: Segment, layout: Layout) -> list[str]:
-    """The constants that quantized nodes of a segment read."""
+    """Return the constants that quantized nodes of a segment read."""
     return [
         str(value.name)
         for node in segment.nodes

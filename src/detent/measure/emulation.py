@@ -6,9 +6,7 @@ the last bit; with that of the DPU the difference is what the device will answer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.emulator.arithmetic import EmulatedRounding
-from detent.emulator.emulator import EmulationReport, Emulator
-from detent.execute.inference import Batch, map_in_order, named_samples, rows_of
+from detent.emulator.emulator import Emulator
+from detent.execute.inference import Batch, map_in_order, named_batches
 from detent.execute.output_folder import OutputFolder, new_folder
 from detent.graph.load import ModelLike, load
 from detent.graph.session import Runner
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import open_source
 from detent.progress import Progress, silent
+from detent.results.compared import Emulation, OutputDifference
 
 STAGE = "emulate"
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class OutputDifference:
-    """One output of the emulated model against onnxruntime's: elements in all, those that differ, and by how much.
-
-    `same_top1` counts the rows with the same largest element, where the output looks like class scores.
-    """
-
-    name: str
-    elements: int
-    differing: int
-    farthest: float
-    rows: int
-    same_top1: int
-
-
-@dataclass(frozen=True)
-class Emulation:
-    """What emulating a model on data gave."""
-
-    data: str
-    note: str
-    random: bool
-    samples: int
-    report: EmulationReport
-    outputs: Sequence[OutputDifference]
-    folder: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 def emulate(
@@ -91,10 +58,10 @@ def emulate(
     with new_folder(output) if output is not None else nullcontext() as folder:
         answers = None if folder is None else OutputFolder(folder)
         progress(STAGE, 0, source.length)
-        for done, (item, (outputs, differences)) in enumerate(map_in_order(answer, named_samples(source)), 1):
-            for at, name in enumerate(item.names) if answers is not None else ():
-                assert answers is not None
-                answers.save(rows_of(outputs, at, len(item.names), item.pending.origin), name)
+        for done, (item, (outputs, differences)) in enumerate(map_in_order(answer, named_batches(source)), 1):
+            if answers is not None:
+                for name, each in zip(item.names, item.split(outputs), strict=True):
+                    answers.save(each, name)
             totals = [_sum(*pair) for pair in zip(totals, differences, strict=True)] if totals else differences
             samples += item.pending.size
             progress(STAGE, done, source.length)

@@ -14,14 +14,15 @@ This is what ONNX's Cast and QuantizeLinear do, with their default saturate=1. N
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeGuard, get_args
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from detent.errors import UsageError
-from detent.numerics.checks import check_known
+from detent.errors import UsageError, check_known
+from detent.numerics.formats import LEAST_SCALE
+from detent.numerics.interface import NumberFormat, Params
 
 FloatName = Literal["bfloat16", "float16", "float8_e4m3", "float8_e5m2"]
 FLOAT_NAMES: tuple[FloatName, ...] = get_args(FloatName)
@@ -35,14 +36,19 @@ _STORAGE: dict[str, type[Any]] = {
 
 _LARGEST = {"bfloat16": (2.0 - 2.0**-7) * 2.0**127, "float16": 65504.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 
+REDUCED_RANGE = 2.0
+"""What the largest number of a scaled 16-bit float becomes: near 1 its numbers are as fine as anywhere."""
+
 
 @dataclass(frozen=True)
-class FloatFormat:
+class FloatFormat(NumberFormat):
     """Floats of type `dtype`. `scaled` asks for a scale that is chosen from the data, in place of 1.
 
     `clip` moves finite numbers past the largest one of bfloat16 or float16 to it, where they would become infinite.
     The float8 formats always do so, with infinities too.
     """
+
+    kind: ClassVar[Literal["float"]] = "float"
 
     dtype: FloatName
     scaled: bool = False
@@ -72,12 +78,30 @@ class FloatFormat:
         return 8 * self.storage.itemsize
 
     @property
+    def needs_data(self) -> bool:
+        """Whether there is a scale to choose."""
+        return self.scaled
+
+    @property
+    def least_opset(self) -> int:
+        """Float8 came with operator set 19."""
+        return 19 if self.bits == 8 else 0
+
+    @property
     def largest(self) -> float:
         """The largest finite number."""
         return _LARGEST[self.dtype]
 
+    def fit(self, low: float, high: float) -> FloatParams:
+        """Bring the largest magnitude to that of float8, and of a 16-bit float to REDUCED_RANGE; 1 for no range."""
+        magnitude = max(-low, high)
+        if not self.scaled or magnitude == 0.0:
+            return FloatParams(self)
+        reached = self.largest if self.bits == 8 else REDUCED_RANGE
+        return FloatParams(self, float(np.float32(max(magnitude / reached, LEAST_SCALE))))
+
     def encode(self, values: npt.ArrayLike, scale: npt.ArrayLike = 1.0) -> npt.NDArray[Any]:
-        """The codes nearest to `values`, of type `storage`. `scale` may be an array that broadcasts against them."""
+        """Return the codes nearest to `values`, of type `storage`; `scale` broadcasts against them."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # becoming infinite is what the format says
             scaled: npt.NDArray[np.float32] = np.divide(values, scale, dtype=np.float32)
             limit = np.float32(self.largest)
@@ -88,15 +112,46 @@ class FloatFormat:
             return scaled.astype(self.storage)
 
     def decode(self, codes: npt.ArrayLike, scale: npt.ArrayLike = 1.0) -> npt.NDArray[np.float32]:
-        """The real numbers that `codes` (of type `storage`) stand for."""
+        """Return the real numbers that `codes` (of type `storage`) stand for."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             decoded: npt.NDArray[np.float32] = np.asarray(codes).astype(np.float32) * np.asarray(scale, np.float32)
             return decoded
 
     def snap(self, values: npt.ArrayLike, scale: npt.ArrayLike = 1.0) -> npt.NDArray[np.float32]:
-        """Encode and decode: `values` moved to the numbers that the format can hold."""
+        """Move `values` to the numbers that the format holds."""
         return self.decode(self.encode(values, scale), scale)
 
     @property
     def _saturates(self) -> bool:
         return self.dtype.startswith("float8")
+
+
+@dataclass(frozen=True, eq=False)
+class FloatParams(Params):
+    """A small float format, with the scale by which values are divided before they are rounded."""
+
+    format: FloatFormat
+    scale: float = 1.0
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The least and the greatest finite number."""
+        return -self.format.largest * self.scale, self.format.largest * self.scale
+
+    def snap(self, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """Move `values` to the numbers that the format holds."""
+        return self.format.snap(np.asarray(values, np.float32), self.scale)
+
+    def codes(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return what a file stores of a constant."""
+        return self.format.encode(values, self.scale)
+
+    def clipped(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Tell which of `values` are beyond the greatest finite number."""
+        outside: npt.NDArray[np.bool_] = np.abs(np.asarray(values, np.float64)) > self.span[1]
+        return outside
+
+
+def is_float(fmt: NumberFormat | None) -> TypeGuard[FloatFormat]:
+    """Tell whether numbers are stored as small floats."""
+    return fmt is not None and fmt.kind == "float"

@@ -1,14 +1,13 @@
-"""Every number format that has a name, with what it is unless more is said."""
+"""Every number format that has a name, with its usual settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, BlockFormat, Microscaling
 from detent.numerics.floats import FLOAT_NAMES, FloatFormat
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
-from detent.numerics.microscaling import Microscaling
-from detent.numerics.params import BlockFormat, NumberFormat
+from detent.numerics.interface import NumberFormat
 
 BLOCK_FORMATS: Mapping[str, BlockFormat] = {
     "BFP16": BlockFloat(),

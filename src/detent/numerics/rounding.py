@@ -16,8 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from detent.errors import UsageError, nearest
-from detent.numerics.checks import check_known
+from detent.errors import UsageError, check_known, nearest
 
 Rounding = Literal["half_even", "half_up", "half_away"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)

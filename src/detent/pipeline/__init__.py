@@ -1,1 +1,1 @@
-"""The way from a float model to a quantized one: `run` has all of it on one page, and each stage is a module here."""
+"""From a float model to a quantized one. `run` names the stages in order; each stage is one module and one value."""

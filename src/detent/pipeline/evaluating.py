@@ -15,11 +15,20 @@ from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import FIND, LabelsLike
 from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric
-from detent.evaluation.scores import Answers, Deviation, Loss, Scores, compare, compare_answers, deviation_loss
 from detent.graph.load import stored_bytes
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
-from detent.report.evaluation import Evaluation, ModelResult
+from detent.results.evaluated import (
+    Answers,
+    Deviation,
+    Evaluation,
+    Loss,
+    ModelResult,
+    Scores,
+    compare,
+    compare_answers,
+    deviation_loss,
+)
 
 
 def run_evaluation(
@@ -81,7 +90,7 @@ def _results(
     for number, (model, candidate) in enumerate(zip(models, (evaluator.reference, *others), strict=True)):
         start = time.perf_counter()
         # The first model is compared with itself by definition, not by running it twice.
-        scores = None if number == 0 and evaluator.compares_outputs else evaluator.judge(candidate)
+        scores = None if number == 0 and evaluator.compares_outputs else evaluator.score(candidate)
         seconds = time.perf_counter() - start
         losses = () if number == 0 else _losses(first, scores)
         first = scores if number == 0 else first

@@ -14,7 +14,6 @@ from detent.errors import UsageError
 from detent.graph.load import ModelLike
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
-from detent.pipeline.calibrate import Collecting, checkpoint_beside
 from detent.plan.select import Selection
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
@@ -24,8 +23,55 @@ from detent.settings import parse_memory
 
 
 @dataclass(frozen=True)
+class Collecting:
+    """How statistics are collected.
+
+    `reuse` is a file of an earlier sweep and `save` one to write; `checkpoint` keeps what an interrupted sweep counted.
+    `executor` counts on other workers than the threads of this process. With `measures`, it measures layers too, so
+    that it has work even if nothing is counted.
+    """
+
+    reuse: Path | None = None
+    save: Path | None = None
+    checkpoint: Path | None = None
+    executor: Any = None
+    measures: bool = False
+    threads: int = 0
+    providers: Sequence[str] = DEFAULT_PROVIDERS
+
+    def __post_init__(self) -> None:
+        if self.reuse is not None and (self.must_count or self.save is not None):
+            raise UsageError("With --stats nothing is counted: leave --save-stats, --workers and --dask out.")
+        if self.executor is not None and tuple(self.providers) != DEFAULT_PROVIDERS:
+            raise UsageError("--providers are those of this process; workers compute on their CPUs.")
+
+    @property
+    def needs_identity(self) -> bool:
+        """Whether a file of statistics, which names the model by its fingerprint, is read or written."""
+        return self.reuse is not None or self.save is not None
+
+    @property
+    def must_count(self) -> bool:
+        """Whether there are workers that do nothing but count."""
+        return self.executor is not None and not self.measures
+
+
+def checkpoint_beside(output: Path) -> Path:
+    """Return where an interrupted calibration keeps what it has counted."""
+    return output.with_name(f"{output.name}.checkpoint")
+
+
+def refinement_beside(output: Path) -> Path:
+    """Return where an interrupted refinement keeps the layers that it has finished."""
+    return output.with_name(f"{output.name}.refinement")
+
+
+@dataclass(frozen=True)
 class Job:
-    """One quantization, complete: what to read, how to quantize it and where to write."""
+    """One quantization, complete: what to read, how to quantize it and where to write.
+
+    `probes` is how many samples are kept at hand to measure layers with.
+    """
 
     model: ModelLike
     output: Path | None
@@ -40,7 +86,13 @@ class Job:
     collecting: Collecting = field(default_factory=Collecting)
     memory: int = MEMORY
     dry_run: bool = False
+    probes: int = 0
     progress: Progress = silent
+
+    @property
+    def refinement_file(self) -> Path | None:
+        """Where an interrupted refinement keeps the layers that it has finished; None if it keeps none."""
+        return refinement_beside(self.output) if self.output and self.collecting.checkpoint else None
 
 
 def make_job(

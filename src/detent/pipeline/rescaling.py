@@ -14,7 +14,7 @@ from detent.equalize.equalize import equalize
 from detent.equalize.factors import Equalization, equalize_again
 from detent.equalize.smooth import Smoothing, smooth, smooth_again
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.observe.samples import PendingSample
 from detent.observe.statistics_file import StatisticsFile
 from detent.recipe import EQUALIZING_SAMPLES, Recipe

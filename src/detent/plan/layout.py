@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from detent.errors import ModelError
 from detent.graph.values import all_finite, constant, is_constant
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.numerics.rounding import Rounding
 from detent.plan.axes import channel_axis, summed_axis
 from detent.plan.masks import find_masks

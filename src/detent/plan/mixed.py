@@ -16,13 +16,13 @@ import onnx_ir as ir
 from detent.errors import UsageError, nearest
 from detent.graph.names import Names
 from detent.graph.values import values_of
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import BlockFormat, NumberFormat
+from detent.numerics.formats import is_integer, is_product_bias
+from detent.numerics.interface import NumberFormat
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
 from detent.plan.parts import nodes_of
 from detent.plan.select import Selection, names_matching
 from detent.plan.ties import ties_on_device
-from detent.recipe import ACCUMULATOR_BITS, Override, Recipe
+from detent.recipe import Override, Recipe
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Where")
 
@@ -110,13 +110,13 @@ def _keep_leaders(layout: Layout) -> None:
     layout.leaders = {
         name: leader
         for name, leader in layout.leaders.items()
-        if {name, leader} <= layout.sites.keys() and not isinstance(layout.formats[name], BlockFormat)
+        if {name, leader} <= layout.sites.keys() and not layout.formats[name].in_blocks
     }
 
 
 def _is_lone(value: ir.Value, fmt: NumberFormat) -> bool:
     """Whether a value would share an exponent with its neighbours, and is a scalar, which has none: it stays float."""
-    return isinstance(fmt, BlockFormat) and value.shape is not None and len(value.shape) == 0
+    return fmt.in_blocks and value.shape is not None and len(value.shape) == 0
 
 
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[str, NodeFormats]:
@@ -219,7 +219,7 @@ def _override_tensor(layout: Layout, name: str, override: Override) -> bool:
 def _check_ranges(layout: Layout) -> None:
     for name in layout.ranges:
         fmt = layout.formats[name]
-        if not isinstance(fmt, IntegerFormat) or (layout.sites[name].role is Role.BIAS and is_product_bias(fmt)):
+        if not is_integer(fmt) or (layout.sites[name].role is Role.BIAS and is_product_bias(fmt)):
             raise UsageError(
                 f"The override of the tensor '{name}' gives a range, and it is {fmt.label}, whose scale does not "
                 "follow from one. Leave the range out, or give the tensor an integer format with a scale of its own."
@@ -235,16 +235,11 @@ def _check_biases(model: ir.Model, layout: Layout) -> None:
                 continue
             for value in node.inputs[:2]:
                 other = layout.formats.get(str(value.name)) if value is not None else None
-                if not isinstance(other, IntegerFormat) or other.group_size:
+                if not is_integer(other) or other.group_size:
                     what = "float" if other is None else other.label
-                    what += f" {other.granularity}" if isinstance(other, IntegerFormat) else ""
+                    what += f" {other.granularity}" if is_integer(other) else ""
                     raise UsageError(
                         f"The bias '{bias.name}' of {node.op_type} '{node.name}' is int32, counted in the unit of the "
                         f"layer's products, and '{value.name if value else ''}' is {what}. Give the biases "
                         'another format, or "float".'
                     )
-
-
-def is_product_bias(fmt: NumberFormat | None) -> bool:
-    """Whether a bias of this format is counted in the unit of its layer's products."""
-    return isinstance(fmt, IntegerFormat) and fmt.bits == ACCUMULATOR_BITS

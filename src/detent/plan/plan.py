@@ -16,9 +16,18 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.graph.values import constant
 from detent.methods import Distribution, Method, MinMax, NonOverflow
-from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams, power_of_two_above
-from detent.numerics.params import BlockParams, FloatParams, NumberFormat, Params
+from detent.numerics.floats import FloatFormat, FloatParams, is_float
+from detent.numerics.formats import (
+    LEAST_SCALE,
+    IntegerFormat,
+    QuantParams,
+    has_power_of_two_scale,
+    holds_integers,
+    is_integer,
+    is_product_bias,
+    power_of_two_above,
+)
+from detent.numerics.interface import Params
 from detent.observe.methods.check import check_float_method
 from detent.observe.methods.choose import (
     check_method,
@@ -32,8 +41,8 @@ from detent.observe.methods.percentile import check_tensors
 from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
-from detent.plan.mixed import assign_formats, is_product_bias
-from detent.recipe import Recipe, has_power_of_two_scale
+from detent.plan.mixed import assign_formats
+from detent.recipe import Recipe
 
 ROUNDING_MARGIN = 1.0 + 2.0**-22
 """A weight's scale and its product with the input's are each rounded to float32, by up to 2^-24 of it."""
@@ -75,20 +84,20 @@ class Plan:
         if value in self.products:
             source, weight = (self.integers(name) for name in self.products[value])
             fmt = self.params[value].format
-            assert isinstance(fmt, IntegerFormat)
+            assert is_integer(fmt)
             return _product(fmt, source, weight)
         return self.params[self.layout.leader(value)]
 
     def integers(self, value: str) -> QuantParams:
         """The parameters of a site that is known to hold integers."""
         params = self.of(value)
-        assert isinstance(params, QuantParams), f"'{value}' holds {params.format.label}"
+        assert holds_integers(params), f"'{value}' holds {params.format.label}"
         return params
 
     @property
     def positions(self) -> dict[str, int]:
         """The position of every leader, where all scales are powers of two."""
-        return {name: params.position for name, params in self.params.items() if isinstance(params, QuantParams)}
+        return {name: params.position for name, params in self.params.items() if holds_integers(params)}
 
     def position(self, value: str) -> int:
         """The position of a site with a power-of-two scale."""
@@ -137,12 +146,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
 
 def needs_statistics(layout: Layout, site: Site) -> bool:
     """Whether the parameters of an activation depend on what it was observed to hold."""
-    return is_calibrated(layout.formats[site.value])
-
-
-def is_calibrated(fmt: NumberFormat | None) -> bool:
-    """Whether activations of a format have a scale that is chosen from data."""
-    return isinstance(fmt, IntegerFormat) or (isinstance(fmt, FloatFormat) and fmt.scaled)
+    return layout.formats[site.value].needs_data
 
 
 def check_methods(recipe: Recipe) -> None:
@@ -158,16 +162,16 @@ def check_methods(recipe: Recipe) -> None:
         if not is_product_bias(override.biases):
             formats.append((override.biases, recipe.method_of_weights))
     for fmt, method in formats:
-        if isinstance(fmt, IntegerFormat):
+        if is_integer(fmt):
             check_method(fmt, method)
-        elif isinstance(fmt, FloatFormat):
+        elif is_float(fmt):
             check_float_method(fmt, method)
     _refuse_idle(recipe)
 
 
 def _refuse_idle(recipe: Recipe) -> None:
     activations = () if recipe.dynamic else (recipe.activations, *(each.activations for each in recipe.overrides))
-    used = any(map(is_calibrated, activations)) or has_power_of_two_scale(recipe.weights)
+    used = any(fmt is not None and fmt.needs_data for fmt in activations) or has_power_of_two_scale(recipe.weights)
     if not used and recipe.method != MinMax():
         raise UsageError(
             f"The method of recipe {recipe.name} is {recipe.method}, and no activation has a scale to choose: leave it "
@@ -186,11 +190,12 @@ def _choose(
     """The parameters of one site; `method` is for an activation."""
     fmt = layout.formats[site.value]
     given = layout.ranges.get(site.value)
-    if isinstance(fmt, FloatFormat):
+    if not fmt.needs_data:
+        return fmt.along(site.summed)
+    if is_float(fmt):
         chosen = method if site.role is Role.ACTIVATION else recipe.method_of_weights
-        return FloatParams(fmt, _float_scale(model, site, fmt, statistics, chosen) if fmt.scaled else 1.0)
-    if not isinstance(fmt, IntegerFormat):
-        return BlockParams(fmt, site.summed)
+        return _scaled_float(model, site, fmt, statistics, chosen)
+    assert is_integer(fmt), f"'{site.value}' is {fmt.label}"
     if given is not None:
         return fmt.fit(*given)
     if site.largest is not None:
@@ -207,24 +212,16 @@ def _choose(
     )
 
 
-REDUCED_RANGE = 2.0
-"""What the largest number of a scaled 16-bit float becomes: near 1 its numbers are as fine as anywhere."""
-
-
-def float_scale(fmt: FloatFormat, largest: float) -> float:
-    """The scale that brings the largest magnitude to that of the format, or of a 16-bit float to REDUCED_RANGE."""
-    reached = fmt.largest if fmt.bits == 8 else REDUCED_RANGE
-    return float(np.float32(max(largest / reached, LEAST_SCALE))) if largest else 1.0
-
-
-def _float_scale(
+def _scaled_float(
     model: ir.Model, site: Site, fmt: FloatFormat, statistics: Mapping[str, TensorStatistics], method: Method
-) -> float:
+) -> FloatParams:
     if not isinstance(method, Distribution):
-        return float_scale(fmt, _largest(model, site, statistics))
+        return fmt.fit(0.0, _largest(model, site, statistics))
     if site.role is Role.ACTIVATION:
-        return float8_scale(Points.of_histogram(statistics[site.value].histogram), fmt.dtype, method.scenario)
-    return float8_scale(Points.of_values(_elements(model, site)), fmt.dtype, method.scenario)
+        points = Points.of_histogram(statistics[site.value].histogram)
+    else:
+        points = Points.of_values(_elements(model, site))
+    return FloatParams(fmt, float8_scale(points, fmt.dtype, method.scenario))
 
 
 def _largest(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> float:
@@ -249,7 +246,7 @@ def _finest(model: ir.Model, layout: Layout) -> dict[str, int]:
     finest: dict[str, int] = {}
     for site in layout.of_role(Role.BIAS):
         fmt = layout.formats[site.value]
-        if isinstance(fmt, IntegerFormat) and fmt.power_of_two:
+        if is_integer(fmt) and fmt.power_of_two:
             params = choose_params_of_values(_elements(model, site), fmt, NonOverflow(), site.value, axis=None)
             finest[site.value] = params.position
     return finest

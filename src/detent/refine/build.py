@@ -9,8 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from detent.graph.values import constant
-from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockParams, FloatParams, Params
+from detent.numerics.blocks import BlockParams
+from detent.numerics.floats import FloatParams
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.interface import Params
 from detent.plan.layout import bias_input
 from detent.refine.choose import WeightRefinement
 from detent.refine.layers import Layer, activation_of
@@ -93,6 +95,7 @@ def weight_rounder(layer: Layer, params: Params) -> Rounder:
         positions = math.prod(shape[2:])
         blocks = shortened(params.format, layer.matrix().shape[2] // positions)
         return FormatRounder(BlockParams(blocks, INPUT_CHANNELS), positions)
+    assert holds_integers(params)
     scale, zero_point = (layer.as_matrix(np.broadcast_to(numbers, shape)) for numbers in params.broadcast(shape))
     return StepRounder(scale, params.format.low - zero_point, params.format.high - zero_point)
 

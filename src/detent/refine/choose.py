@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import Params
+from detent.numerics.interface import Params
 from detent.refine.adaquant import adaquant
 from detent.refine.adaround import adaround
 from detent.refine.gptq import gptq

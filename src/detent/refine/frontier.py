@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from detent.numerics.formats import QuantParams
+from detent.numerics.loops import decode_activation, encode_activation
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
-from detent.refine.codes import Array, decode, encode
+from detent.refine.codes import Array
 
 
 class Frontier:
@@ -33,14 +34,16 @@ class Frontier:
             return
         params = self._plan.of(name)
         if isinstance(params, QuantParams):
-            entries[sample] = encode(result, self._params.setdefault(name, params), self._plan.layout.ties_of(name))
+            entries[sample] = encode_activation(
+                result, self._params.setdefault(name, params), self._plan.layout.ties_of(name)
+            )
         else:
             entries[sample] = params.snap(result)
 
     def get(self, name: str, sample: int) -> Any:
         """What a node reads."""
         entry, params = self._held[name][sample], self._params.get(name)
-        return entry if params is None else decode(entry, params)
+        return entry if params is None else decode_activation(entry, params)
 
     def stored(self, name: str, sample: int) -> tuple[Array, float, float]:
         """The codes, their scale and zero point; 1 and 0 for a value that has none."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.graph.values import constant
-from detent.numerics.params import Params
+from detent.numerics.interface import Params
 from detent.plan.plan import Plan
 from detent.refine.codes import Array, stored_constant
 from detent.refine.layers import Layer

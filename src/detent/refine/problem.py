@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.params import Params
+from detent.numerics.interface import Params
 from detent.numerics.rounding import Rounding
 from detent.refine.rounders import Rounder, StepRounder, Where, stored_bias
 

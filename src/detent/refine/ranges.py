@@ -28,10 +28,11 @@ import onnx_ir as ir
 from detent.graph.session import Runner
 from detent.graph.values import constant, is_constant
 from detent.numerics.formats import QuantParams
+from detent.numerics.loops import decode_activation, encode_activation
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
-from detent.refine.codes import Array, decode, encode
+from detent.refine.codes import Array
 from detent.refine.segments import Program, reads
 from detent.refine.walk import Walk
 
@@ -147,7 +148,7 @@ class _Continuation:
 
         def run(sample: int) -> float:
             value = self._found[self._name][sample]
-            rounded = decode(encode(value, params, ties), params)
+            rounded = decode_activation(encode_activation(value, params, ties), params)
             results = self._program(self._feeds(sample, rounded), self._walk.origins[sample])
             wanted = self._expected[sample]
             pairs = zip(self._outputs, results, strict=True)

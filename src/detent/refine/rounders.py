@@ -14,9 +14,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFormat, BlockParams
+from detent.numerics.floats import FloatParams
 from detent.numerics.formats import QuantParams
-from detent.numerics.params import BlockFormat, BlockParams, FloatParams, Params
+from detent.numerics.interface import Params
 from detent.refine.codes import stored_constant
 
 Floats = npt.NDArray[np.float64]
@@ -126,5 +127,4 @@ def shortened(fmt: BlockFormat, length: int) -> BlockFormat:
 
     They are filled up with zeros, which change nothing but the time: a depthwise Conv has blocks of one weight.
     """
-    unit = (fmt.sub_block_size or 1) if isinstance(fmt, BlockFloat) else 1
-    return replace(fmt, block_size=min(fmt.block_size, -(-length // unit) * unit))
+    return fmt.replace(block_size=min(fmt.block_size, -(-length // fmt.unit) * fmt.unit))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from detent.device_check.findings import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
 from detent.report.names import printable
+from detent.results.checked import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 _SHOWN = 4

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.comparison.models import MEASURES, ModelComparison, TensorDifference
 from detent.report.names import inert
+from detent.results.compared import MEASURES, ModelComparison, TensorDifference
 
 MOST_TENSORS = 10
 """Tensors on the way that are listed; the JSON has all."""

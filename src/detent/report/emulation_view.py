@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from detent.comparison.dump import Dump
-from detent.measure.emulation import Emulation
 from detent.report.names import printable
+from detent.results.compared import Emulation
 
 
 def print_emulation(emulation: Emulation, console: Console) -> None:

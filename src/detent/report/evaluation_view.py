@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.evaluation.scores import (
+from detent.report.figures import decibels, form_of, loss_form, probability
+from detent.report.names import inert
+from detent.results.evaluated import (
     CHANGED,
     NO_ANSWER,
     OUTPUT_ERROR,
@@ -17,15 +18,14 @@ from detent.evaluation.scores import (
     Answers,
     Change,
     Deviation,
+    Evaluation,
     Loss,
+    ModelResult,
     SampleScores,
     Scores,
     WholeScore,
 )
-from detent.report.console import PlainConsole
-from detent.report.evaluation import Evaluation, ModelResult
-from detent.report.figures import decibels, form_of, interval, loss_form, probability
-from detent.report.names import inert
+from detent.results.paired import interval_text
 
 MOST_CHANGES = 10
 """Changed answers that are listed for a model; the JSON has all."""
@@ -39,14 +39,6 @@ SHORT_UNITS = {
     OUTPUT_ERROR: "% of relative output error (noise power / signal power)",
 }
 _VERDICTS = ("became wrong", "became right", "wrong before and after", "")
-
-
-def evaluation_text(evaluation: Evaluation, width: int = 120) -> str:
-    """The evaluation as plain text."""
-    console = PlainConsole(file=io.StringIO(), width=width)
-    print_evaluation(evaluation, console)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 def print_evaluation(evaluation: Evaluation, console: Console) -> None:
@@ -94,10 +86,12 @@ def _titles(scores: Scores) -> list[str]:
 
 def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
     if isinstance(scores, Answers):
-        return [text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval(scores.interval(top)))]
+        return [
+            text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval_text(scores.interval(top)))
+        ]
     if isinstance(scores, SampleScores):
         form = score_form(scores)
-        return [f"{scores.mean:{form}}", interval(scores.interval(), form)]
+        return [f"{scores.mean:{form}}", interval_text(scores.interval(), form)]
     return [f"{scores.value:.6g}"]
 
 
@@ -108,7 +102,7 @@ def _add_outputs(table: Table, result: ModelResult) -> None:
     if result.scores.agreeing is not None and result.loss is not None and result.loss.interval is not None:
         low, high = result.loss.interval
         samples = len(result.scores.names)
-        agreement = [f"{result.scores.agreeing} of {samples}", f"{interval((100 - high, 100 - low))} %"]
+        agreement = [f"{result.scores.agreeing} of {samples}", f"{interval_text((100 - high, 100 - low))} %"]
     for number, (name, closeness) in enumerate(result.scores.outputs.items()):
         about = [inert(result.model), *agreement] if number == 0 else ["", "", ""]
         table.add_row(about[0], inert(name), decibels(closeness.sqnr_db), f"{closeness.cosine:.5f}", *about[1:])
@@ -128,7 +122,7 @@ def _loss_table(first: ModelResult, others: Sequence[ModelResult]) -> Table:
             table.add_row(
                 inert(result.model) if number == 0 else "",
                 f"{loss.points:{form}}",
-                interval(loss.interval, form),
+                interval_text(loss.interval, form),
                 *changes,
                 inert(SHORT_UNITS.get(loss.unit, loss.unit)),
             )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from detent.evaluation.scores import CHANGED, POINTS
-from detent.evaluation.statistics import Interval
-from detent.numerics.rounding import DeviceRounding
-from detent.report.report import TensorReport
+from detent.results.evaluated import CHANGED, POINTS
+from detent.results.paired import Interval
+from detent.results.tensors import TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
@@ -32,11 +31,6 @@ def ratio(before: int, after: int) -> str:
 def decibels(value: float) -> str:
     """A ratio of powers; infinite where nothing differs."""
     return "exact" if value == math.inf else f"{value:.1f}"
-
-
-def in_integers(emulated: DeviceRounding | None) -> str:
-    """Words behind what was measured on; none where onnxruntime computed it."""
-    return "" if emulated is None else f", in integers, with the rounding {emulated}"
 
 
 def step(tensor: TensorReport) -> str:
@@ -67,8 +61,3 @@ def loss_form(unit: str, loss: float, ends: Interval | None) -> str:
 def probability(value: float | None) -> str:
     """A p-value, to three digits behind the point."""
     return "-" if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
-
-
-def interval(ends: Interval | None, form: str = ".2f") -> str:
-    """Both ends of an interval."""
-    return "-" if ends is None else f"{ends[0]:{form}} .. {ends[1]:{form}}"

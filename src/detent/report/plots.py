@@ -14,9 +14,9 @@ from detent.errors import OutputError
 from detent.graph.save import write_text
 from detent.observe.histogram import Histogram
 from detent.observe.statistics import TensorStatistics
-from detent.report.columns import columns_of
 from detent.report.names import file_stem, printable
-from detent.report.statistics_view import Choices
+from detent.results.summarized import Choices
+from detent.results.tensors import columns_of
 
 WIDTH, LEFT, RIGHT = 1000, 175, 135
 PLOT_HEIGHT, ROW, TITLE, GAP, FOOT = 280, 18, 56, 34, 34

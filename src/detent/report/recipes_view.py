@@ -12,7 +12,7 @@ from detent.equalizations import CrossLayer
 from detent.methods import MinMax
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
 from detent.refinements import BiasCorrection, GradientSearch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from detent.comparison.folders import Comparison
 from detent.report.names import printable
+from detent.results.compared import FolderComparison
 
 _TITLES = {
     "cosine": "cosine similarity",
@@ -14,7 +14,7 @@ _TITLES = {
 }
 
 
-def results_table(comparison: Comparison) -> str:
+def results_table(comparison: FolderComparison) -> str:
     """The mean of each measure, its worst value and the file that has it, a line each."""
     lines = [
         f"{len(comparison.files)} files compared: {printable(comparison.other)} against "

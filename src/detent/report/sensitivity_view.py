@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
-from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.device_check.check import Placement
-from detent.recipe import Recipe
-from detent.recipe_file import to_plain, to_toml
-from detent.report.console import PlainConsole
 from detent.report.names import inert, printable
-from detent.sensitivity_analysis.layers import LayerSensitivity, Sensitivity, decibels
-from detent.sensitivity_analysis.proposal import Proposal, Way
+from detent.results.searched import Proposal, Sensitivity, SensitivityReport, Way, decibels
 
 SHOWN = 20
 _WAYS: dict[Way, str] = {
@@ -29,94 +20,6 @@ _WAYS: dict[Way, str] = {
 BAR = 20
 BAR_DECIBELS = 30.0
 """A bar that is empty stands for an error that is this much below the largest."""
-
-
-@dataclass(frozen=True)
-class SensitivityReport:
-    """What was measured on which model, and what follows from it, where that was asked for.
-
-    `data` and `note` say what the samples are, and how they were read. `device` is what a proposal to leave nodes float
-    does to the device's part of the model; None where there is no such proposal, or no device.
-    """
-
-    source: str
-    recipe: Recipe
-    found: Sensitivity
-    proposal: Proposal | None = None
-    data: str = ""
-    note: str = ""
-    device: Placement | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. An error of nothing is null in dB."""
-        found = self.found
-        plain: dict[str, Any] = {
-            "model": self.source,
-            "recipe": self.recipe.name,
-            "data": self.data,
-            "samples": found.samples,
-            "exact": found.exact,
-            "error": found.total,
-            "error_db": _finite(decibels(found.total)),
-            "changed": found.changed,
-            "layers": [_plain(layer) for layer in found.worst_first()],
-        }
-        if self.proposal is not None:
-            plain["proposal"] = {
-                "way": self.proposal.way,
-                "nodes": list(self.proposal.nodes),
-                "tensors": list(self.proposal.tensors),
-                "wanted": self.proposal.wanted,
-                "predicted": self.proposal.predicted,
-                "reached": self.proposal.reached,
-                "float_operations": self.proposal.operations,
-                "device": None if self.device is None else _placed(self.device),
-                "recipe": to_plain(self.proposal.recipe),
-            }
-        return plain
-
-    def to_json(self) -> str:
-        """The report as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
-
-    def to_toml(self) -> str:
-        """The proposed recipe, as a file."""
-        return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
-
-    def __str__(self) -> str:
-        console = PlainConsole(file=io.StringIO(), width=120)
-        print_sensitivity(self, console)
-        assert isinstance(console.file, io.StringIO)
-        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-
-
-def _plain(layer: LayerSensitivity) -> dict[str, Any]:
-    return {
-        "node": layer.node,
-        "op_type": layer.op_type,
-        "weights": layer.weights,
-        "activations": layer.activations,
-        "error": layer.error,
-        "error_db": _finite(decibels(layer.error)),
-        "gain": layer.gain,
-        "changed": None if layer.changed is None else list(layer.changed),
-        "parameters": layer.parameters,
-        "operations": layer.operations,
-    }
-
-
-def _placed(device: Placement) -> dict[str, Any]:
-    return {
-        "target": device.after.target,
-        **{
-            when: {"device_nodes": each.device_nodes, "cpu_nodes": each.cpu_nodes, "subgraphs": each.subgraphs}
-            for when, each in (("before", device.before), ("after", device.after))
-        },
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def print_sensitivity(report: SensitivityReport, console: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -12,26 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from detent.comparison.inspection import Inspection
-from detent.device_check.findings import DeviceCheck, summary
 from detent.equalize.absorb import Absorption
 from detent.equalize.factors import Equalization
 from detent.equalize.smooth import Smoothing
 from detent.report.check_view import device_notes
-from detent.report.console import PlainConsole
-from detent.report.figures import decibels, extent, in_integers, ratio, size, step
-from detent.report.judging import agreement
+from detent.report.figures import decibels, extent, ratio, size, step
 from detent.report.names import inert
-from detent.report.report import Calibration, Report, TensorReport
+from detent.results.advice import agreement
+from detent.results.checked import DeviceCheck, summary
+from detent.results.quantized import Calibration, Report
+from detent.results.tensors import TensorReport, in_integers
 
 _DEVICE_WARNINGS = 5
-
-
-def report_text(report: Report, width: int = 120) -> str:
-    """The report as plain text."""
-    console = PlainConsole(file=io.StringIO(), width=width)
-    print_report(report, console)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 def print_report(report: Report, console: Console) -> None:

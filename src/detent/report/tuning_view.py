@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from detent.evaluation.scores import CHANGED, OUTPUT_ERROR, POINTS
 from detent.report.figures import PERCENTAGES, loss_form
 from detent.report.names import inert
-from detent.report.tuning import RungOutcome, Tuning
+from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
+from detent.results.searched import RungOutcome, Tuning
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",

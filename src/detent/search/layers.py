@@ -19,12 +19,15 @@ from detent.execute.probe import Variant
 from detent.graph.session import Runner
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
+from detent.pipeline.planned import Planned
+from detent.pipeline.run import Run
 from detent.plan.plan import Plan
 from detent.recipe import Override, Recipe
+from detent.results.searched import Option
 from detent.search.precision import ROUNDS, WHOLE, Layers, numbers_of
-from detent.search.probing import SAMPLES, Ready, make_ready
+from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layers import errors_of, some_of
-from detent.sensitivity_analysis.precision import Option, assign
+from detent.sensitivity_analysis.precision import assign
 from detent.sensitivity_analysis.proposal import literal
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
 
@@ -64,11 +67,11 @@ class LayerSearch:
 def search_layers(job: Job, other: OtherFormats, layers: Layers, bound: Bound, *, count: int = SAMPLES) -> LayerSearch:
     """Choose which of the `layers` take the other formats."""
     _check_integers(job.recipe, other)
-    usual = make_ready(job, count)
+    usual = Run(unrefined(job, count)).planned
     names = _candidates(usual, layers)
-    changed = make_ready(_with(job, other, names), count)
+    changed = Run(unrefined(_with(job, other, names), count)).planned
     wanted = bound(signal_power(usual))
-    as_usual, otherwise = (_errors_alone(job, ready, names) for ready in (usual, changed))
+    as_usual, otherwise = (_errors_alone(job, planned, names) for planned in (usual, changed))
     options = {name: [as_usual[name], otherwise[name]] for name in names}
     aim = wanted
     for attempt in range(ROUNDS + 1):
@@ -80,11 +83,11 @@ def search_layers(job: Job, other: OtherFormats, layers: Layers, bound: Bound, *
     return found
 
 
-def signal_power(ready: Ready) -> float:
+def signal_power(planned: Planned) -> float:
     """The mean of |y|^2 over samples and float outputs y."""
-    runner = Runner(ready.model)
+    runner = Runner(planned.model)
     powers = []
-    for pending in ready.samples:
+    for pending in planned.probes:
         sample = pending.load()
         outputs = runner(sample.feeds, sample.origin)
         powers += [float(np.square(each, dtype=np.float64).sum()) for each in outputs if each.dtype.kind == "f"]
@@ -100,9 +103,9 @@ def _check_integers(recipe: Recipe, other: OtherFormats) -> None:
             )
 
 
-def _candidates(ready: Ready, layers: Layers) -> list[str]:
-    among = layers.among(ready.model)
-    things = quantized_units(ready.model, ready.plan)
+def _candidates(planned: Planned, layers: Layers) -> list[str]:
+    among = layers.among(planned.model)
+    things = quantized_units(planned.model, planned.plan)
     names = list(dict.fromkeys(thing.layer for thing in things if thing.is_weight and thing.layer in among))
     if not names:
         raise UsageError("No quantized layer with weights is among those whose format may change.")
@@ -116,16 +119,16 @@ def _with(job: Job, other: OtherFormats, layers: Collection[str]) -> Job:
     return replace(job, recipe=recipe.replace(overrides=(*recipe.overrides, other.override(layers))))
 
 
-def _errors_alone(job: Job, ready: Ready, names: Sequence[str]) -> dict[str, Option]:
+def _errors_alone(job: Job, planned: Planned, names: Sequence[str]) -> dict[str, Option]:
     """What each layer costs and takes, the way that this plan has it."""
     own: dict[str, list[QuantizedUnit]] = {name: [] for name in names}
-    for thing in quantized_units(ready.model, ready.plan):
+    for thing in quantized_units(planned.model, planned.plan):
         if thing.layer in own:
             own[thing.layer].append(thing)
-    errors = _errors(job, ready, [all_quantized(name, things) for name, things in own.items()])
+    errors = _errors(job, planned, [all_quantized(name, things) for name, things in own.items()])
     label = IntegerFormat("int8")  # an option has a format; which of the two ways it is, it tells by itself
     return {
-        name: Option(label, sum(_bits(thing, ready.plan) for thing in things), errors[name])
+        name: Option(label, sum(_bits(thing, planned.plan) for thing in things), errors[name])
         for name, things in own.items()
     }
 
@@ -136,14 +139,16 @@ def _bits(thing: QuantizedUnit, plan: Plan) -> int:
     return numbers_of(thing, plan) * min(widths, default=0)
 
 
-def _errors(job: Job, ready: Ready, variants: Sequence[Variant]) -> dict[str, float]:
-    samples = some_of(ready.samples, len(variants))
-    return errors_of(ready.model, ready.plan, variants, samples, threads=job.collecting.threads, progress=job.progress)
+def _errors(job: Job, planned: Planned, variants: Sequence[Variant]) -> dict[str, float]:
+    samples = some_of(planned.probes, len(variants))
+    return errors_of(
+        planned.model, planned.plan, variants, samples, threads=job.collecting.threads, progress=job.progress
+    )
 
 
 def _measured(job: Job, other: OtherFormats, chosen: Sequence[str], wanted: float, count: int) -> LayerSearch:
     """Prepare and measure the whole model with the other formats in these layers."""
     changed = _with(job, other, chosen)
-    ready = make_ready(changed, count)
-    error = _errors(job, ready, [all_quantized(WHOLE, quantized_units(ready.model, ready.plan))])[WHOLE]
+    planned = Run(unrefined(changed, count)).planned
+    error = _errors(job, planned, [all_quantized(WHOLE, quantized_units(planned.model, planned.plan))])[WHOLE]
     return LayerSearch(changed.recipe, tuple(chosen), error, wanted)

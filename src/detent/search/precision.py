@@ -16,18 +16,21 @@ from detent.errors import UsageError, nearest
 from detent.execute.probe import Variant
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
-from detent.pipeline.opening import check_recipe
+from detent.pipeline.planned import Planned
+from detent.pipeline.prepared import check_recipe
+from detent.pipeline.run import Run
 from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override
-from detent.search.probing import SAMPLES, Ready, make_ready
+from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
+from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layers import errors_of, some_of
-from detent.sensitivity_analysis.precision import Choice, Option, PrecisionSearch, What, assign, bits_of
+from detent.sensitivity_analysis.precision import assign, bits_of
 from detent.sensitivity_analysis.proposal import literal
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
 
-ROLES: Mapping[What, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
+ROLES: Mapping[SearchedRole, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
 
 ROUNDS = 4
 """How often formats are assigned at most."""
@@ -72,7 +75,7 @@ def search_precision(
     job: Job,
     candidates: Sequence[IntegerFormat],
     *,
-    what: What = "weights",
+    what: SearchedRole = "weights",
     max_error: float | None = None,
     mean_bits: float | None = None,
     count: int = SAMPLES,
@@ -85,7 +88,7 @@ def search_precision(
     """
     _check_candidates(job, candidates, what)
     _check_wish(candidates, max_error, mean_bits)
-    search = _Search(make_ready(job, count), job, candidates, what, layers)
+    search = _Search(Run(unrefined(job, count)).planned, job, candidates, what, layers)
     if not search.options:
         raise UsageError(f"Recipe {job.recipe.name} has no {what} of integers whose format could be chosen.")
     if max_error is not None:
@@ -109,7 +112,7 @@ def _below(search: _Search, max_error: float) -> PrecisionSearch:
     return search.result(finest, error, reached=error <= max_error)
 
 
-def _check_candidates(job: Job, candidates: Sequence[IntegerFormat], what: What) -> None:
+def _check_candidates(job: Job, candidates: Sequence[IntegerFormat], what: SearchedRole) -> None:
     if len(set(candidates)) < 2:
         raise UsageError("A search needs at least two formats to choose from, such as int8 and int16.")
     if not isinstance(job.recipe.formats[what], IntegerFormat):
@@ -138,19 +141,24 @@ def _check_wish(candidates: Sequence[IntegerFormat], max_error: float | None, me
 
 
 class _Search:
-    """What was measured, and how a choice becomes a model and a recipe."""
+    """SearchedRole was measured, and how a choice becomes a model and a recipe."""
 
     def __init__(
-        self, ready: Ready, job: Job, candidates: Sequence[IntegerFormat], what: What, layers: Layers = ALL_LAYERS
+        self,
+        planned: Planned,
+        job: Job,
+        candidates: Sequence[IntegerFormat],
+        what: SearchedRole,
+        layers: Layers = ALL_LAYERS,
     ) -> None:
-        self._ready, self._job, self._what = ready, job, what
-        self._usual = quantized_units(ready.model, ready.plan)
-        among = layers.among(ready.model)
+        self._planned, self._job, self._what = planned, job, what
+        self._usual = quantized_units(planned.model, planned.plan)
+        among = layers.among(planned.model)
         self._things = {
-            fmt: _by_slot(quantized_units(ready.model, _planned(ready, what, fmt)), ready.plan, what, among)
+            fmt: _by_slot(quantized_units(planned.model, _planned(planned, what, fmt)), planned.plan, what, among)
             for fmt in candidates
         }
-        self._samples = some_of(ready.samples, len(candidates) * len(self._usual))
+        self._samples = some_of(planned.probes, len(candidates) * len(self._usual))
         slots = self._things[candidates[0]]
         variants = {
             (slot, fmt): replace(all_quantized("", of_format[slot]), name=f"{slot} {number}")
@@ -158,7 +166,9 @@ class _Search:
             for slot in slots
         }
         errors = self._errors(list(variants.values()))
-        sizes = {slot: max(sum(numbers_of(thing, ready.plan) for thing in things), 1) for slot, things in slots.items()}
+        sizes = {
+            slot: max(sum(numbers_of(thing, planned.plan) for thing in things), 1) for slot, things in slots.items()
+        }
         self.elements = sum(sizes.values())
         self.options = {
             slot: [Option(fmt, sizes[slot] * fmt.bits, errors[variants[slot, fmt].name]) for fmt in candidates]
@@ -167,8 +177,8 @@ class _Search:
 
     def _errors(self, variants: Sequence[Variant]) -> dict[str, float]:
         how = self._job.collecting.threads
-        ready = self._ready
-        return errors_of(ready.model, ready.plan, variants, self._samples, threads=how, progress=self._job.progress)
+        planned = self._planned
+        return errors_of(planned.model, planned.plan, variants, self._samples, threads=how, progress=self._job.progress)
 
     def error(self, choice: Choice) -> float:
         """The error of the whole model with these formats, all else as the recipe says."""
@@ -240,19 +250,19 @@ def _of_format(options: Sequence[Option], fmt: IntegerFormat) -> Option:
     return next(option for option in options if option.format == fmt)
 
 
-def _planned(ready: Ready, what: What, fmt: IntegerFormat) -> Plan:
+def _planned(planned: Planned, what: SearchedRole, fmt: IntegerFormat) -> Plan:
     """The plan with all weights, or all activations, in one format."""
-    layout = ready.plan.layout
+    layout = planned.plan.layout
     formats = {
         name: fmt if layout.sites[name].role is ROLES[what] and isinstance(usual, IntegerFormat) else usual
         for name, usual in layout.formats.items()
     }
-    recipe = ready.recipe.replace(**{what: fmt})
-    return make_plan(ready.model, replace(layout, formats=formats), ready.observation.statistics, recipe)
+    recipe = planned.job.recipe.replace(**{what: fmt})
+    return make_plan(planned.model, replace(layout, formats=formats), planned.observed.observation.statistics, recipe)
 
 
 def _by_slot(
-    things: Sequence[QuantizedUnit], plan: Plan, what: What, among: Collection[str]
+    things: Sequence[QuantizedUnit], plan: Plan, what: SearchedRole, among: Collection[str]
 ) -> dict[str, list[QuantizedUnit]]:
     """Things that have one format together: the constants of a layer, or activations that share their parameters."""
     layout = plan.layout

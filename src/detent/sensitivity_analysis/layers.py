@@ -15,8 +15,7 @@ e.E is another on other samples. They are measured with `exact` only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import reduce
@@ -31,9 +30,10 @@ from detent.graph.session import usable_cores
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
+from detent.results.searched import LayerSensitivity, Sensitivity
 from detent.sensitivity_analysis.units import QuantizedUnit, quantized_units
-from detent.sensitivity_analysis.variants import EVERYTHING, Comparing, Question, VariantErrors, ask
-from detent.sensitivity_analysis.workers import Measure, Spread, in_threads
+from detent.sensitivity_analysis.variants import EVERYTHING, Experiment, VariantComparison, VariantErrors
+from detent.sensitivity_analysis.workers import MeasureSamples, SampleWorkers, on_threads
 
 STAGE = "probe"
 
@@ -45,53 +45,6 @@ INFERENCES = 18
 """Where many things are measured on a part of the samples, about so many inferences of all of them are computed."""
 
 
-@dataclass(frozen=True)
-class LayerSensitivity:
-    """One layer: errors as noise power over signal power; None where it has nothing of the kind that is quantized.
-
-    `gain` is None where it was not measured, or where nothing becomes float because others read and compute it too.
-    `changed` counts samples whose top answer is another with the layer's weights, and with its activations quantized;
-    None where outputs are no class scores. `members` are the nodes that are computed with it, itself first.
-    """
-
-    node: str
-    op_type: str
-    members: tuple[str, ...]
-    weights: float | None
-    activations: float | None
-    gain: float | None
-    changed: tuple[int, int] | None
-    parameters: int
-    operations: int
-
-    @property
-    def error(self) -> float:
-        """Of weights and activations together: noise powers add."""
-        return (self.weights or 0.0) + (self.activations or 0.0)
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """Every layer in graph order, every thing that was quantized alone, and the error of the whole quantized model."""
-
-    layers: tuple[LayerSensitivity, ...]
-    things: tuple[QuantizedUnit, ...]
-    errors: Mapping[str, float]
-    total: float
-    changed: int | None
-    samples: int
-    exact: bool
-
-    def worst_first(self) -> list[LayerSensitivity]:
-        """The layers, those with the largest error first."""
-        return sorted(self.layers, key=lambda layer: -layer.error)
-
-
-def decibels(error: float) -> float:
-    """An error in dB, relative to the signal: -20 is a hundredth of its power."""
-    return 10 * math.log10(error) if error > 0 else -math.inf
-
-
 def sensitivity(
     model: ir.Model,
     plan: Plan,
@@ -100,23 +53,23 @@ def sensitivity(
     exact: bool = False,
     threads: int = 0,
     memory: int = 1 << 30,
-    spread: Spread | None = None,
+    workers: SampleWorkers | None = None,
     progress: Progress = silent,
 ) -> Sensitivity:
     """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
 
     Without `exact`, on as many of the samples as it takes, and without gains. About `memory` bytes are
-    used for variants of the model. With `spread`, on its workers instead of threads; the samples are of its source.
+    used for variants of the model. `workers` measure instead of threads; the samples are of their source.
     """
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     things = quantized_units(model, plan)
     cores = threads or usable_cores()
 
-    def begin(question: Question) -> AbstractContextManager[Measure]:
-        if spread is not None:
-            return spread.begin(question, model, plan, memory)
-        return in_threads(ask(question, model, plan, things, memory // cores), cores)
+    def begin(experiment: Experiment) -> AbstractContextManager[MeasureSamples]:
+        if workers is not None:
+            return workers.begin(experiment, model, plan, memory)
+        return on_threads(VariantComparison.of(experiment, model, plan, things, memory // cores), cores)
 
     with begin("quantized alone") as measure:
         walks = _Walks(measure, samples, progress)
@@ -145,7 +98,7 @@ def errors_of(
 ) -> dict[str, float]:
     """The error of each variant of the float model, by its name, on all samples."""
     cores = threads or usable_cores()
-    with in_threads(Comparing(model, plan, UNCHANGED, variants, memory // cores), cores) as measure:
+    with on_threads(VariantComparison(model, plan, UNCHANGED, variants, memory // cores), cores) as measure:
         sums = _Walks(measure, samples, progress).sums()
     return {variant.name: sums.error(variant.name) for variant in variants}
 
@@ -160,7 +113,7 @@ def some_of(samples: Sequence[PendingSample], things: int) -> list[PendingSample
 class _Walks:
     """Walks through a model on samples, and how each is measured."""
 
-    measure: Measure
+    measure: MeasureSamples
     samples: Sequence[PendingSample]
     progress: Progress
 
@@ -232,7 +185,9 @@ def summarize(
             )
         )
     changed = sums.changed[EVERYTHING] if scores else None
-    return Sensitivity(tuple(layers), tuple(things), errors, total, changed, sums.samples, gains is not None)
+    return Sensitivity(
+        tuple(layers), tuple(unit.source for unit in things), errors, total, changed, sums.samples, gains is not None
+    )
 
 
 def _members(model: ir.Model, plan: Plan, node: ir.Node) -> tuple[str, ...]:

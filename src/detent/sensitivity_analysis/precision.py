@@ -14,53 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from detent.errors import UsageError
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
-from detent.recipe import Recipe
-
-What = Literal["weights", "activations"]
-"""Whose formats are chosen."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A format that a tensor may have, the bits of all its numbers in it, and the error that it alone makes."""
-
-    format: NumberFormat
-    bits: int
-    error: float
-
-
-Choice = dict[str, Option]
-
-
-@dataclass(frozen=True)
-class PrecisionSearch:
-    """The recipe that was found, with the option that every layer or activation got, and what it costs.
-
-    `error` is that of the whole model, measured, as noise power over signal power; `uniform` is the same with one
-    format throughout. `mean_bits` is of all numbers whose format was chosen. Where `reached` is False, no choice has
-    the wanted error, and this one is the nearest.
-    """
-
-    recipe: Recipe
-    what: What
-    choice: Choice
-    uniform: Mapping[IntegerFormat, float]
-    error: float
-    mean_bits: float
-    reached: bool
-    samples: int
-
-    @property
-    def formats(self) -> dict[str, NumberFormat]:
-        """By layer, or activation."""
-        return {name: option.format for name, option in self.choice.items()}
+from detent.results.searched import Choice, Option
 
 
 def assign(

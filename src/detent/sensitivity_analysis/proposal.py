@@ -17,47 +17,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from detent.devices.catalog import device_of
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.plan.layout import Layout, Role
 from detent.recipe import Override, Recipe
-from detent.sensitivity_analysis.layers import Sensitivity
-from detent.sensitivity_analysis.units import QuantizedUnit
-
-Way = Literal["exclude", "a16", "w8"]
+from detent.results.searched import ErrorSource, Proposal, Sensitivity, Way
 
 LEFT_BY_8_BITS = 2.0**-16
 """Of the noise power, where a step is 2^-8 of what it was."""
 
 LEFT_BY_4_BITS = 2.0**-8
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A recipe whose error is expected to be `predicted`, and what it changes: nodes left float or with finer weights,
-    or activations.
-
-    `operations` is the share of all products that is computed in float. Where `reached` is False, the wanted error is
-    out of reach this way: then everything that helps is in it.
-    """
-
-    recipe: Recipe
-    way: Way
-    nodes: tuple[str, ...]
-    tensors: tuple[str, ...]
-    before: float
-    predicted: float
-    wanted: float
-    operations: float
-
-    @property
-    def reached(self) -> bool:
-        """Whether the wanted error is expected to be reached."""
-        return self.predicted <= self.wanted
 
 
 def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, way: Way = "exclude") -> Proposal:
@@ -114,15 +87,15 @@ def _names(moves: Iterable[_Move]) -> frozenset[str]:
     return frozenset(name for move in moves for name in move.names)
 
 
-def predicted_error(found: Sensitivity, left: Callable[[QuantizedUnit], float]) -> float:
+def predicted_error(found: Sensitivity, left: Callable[[ErrorSource], float]) -> float:
     """The error that is expected where of each thing's own error the given part is left."""
     whole = sum(found.errors.values())
-    remaining = sum(left(thing) * found.errors[thing.name] for thing in found.things)
+    remaining = sum(left(thing) * found.errors[thing.name] for thing in found.sources)
     return found.total * remaining / whole if whole else 0.0
 
 
 def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
-    groups = [thing.touches for thing in found.things]
+    groups = [thing.touches for thing in found.sources]
     # One that only reads, such as an ArgMax, has nothing of its own and is no layer here; it may stand in the way.
     members: dict[str, tuple[str, ...]] = {name: (name,) for group in groups for name in sorted(group)}
     members |= {layer.node: layer.members for layer in found.layers}
@@ -143,8 +116,8 @@ def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
 
 def _widen(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) -> Proposal:
     sizes: dict[str, int] = {}
-    for thing in found.things:
-        for site in thing.variant.rounding:
+    for thing in found.sources:
+        for site in thing.activations:
             if _wider(layout.formats[site]) is not None:
                 leader = layout.leader(site)
                 sizes[leader] = sizes.get(leader, 0) + max(thing.elements, 1)
@@ -163,8 +136,8 @@ def _widen(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) ->
     return Proposal(changed, "a16", (), tuple(chosen), found.total, error(chosen), wanted, 0.0)
 
 
-def _leaders(thing: QuantizedUnit, layout: Layout) -> set[str]:
-    return {layout.leader(site) for site in thing.variant.rounding}
+def _leaders(thing: ErrorSource, layout: Layout) -> set[str]:
+    return {layout.leader(site) for site in thing.activations}
 
 
 def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:
@@ -183,8 +156,8 @@ def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:
 def _widen_weights(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) -> Proposal:
     formats: dict[str, IntegerFormat] = {}
     costs: dict[str, int] = {}
-    for thing in found.things:
-        for name in thing.variant.constants:
+    for thing in found.sources:
+        for name in thing.constants:
             site = layout.sites.get(name)
             wide = None if site is None or site.role is not Role.WEIGHT else _wider(layout.formats[name], 4)
             if wide is not None:

@@ -14,6 +14,7 @@ from detent.graph.values import constant, values_of
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
 from detent.refine.codes import stored_constant
+from detent.results.searched import ErrorSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,12 @@ class QuantizedUnit:
     def is_weight(self) -> bool:
         """Whether it is the constants of a layer."""
         return bool(self.variant.constants)
+
+    @property
+    def source(self) -> ErrorSource:
+        """What results say of it."""
+        constants, activations = tuple(self.variant.constants), tuple(self.variant.rounding)
+        return ErrorSource(self.name, self.layer, self.touches, constants, activations, self.elements, self.operations)
 
 
 def quantized_units(model: ir.Model, plan: Plan) -> list[QuantizedUnit]:

@@ -1,8 +1,8 @@
-"""Where samples are measured: in threads of this process, or on the workers of an executor.
+"""Measure samples in threads of this process, or on the workers of an executor.
 
-Either way the sums of each sample come back, in the order of the samples: so they add up to the same, to the bit.
-A worker is sent the model, the plan and the description of the data once, and makes the variants itself; a task is the
-numbers of some samples, and its result the sums of each.
+Either way the sums of each sample come back in the order of the samples, so they add up to the same bits. A worker is
+sent the model, the plan and the description of the data once, and builds the variants itself; a task is the numbers of
+some samples, and its result the sums of each.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from detent.observe.shards import Divisible, Run, Shard, divide_samples, divisib
 from detent.observe.sources import Source
 from detent.plan.plan import Plan
 from detent.sensitivity_analysis.units import quantized_units
-from detent.sensitivity_analysis.variants import Comparing, Question, VariantErrors, ask
+from detent.sensitivity_analysis.variants import Experiment, VariantComparison, VariantErrors
 
-Measure = Callable[[Sequence[PendingSample]], Generator[VariantErrors, None, None]]
-"""The sums of each sample, in their order, whatever order they are computed in."""
+MeasureSamples = Callable[[Sequence[PendingSample]], Generator[VariantErrors, None, None]]
+"""Yields the sums of each sample in their order, whatever order they are computed in."""
 
 
 @contextmanager
-def in_threads(comparing: Comparing, threads: int) -> Iterator[Measure]:
-    """Measure in this many threads, for the time of the block."""
+def on_threads(comparison: VariantComparison, threads: int) -> Iterator[MeasureSamples]:
+    """Measure in this many threads within the block."""
     with ThreadPoolExecutor(threads) as pool:
-        yield partial(_mapped, pool, comparing)
+        yield partial(_mapped, pool, comparison)
 
 
 def _mapped(
-    pool: ThreadPoolExecutor, comparing: Comparing, samples: Sequence[PendingSample]
+    pool: ThreadPoolExecutor, comparison: VariantComparison, samples: Sequence[PendingSample]
 ) -> Generator[VariantErrors, None, None]:
-    yield from pool.map(comparing, samples)
+    yield from pool.map(comparison, samples)
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class SampleWorkers:
     """Workers to measure on, and the data, which they read themselves.
 
     `executor` is LocalProcesses, any concurrent.futures.Executor or a dask Client.
@@ -53,48 +53,47 @@ class Spread:
     source: Source
 
     @contextmanager
-    def begin(self, question: Question, model: ir.Model, plan: Plan, memory: int) -> Iterator[Measure]:
-        """Measure on the workers, for the time of the block. `memory` is for all that are on one machine.
+    def begin(self, experiment: Experiment, model: ir.Model, plan: Plan, memory: int) -> Iterator[MeasureSamples]:
+        """Measure on the workers within the block. All workers on one machine share `memory` bytes.
 
         Raises UsageError for data that cannot be read elsewhere.
         """
         workers = workers_of(self.executor)
-        # Nobody knows how many share a machine: where there are more than cores, most are on others.
+        # Nobody knows how many workers share a machine: if there are more than cores, most are on others.
         share = memory // min(workers.count, usable_cores())
-        probing = Probing(question, divisible(self.source), plan, share)
-        with begun(workers, model, probing) as run:
-            yield partial(_on_workers, run, probing.source, workers.count)
+        work = VariantWork(experiment, divisible(self.source), plan, share)
+        with begun(workers, model, work) as run:
+            yield partial(_on_workers, run, work.source, workers.count)
 
 
 @dataclass(frozen=True, eq=False)
-class ShardSums:
-    """What came of a shard: the sums of each of its samples."""
+class ShardErrors:
+    """The result of a shard: the sums of each of its samples."""
 
     number: int
     sums: tuple[VariantErrors, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Probing:
+class VariantWork:
     """What all tasks of a measurement share. `memory` is for the variants that one worker holds."""
 
-    question: Question
+    experiment: Experiment
     source: Divisible
     plan: Plan
     memory: int
 
-    def begin(self, model: ir.Model) -> Callable[[Shard], ShardSums]:
-        """What measures a shard."""
-        return partial(
-            self._measure, ask(self.question, model, self.plan, quantized_units(model, self.plan), self.memory)
-        )
+    def begin(self, model: ir.Model) -> Callable[[Shard], ShardErrors]:
+        """Return what measures a shard."""
+        units = quantized_units(model, self.plan)
+        return partial(self._measure, VariantComparison.of(self.experiment, model, self.plan, units, self.memory))
 
-    def _measure(self, comparing: Comparing, shard: Shard) -> ShardSums:
-        return ShardSums(shard.number, tuple(map(comparing, samples_of(self.source, shard))))
+    def _measure(self, comparison: VariantComparison, shard: Shard) -> ShardErrors:
+        return ShardErrors(shard.number, tuple(map(comparison, samples_of(self.source, shard))))
 
 
 def _on_workers(
-    run: Run[ShardSums], source: Divisible, workers: int, samples: Sequence[PendingSample]
+    run: Run[ShardErrors], source: Divisible, workers: int, samples: Sequence[PendingSample]
 ) -> Generator[VariantErrors, None, None]:
     early: dict[int, tuple[VariantErrors, ...]] = {}
     following = 0

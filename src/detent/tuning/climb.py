@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from detent.evaluation.evaluator import Evaluator
-from detent.evaluation.scores import Deviation, Loss, Scores, compare, deviation_loss
 from detent.pipeline.job import Job
-from detent.pipeline.run import run
+from detent.pipeline.observed import Observed
+from detent.pipeline.run import Run
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
-from detent.report.report import Report
-from detent.report.tuning import RungOutcome
-from detent.search.probing import make_ready
+from detent.results.evaluated import Deviation, Loss, Scores, compare, deviation_loss
+from detent.results.quantized import Report
+from detent.results.searched import RungOutcome
+from detent.search.probing import unrefined
 from detent.sensitivity_analysis.layers import sensitivity
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
@@ -27,6 +28,9 @@ Observer = Callable[[RungOutcome], None]
 MET = "the target is met"
 ENDED = "the ladder ends here"
 OUT_OF_TIME = "the budget is used up"
+
+OBSERVATIONS_KEPT = 2
+"""With channels as they are and equalized: each holds the model and the statistics of all activations."""
 
 CONFIDENT = 3.92
 """The width of a 95 % interval in standard errors."""
@@ -58,6 +62,7 @@ class Climb:
     outcomes: list[RungOutcome] = field(default_factory=list)
     best: Foothold | None = None
     footing: Foothold | None = None
+    _observed: tuple[Observed, ...] = ()
 
     def run(self) -> str:
         """Climb. Why it stopped; the best rung is `best`."""
@@ -84,10 +89,17 @@ class Climb:
     def _exceptions(self) -> Iterator[Rung]:
         for ways in stages(self.job.recipe):
             recipe, progress = self._footing, self.clock.watching(self.job.progress)
-            ready = make_ready(replace(self.job, output=None, recipe=recipe, progress=progress))
+            planned = self._run(unrefined(replace(self.job, recipe=recipe, progress=progress))).planned
             threads = self.job.collecting.threads
-            found = sensitivity(ready.model, ready.plan, ready.samples, threads=threads, progress=progress)
-            yield from exceptions(recipe, ready, found, ways)
+            found = sensitivity(planned.model, planned.plan, planned.probes, threads=threads, progress=progress)
+            yield from exceptions(recipe, planned.plan.layout, found, ways)
+
+    def _run(self, job: Job) -> Run:
+        """Start a run that shares what an earlier one observed, if its recipe allows that."""
+        run = Run(job, self._observed)
+        if run.observed.prepared.model not in (each.prepared.model for each in self._observed):
+            self._observed = (run.observed, *self._observed[: OBSERVATIONS_KEPT - 1])
+        return run
 
     @property
     def _footing(self) -> Recipe:
@@ -117,7 +129,7 @@ class Climb:
         """Quantize and judge. The lowest rung is finished whatever the budget, so that there is a result."""
         start = self.clock.elapsed
         progress = self.job.progress if self.best is None else self.clock.watching(self.job.progress)
-        report = run(replace(self.job, output=None, recipe=rung.recipe, progress=progress))
+        report = self._run(replace(self.job, recipe=rung.recipe, progress=progress)).report()
         assert report.model is not None
         loss = self._judge(report.model, progress)
         outcome = RungOutcome(

@@ -16,7 +16,7 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.selection import Selection
 from detent.observe.sources import RowSource, open_source
 from detent.pipeline.job import Job
-from detent.pipeline.planning import HELD_OUT
+from detent.pipeline.prepared import HELD_OUT
 
 KEPT_OUT = 4
 """Without data to judge on, one in so many calibration samples is kept out for it, where no --limit leaves any."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from detent.errors import UsageError
 from detent.methods import MinMSE
 from detent.numerics.formats import IntegerFormat
+from detent.plan.layout import Layout
 from detent.plan.plan import check_methods
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
-from detent.search.probing import Ready
-from detent.sensitivity_analysis.layers import Sensitivity
-from detent.sensitivity_analysis.proposal import Proposal, Way, propose
+from detent.results.searched import Proposal, Sensitivity, Way
+from detent.sensitivity_analysis.proposal import propose
 
 SHARES = (0.5, 0.25, 0.1, 0.03)
 """Of the output error: how much the layers that stay quantized may leave, rung after rung."""
@@ -98,12 +98,12 @@ def stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
     return (("w8",), ways[1:]) if "w8" in ways else (ways,)
 
 
-def exceptions(recipe: Recipe, ready: Ready, found: Sensitivity, ways: Sequence[Way]) -> Iterator[Rung]:
+def exceptions(recipe: Recipe, layout: Layout, found: Sensitivity, ways: Sequence[Way]) -> Iterator[Rung]:
     """The last rungs: ever more layers, the worst first, are spared."""
     seen = {recipe}
     for way in ways:
         for share in SHARES:
-            proposal = propose(found, ready.plan.layout, recipe, found.total * share, way)
+            proposal = propose(found, layout, recipe, found.total * share, way)
             if proposal.recipe in seen:
                 continue
             seen.add(proposal.recipe)

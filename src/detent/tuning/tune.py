@@ -14,7 +14,6 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.evaluation.dataset import FIND, LabelsLike
 from detent.evaluation.metric_file import Metric, as_metric
-from detent.evaluation.scores import Answers, SampleScores, Scores, WholeScore
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save, write_text
 from detent.observe.fingerprint import fingerprint_of
@@ -23,8 +22,9 @@ from detent.pipeline.job import Job, make_job
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
-from detent.report.figures import in_integers
-from detent.report.tuning import RungOutcome, Tuning
+from detent.results.evaluated import Answers, SampleScores, Scores, WholeScore
+from detent.results.searched import RungOutcome, Tuning
+from detent.results.tensors import in_integers
 from detent.tuning.climb import OUT_OF_TIME, Climb, Foothold, Observer
 from detent.tuning.clock import Clock, parse_duration
 from detent.tuning.judge import Judging, open_judge

@@ -9,7 +9,7 @@ import pytest
 
 from detent.emit.functions import both_generations
 from detent.emit.functions.attributes import ROUNDINGS
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 from tests.emit.functions.models import OPSETS, fixed_at, model_of, run, same_bits, symbolic
 from tests.emit.functions.numbers import SHAPES, blocks_of_all_kinds, spread
 

@@ -27,7 +27,7 @@ from detent.emit.functions import (
 )
 from detent.emit.functions.library import READERS
 from detent.errors import ModelError
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 from tests.emit.functions.models import initializer, model_of, run, same_bits, session, symbolic, value
 
 BFP, OLD_BFP = both_generations("BFPQuantizeDequantize")

@@ -8,7 +8,7 @@ import pytest
 
 from detent.emit.functions import both_generations
 from detent.emit.functions.attributes import ROUNDINGS
-from detent.numerics.microscaling import ELEMENTS, Element, Microscaling
+from detent.numerics.blocks import ELEMENTS, Element, Microscaling
 from tests.emit.functions.models import OPSETS, fixed_at, model_of, run, same_bits, symbolic
 from tests.emit.functions.numbers import SHAPES, blocks_of_all_kinds, spread
 

@@ -12,7 +12,6 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.integer import INT8, UINT8_ZERO_128
 from detent.numerics.power_of_two import base_position, min_mse_position, min_mse_position_of, non_overflow_position
 from detent.observe.methods.choose import (
     RAW_LIMIT,
@@ -24,6 +23,7 @@ from detent.observe.methods.choose import (
 )
 from detent.observe.methods.positions import vote_of
 from detent.observe.statistics import TensorStatistics
+from tests.grids import INT8, UINT8_ZERO_128
 from tests.observe.methods.data import DISTRIBUTIONS, FORMATS, error_of_bins, identifier, observed, squared_error
 
 POWERS = {"int8": INT8, "uint8": UINT8_ZERO_128}
@@ -65,11 +65,11 @@ def test_power_of_two_positions(dtype, name):
     }
     for method, position in wanted.items():
         params = choose_params(statistics, fmt, method, "x")
-        assert (params.scale, params.zero_point) == (2.0**-position, grid.zero_point)
+        assert (params.scale, params.zero_point) == (2.0**-position, grid.middle)
     wanted[MinMSE()] = min_mse_position_of(values, grid)
     for method, position in {**wanted, MinMSE("MostCommon"): wanted[MinMSE()]}.items():
         params = choose_params_of_values(values, fmt, method, "x", None)
-        assert (params.scale, params.zero_point) == (2.0**-position, grid.zero_point)
+        assert (params.scale, params.zero_point) == (2.0**-position, grid.middle)
 
 
 @settings(max_examples=150, deadline=None)

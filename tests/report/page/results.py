@@ -10,10 +10,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import detent
-from detent.comparison.folders import Comparison, difference
+from detent.comparison.folders import difference
 from detent.comparison.models import compare_models
-from detent.evaluation.scores import CHANGED, POINTS
-from detent.report.tuning import RungOutcome, Tuning
+from detent.results.compared import FolderComparison
+from detent.results.evaluated import CHANGED, POINTS
+from detent.results.searched import RungOutcome, Tuning
 
 SCRIPT = "<script>window.hurt = true</script>"
 IMAGE = '"><img src=x onerror="window.hurt = true">'
@@ -90,9 +91,9 @@ def named_evaluation():
     return dataclasses.replace(found, models=[*models, models[1]])
 
 
-def folders() -> Comparison:
+def folders() -> FolderComparison:
     files = [difference(name, [1.0, 2.0], [1.0, 2.0 + index]) for index, name in enumerate(HOSTILE)]
-    return Comparison(files, "answers/float", "answers/int8")
+    return FolderComparison(files, "answers/float", "answers/int8")
 
 
 def tuning(met: bool = True) -> Tuning:

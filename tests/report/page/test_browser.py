@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.report.page import write_page
+from detent.report.page.page import write_page
 from tests.report.page.browser import Browser, find_browser
 from tests.report.page.results import RESULTS, quantization
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from detent.report.page import charts
 from detent.report.page.charts import Axis, Loss, Point, bar, channel_chart, depth_chart, histogram_chart, round_step
-from detent.report.pictures import ChannelSizes, Distribution
+from detent.results.tensors import ChannelSizes, Distribution
 
 
 def drawn(markup):

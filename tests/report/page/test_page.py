@@ -16,12 +16,11 @@ import pytest
 import detent
 from detent.errors import OutputError, UsageError
 from detent.evaluation.metric_file import Metric
-from detent.evaluation.noise import Closeness
 from detent.plan.plan import Move
 from detent.report.page import page_of, write_page
 from detent.report.page.quantization import RULES
-from detent.report.sensitivity_view import SensitivityReport
-from detent.sensitivity_analysis.layers import Sensitivity
+from detent.results.searched import Sensitivity, SensitivityReport
+from detent.results.tensors import Closeness
 from tests.conftest import tiny_model
 from tests.models import XINT8
 from tests.report.page import results
@@ -100,7 +99,7 @@ def test_hostile_names_are_shown_as_they_are(name):
 
 def test_a_quantization_has_all_its_parts():
     report = dataclasses.replace(
-        results.quantization(), moves=[Move(SCRIPT, 7, 5, "shift cut", IMAGE)], warnings=["Mind <this>."]
+        results.quantization(), moves=[Move(SCRIPT, 7, 5, "shift cut", IMAGE)], remarks=["Mind <this>."]
     )
     text = Reader(page_of(report)).text
     for title in (
@@ -116,7 +115,7 @@ def test_a_quantization_has_all_its_parts():
 
 
 def test_every_rule_has_a_reason():
-    sources = (ROOT / "src/detent/targets").glob("*.py")
+    sources = (ROOT / "src/detent/devices").glob("*.py")
     named = {rule for source in sources for rule in RULE.findall(source.read_text(encoding="utf-8"))}
     assert {"align", "shift read", "shift cut", "zero throughout"} <= named
     assert named <= set(RULES)
@@ -154,7 +153,7 @@ def test_verdicts_of_a_quantization(samples, changes, level, title):
 
 def test_a_model_that_the_device_rejects_is_the_first_thing_to_know(samples):
     report = detent.quantize(tiny_model(), None, samples)  # its batch is open
-    page = page_of(dataclasses.replace(report, warnings=["Mind this."]))
+    page = page_of(dataclasses.replace(report, remarks=["Mind this."]))
     assert '<p class="figure bad">Not as it is</p>' in page
     text = Reader(page).text
     ready = "npu-xint8 does not take the model: the batch of input 'x' is not fixed"

@@ -12,9 +12,7 @@ from detent.compat.options.overrides import tensor_overrides
 from detent.compat.request import Request
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
-from detent.numerics.formats import IntegerFormat
-from detent.plan.plan import is_calibrated
-from detent.recipe import has_power_of_two_scale
+from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
 
 HISTOGRAM_BINS = 1 << 14
 
@@ -60,7 +58,8 @@ def _bins(request: Request, value: Any) -> Request:
 
 def _limit(request: Request, value: Any) -> Request:
     """Formats without a scale need no calibration; what refines them may see all the data."""
-    calibrated = is_calibrated(request.recipe.activations)
+    activations = request.recipe.activations
+    calibrated = activations is not None and activations.needs_data
     return request.replace(limit=whole("CalibDataSize", value)) if calibrated and value else request
 
 

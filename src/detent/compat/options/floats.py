@@ -10,10 +10,9 @@ from detent.compat.options import gptq
 from detent.compat.options.base import Option, boolean, honoured, met, refused
 from detent.compat.request import Request
 from detent.errors import UsageError
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.microscaling import Microscaling
 
 
 def _floats_of(request: Request, name: str) -> dict[str, FloatFormat]:

@@ -9,8 +9,7 @@ from detent.compat.options.base import Option, boolean, honoured, met, refused
 from detent.compat.request import Request
 from detent.errors import UsageError
 from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import IntegerFormat
-from detent.recipe import has_power_of_two_scale
+from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
 
 
 def _symmetric(name: str, role: str) -> Option:

@@ -10,7 +10,7 @@ from detent.compat.options.base import names
 from detent.compat.request import Request
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.params import NumberFormat
+from detent.numerics.interface import NumberFormat
 from detent.recipe import Override
 
 _KNOWN = ("quant_type", "symmetric", "rmin", "rmax")

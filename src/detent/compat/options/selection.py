@@ -7,7 +7,7 @@ from typing import Any
 from detent.compat.options.base import Option, boolean, field, honoured, names, refused
 from detent.compat.options.overrides import tensors_by_type
 from detent.compat.request import Request
-from detent.plan.mixed import is_product_bias
+from detent.numerics.formats import is_product_bias
 
 
 def _only_with_weights(request: Request, value: Any) -> Request:

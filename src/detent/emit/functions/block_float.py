@@ -12,7 +12,7 @@ from detent.emit.functions.attributes import described, int_attribute, rounding_
 from detent.emit.functions.blocks import Blocks, Layout, cut
 from detent.emit.functions.body import Body, Definition
 from detent.errors import ModelError, UsageError
-from detent.numerics.block_float import BlockFloat
+from detent.numerics.blocks import BlockFloat
 
 METHODS = ("to_bfp", "to_bfp_prime")
 """One level of exponents, and two."""

@@ -13,7 +13,7 @@ from detent.emit.functions.attributes import described, int_attribute, rounding_
 from detent.emit.functions.blocks import Layout, cut
 from detent.emit.functions.body import Body, Definition
 from detent.errors import ModelError, UsageError
-from detent.numerics.microscaling import (
+from detent.numerics.blocks import (
     ELEMENTS,
     FLOAT_ELEMENTS,
     GREATEST_EXPONENT,

@@ -109,7 +109,7 @@ def _choose_of_values(values: npt.NDArray[np.float32], fmt: IntegerFormat, metho
     if isinstance(method, MinMax | NonOverflow):
         return _of_extremes(Range(float(values.min(initial=0.0)), float(values.max(initial=0.0))), fmt, method)
     if isinstance(method, MinMSE) and fmt.power_of_two and method.mode != "Percentile":
-        return QuantParams.at(fmt, min_mse_position_of(values, fmt.grid(fmt.middle)))
+        return QuantParams.at(fmt, min_mse_position_of(values, fmt))
     return _choose(_points_of(values), fmt, method, tensor)
 
 

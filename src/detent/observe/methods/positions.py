@@ -17,7 +17,6 @@ import numpy as np
 from detent.errors import UsageError
 from detent.methods import MinMSE
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.integer import IntegerGrid
 from detent.numerics.power_of_two import base_position, min_mse_position, non_overflow_position, scale_of
 from detent.observe.counting import HALF
 from detent.observe.histogram import Histogram
@@ -31,19 +30,14 @@ BITS_WITHIN_BINS = 8
 """Up to this width, all values of a histogram's bin round to one code, and its centre speaks for them."""
 
 
-def grid_of(fmt: IntegerFormat) -> IntegerGrid:
-    """The codes of a format with power-of-two scales, whose zero point is always the middle one."""
-    return fmt.grid(fmt.middle)
-
-
 def range_position(chosen: Range, fmt: IntegerFormat) -> int:
     """The base position of a range."""
-    return base_position(chosen.largest, grid_of(fmt))
+    return base_position(chosen.largest, fmt)
 
 
 def non_overflow(chosen: Range, fmt: IntegerFormat) -> int:
     """The largest position at which neither end of a range saturates."""
-    return non_overflow_position(min(chosen.low, 0.0), max(chosen.high, 0.0), grid_of(fmt))
+    return non_overflow_position(min(chosen.low, 0.0), max(chosen.high, 0.0), fmt)
 
 
 def min_mse(statistics: TensorStatistics, fmt: IntegerFormat, method: MinMSE, tensor: str) -> int:
@@ -75,13 +69,12 @@ def min_mse_within(points: Points, fmt: IntegerFormat, percentile: float) -> int
 
 def min_mse_of_points(points: Points, fmt: IntegerFormat) -> int:
     """The position with the least squared error over points."""
-    grid = grid_of(fmt)
-    low, high = float(grid.low_level), float(grid.high_level)
+    low, high = map(float, fmt.levels)
 
     def error(position: int) -> float:
         return squared_error(points.lower, points.upper, points.counts, scale_of(position), low, high)
 
-    return min_mse_position(points.largest, grid, error)
+    return min_mse_position(points.largest, fmt, error)
 
 
 def vote_of(fmt: IntegerFormat, method: MinMSE) -> Vote | None:

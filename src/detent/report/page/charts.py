@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from detent.report.page.html import Markup, joined, tag
-from detent.report.pictures import ChannelSizes, Distribution
+from detent.results.tensors import ChannelSizes, Distribution
 
 TICKS = 5
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detent.comparison.folders import Comparison
-from detent.comparison.models import MEASURES, ModelComparison, TensorDifference
 from detent.report.figures import decibels
 from detent.report.page.charts import Point, depth_chart
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR
 from detent.report.page.parts import Contents, Section, Tile, Verdict
 from detent.report.page.table import Cell, Column, Row, number, table, words
+from detent.results.compared import MEASURES, FolderComparison, ModelComparison, TensorDifference
 
 _MEANINGS = {
     "sqnr_db": ("SQNR dB", SQNR),
@@ -110,7 +109,7 @@ def _skipped(result: ModelComparison) -> Section | None:
     return Section("Not compared", meaning, table([Column("Tensor")], rows, "tensors"), count=str(len(rows)))
 
 
-def folders(result: Comparison) -> Contents:
+def folders(result: FolderComparison) -> Contents:
     """Two folders of results."""
     measures = [measure for measure in ("cosine", "psnr_db", "ssim", "l1", "l2") if measure in result.measures()]
     tiles = [_folder_tile(result, measure) for measure in measures[:4]]
@@ -133,7 +132,7 @@ def folders(result: Comparison) -> Contents:
     )
 
 
-def _folder_tile(result: Comparison, measure: str) -> Tile:
+def _folder_tile(result: FolderComparison, measure: str) -> Tile:
     title, meaning = _MEANINGS[measure]
     mean, worst = (str(_figure(measure, value).shown) for value in (result.mean(measure), result.worst(measure).value))
     return Tile(title, mean, f"{meaning} Worst: {worst}, in {result.worst(measure).file}.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from detent.device_check.findings import DeviceCheck, FindingGroup, grouped, summary
 from detent.report.check_view import device_notes, subject_of
 from detent.report.page.html import Markup, joined, name_of, tag
 from detent.report.page.parts import Level, Section, Tile
 from detent.report.page.table import Column, Row, number, table, words
+from detent.results.checked import DeviceCheck, FindingGroup, grouped, summary
 
 CPU = "CPU"
 

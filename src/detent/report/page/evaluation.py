@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from detent.evaluation.scores import CHANCE, Answers, Change, Deviation, Loss, SampleScores, Scores, WholeScore
-from detent.evaluation.statistics import Interval
-from detent.report.evaluation import Evaluation, ModelResult
 from detent.report.evaluation_view import (
     SHORT_UNITS,
     answer_text,
@@ -15,12 +12,25 @@ from detent.report.evaluation_view import (
     change_kind,
     score_form,
 )
-from detent.report.figures import decibels, interval, loss_form, probability, ratio, size
+from detent.report.figures import decibels, loss_form, probability, ratio, size
 from detent.report.page import charts
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict
 from detent.report.page.table import Cell, Column, Row, number, table, words
+from detent.results.evaluated import (
+    CHANCE,
+    Answers,
+    Change,
+    Deviation,
+    Evaluation,
+    Loss,
+    ModelResult,
+    SampleScores,
+    Scores,
+    WholeScore,
+)
+from detent.results.paired import Interval, interval_text
 
 SMALL_LOSS = 1.0
 """Percentage points of accuracy: what is certainly less is called as good."""
@@ -69,7 +79,7 @@ def _verdict(first: ModelResult, others: Sequence[ModelResult]) -> Verdict:
 def _said(loss: Loss) -> str:
     verb = "gains" if loss.points < 0 else "loses"
     form = loss_form(loss.unit, loss.points, loss.interval)
-    ends = f" (95 % interval of the loss: {interval(loss.interval, form)})" if loss.interval is not None else ""
+    ends = f" (95 % interval of the loss: {interval_text(loss.interval, form)})" if loss.interval is not None else ""
     return f"{verb} {abs(loss.points):{form}} {SHORT_UNITS.get(loss.unit, loss.unit)}{ends}{_chance(loss)}"
 
 
@@ -115,11 +125,14 @@ def _short(model: str) -> str:
 def _figure(scores: Scores | None) -> tuple[str, str] | None:
     """The one number of a model, and its meaning."""
     if isinstance(scores, Answers):
-        meaning = f"Samples whose top answer is their label; 95 % interval {interval(scores.interval())}."
+        meaning = f"Samples whose top answer is their label; 95 % interval {interval_text(scores.interval())}."
         return f"{scores.accuracy():.2f} %", meaning
     if isinstance(scores, SampleScores):
         form = score_form(scores)
-        return f"{scores.mean:{form}}", f"Mean of {scores.metric}; 95 % interval {interval(scores.interval(), form)}."
+        return (
+            f"{scores.mean:{form}}",
+            f"Mean of {scores.metric}; 95 % interval {interval_text(scores.interval(), form)}.",
+        )
     if isinstance(scores, WholeScore):
         return f"{scores.value:.4g}", f"{scores.metric} of all samples together."
     if isinstance(scores, Deviation) and scores.agreeing is not None:
@@ -218,7 +231,7 @@ def _lost(result: ModelResult) -> list[Cell]:
 
 def _with_interval(value: float, ends: Interval | None, form: str) -> Cell:
     """A number with its interval below it, in one column: tables of several models are wide enough."""
-    below = None if ends is None else tag("div", interval(ends, form), class_="quiet small")
+    below = None if ends is None else tag("div", interval_text(ends, form), class_="quiet small")
     return number(value, joined((f"{value:{form}}", below)))
 
 

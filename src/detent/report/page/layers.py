@@ -13,7 +13,8 @@ from detent.report.page.charts import Point, channel_chart, depth_chart, histogr
 from detent.report.page.html import Markup, joined, name_of, tag
 from detent.report.page.parts import Section, facts
 from detent.report.page.table import Cell, Column, Row, number, table, words
-from detent.report.report import Report, TensorReport
+from detent.results.quantized import Report
+from detent.results.tensors import TensorReport
 
 SQNR = "The power of the float signal over that of its error: 20 dB is an error of 1 %, 10 dB of 10 %; more is better."
 

@@ -11,11 +11,8 @@ import hashlib
 from importlib import resources
 from pathlib import Path
 
-from detent.comparison.folders import Comparison
-from detent.comparison.models import ModelComparison
 from detent.errors import UsageError
 from detent.graph.save import write_text
-from detent.report.evaluation import Evaluation
 from detent.report.page.comparison import comparison, folders
 from detent.report.page.evaluation import evaluation
 from detent.report.page.html import Markup, joined, tag
@@ -23,12 +20,13 @@ from detent.report.page.parts import Contents, body_of
 from detent.report.page.quantization import quantization
 from detent.report.page.sensitivity import sensitivity
 from detent.report.page.tuning import tuning
-from detent.report.report import Report
-from detent.report.sensitivity_view import SensitivityReport
-from detent.report.tuning import Tuning
+from detent.results.compared import FolderComparison, ModelComparison
+from detent.results.evaluated import Evaluation
+from detent.results.quantized import Report
+from detent.results.searched import SensitivityReport, Tuning
 from detent.version import __version__
 
-Result = Report | Evaluation | ModelComparison | Comparison | SensitivityReport | Tuning
+Result = Report | Evaluation | ModelComparison | FolderComparison | SensitivityReport | Tuning
 
 
 def write_page(result: Result, path: str | Path) -> None:
@@ -48,7 +46,7 @@ def _contents(result: Result) -> Contents:
         return evaluation(result)
     if isinstance(result, ModelComparison):
         return comparison(result)
-    if isinstance(result, Comparison):
+    if isinstance(result, FolderComparison):
         return folders(result)
     if isinstance(result, SensitivityReport):
         return sensitivity(result)

@@ -9,15 +9,17 @@ from pathlib import Path
 from detent.equalize.factors import Equalization
 from detent.recipe_file import to_toml
 from detent.refine.ranges import RULE as RANGES
-from detent.report.figures import decibels, in_integers, interval, ratio, size
-from detent.report.judging import agreement, agreement_interval, judge
+from detent.report.figures import decibels, ratio, size
 from detent.report.page.charts import bar
 from detent.report.page.device import device_section, device_tile, rejections
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.layers import SQNR, depth_section, layers_of, layers_section
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict, code, notes
 from detent.report.page.table import Column, Row, number, table, words
-from detent.report.report import Report
+from detent.results.advice import agreement, agreement_interval, judge
+from detent.results.paired import interval_text
+from detent.results.quantized import Report
+from detent.results.tensors import in_integers
 
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
@@ -87,8 +89,8 @@ def verdict_of(report: Report) -> Verdict:
     kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
     kind += in_integers(fidelity.emulated)
     judgement = judge(fidelity)
-    if judgement.said:
-        return Verdict(_LEVELS[judgement.level], judgement.title, f"On {fidelity.samples} {kind}: {judgement.said}.")
+    if judgement.reason:
+        return Verdict(_LEVELS[judgement.level], judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.")
     same = "" if fidelity.same_top1 is None else f": {agreement(fidelity)} keep their top class"
     return Verdict("good", judgement.title, f"Measured on {fidelity.samples} {kind}{same}.")
 
@@ -97,7 +99,7 @@ def _tiles(report: Report) -> list[Tile]:
     fidelity, tiles = report.fidelity, []
     if fidelity is not None and fidelity.same_top1 is not None:
         level = _LEVELS[judge(fidelity).level]
-        ends = interval(agreement_interval(fidelity.same_top1, fidelity.samples), ".0f")
+        ends = interval_text(agreement_interval(fidelity.same_top1, fidelity.samples), ".0f")
         meaning = f"Samples whose largest class score is that of the float model; 95 % interval {ends} %."
         tiles.append(Tile("Same top-1 as float", f"{fidelity.same_top1} of {fidelity.samples}", meaning, level))
     if fidelity is not None and fidelity.outputs:

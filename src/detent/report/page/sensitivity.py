@@ -9,9 +9,8 @@ from detent.report.page.charts import Point, bar, depth_chart
 from detent.report.page.html import joined, name_of, tag
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict, code
 from detent.report.page.table import Cell, Column, Row, number, table, words
-from detent.report.sensitivity_view import SensitivityReport, bar_length
-from detent.sensitivity_analysis.layers import LayerSensitivity, Sensitivity, decibels
-from detent.sensitivity_analysis.proposal import Proposal
+from detent.report.sensitivity_view import bar_length
+from detent.results.searched import LayerSensitivity, Proposal, Sensitivity, SensitivityReport, decibels
 
 ERROR = "The power of the error at the outputs over that of the signal: -20 dB is 1 %; more negative is better."
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detent.report.figures import interval, loss_form, ratio, size
+from detent.report.figures import loss_form, ratio, size
 from detent.report.page.charts import Loss, interval_chart
 from detent.report.page.html import joined, tag
 from detent.report.page.parts import Contents, Level, Section, Tile, Verdict, code
 from detent.report.page.table import Cell, Column, Row, number, table, words
-from detent.report.tuning import RungOutcome, Tuning
 from detent.report.tuning_view import SHORT_UNITS
+from detent.results.paired import interval_text
+from detent.results.searched import RungOutcome, Tuning
 
 
 def tuning(result: Tuning) -> Contents:
@@ -55,7 +56,7 @@ def _verdict(result: Tuning) -> Verdict:
 def _tiles(result: Tuning) -> list[Tile]:
     outcome = result.outcome
     form = _form(outcome)
-    ends = f" 95 % interval {interval(outcome.interval, form)}." if outcome.interval is not None else ""
+    ends = f" 95 % interval {interval_text(outcome.interval, form)}." if outcome.interval is not None else ""
     level: Level = "good" if result.met else "warn"
     tiles = [Tile("Loss", f"{outcome.loss:{form}}", f"In {_unit(outcome)}, against the float model.{ends}", level)]
     if outcome.bytes_after is not None:
@@ -101,7 +102,7 @@ def _cells(place: int, rung: RungOutcome, result: Tuning) -> list[Cell]:
         number(place),
         words(joined((rung.name, tag("div", rung.what, class_="quiet small"))), rung.name),
         number(rung.loss, f"{rung.loss:{_form(rung)}}"),
-        number(None if rung.interval is None else rung.interval[0], interval(rung.interval, _form(rung))),
+        number(None if rung.interval is None else rung.interval[0], interval_text(rung.interval, _form(rung))),
         number(error, None if error is None else f"{100 * error:.3g} %"),
         number(rung.seconds, "known" if rung.resumed else f"{rung.seconds:.1f}"),
         number(written, None if written is None else size(written)),

@@ -1,0 +1,199 @@
+"""The second stage: rescale channels, then get statistics from a sweep, from other workers or from a file.
+
+`Observed` is the stage that costs most time, and the one that several runs share: `serves` says for which recipes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from detent.errors import UsageError
+from detent.methods import MinMSE
+from detent.numerics.formats import IntegerFormat
+from detent.observe.checkpoint import Checkpoint
+from detent.observe.executors import sweep_on
+from detent.observe.methods.positions import vote_of
+from detent.observe.peek import peek
+from detent.observe.samples import PendingSample
+from detent.observe.sources import Source
+from detent.observe.statistics import Vote
+from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
+from detent.observe.sweep import Observation, look, recall, sweep
+from detent.pipeline.job import Job
+from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
+from detent.pipeline.rescaling import Rescaling, rescale
+from detent.recipe import EQUALIZING_SAMPLES, Recipe
+from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
+from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
+from detent.settings import choice_text
+
+READ_LATER = frozenset(
+    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges")
+)
+"""Fields of a recipe that only later stages read, but for the votes of a method."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """The rescaled float model with its statistics, and the samples that later stages learn from and measure with.
+
+    `samples` are the first of `source`. `channels` are the sizes of weights' channels that rescaling changed.
+    """
+
+    prepared: Prepared
+    original: Original
+    rescaling: Rescaling
+    channels: Mapping[str, ChannelSizes]
+    observation: Observation
+    source: Source | None
+    samples: list[PendingSample]
+
+    def serves(self, job: Job) -> bool:
+        """Whether a run of `job`, which differs at most in its recipe, would observe the same."""
+        before, recipe = self.prepared.job.recipe, job.recipe
+        if self.source is None or not self.source.repeatable or self.prepared.warnings:
+            return False
+        names = {field.name for field in dataclasses.fields(Recipe)} - READ_LATER
+        same = all(getattr(before, name) == getattr(recipe, name) for name in names)
+        return same and _vote(recipe)[1] in ("", _vote(before)[1])
+
+    def under(self, job: Job) -> Observed:
+        """Return what a run of `job`, which this serves, would observe; nothing is run."""
+        target = check_recipe(job.recipe, job.selection)
+        samples, source = _first_samples(job, self.source, None)
+        prepared = replace(self.prepared, job=job, target=target)
+        return replace(self, prepared=prepared, samples=samples, source=source)
+
+
+def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
+    """Rescale the prepared model and get its statistics."""
+    job, model, layout = prepared.job, prepared.model, prepared.layout
+    with ThreadPoolExecutor(1) as background:
+        loading = background.submit(Original, job)
+        with watch.step("equalize"):
+            saved = _saved_statistics(prepared)
+            samples, source = _first_samples(job, prepared.source, saved)
+            before = channel_magnitudes(model, layout)
+            rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
+            channels = channel_sizes(before, channel_magnitudes(model, layout))
+        with watch.step("calibrate"):
+            observation = _statistics(prepared, source, saved, rescaling)
+            original = loading.result()
+            check_preparation(job, original, samples, observation)
+    return Observed(prepared, original, rescaling, channels, observation, source, samples)
+
+
+def _saved_statistics(prepared: Prepared) -> StatisticsFile | None:
+    """Load the file of an earlier sweep, if there is one to use. Raise UsageError if it does not fit."""
+    job, recipe, source = prepared.job, prepared.job.recipe, prepared.source
+    if job.collecting.reuse is None:
+        return None
+    assert prepared.fingerprint is not None
+    file = load_statistics(job.collecting.reuse)
+    data = None if source is None else source.fingerprint
+    check_fits(file, prepared.fingerprint, prepared.sites, data, _vote(recipe)[1])
+    if (file.smoothed is not None) != (recipe.smooth is not None):
+        counted, other = ("after", "--smooth") if file.smoothed is not None else ("without", "no --smooth")
+        raise UsageError(f"The statistics were counted {counted} smoothing: give {other}, or calibrate again.")
+    if file.alpha != recipe.smooth:
+        raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
+    _check_equalization(file, recipe)
+    return file
+
+
+def _check_equalization(file: StatisticsFile, recipe: Recipe) -> None:
+    """Raise UsageError if the channels were counted after another equalization, or one with other settings."""
+    wanted, made = choice_text(recipe.equalize), file.equalization
+    if made is None and file.factors is not None:
+        raise UsageError(
+            f"The statistics were saved by Detent {file.detent_version}, which did not note the equalization that they "
+            f"were counted after; recipe {recipe.name} has {wanted}. Calibrate again."
+        )
+    made = made or choice_text(None)
+    if made != wanted:
+        raise UsageError(
+            f"The statistics were counted after the equalization {made}, and recipe {recipe.name} has {wanted}. Give "
+            f"--set equalize={made}, or calibrate again."
+        )
+
+
+def _first_samples(
+    job: Job, source: Source | None, saved: StatisticsFile | None
+) -> tuple[list[PendingSample], Source | None]:
+    """Return the samples that equalization, refinement and probes look at, and the source to go on with."""
+    recipe = job.recipe
+    needed = max(recipe.refinement.samples if recipe.refinement is not None else 0, job.probes)
+    if recipe.search_ranges:
+        needed = max(needed, RANGE_SAMPLES)
+    if (recipe.equalize is not None or recipe.smooth is not None) and saved is None:
+        needed = max(needed, EQUALIZING_SAMPLES)
+    if not needed:
+        return [], source
+    if source is None:
+        who = "--search-ranges" if recipe.refinement is None else type(recipe.refinement).__name__
+        raise UsageError(
+            f"{who} looks at samples, and statistics have none: give --calib beside --stats, or --refine none and no "
+            "--search-ranges."
+        )
+    return peek(source, needed)
+
+
+def _statistics(
+    prepared: Prepared, source: Source | None, saved: StatisticsFile | None, rescaling: Rescaling
+) -> Observation:
+    """Return the statistics of a file, or count them now, and keep them if asked to."""
+    job, how, model, sites = prepared.job, prepared.job.collecting, prepared.model, prepared.sites
+    if saved is not None:
+        return recall(model, sites, source, saved, providers=how.providers)
+    assert source is not None, "without statistics there is data"
+    if not prepared.needs_statistics:
+        return look(model, sites, source, providers=how.providers)
+    vote, votes_for = _vote(job.recipe)
+    if how.executor is not None:
+        observation = sweep_on(how.executor, model, sites, source, vote=vote, progress=job.progress)
+    else:
+        observation = sweep(
+            model,
+            sites,
+            source,
+            vote=vote,
+            threads=how.threads,
+            progress=job.progress,
+            checkpoint=None if how.checkpoint is None else Checkpoint(how.checkpoint, votes_for=votes_for),
+            providers=how.providers,
+        )
+    if how.save is not None:
+        _save(prepared, source, observation, rescaling)
+    return observation
+
+
+def _save(prepared: Prepared, source: Source, observation: Observation, rescaling: Rescaling) -> None:
+    job, recipe = prepared.job, prepared.job.recipe
+    assert job.collecting.save is not None
+    assert prepared.fingerprint is not None
+    file = StatisticsFile(
+        model=prepared.fingerprint,
+        data=source.fingerprint,
+        description=source.describe,
+        samples=observation.samples,
+        statistics=observation.statistics,
+        votes_for=_vote(recipe)[1],
+        factors=rescaling.factors,
+        absorbed=rescaling.absorbed,
+        smoothed=rescaling.smoothed,
+        alpha=recipe.smooth,
+        equalization=choice_text(recipe.equalize),
+    )
+    save_statistics(job.collecting.save, file)
+
+
+def _vote(recipe: Recipe) -> tuple[Vote | None, str]:
+    """Return what each sample is asked, and a name for it; None and "" for most methods."""
+    method, fmt = recipe.method, recipe.activations
+    if not isinstance(fmt, IntegerFormat) or not isinstance(method, MinMSE) or not fmt.power_of_two:
+        return None, ""
+    vote = vote_of(fmt, method)
+    return vote, "" if vote is None else f"{method} on {fmt.dtype}"

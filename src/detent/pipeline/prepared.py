@@ -1,0 +1,217 @@
+"""The first stage: check what is asked for, load the model, rewrite it for quantization and open the data.
+
+A prepared model must compute what the given one does. `Original` keeps the given one, to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from detent.devices.catalog import device_of, with_steps
+from detent.devices.device import Device, check_rounding
+from detent.emit.check import check_formats
+from detent.errors import ModelError, UsageError
+from detent.graph.load import files_of, load, name_of, read
+from detent.graph.save import check_output
+from detent.graph.session import Runner, check_operators
+from detent.observe.fingerprint import fingerprint_of
+from detent.observe.inputs import input_specs
+from detent.observe.samples import PendingSample, Sample
+from detent.observe.sources import Source, open_source
+from detent.observe.sweep import Observation
+from detent.pipeline.job import Job
+from detent.plan.layout import Layout, Role
+from detent.plan.mixed import arrange
+from detent.plan.parts import check_operator_types
+from detent.plan.plan import check_methods, needs_statistics
+from detent.plan.select import Selection
+from detent.prepare import default_passes, prepare
+from detent.progress import Progress
+from detent.recipe import Recipe
+from detent.refine.refine import check_refinement
+from detent.results.quantized import Notes
+
+QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+
+HELD_OUT = 16
+"""Samples kept back to measure the result with, if the data has any to spare."""
+
+ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
+"""How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds per step, and the name of each step to the observer."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time the block under this name."""
+        self.progress(name, 0, None)
+        start = perf_counter()
+        yield
+        self.seconds[name] = perf_counter() - start
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A float model rewritten for quantization, the decision for each of its nodes, and the data.
+
+    `job` is the one that was given, without a refinement that has no data to learn from. `fingerprint` is that of the
+    model as it was given; None unless a file of statistics is read or written. `source` is None if no data is needed.
+    The next stage rescales `model` in place: a second copy of all weights would double the memory of a run.
+    """
+
+    job: Job
+    target: Device
+    model: ir.Model
+    fingerprint: str | None
+    layout: Layout
+    notes: Notes
+    source: Source | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def sites(self) -> list[str]:
+        """The activations to observe: those that do not share the parameters of another one."""
+        return _observed_sites(self.layout)
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether the format of any activation needs statistics."""
+        return _needs_statistics(self.layout)
+
+
+def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
+    """Check the job, load its model, rewrite it, decide which nodes are quantized, and open the data."""
+    target = check_recipe(job.recipe, job.selection)
+    with watch.step("load"):
+        model = _load_float(job)
+        fingerprint = fingerprint_of(model) if job.collecting.needs_identity else None
+    with watch.step("prepare"):
+        names = [str(node.name) for node in model.graph]
+        passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
+        notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
+        layout = arrange(model, job.selection, job.recipe, folded=names)
+    job, warnings = _without_learning(job, layout)
+    return Prepared(job, target, model, fingerprint, layout, notes, _open_data(job, model, layout), warnings)
+
+
+def check_recipe(recipe: Recipe, selection: Selection) -> Device:
+    """Return the target. Raise UsageError if parts of the recipe contradict each other, or the selection of nodes."""
+    if recipe.format == "bfloat16" and selection != Selection():
+        raise UsageError(
+            "Format bfloat16 computes the whole model in bfloat16: leave --include, --exclude, --op-types, --from and "
+            "--to out, or choose format cast."
+        )
+    target = with_steps(device_of(recipe), recipe)
+    check_formats(recipe)
+    check_methods(recipe)
+    check_operator_types(recipe)
+    check_refinement(recipe)
+    target.check(recipe)
+    check_rounding(recipe)
+    return target
+
+
+def _load_float(job: Job) -> ir.Model:
+    """Load the float model, and check that the files to be written can be."""
+    model = load(job.model, job.recipe.least_opset)
+    for node in model.graph.all_nodes():
+        if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
+            raise ModelError(
+                f"{name_of(job.model)} is quantized already (node '{node.name}' is a {node.op_type}). Give the float "
+                "model; `detent inspect` shows what is in this one."
+            )
+    check_operators(model)
+    if job.output is not None:
+        check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
+    if job.collecting.save is not None:
+        check_output(job.collecting.save, job.output)
+    return model
+
+
+def _observed_sites(layout: Layout) -> list[str]:
+    return [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
+
+
+def _needs_statistics(layout: Layout) -> bool:
+    return any(needs_statistics(layout, layout.sites[name]) for name in _observed_sites(layout))
+
+
+def _without_learning(job: Job, layout: Layout) -> tuple[Job, tuple[str, ...]]:
+    """Leave out what learns from data if there is none and no format needs any; also return a warning that says so."""
+    refinement = job.recipe.refinement
+    if job.calibration is not None or not job.recipe.learns or _needs_statistics(layout):
+        return job, ()
+    name = "The search for ranges" if refinement is None else type(refinement).__name__
+    warning = f"{name} was left out: it needs data, which the rest of the recipe does not. Give --calib."
+    return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False)), (warning,)
+
+
+def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
+    """Open the data; None if nothing runs, or if the statistics are known already."""
+    how = job.collecting
+    if (how.needs_identity or how.must_count) and not _needs_statistics(layout):
+        raise UsageError(
+            f"Recipe {job.recipe.name} needs no statistics of activations here: leave --stats, --save-stats, --workers "
+            "and --dask out."
+        )
+    if job.calibration is None and (job.dry_run or how.reuse is not None):
+        return None
+    return open_source(
+        job.calibration,
+        input_specs(model),
+        preprocess=job.preprocess,
+        limit=job.limit,
+        reserve=HELD_OUT,
+        seed=job.seed,
+        batch=job.batch,
+    )
+
+
+class Original:
+    """The model as it was given, ready to run on samples of the prepared one."""
+
+    def __init__(self, job: Job) -> None:
+        original = read(job.model)
+        self._types = {str(each.name): each.dtype.numpy() for each in original.graph.inputs if each.dtype is not None}
+        self._runner = Runner(original)
+
+    def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        """Return all outputs by name."""
+        feeds = {name: array.astype(self._types.get(name, array.dtype)) for name, array in sample.feeds.items()}
+        return dict(zip(self._runner.outputs, self._runner(feeds, sample.origin), strict=True))
+
+
+def check_preparation(job: Job, original: Original, samples: Sequence[PendingSample], observation: Observation) -> None:
+    """Run the given model on one sample: preparing and equalizing it must not have changed its function."""
+    if observation.runner is None:  # without data, this was checked when the statistics were counted
+        return
+    # One of the samples that equalization saw: on others, a Clip may cut where it did not before.
+    sample = (samples or observation.measured_on)[0].load()
+    expected = original(sample)
+    found = observation.runner(sample.feeds, sample.origin, list(expected))
+    for (name, before), after in zip(expected.items(), found, strict=True):
+        if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:
+            continue
+        difference = float(np.abs(before.astype(np.float64) - after).max())
+        if difference > ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * float(np.abs(before).max()):
+            raise ModelError(
+                f"Preparing {name_of(job.model)} changed what it computes: output '{name}' differs by {difference:.3g} "
+                f"on {sample.origin}. This is a fault of Detent or of the opset conversion; export the model with "
+                "opset 17 or newer, and please report it."
+            )

@@ -1,0 +1,166 @@
+"""The last stage: write the plan into the graph, measure and check the result, and save it.
+
+Two forms are written, one after the other. The first computes the same numbers in plain float operators between
+roundings, so that every value on the way can be compared with float; the last is what the file holds.
+
+| format    | first form                        | last form                                         |
+| --------- | --------------------------------- | ------------------------------------------------- |
+| qoperator | QuantizeLinear, DequantizeLinear  | operators on codes, within a code of the first    |
+| bfloat16  | Casts to bfloat16 and back        | bfloat16 throughout, the same numbers             |
+| any other | what the file holds               | the same                                          |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
+
+from detent.convert.bfloat16 import to_pure_bfloat16
+from detent.device_check.check import check_graph
+from detent.devices.catalog import device_of
+from detent.emit.dynamic import emit_dynamic
+from detent.emit.emitter import emit
+from detent.emit.qoperator import to_qoperator
+from detent.errors import ModelError, OutputError
+from detent.evaluation.fidelity import measure_fidelity
+from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save, tensor_bytes
+from detent.graph.session import Runner
+from detent.pipeline.observed import Observed
+from detent.pipeline.prepared import Stopwatch
+from detent.pipeline.refined import Refined
+from detent.plan.plan import Plan
+from detent.prepare.base import Change
+from detent.recipe import Recipe
+from detent.results.checked import DeviceCheck
+from detent.results.tensors import Fidelity, TensorReport, describe_activations
+from detent.version import __version__
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """The quantized model, saved, and what it costs. `proto` is the model itself if there is no output file.
+
+    `fidelity` is None without data to measure with, `device` if the recipe is for no known device.
+    """
+
+    refined: Refined
+    tensors: Sequence[TensorReport]
+    fidelity: Fidelity | None
+    declined: Sequence[Change]
+    device: DeviceCheck | None
+    proto: onnx.ModelProto | None
+    bytes: int
+    warnings: Sequence[str]
+
+
+def write(refined: Refined, watch: Stopwatch) -> Written:
+    """Write the plan into the graph, measure the result, bring it into its last form, check it and save it."""
+    observed, plan = refined.planned.observed, refined.plan
+    job, recipe, observation = observed.prepared.job, observed.prepared.job.recipe, observed.observation
+    with watch.step("emit"):
+        first = write_plan(refined.planned.model, plan, recipe)
+    with watch.step("measure"):
+        fidelity = _measure(observed, first)
+        measured = fidelity.tensors if fidelity else {}
+        tensors = [*refined.constants, *describe_activations(plan, observation.statistics, measured)]
+    with watch.step("save"):
+        final, declined = last_form(first, plan, recipe)
+        device = device_of(recipe)
+        taken = check_graph(final, device, "the quantized model") if device.takes_models_of(recipe) else None
+        proto, size = _store(final, job.output)
+    return Written(refined, tensors, fidelity, declined, taken, proto, size, first.warnings)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstForm:
+    """A quantized model in its first form.
+
+    `rounded` names the rounded value of each activation site. `unrounded` is the float model, if the last form is made
+    from that.
+    """
+
+    model: ir.Model
+    rounded: Mapping[str, str]
+    unrounded: ir.Model | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user of the file has to know."""
+        overloaded = sorted({node.op_type for node in self.model.graph if node.overload})
+        if not overloaded:
+            return []
+        return [
+            f"The file has several formats under the name {overloaded[0]}, as overloads of one function. Old versions "
+            "of onnxruntime (1.23 and before) run the first for all of them: use a newer one."
+        ]
+
+
+def write_plan(model: ir.Model, plan: Plan, recipe: Recipe) -> FirstForm:
+    """Write the plan into the graph, and check that the result is a valid model."""
+    unrounded = model.clone() if recipe.format == "bfloat16" else None
+    rounded: Mapping[str, str] = {}
+    if recipe.dynamic:
+        emit_dynamic(model, plan)
+    else:
+        pairs = {"weight_pairs": recipe.weight_pairs, "dedicated_pairs": recipe.dedicated_pairs}
+        rounded = emit(model, plan, recipe.format, **pairs)
+    _check(model)
+    return FirstForm(model, rounded, unrounded)
+
+
+def last_form(first: FirstForm, plan: Plan, recipe: Recipe) -> tuple[ir.Model, list[Change]]:
+    """Return the model as the file will hold it, and why some of its nodes could not take that form."""
+    if recipe.format == "qoperator":
+        declined = to_qoperator(first.model)
+        return _loaded(first.model), declined
+    if first.unrounded is not None:
+        to_pure_bfloat16(first.unrounded, plan.refined)
+        return _loaded(first.unrounded), []
+    return first.model, []
+
+
+def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
+    """Measure how close the quantized model is to float; None without data to measure with."""
+    job, observation = observed.prepared.job, observed.observation
+    if observation.runner is None:
+        return None
+    return measure_fidelity(
+        observation.runner,
+        first.model,
+        {name: first.rounded[name] for name in observed.prepared.sites},
+        observation.measured_on,
+        original=observed.original if observed.rescaling.changed else None,
+        emulate=job.recipe.emulated,
+        threads=job.collecting.threads,
+        progress=job.progress,
+    )
+
+
+def _store(model: ir.Model, output: Path | None) -> tuple[onnx.ModelProto | None, int]:
+    """Save the model, or return it if there is no output; and its size in bytes."""
+    if output is not None:
+        return None, save(model, output)
+    if tensor_bytes(model) > PROTOBUF_LIMIT:
+        raise OutputError("The quantized model is past 2 GB and cannot be one ModelProto. Give an output file.")
+    proto = complete_proto(model)
+    return proto, int(proto.ByteSize())
+
+
+def _loaded(model: ir.Model) -> ir.Model:
+    """Return the model after the checker and onnxruntime accepted it."""
+    _check(model)
+    Runner(model)
+    return model
+
+
+def _check(model: ir.Model) -> None:
+    model.producer_name, model.producer_version = "detent", __version__
+    try:
+        common_passes.CheckerPass(full_check=True)(model)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"The quantized model does not pass onnx's checker, so it is not written: {error}") from error

@@ -1,0 +1,64 @@
+"""What every verb returns: frozen types, and their JSON. Nothing here draws or prints.
+
+quantized   Report of `quantize`, with its advice (advice.py) and what is said about each tensor (tensors.py)
+evaluated   Evaluation, and the scores that it is made of; their statistics are in paired.py
+searched    SensitivityReport, PrecisionReport, Tuning
+compared    ModelComparison, FolderComparison, Emulation
+checked     DeviceCheck
+summarized  StatisticsSummary
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from detent.graph.save import write_text
+
+
+class Result:
+    """Base of what a verb returns. It prints as on the command line, and has a JSON form."""
+
+    ascii_json: ClassVar[bool] = False
+    """Whether JSON spells out characters beyond ASCII. Files of both kinds are in use, so each type keeps its own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """Return `to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=self.ascii_json)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, complete or not at all."""
+        write_text(self.to_json() + "\n", Path(path))
+
+    def __str__(self) -> str:
+        """Return what the command line prints."""
+        # By name, at run time: results are built by rooms that must not depend on how they are shown.
+        rendered: str = importlib.import_module("detent.report.documents").text_of(self)
+        return rendered
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: dataclasses as objects, and numbers that are not finite as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return finite(value)
+    return value
+
+
+def finite(value: float) -> float | None:
+    """Return the number, or None (null in JSON) where it is NaN or infinite."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,173 @@
+"""What a check of a model for a device finds, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from detent.results import Result
+
+Level = Literal["error", "warning", "note"]
+Verdict = Literal["accepted", "partly", "rejected"]
+
+MODEL = ""
+"""The node of a finding that is about the model as a whole."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a user should know about a node, or with an empty `node` about the model.
+
+    An error: the device does not take the node (or the model). A warning: it may, at a price. A note: nothing to do.
+    """
+
+    level: Level
+    node: str
+    op_type: str
+    what: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Where one node runs: in the device's subgraph of that number, or with None on the CPU."""
+
+    node: str
+    op_type: str
+    subgraph: int | None
+    macs: int | None
+
+
+@dataclass(frozen=True)
+class DeviceCheck(Result):
+    """Whether a device takes a model, node by node.
+
+    Quantizing nodes are not listed: they belong to the tensors. `quantized` says whether the model has any; where not,
+    this is what will become of it once it is quantized for the device with `recipe` (empty: it need not be).
+    Multiplications (`macs`) are those of one sample in Conv, ConvTranspose, Gemm and MatMul; None where shapes are not
+    known.
+    """
+
+    target: str
+    source: str
+    quantized: bool
+    recipe: str
+    verdict: Verdict
+    subgraphs: int
+    device_nodes: int
+    cpu_nodes: int
+    device_macs: int | None
+    cpu_macs: int | None
+    findings: Sequence[Finding]
+    nodes: Sequence[NodePlace]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether there are no errors."""
+        return not self.errors
+
+    @property
+    def errors(self) -> list[Finding]:
+        """What the device does not take."""
+        return [finding for finding in self.findings if finding.level == "error"]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """What it may take, at a price."""
+        return [finding for finding in self.findings if finding.level == "warning"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        """The verdict in a sentence."""
+        return summary(self)
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """The same finding at several nodes, or about the model; `operators` counts the types of the nodes."""
+
+    finding: Finding
+    nodes: tuple[str, ...]
+    operators: dict[str, int]
+
+
+def grouped(findings: Sequence[Finding]) -> list[FindingGroup]:
+    """Equal findings together, errors first, those about the model first, then those with the most nodes."""
+    alike: dict[tuple[str, str, str, str, bool], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.level, finding.what, finding.why, finding.fix, finding.node == MODEL)
+        alike.setdefault(key, []).append(finding)
+    groups = [
+        FindingGroup(
+            each[0], tuple(finding.node for finding in each), dict(Counter(finding.op_type for finding in each))
+        )
+        for each in alike.values()
+    ]
+    order = {"error": 0, "warning": 1, "note": 2}
+    return sorted(groups, key=lambda group: (order[group.finding.level], bool(group.nodes[0]), -len(group.nodes)))
+
+
+def summary(check: DeviceCheck) -> str:
+    """How much of the model runs where."""
+    total = check.device_nodes + check.cpu_nodes
+    if check.target == "cpu":
+        return "onnxruntime takes it." if check.accepted else "onnxruntime does not take it."
+    parts = f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"
+    said = f"{check.device_nodes} of {total} nodes on the device, in {parts}"
+    if check.device_macs is not None and check.cpu_macs is not None and check.device_macs + check.cpu_macs:
+        said += f", with {_percent(check.device_macs, check.cpu_macs)} of the multiplications"
+    if check.verdict == "rejected":
+        rest = f" Once what concerns all of it is mended: {said}." if check.device_nodes else ""
+        return f"{check.target} does not take it as it is.{rest}"
+    takes = "takes" if not check.recipe else f"will take, quantized with recipe {check.recipe},"
+    return f"{check.target} {takes} {'all' if check.verdict == 'accepted' else 'part'} of it: {said}."
+
+
+def _percent(part: int, rest: int) -> str:
+    """A share that says 100 % only where it is all."""
+    share = 100 * part / (part + rest)
+    return f"{share:.1f} %" if not rest or round(share, 1) < 100 else "over 99.9 %"
+
+
+def operators_left(check: DeviceCheck) -> dict[str, int]:
+    """The operators that run on the CPU, with how many nodes of each."""
+    return dict(Counter(place.op_type for place in check.nodes if place.subgraph is None).most_common())
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The device's part of a model with one recipe and with another."""
+
+    before: DeviceCheck
+    after: DeviceCheck
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the device gets fewer nodes, or gets them in more pieces."""
+        return self.after.device_nodes < self.before.device_nodes or self.after.subgraphs > self.before.subgraphs > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "target": self.after.target,
+            **{
+                when: {"device_nodes": each.device_nodes, "cpu_nodes": each.cpu_nodes, "subgraphs": each.subgraphs}
+                for when, each in (("before", self.before), ("after", self.after))
+            },
+        }
+
+    def __str__(self) -> str:
+        was, now = self.before, self.after
+        share = f"{now.device_nodes} of {now.device_nodes + now.cpu_nodes} nodes run on {now.target} then, in"
+        return f"{share} {_pieces(now)} (as it is: {was.device_nodes}, in {_pieces(was)})"
+
+
+def _pieces(check: DeviceCheck) -> str:
+    return f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"

@@ -1,0 +1,135 @@
+"""The report of a quantization: everything that `quantize` decided and measured, as plain data.
+
+A report is built once, from facts. What to warn of and what to try next follow from these facts (advice.py), and are
+computed when they are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import onnx
+
+from detent.equalize.absorb import Absorption
+from detent.equalize.factors import Equalization
+from detent.equalize.smooth import Smoothing
+from detent.plan.layout import Decision
+from detent.plan.plan import Move
+from detent.prepare.base import Change
+from detent.recipe import Recipe
+from detent.recipe_file import to_plain
+from detent.refine.layers import LayerReport
+from detent.results import Result, plain
+from detent.results.advice import agreement_interval, judge, suggestions_for, warnings_for
+from detent.results.checked import DeviceCheck
+from detent.results.tensors import Fidelity, Pictures, TensorReport
+
+
+@dataclass
+class Notes:
+    """What passes did to the model, and what they looked at and left alone, with the reason."""
+
+    changes: list[Change]
+    declined: list[Change]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The data that the ranges come from."""
+
+    source: str
+    samples: int
+    random: bool
+    preprocess: Mapping[str, Any] | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Report(Result):
+    """What was done to every node and tensor, why, and what it cost.
+
+    After a dry run `tensors` is empty and nothing was written. `fidelity` is None if there was no data to measure with.
+    `device` says whether the device that the recipe is for takes the result, and is None if it is for no device.
+    `remarks` are warnings of the stages that ran; `warnings` adds those that follow from the other fields. `pictures`
+    are what a page draws, and not in the JSON. `model` is the quantized model, unless it was written to a file.
+    """
+
+    source: str
+    output: str | None
+    recipe: Recipe
+    nodes: Sequence[Decision]
+    changes: Sequence[Change]
+    declined: Sequence[Change]
+    calibration: Calibration | None
+    bytes_before: int
+    seconds: Mapping[str, float]
+    dry_run: bool = False
+    tensors: Sequence[TensorReport] = ()
+    moves: Sequence[Move] = ()
+    equalization: Equalization | None = None
+    smoothing: Smoothing | None = None
+    absorption: Absorption | None = None
+    refined: Sequence[LayerReport] = ()
+    fidelity: Fidelity | None = None
+    in_sample: bool = False
+    bytes_after: int | None = None
+    remarks: Sequence[str] = ()
+    device: DeviceCheck | None = None
+    pictures: Pictures = field(default_factory=Pictures, repr=False, compare=False)
+    model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What makes the result untrustworthy, or is likely to surprise."""
+        return [*([] if self.dry_run else warnings_for(self)), *self.remarks]
+
+    @cached_property
+    def suggestions(self) -> list[str]:
+        """What to try next if the loss is large."""
+        return [] if self.dry_run else suggestions_for(self)
+
+    def worst_tensors(self, count: int = 10) -> list[TensorReport]:
+        """Return the tensors furthest from their float originals, the worst first."""
+        measured = [tensor for tensor in self.tensors if tensor.closeness is not None]
+        return sorted(measured, key=lambda tensor: tensor.closeness.sqnr_db if tensor.closeness else math.inf)[:count]
+
+    def left_float(self) -> list[Decision]:
+        """Return the nodes that were not quantized."""
+        return [decision for decision in self.nodes if not decision.quantized]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON. Decibels of equal tensors (infinite) are null."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in _JSON_FIELDS}
+        # Factors of thousands of channels are left out.
+        for name, emptied in (
+            ("equalization", {"factors": ()}),
+            ("absorption", {"amounts": {}}),
+            ("smoothing", {"factors": {}}),
+        ):
+            if values[name] is not None:
+                values[name] = dataclasses.replace(values[name], **emptied)
+        values = plain({**values, "recipe": to_plain(self.recipe)})
+        if self.fidelity is not None:
+            values["fidelity"] |= _judged(self.fidelity)
+        return values
+
+
+_JSON_FIELDS = (
+    *("source", "output", "recipe", "nodes", "tensors", "changes", "declined", "moves", "equalization", "smoothing"),
+    *("refined", "calibration", "fidelity", "in_sample", "dry_run", "bytes_before", "bytes_after", "seconds"),
+    *("warnings", "suggestions", "device", "absorption"),
+)
+"""The order in which the JSON lists them."""
+
+
+def _judged(fidelity: Fidelity) -> dict[str, Any]:
+    """Return what the figures say, as the terminal and the page tell it; the interval in percent."""
+    judgement = judge(fidelity)
+    same = fidelity.same_top1
+    ends = None if same is None else list(agreement_interval(same, fidelity.samples))
+    return {"same_top1_interval": ends, "verdict": judgement.level, "why": judgement.reason}

@@ -1,0 +1,383 @@
+"""Results of searches: what each layer costs, which precision each gets, and which recipe a tuning took.
+
+Errors are noise power over signal power at the outputs; in dB they are negative, and more negative is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
+
+import onnx
+
+from detent.numerics.formats import IntegerFormat
+from detent.numerics.interface import NumberFormat
+from detent.recipe import Recipe
+from detent.recipe_file import to_plain, to_toml
+from detent.results import Result, finite
+from detent.results.checked import Placement
+from detent.results.paired import Interval
+
+
+def decibels(error: float) -> float:
+    """Return an error in dB relative to the signal: -20 is a hundredth of its power."""
+    return 10 * math.log10(error) if error > 0 else -math.inf
+
+
+@dataclass(frozen=True)
+class ErrorSource:
+    """What was quantized alone: the constants of a layer, or one or more activations that are rounded together.
+
+    It is float only if all layers in `touches`, which compute or read it, are left float. `constants` and `activations`
+    are the names of its tensors. `elements` counts its numbers for one sample, and `operations` the products that its
+    layer computes with them (of activations: their numbers). A size that only the data tells counts as 1.
+    """
+
+    name: str
+    layer: str
+    touches: frozenset[str]
+    constants: tuple[str, ...] = ()
+    activations: tuple[str, ...] = ()
+    elements: int = 0
+    operations: int = 0
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is the constants of a layer."""
+        return bool(self.constants)
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """One layer. An error is None if the layer has nothing of that kind that is quantized.
+
+    `gain` is None if it was not measured, or if nothing becomes float because others read and compute it too.
+    `changed` counts samples with another top answer when the layer's weights, and when its activations are quantized;
+    it is None if outputs are not class scores. `members` are the nodes that are computed with it, itself first.
+    """
+
+    node: str
+    op_type: str
+    members: tuple[str, ...]
+    weights: float | None
+    activations: float | None
+    gain: float | None
+    changed: tuple[int, int] | None
+    parameters: int
+    operations: int
+
+    @property
+    def error(self) -> float:
+        """Of weights and activations together: noise powers add."""
+        return (self.weights or 0.0) + (self.activations or 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "node": self.node,
+            "op_type": self.op_type,
+            "weights": self.weights,
+            "activations": self.activations,
+            "error": self.error,
+            "error_db": finite(decibels(self.error)),
+            "gain": self.gain,
+            "changed": None if self.changed is None else list(self.changed),
+            "parameters": self.parameters,
+            "operations": self.operations,
+        }
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Every layer in graph order, every source of error, and the error of the whole quantized model."""
+
+    layers: tuple[LayerSensitivity, ...]
+    sources: tuple[ErrorSource, ...]
+    errors: Mapping[str, float]
+    total: float
+    changed: int | None
+    samples: int
+    exact: bool
+
+    def worst_first(self) -> list[LayerSensitivity]:
+        """Return the layers, those with the largest error first."""
+        return sorted(self.layers, key=lambda layer: -layer.error)
+
+
+Way = Literal["exclude", "a16", "w8"]
+"""What a proposal does: leave nodes float, or give activations 16 bits, or weights 8."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A recipe whose error is expected to be `predicted`, and the nodes or activations that it treats differently.
+
+    `operations` is the share of all products that is computed in float. If `reached` is False, the wanted error is out
+    of reach this way, and everything that helps is in the recipe.
+    """
+
+    recipe: Recipe
+    way: Way
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    before: float
+    predicted: float
+    wanted: float
+    operations: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether the wanted error is expected to be reached."""
+        return self.predicted <= self.wanted
+
+
+@dataclass(frozen=True)
+class SensitivityReport(Result):
+    """What was measured on which model, and what follows from it if that was asked for.
+
+    `data` and `note` say what the samples are, and how they were read. `device` is what a proposal to leave nodes float
+    does to the device's part of the model; None if there is no such proposal, or no device.
+    """
+
+    ascii_json: ClassVar[bool] = True
+
+    source: str
+    recipe: Recipe
+    found: Sensitivity
+    proposal: Proposal | None = None
+    data: str = ""
+    note: str = ""
+    device: Placement | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON. No error at all is null in dB."""
+        found = self.found
+        values: dict[str, Any] = {
+            "model": self.source,
+            "recipe": self.recipe.name,
+            "data": self.data,
+            "samples": found.samples,
+            "exact": found.exact,
+            "error": found.total,
+            "error_db": finite(decibels(found.total)),
+            "changed": found.changed,
+            "layers": [layer.to_dict() for layer in found.worst_first()],
+        }
+        if self.proposal is not None:
+            values["proposal"] = {
+                "way": self.proposal.way,
+                "nodes": list(self.proposal.nodes),
+                "tensors": list(self.proposal.tensors),
+                "wanted": self.proposal.wanted,
+                "predicted": self.proposal.predicted,
+                "reached": self.proposal.reached,
+                "float_operations": self.proposal.operations,
+                "device": None if self.device is None else self.device.to_dict(),
+                "recipe": to_plain(self.proposal.recipe),
+            }
+        return values
+
+    def to_toml(self) -> str:
+        """Return the proposed recipe as a file for `--recipe`."""
+        return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
+
+
+SearchedRole = Literal["weights", "activations"]
+"""Whose formats are chosen."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A format that a tensor may have, the bits of all its numbers in it, and the error that it alone makes."""
+
+    format: NumberFormat
+    bits: int
+    error: float
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it is about."""
+        assert isinstance(self.format, IntegerFormat), "only integers are searched"
+        return self.bits // self.format.bits
+
+
+Choice = dict[str, Option]
+
+
+@dataclass(frozen=True)
+class PrecisionSearch:
+    """The recipe that was found, with the option that every layer or activation got, and what it costs.
+
+    `error` was measured on the whole model; `uniform` is the same with one format throughout. `mean_bits` is of all
+    numbers whose format was chosen. If `reached` is False, no choice has the wanted error, and this one is the nearest.
+    """
+
+    recipe: Recipe
+    what: SearchedRole
+    choice: Choice
+    uniform: Mapping[IntegerFormat, float]
+    error: float
+    mean_bits: float
+    reached: bool
+    samples: int
+
+    @property
+    def formats(self) -> dict[str, NumberFormat]:
+        """By layer, or activation."""
+        return {name: option.format for name, option in self.choice.items()}
+
+    def uniform_errors(self) -> list[tuple[IntegerFormat, float]]:
+        """Return each format with the error that it has throughout, from the fewest bits on."""
+        return sorted(self.uniform.items(), key=lambda each: (each[0].bits, each[0].label))
+
+
+@dataclass(frozen=True)
+class PrecisionReport(Result):
+    """What was found for which model, on top of which recipe, and the bound that was asked for: one of the two."""
+
+    ascii_json: ClassVar[bool] = True
+
+    source: str
+    base: Recipe
+    found: PrecisionSearch
+    max_error: float | None = None
+    mean_bits: float | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe to quantize with."""
+        return self.found.recipe
+
+    @property
+    def reached(self) -> bool:
+        """Whether the bound was met."""
+        return self.found.reached
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers have a chosen format; of activations, for one sample."""
+        return sum(option.numbers for option in self.found.choice.values())
+
+    @property
+    def bits(self) -> int:
+        """The bits of all these numbers."""
+        return sum(option.bits for option in self.found.choice.values())
+
+    @property
+    def bits_before(self) -> int:
+        """The same in the format of the recipe that the search began with."""
+        usual = self.base.formats[self.found.what]
+        assert isinstance(usual, IntegerFormat), "only integers are searched"
+        return self.numbers * usual.bits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON. No error at all is null in dB."""
+        found = self.found
+        return {
+            "model": self.source,
+            "base": self.base.name,
+            "what": found.what,
+            "samples": found.samples,
+            "max_error": self.max_error,
+            "wanted_mean_bits": self.mean_bits,
+            "reached": found.reached,
+            **_error(found.error),
+            "mean_bits": found.mean_bits,
+            "bits": self.bits,
+            "bits_before": self.bits_before,
+            "uniform": {fmt.label: _error(error) for fmt, error in found.uniform_errors()},
+            "formats": [
+                {
+                    "name": name,
+                    "format": option.format.label,
+                    "numbers": option.numbers,
+                    "bits": option.bits,
+                    **_error(option.error),
+                }
+                for name, option in found.choice.items()
+            ],
+            "recipe": to_plain(found.recipe),
+        }
+
+    def to_toml(self) -> str:
+        """Return the recipe that was found, as a file for `--recipe`."""
+        return to_toml(self.found.recipe)
+
+
+def _error(error: float) -> dict[str, float | None]:
+    return {"error": error, "error_db": finite(decibels(error))}
+
+
+@dataclass(frozen=True)
+class RungOutcome:
+    """What a rung lost, and what it took.
+
+    `output_error` is noise power over signal power at the outputs, on calibration samples that were held out; None
+    where none were. `kept`: it was better than what was below it.
+    """
+
+    name: str
+    what: str
+    loss: float
+    unit: str
+    interval: Interval | None
+    output_error: float | None
+    seconds: float
+    bytes_after: int | None
+    kept: bool = False
+    resumed: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> RungOutcome:
+        """The outcome of an earlier run."""
+        interval = plain["interval"]
+        return cls(**{**plain, "interval": None if interval is None else tuple(interval), "resumed": True})
+
+
+@dataclass(frozen=True)
+class Tuning(Result):
+    """All rungs in the order in which they were climbed, and which one was taken.
+
+    `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets,
+    `note` how images were read. `kept` is where a tuning that ran out of time left what it knows, for one with more.
+    """
+
+    ascii_json: ClassVar[bool] = True
+
+    source: str
+    output: str | None
+    recipe: Recipe
+    taken: str
+    rungs: Sequence[RungOutcome]
+    max_drop: float
+    met: bool
+    stopped: str
+    data: str
+    note: str
+    reference: str
+    samples: int
+    seconds: float
+    bytes_before: int | None
+    model: onnx.ModelProto | None = None
+    kept: str | None = None
+
+    @property
+    def outcome(self) -> RungOutcome:
+        """That of the rung that was taken."""
+        return min(self.rungs, key=lambda rung: rung.loss)
+
+    def to_toml(self) -> str:
+        """The winning recipe, as a file for `--recipe`."""
+        return to_toml(self.recipe)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the model, as plain values."""
+        skipped = ("model", "recipe", "rungs")
+        plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
+        return {**plain, "recipe": to_plain(self.recipe), "rungs": [rung.to_plain() for rung in self.rungs]}

@@ -1,0 +1,260 @@
+"""What the report's pictures are drawn from: few numbers for each tensor, however large the model or the data.
+
+Of an activation: a histogram of at most 64 columns, and the ends of the numbers that have a code. Of a layer's weight:
+the largest magnitude of its output channels, largest channel first, before and after channels were rescaled; of more
+than 64 channels, 64 that are evenly spaced in that order. Rounding to one step for all channels is fair to all of them
+where that curve is flat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.graph.values import constant
+from detent.numerics.formats import QuantParams
+from detent.numerics.interface import Params
+from detent.numerics.rounding import DeviceRounding
+from detent.observe.counting import BINS, HALF
+from detent.observe.histogram import Histogram
+from detent.observe.methods.points import Points
+from detent.observe.statistics import TensorStatistics
+from detent.plan.layout import Layout, Role, Site
+from detent.plan.plan import Plan
+
+COLUMNS = 64
+CURVE = 64
+
+Magnitudes = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How close one tensor is to its float original. Decibels are infinite where they are equal."""
+
+    sqnr_db: float
+    psnr_db: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """The outputs and sites of a quantized model against the float one.
+
+    `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
+    are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
+    are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
+    `emulated` is the rounding with which the quantized model was computed in integers; None where onnxruntime computed
+    it in float.
+    """
+
+    outputs: Mapping[str, Closeness]
+    tensors: Mapping[str, Closeness]
+    samples: int
+    same_top1: int | None
+    resized: Sequence[str] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)
+    emulated: DeviceRounding | None = None
+
+
+def in_integers(emulated: DeviceRounding | None) -> str:
+    """Words behind what was measured on; none where onnxruntime computed it."""
+    return "" if emulated is None else f", in integers, with the rounding {emulated}"
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One quantized tensor.
+
+    `dtype` is the short name of its format. `position` is that of a power-of-two scale. Where each of `channels` (or
+    groups) has its own scale, `scale` is the largest; blocks have none. `minimum` and `maximum` were observed (of a
+    weight: are its own), and are None where the format did not need it. `clipped` is the fraction of values beyond the
+    ends of the grid, `shares` names the tensor whose position this one has, `closeness` compares it with float.
+    """
+
+    name: str
+    role: str
+    node: str
+    dtype: str
+    position: int | None
+    scale: float | None
+    zero_point: int
+    channels: int | None
+    minimum: float | None
+    maximum: float | None
+    clipped: float
+    shares: str | None = None
+    closeness: Closeness | None = None
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The columns of an activation's histogram. `span` are the ends of the codes; None where blocks follow the values.
+
+    `values` were counted.
+    """
+
+    columns: tuple[Column, ...]
+    span: tuple[float, float] | None
+    values: int
+
+
+@dataclass(frozen=True)
+class ChannelSizes:
+    """The largest magnitudes of a weight's channels, the largest first: of all or of 64, before and after rescaling.
+
+    The spread is the largest channel over the middle one.
+    """
+
+    channels: int
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    spread_before: float
+    spread_after: float
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """By the names of tensors. Activations that share another's scale are not in it, weights only if rescaled."""
+
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    channels: Mapping[str, ChannelSizes] = field(default_factory=dict)
+
+
+def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> dict[str, Distribution]:
+    """The histogram of every activation that was counted, with the span of its final parameters."""
+    return {
+        name: distribution(seen.histogram, plan.of(name).span)
+        for name, seen in statistics.items()
+        if seen.histogram.total and name in plan.layout.sites
+    }
+
+
+def distribution(histogram: Histogram, span: tuple[float, float]) -> Distribution:
+    """The picture of one histogram; values may all be the same."""
+    low, high = min(histogram.minimum, 0.0), max(histogram.maximum, 0.0)
+    margin = (high - low) / COLUMNS or histogram.width  # what sits at an extreme, as behind a Clip, has a column too
+    columns = columns_of(histogram, low - margin, high + margin, COLUMNS)
+    return Distribution(tuple(columns), span if all(map(math.isfinite, span)) else None, histogram.total)
+
+
+def channel_magnitudes(model: ir.Model, layout: Layout) -> dict[str, Magnitudes]:
+    """The largest magnitude of each output channel of every layer's weight."""
+    found = {}
+    for site in layout.of_role(Role.WEIGHT):
+        array = constant(model.graph.initializers[site.value])
+        if array is None or site.axis is None or array.ndim < 2 or not array.size:
+            continue
+        others = tuple(axis for axis in range(array.ndim) if axis != site.axis % array.ndim)
+        found[site.value] = np.maximum(array.max(axis=others), -array.min(axis=others)).astype(np.float64)
+    return found
+
+
+def channel_sizes(before: Mapping[str, Magnitudes], after: Mapping[str, Magnitudes]) -> dict[str, ChannelSizes]:
+    """Both curves of every weight that has other channels than before."""
+    return {
+        name: ChannelSizes(was.size, _curve(was), _curve(after[name]), _spread(was), _spread(after[name]))
+        for name, was in before.items()
+        if name in after and not np.array_equal(was, after[name])
+    }
+
+
+def _curve(magnitudes: Magnitudes) -> tuple[float, ...]:
+    ordered = np.sort(magnitudes)[::-1]
+    chosen = np.linspace(0, ordered.size - 1, min(CURVE, ordered.size)).round().astype(int)
+    return tuple(ordered[chosen].tolist())
+
+
+def _spread(magnitudes: Magnitudes) -> float:
+    middle = float(np.median(magnitudes))
+    return float(magnitudes.max()) / middle if middle else math.inf
+
+
+# FUSED The report's entry for every quantized tensor.
+
+
+def describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
+    """Weights and biases: their own range, and what of them saturates at the final position."""
+    described = []
+    for site in plan.layout.sites.values():
+        if site.role is Role.ACTIVATION:
+            continue
+        array = constant(model.graph.initializers[site.value])
+        values = plan.refined.get(site.value, np.zeros(0) if array is None else array)
+        clipped = float(plan.of(site.value).clipped(values).mean()) if values.size else 0.0
+        described.append(_entry(site, plan, float(values.min(initial=0.0)), float(values.max(initial=0.0)), clipped))
+    return described
+
+
+def describe_activations(
+    plan: Plan, statistics: Mapping[str, TensorStatistics], measured: Mapping[str, Closeness]
+) -> list[TensorReport]:
+    """Activations: the observed range, that of the leader where a position is shared, and the closeness to float."""
+    described = []
+    for site in plan.layout.of_role(Role.ACTIVATION):
+        leader = plan.layout.leader(site.value)
+        shares = leader if leader != site.value else None
+        closeness = measured.get(site.value)
+        if leader not in statistics:
+            described.append(_entry(site, plan, None, None, 0.0, shares, closeness))
+            continue
+        seen = statistics[leader].histogram
+        clipped = _clipped_fraction(Points.of_histogram(seen), plan.of(leader))
+        described.append(_entry(site, plan, seen.minimum, seen.maximum, clipped, shares, closeness))
+    return described
+
+
+def _clipped_fraction(points: Points, params: Params) -> float:
+    total = points.counts.sum()
+    return float(points.counts[params.clipped(points.centres)].sum() / total) if total else 0.0
+
+
+def _entry(
+    site: Site,
+    plan: Plan,
+    minimum: float | None,
+    maximum: float | None,
+    clipped: float,
+    shares: str | None = None,
+    closeness: Closeness | None = None,
+) -> TensorReport:
+    params = plan.of(site.value)
+    integers = params if isinstance(params, QuantParams) else None
+    one_scale = integers is not None and integers.axis is None
+    return TensorReport(
+        name=site.value,
+        role=site.role.value,
+        node=site.node,
+        dtype=params.format.label,
+        position=integers.position if integers and one_scale and integers.format.power_of_two else None,
+        scale=None if params.scale is None else float(np.max(params.scale)),
+        zero_point=int(integers.zero_point.flat[0]) if integers else 0,
+        channels=integers.scale.size if integers and not one_scale else None,
+        minimum=minimum,
+        maximum=maximum,
+        clipped=clipped,
+        shares=shares,
+        closeness=closeness,
+    )
+
+
+# FUSED A histogram with few columns: groups of bins, aligned to zero, whose number is a power of two.
+
+
+Column = tuple[float, float, int]
+"""Where a column begins and ends, and how many values are in it."""
+
+
+def columns_of(histogram: Histogram, low: float, high: float, most: int) -> Iterator[Column]:
+    """The columns between low and high that are not empty, so wide that half of `most` to `most` fill the range."""
+    shown = (high - low) / histogram.width
+    group = 1 << min(max(0, math.ceil(math.log2(shown / most))), HALF.bit_length() - 1)
+    grouped = histogram.counts.reshape(BINS // group, group).sum(axis=1)
+    for at in np.flatnonzero(grouped):
+        left = (int(at) * group - HALF) * histogram.width
+        yield max(left, low), min(left + group * histogram.width, high), int(grouped[at])

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from detent.errors import OutputError
+from detent.execute.output_folder import file_stems, new_folder
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_folder_is_there_at_the_end(tmp_path, there):
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    with new_folder(out) as folder:
+        (folder / "a").write_text("1")
+        assert not out.exists() or not any(out.iterdir())
+    assert tree(tmp_path) == {"out/a": "1"}
+
+
+def test_nothing_is_left_of_a_failure(tmp_path):
+    with pytest.raises(KeyError), new_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("1")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_run_is_not_mixed_in_unless_so_asked(tmp_path):
+    out = tmp_path / "out"
+    (out / "in").mkdir(parents=True)
+    (out / "old").write_text("0")
+    (out / "in" / "b").write_text("0")
+    with pytest.raises(OutputError, match="not an empty folder"), new_folder(out):
+        pass
+    with new_folder(out, overwrite=True) as folder:
+        (folder / "in").mkdir()
+        (folder / "in" / "b").write_text("1")
+        (folder / "a").write_text("1")
+    assert tree(tmp_path) == {"out/old": "0", "out/in/b": "1", "out/a": "1"}
+    with pytest.raises(OutputError, match="not an empty folder"), new_folder(out / "old", overwrite=True):
+        pass
+
+
+def test_names_are_harmless_and_differ():
+    assert file_stems(["a/b", "a_b", "A/B", "../x", "", "ü"]) == ["a_b", "a_b_2", "A_B_3", "_x", "_", "__2"]
+
+
+def test_a_number_that_is_taken():
+    stems = file_stems(["x", "x_2", "x", "x"])
+    assert len({stem.lower() for stem in stems}) == 4
+
+
+def test_long_names_fit_into_a_file_system():
+    assert all(len(stem) < 200 for stem in file_stems(["n" * 999, "n" * 998]))
