@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from detent.devices.catalog import check_steps, find_device
-from detent.emit.check import check_formats
+from detent.emit.output_formats import check_formats
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.plan.plan import check_methods

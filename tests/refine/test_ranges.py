@@ -11,10 +11,10 @@ from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.devices.constraints import SHIFTS
 from detent.devices.device import Rules
+from detent.execute.quantized_walk import QuantizedWalk
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.refine.ranges import RULE, _Continuation, is_better, relative_error, search_ranges
-from detent.refine.walk import Walk
 from detent.refinements import Rounding
 from tests.models import IMAGE, XINT8, build, node, normal, planned
 
@@ -66,7 +66,7 @@ def test_a_candidate_is_rounded_as_the_device_does(rounding, code):
     rest = list(model.graph)[2:]
     weight, bias = (model.graph.initializers[name].const_value.numpy() for name in ("w2", "b2"))
     wanted = np.einsum("ocij,nchw->nohw", weight, step * code) + bias.reshape(1, 4, 1, 1)
-    walk = Walk(model, plan, ["the sample"], 1)
+    walk = QuantizedWalk(model, plan, ["the sample"], 1)
     errors = _Continuation(walk, "r", {"r": [step / 2]}, rest, [{"y": wanted}]).errors(params)
     assert errors == pytest.approx(0.0, abs=1e-9)
 

@@ -157,9 +157,8 @@ def change_recipe(name: str, settings: Sequence[str], **flags: object) -> Recipe
 
 def _without_bias_correction(recipe: Recipe) -> Recipe:
     """The recipe of --no-bias-correction. Other refinements set biases along with the weights: they need them."""
-    from detent.refinements import BiasCorrection
 
-    if recipe.refinement is None or isinstance(recipe.refinement, BiasCorrection):
+    if recipe.refinement is None or not recipe.refinement.learns_weights:
         return recipe.replace(refinement=None)
     raise UsageError(
         f"{type(recipe.refinement).__name__} corrects biases along with the weights, so --no-bias-correction cannot be "

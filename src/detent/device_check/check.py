@@ -15,7 +15,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from detent.convert.domains import take_out_functions
 from detent.device_check.model_rules import check_file, check_model
 from detent.device_check.network import (
     Subject,
@@ -33,10 +32,11 @@ from detent.devices.catalog import DEVICES, device_of, find_device
 from detent.devices.device import Device
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
-from detent.measure.reading import read_codes
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
+from detent.qdq.float_network import read_codes
+from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe
 from detent.results.checked import DeviceCheck, Finding, NodePlace, Placement, Verdict
 

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from detent.device_check.network import Subject
 from detent.graph.values import is_standard
-from detent.measure.reading import Codes
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.plan.layout import Decision, Layout, Role, Site, bias_input
 from detent.plan.operators import operator_of
 from detent.plan.plan import Plan
+from detent.qdq.float_network import ValueCodes
 from detent.results.checked import MODEL, Finding
 
 _ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
@@ -109,7 +109,7 @@ def _check_symmetry(node: ir.Node, subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _is_centred(codes: Codes) -> bool:
+def _is_centred(codes: ValueCodes) -> bool:
     middle = {"uint8": (127, 128), "uint16": (32767, 32768)}.get(codes.dtype, (0,))
     return bool(np.isin(codes.zero_points, middle).all())
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from detent.devices.catalog import device_of, with_steps
 from detent.devices.device import Device, check_rounding
-from detent.emit.check import check_formats
+from detent.emit.output_formats import check_formats
 from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
