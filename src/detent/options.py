@@ -198,7 +198,7 @@ class RoundingOptions(TypedDict, total=False):
 class RecipeOptions(SettingOptions, total=False):
     """Fields of the recipe that have a flag of their own."""
 
-    target: Annotated[str | None, Flag("npu-cnn, npu-float-scale, npu-vaiml, npu-bf16 or cpu.")]
+    target: Annotated[str | None, Flag("npu-xint8, npu-a8w8, npu-a16w8, npu-vaiml, npu-bf16 or cpu.")]
     method: Annotated[Method | str | None, Flag("MinMSE, Percentile:percentile=99.99, ...", reads=str)]
     activations: Annotated[
         NumberFormat | str | None, Flag("int8, uint16, bfloat16, ..., if not the recipe's.", reads=str)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from detent.devices.device import Target, check_rounding, find_target, with_steps
+from detent.devices.catalog import device_of, with_steps
+from detent.devices.device import Device, check_rounding
 from detent.emit.output_formats import check_formats
 from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
@@ -75,7 +76,7 @@ class Prepared:
     """
 
     job: Job
-    target: Target
+    target: Device
     model: ir.Model
     fingerprint: str | None
     layout: Layout
@@ -109,14 +110,14 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     return Prepared(job, target, model, fingerprint, layout, notes, _open_data(job, model, layout), warnings)
 
 
-def check_recipe(recipe: Recipe, selection: Selection) -> Target:
+def check_recipe(recipe: Recipe, selection: Selection) -> Device:
     """Return the target. Raise UsageError if parts of the recipe contradict each other, or the selection of nodes."""
     if recipe.format == "bfloat16" and selection != Selection():
         raise UsageError(
             "Format bfloat16 computes the whole model in bfloat16: leave --include, --exclude, --op-types, --from and "
             "--to out, or choose format cast."
         )
-    target = with_steps(find_target(recipe.target), recipe)
+    target = with_steps(device_of(recipe), recipe)
     check_formats(recipe)
     check_methods(recipe)
     check_operator_types(recipe)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from detent.devices.constraints import MAX_ROUNDS, constrain, violations
+from detent.devices.constraints import MAX_ROUNDS, SHIFTS
 from detent.numerics.formats import QuantParams
 from detent.plan.plan import Move
 from tests.models import build, hard_swish, info, leaky, node, normal, plan_at
@@ -17,11 +17,11 @@ def settle(proto, positions, default=4):
     """The positions that changed, after all rules; every rule must hold then, and a second run change nothing."""
     model, plan = plan_at(proto, positions, default)
     before = dict(plan.positions)
-    assert constrain(model, plan) == []
-    assert violations(model, plan) == []
+    assert SHIFTS.constrain(model, plan) == []
+    assert SHIFTS.violations(model, plan) == []
     assert broken(model, plan) == []
     moves = len(plan.moves)
-    assert constrain(model, plan) == [] and len(plan.moves) == moves
+    assert SHIFTS.constrain(model, plan) == [] and len(plan.moves) == moves
     return {name: position for name, position in plan.positions.items() if position != before[name]}
 
 
@@ -150,8 +150,8 @@ def test_a_bias_is_not_moved_into_saturation(finest, moved):
     model, plan = plan_at(CONV, {"x": 6, "w": 9, "y": -1, "b": -7})
     plan.finest = {"b": finest}
     first = dict(plan.positions)
-    assert constrain(model, plan) == []
-    assert broken(model, plan) == violations(model, plan) == []
+    assert SHIFTS.constrain(model, plan) == []
+    assert broken(model, plan) == SHIFTS.violations(model, plan) == []
     assert {name: position for name, position in plan.positions.items() if position != first[name]} == moved
     assert all(move.rule == "shift bias" for move in plan.moves)
 
@@ -159,7 +159,7 @@ def test_a_bias_is_not_moved_into_saturation(finest, moved):
 def test_a_bias_may_become_coarser_whatever_its_finest_position():
     model, plan = plan_at(CONV, {"x": 4, "w": 6, "y": 2, "b": 30})
     plan.finest = {"b": 2}
-    assert constrain(model, plan) == []
+    assert SHIFTS.constrain(model, plan) == []
     assert plan.positions["b"] == 18  # products 10, cut 8: at most 8 finer than the products
 
 
@@ -288,7 +288,7 @@ def test_all_that_share_move_together():
         inputs=[info("x", (1, 4)), info("z", (1, 4))],
     )
     model, plan = plan_at(proto, {"x": 9, "z": 2, "y": 5})
-    assert constrain(model, plan) == []
+    assert SHIFTS.constrain(model, plan) == []
     assert [plan.position(name) for name in ("x", "f", "z", "y")] == [2, 2, 2, 2]
     assert plan.moves == [Move("x", 9, 2, "align", "concat_y"), Move("y", 5, 2, "align", "concat_y")]
 
@@ -308,7 +308,7 @@ def test_nodes_left_float_have_no_rules():
     proto = build([node("Conv", "x w b", "c"), node("Relu", "x", "y")], "c y", W)
     model, plan = plan_at(proto, {"x": 40, "w": 40, "c": 0, "b": 0})
     plan.layout.decisions["conv_c"] = plan.layout.decisions["conv_c"].__class__("conv_c", "Conv", False, "for a test")
-    assert constrain(model, plan) == []
+    assert SHIFTS.constrain(model, plan) == []
     assert plan.moves == []
 
 
@@ -320,8 +320,8 @@ def test_rules_that_contradict_each_other_are_reported():
         inputs=[info("x", (1, 4)), info("z", (1, 4))],
     )
     model, plan = plan_at(proto, {"x": 3, "h": 7, "z": 2, "y": 7})
-    left = constrain(model, plan)
-    assert left == violations(model, plan)
+    left = SHIFTS.constrain(model, plan)
+    assert left == [str(each) for each in SHIFTS.violations(model, plan)]
     assert left == ["Concat 'concat_y' breaks the device's rule 'align': position 7 of 'h' should be 2."]
     assert broken(model, plan) == ["concat_y: [7, 2] -> 2"]
     assert len(plan.moves) <= 4 * MAX_ROUNDS
@@ -331,7 +331,7 @@ def test_positions_that_run_away_are_put_back():
     # x and its square are aligned, and the square is at twice the position of x at most: below zero that has no end.
     proto = build([node("Mul", "x x", "s"), node("Concat", "x s", "y", axis=1)], "y")
     model, plan = plan_at(proto, {"x": -1, "s": -1, "y": -1})
-    left = constrain(model, plan)
+    left = SHIFTS.constrain(model, plan)
     assert left == ["Mul 'mul_s' breaks the device's rule 'shift write': position -1 of 's' should be -2."]
     assert plan.positions == {"x": -1, "s": -1, "y": -1}
     assert plan.moves == []
@@ -341,7 +341,7 @@ def test_positions_that_run_away_are_put_back():
 def test_violations_leave_the_plan_alone():
     model, plan = plan_at(CONV, {"x": 4, "w": 30, "y": 10, "b": 60})
     before = dict(plan.positions)
-    assert violations(model, plan) == [
+    assert [str(each) for each in SHIFTS.violations(model, plan)] == [
         "Conv 'conv_y' breaks the device's rule 'shift cut': position 30 of 'w' should be 22.",
         "Conv 'conv_y' breaks the device's rule 'shift bias': position 60 of 'b' should be 34.",
     ]
@@ -414,8 +414,8 @@ def test_random_graphs_settle_or_say_so(drawn):
     for name, params in plan.params.items():
         plan.params[name] = QuantParams.at(params.format, int(rng.integers(-8, 20)))
     first = dict(plan.positions)
-    left = constrain(model, plan)
-    assert left == violations(model, plan)
+    left = SHIFTS.constrain(model, plan)
+    assert left == [str(each) for each in SHIFTS.violations(model, plan)]
     assert bool(left) == bool(broken(model, plan)), (left, broken(model, plan))
     assert set(plan.positions) == set(first)
     assert all(-127 <= position <= 127 for position in plan.positions.values())
