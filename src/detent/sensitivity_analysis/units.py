@@ -13,7 +13,6 @@ from detent.execute.probe import Array, Variant
 from detent.graph.values import constant, values_of
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
-from detent.refine.codes import stored_constant
 from detent.results.searched import ErrorSource
 
 
@@ -102,7 +101,7 @@ def _constants(model: ir.Model, plan: Plan) -> Iterator[QuantizedUnit]:
 
 def _stored(plan: Plan, name: str, array: Array) -> Array:
     numbers = plan.refined.get(name, array)
-    return stored_constant(numbers, plan.of(name)) if name in plan.layout.sites else np.asarray(numbers)
+    return plan.of(name).stored(numbers) if name in plan.layout.sites else np.asarray(numbers)
 
 
 def _positions(value: ir.Value) -> int:
