@@ -140,8 +140,8 @@ def recipes(
 
     Example: detent recipes A8W8 --toml > my.toml, then detent quantize MODEL OUTPUT --recipe my.toml
     """
-    from detent.presets import PRESETS
-    from detent.recipe_file import find_recipe, to_plain, to_toml, with_settings
+    from detent.recipe.file import find_recipe, to_plain, to_toml, with_settings
+    from detent.recipe.presets import PRESETS
     from detent.report.recipes_view import print_recipe, print_recipes
 
     settings = options.get("set", ())

@@ -33,7 +33,7 @@ from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
-from detent.recipe import FUSED_ACTIVATIONS
+from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.results.compared import ModelComparison, TensorDifference
 
 STAGE = "compare"

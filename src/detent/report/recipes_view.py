@@ -14,7 +14,7 @@ from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
-from detent.recipe_file import to_toml
+from detent.recipe.file import to_toml
 
 TWINS = ("_ADAROUND", "_ADAQUANT")
 

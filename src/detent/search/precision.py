@@ -23,7 +23,7 @@ from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override, Recipe
-from detent.recipe_file import parse_format
+from detent.recipe.file import parse_format
 from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
 from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layers import errors_of, some_of
