@@ -19,8 +19,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from detent.devices.catalog import Device
-from detent.devices.device import find_target
+from detent.devices.device import Device
 from detent.errors import DetentError
 from detent.graph.load import MINIMUM_OPSET
 from detent.graph.opset import raise_opset
@@ -110,7 +109,7 @@ class Subject:
             codes = None if value is None else self.codes.get(str(value.name))
             if value is None or codes is None:
                 continue
-            role = "bias" if value is bias else "weights" if is_constant(value) else "activations"
+            role = "biases" if value is bias else "weights" if is_constant(value) else "activations"
             yield role, value, codes
 
 
@@ -170,12 +169,11 @@ def prepared_subject(model: ir.Model, device: Device, source: str) -> tuple[Subj
     `model` is changed.
     """
     recipe = find_recipe(device.recipe)
-    target = find_target(recipe.target)
     try:
         model = raise_opset(model, MINIMUM_OPSET, source)
-        changes = prepare(model, default_passes(None, [make() for make in target.preparations], recipe.without))
+        changes = prepare(model, default_passes(None, [make() for make in device.preparations], recipe.without))
         layout = arrange(model, Selection(), recipe)
-        passes = [step(layout.quantizes) for step in target.substitutions]
+        passes = [step(layout.quantizes) for step in device.substitutions]
         changes += prepare(model, passes)
     except DetentError as error:
         failed = Finding("error", MODEL, "", "it cannot be quantized", str(error), "see `detent quantize --dry-run`")

@@ -71,7 +71,7 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
     with watch.step("save"):
         final, declined = last_form(first, plan, recipe)
         device = device_of(recipe)
-        taken = None if device is None else check_graph(final, device, "the quantized model")
+        taken = check_graph(final, device, "the quantized model") if device.takes_models_of(recipe) else None
         proto, size = _store(final, job.output)
     return Written(refined, tensors, fidelity, declined, taken, proto, size, first.warnings)
 
