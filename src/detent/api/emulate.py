@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx
 
-from detent.emulator.arithmetic import EmulatedRounding
-from detent.measure.emulation import emulate as run_emulation
+from detent.emulator.emulator import emulate as run_emulation
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 from detent.results.compared import Emulation
@@ -21,7 +21,7 @@ def emulate(
     data: Any = None,
     output: str | PathLike[str] | None = None,
     *,
-    rounding: EmulatedRounding = "half-even",
+    rounding: DeviceRounding = "half-even",
     preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
     limit: int | None = None,
     seed: int | None = None,

@@ -9,11 +9,11 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.evaluation.candidate import as_models
 from detent.evaluation.dataset import LabelsLike
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.session import DEFAULT_PROVIDERS
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.pipeline.evaluating import run_evaluation
 from detent.pipeline.job import as_names
@@ -37,7 +37,7 @@ def evaluate(
     batch: int | None = None,
     threads: int = 0,
     providers: str | Sequence[str] = (),
-    emulate: EmulatedRounding | None = None,
+    emulate: DeviceRounding | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Measure models on the same data, and what each lost against the first, paired sample by sample.

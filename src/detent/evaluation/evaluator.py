@@ -17,7 +17,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.evaluation.candidate import AnyModel, Candidate, same_model
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
 from detent.evaluation.measures import (
@@ -31,6 +30,7 @@ from detent.evaluation.measures import (
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.session import DEFAULT_PROVIDERS
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 from detent.results.evaluated import Scores
@@ -57,7 +57,7 @@ class Evaluator:
         batch: int | None = None,
         threads: int = 0,
         providers: Sequence[str] = DEFAULT_PROVIDERS,
-        emulate: EmulatedRounding | None = None,
+        emulate: DeviceRounding | None = None,
         progress: Progress = silent,
     ) -> None:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.

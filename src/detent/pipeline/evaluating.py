@@ -9,13 +9,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.errors import UsageError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import FIND, LabelsLike
 from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric
 from detent.graph.load import stored_bytes
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
 from detent.results.evaluated import (
@@ -43,7 +43,7 @@ def run_evaluation(
     batch: int | None = None,
     threads: int = 0,
     providers: Sequence[str],
-    emulate: EmulatedRounding | None = None,
+    emulate: DeviceRounding | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Judge all models; see `detent.evaluate` for the arguments."""
@@ -83,7 +83,7 @@ def run_evaluation(
 
 
 def _results(
-    evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[Candidate], emulate: EmulatedRounding | None
+    evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[Candidate], emulate: DeviceRounding | None
 ) -> list[ModelResult]:
     results: list[ModelResult] = []
     first: Scores | None = None
