@@ -22,7 +22,6 @@ from detent.errors import UsageError
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
 from detent.pipeline.job import Job, make_job
-from detent.plan.select import Selection
 from detent.qdq.functions import add_functions
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def _quantize(request: Request, model: ModelLike, output: str | Path | None, dat
         exclude=request.exclude,
         start=request.start,
         end=request.end,
-        fix_shapes=request.fix_shapes,
+        fix_shape=request.fix_shapes,
         limit=request.limit,
         threads=request.threads,
         providers=request.providers,
@@ -126,8 +125,11 @@ def _job(request: Request, model: ModelLike, data: Any) -> Job:
         model,
         data,
         request.recipe,
-        selection=Selection(request.include, request.exclude, (), request.start, request.end),
-        fix_shapes=request.fix_shapes,
+        include=request.include,
+        exclude=request.exclude,
+        start=request.start,
+        end=request.end,
+        fix_shape=request.fix_shapes,
         limit=request.limit,
         threads=request.threads,
         providers=request.providers,

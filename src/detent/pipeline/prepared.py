@@ -104,7 +104,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         fingerprint = fingerprint_of(model) if job.collecting.needs_identity else None
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
-        passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
+        passes = default_passes(job.shapes, [make() for make in target.preparations], job.recipe.without)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         layout = arrange(model, job.selection, job.recipe, folded=names)
     job, warnings = _without_learning(job, layout)
@@ -171,16 +171,16 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
             f"Recipe {job.recipe.name} needs no statistics of activations here: leave --stats, --save-stats, --workers "
             "and --dask out."
         )
-    if job.calibration is None and (job.dry_run or how.reuse is not None):
+    if job.calibration is None and (job.options["dry_run"] or how.reuse is not None):
         return None
     return open_source(
         job.calibration,
         input_specs(model),
         preprocess=job.preprocess,
-        limit=job.limit,
+        limit=job.options["limit"],
         reserve=HELD_OUT,
-        seed=job.seed,
-        batch=job.batch,
+        seed=job.options["seed"],
+        batch=job.options["batch"],
     )
 
 
