@@ -380,7 +380,7 @@ def _rounding_noise(share: NoiseShare, chosen: Floats, level: int, candidate: fl
 
 
 def _candidates(limits: Sequence[ClipLimit]) -> list[float]:
-    """Return levels to try. 0 is always one, since Clips can stay as they are; it is first, and so wins among equals."""
+    """Return levels to try. 0 is always one, as Clips can stay as they are; it is first, and so wins among equals."""
     even = [each / CANDIDATES for each in range(CANDIDATES)]
     ends = [float(np.ceil(end) - end) for limit in limits for end in (limit.least, limit.most)]
     return [each for each in (*even, *ends) if each == 0.0 or all(_fits(limit, each) for limit in limits)]
