@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
-from detent.devices.device import find_target
+from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
 from detent.execute.quantized_walk import QuantizedWalk
@@ -68,7 +68,7 @@ def assert_simulates_device(model, plan, feeds):
 
 
 def correct(model, plan, target="npu-cnn"):
-    prepare(model, [make(plan.layout.quantizes) for make in find_target(target).corrections])
+    prepare(model, [make(plan.layout.quantizes) for make in find_device(target).corrections])
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
@@ -202,7 +202,7 @@ def test_values_are_dropped_after_their_last_reader():
 
 def test_the_demo():
     model = load(MODEL)
-    target = find_target("npu-cnn")
+    target = find_device("npu-cnn")
     prepare(model, default_passes(None, [make() for make in target.preparations]))
     layout = lay_out(model, Selection())
     specs = input_specs(model)
@@ -210,6 +210,6 @@ def test_the_demo():
     leaders = [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
     observation = sweep(model, leaders, source)
     plan = make_plan(model, layout, observation.statistics, XINT8)
-    target.constrain(model, plan)
+    target.constraints.constrain(model, plan)
     correct(model, plan)
     assert_simulates(model, plan, [pending.load().feeds for pending in source])

@@ -8,8 +8,9 @@ import pytest
 
 import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
-from detent.devices.constraints import violations
-from detent.devices.device import Rules, find_target
+from detent.devices.catalog import find_device
+from detent.devices.constraints import SHIFTS
+from detent.devices.device import Rules
 from detent.execute.quantized_walk import QuantizedWalk
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
@@ -40,7 +41,7 @@ def two_readers(small: float):
 
 def searched(proto, start: int | None = None) -> tuple[ir.Model, Plan]:
     model, plan = planned(proto)
-    rules = Rules(find_target("npu-cnn"), model.clone())
+    rules = Rules(find_device("npu-cnn"), model.clone())
     if start is not None:
         plan.move("r", start, "given", "")
         rules(plan)
@@ -81,7 +82,7 @@ def test_a_bad_start_is_improved(start):
 @pytest.mark.parametrize("small", [1.0, 1e-4])
 def test_the_rules_of_the_device_hold_afterwards(small):
     model, plan = searched(two_readers(small))
-    assert violations(model, plan) == []
+    assert SHIFTS.violations(model, plan) == []
 
 
 def test_a_gain_that_could_be_chance_is_none():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.devices.constraints import constrain, permits, violations
+from detent.devices.constraints import SHIFTS
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe
 from detent.refine.layers import SCALE_RULE, find_layers
@@ -44,7 +44,7 @@ def test_only_what_the_device_can_shift_is_tried():
         position = cut + output - source
         plan.move("w1", position, "test", "")
         plan.move("b1", position + source, "test", "")  # where the rule on biases has room on both sides
-        found = [one.weights.position - position for one in scale_candidates(layer, plan, permits)]
+        found = [one.weights.position - position for one in scale_candidates(layer, plan, SHIFTS.permits)]
         assert found == steps
 
 
@@ -88,9 +88,9 @@ def test_a_scale_that_is_far_too_coarse_becomes_finer(recipe):
 @pytest.mark.parametrize("maker", [residual, leaky])
 def test_the_rules_of_the_device_still_hold(maker):
     model, plan = planned(maker(), SEEN[0])
-    assert constrain(model, plan) == []
+    assert SHIFTS.constrain(model, plan) == []
     moves = len(plan.moves)
-    refine(model, model, plan, Rounding(rescale=True), pending(*SEEN), permits=permits)
-    assert violations(model, plan) == []
-    assert all(permits(node, plan) for node in model.graph)
+    refine(model, model, plan, Rounding(rescale=True), pending(*SEEN), permits=SHIFTS.permits)
+    assert SHIFTS.violations(model, plan) == []
+    assert all(SHIFTS.permits(node, plan) for node in model.graph)
     assert all(move.rule == SCALE_RULE for move in plan.moves[moves:])

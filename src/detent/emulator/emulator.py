@@ -21,7 +21,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator.arithmetic import EmulatedRounding
-from detent.emulator.grids import grid_of, is_dequantize
+from detent.emulator.grids import grid_of
 from detent.emulator.program import compile_program
 from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, load, name_of
@@ -29,6 +29,7 @@ from detent.graph.session import Feeds, Runner
 from detent.numerics.rounding import check_device_rounding
 from detent.observe.inputs import input_specs
 from detent.observe.samples import check_feeds
+from detent.qdq.families import is_native_dequantize
 from detent.results.compared import EmulationReport
 
 Array = npt.NDArray[Any]
@@ -122,7 +123,7 @@ class EmulatedValues:
         self._grids = {
             str(node.outputs[0].name): (str(node.inputs[0].name), grid_of(node))
             for node in model.graph
-            if is_dequantize(node) and node.inputs[0] is not None
+            if is_native_dequantize(node) and node.inputs[0] is not None
         }
 
     def __call__(self, feeds: Feeds, origin: str, names: Sequence[str]) -> list[Array]:

@@ -15,12 +15,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import ModelError
-from detent.graph.values import constant, input_at
-from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION, position_of
+from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
+from detent.qdq.families import computes_on_codes, is_native_dequantize, is_native_quantize, is_quantizing
+from detent.qdq.reader import dequantized, params_of
 
 ADVICE = "The recipe XINT8 writes what the emulator runs: 8 bits and power-of-two scales, one for each tensor."
-_DOMAINS = ("", "ai.onnx", "com.microsoft")
-_INTEGER_OPERATORS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 _ZERO_POINTS = {"int8": 0, "uint8": 128, "int32": 0}
 
 
@@ -51,27 +50,18 @@ class Grid:
         return codes.astype(np.int64) - self.zero_point
 
 
-def is_quantize(node: ir.Node) -> bool:
-    """Whether the node turns numbers into codes."""
-    return node.op_type == "QuantizeLinear" and node.domain in _DOMAINS
-
-
-def is_dequantize(node: ir.Node) -> bool:
-    """Whether the node turns codes into numbers."""
-    return node.op_type == "DequantizeLinear" and node.domain in _DOMAINS
-
-
 def check_form(model: ir.Model, where: str) -> None:
     """Raise ModelError unless the model is in QDQ form, as standard operators write it."""
     pairs = 0
     for node in model.graph.all_nodes():
-        pairs += is_quantize(node) or is_dequantize(node)
-        if node.op_type.startswith("QLinear") or node.op_type in _INTEGER_OPERATORS:
+        native = is_native_quantize(node) or is_native_dequantize(node)
+        pairs += native
+        if computes_on_codes(node):
             raise ModelError(
                 f"{where} is in QOperator form (node '{node.name}' is a {node.op_type}), which does not say what the "
                 "NPU computes. Emulate the QDQ form: quantize with --format qdq."
             )
-        if node.op_type == "FixNeuron" or (node.op_type.endswith("uantizeLinear") and node.domain not in _DOMAINS):
+        if is_quantizing(node) and not native:
             raise ModelError(
                 f"{where} is written in {node.domain}::{node.op_type} (node '{node.name}'). Turn it into standard "
                 "operators first: `detent convert MODEL OUTPUT --to qdq`."
@@ -83,18 +73,17 @@ def check_form(model: ir.Model, where: str) -> None:
 def grid_of(node: ir.Node) -> Grid:
     """The grid of a QuantizeLinear or DequantizeLinear; ModelError, naming the tensor, where the device has none."""
     tensor = _tensor_name(node)
-    scale = constant(input_at(node, 1))
-    if scale is None:
-        raise ModelError(f"Tensor '{tensor}' has no position: its scale is computed while the model runs. {ADVICE}")
-    if scale.size != 1:
-        raise ModelError(f"Tensor '{tensor}' has {scale.size} scales, one for each channel or block. {ADVICE}")
-    number = float(scale.reshape(-1)[0])
-    position = position_of(number)
+    params = params_of(node)
+    if params is None:
+        raise ModelError(f"Tensor '{tensor}' has a scale or zero point that is computed while the model runs. {ADVICE}")
+    if not params.per_tensor:
+        raise ModelError(f"Tensor '{tensor}' has {params.scale.size} scales, one for each channel or block. {ADVICE}")
+    number, position = float(params.scale.reshape(-1)[0]), params.position
     if position is None:
-        raise ModelError(f"The scale {number:.7g} of tensor '{tensor}' is no power of two. {ADVICE}")
+        raise ModelError(f"The scale {number:.7g} of tensor '{tensor}' is not a power of two. {ADVICE}")
     if not LOWEST_POSITION <= position <= HIGHEST_POSITION:
         raise ModelError(f"The scale {number:.7g} of tensor '{tensor}' is out of all range. Quantize the model again.")
-    dtype, zero_point = _zero_point(node, tensor)
+    dtype, zero_point = params.dtype, int(params.zero_point.reshape(-1)[0])
     expected = _ZERO_POINTS.get(dtype.name)
     if expected is None:
         raise ModelError(f"Tensor '{tensor}' has codes of type {dtype.name}; the device has 8-bit operands. {ADVICE}")
@@ -107,21 +96,7 @@ def grid_of(node: ir.Node) -> Grid:
 
 
 def _tensor_name(node: ir.Node) -> str:
-    """The tensor that the codes stand for, as a user knows it."""
-    source = node.inputs[0]
-    producer = source.producer() if source is not None else None
-    if producer is not None and is_dequantize(node) and is_quantize(producer):
-        source = producer.inputs[0]
+    """Return the name of the tensor that the codes stand for, as a user knows it."""
+    read = dequantized(node)
+    source = node.inputs[0] if read is None else read.tensor
     return str(source.name if source is not None else node.name)
-
-
-def _zero_point(node: ir.Node, tensor: str) -> tuple[np.dtype[Any], int]:
-    """The type of the codes, and the code of zero: without one, 0 of the type that is read or of uint8."""
-    given = input_at(node, 2)
-    if given is None:
-        read = node.inputs[0].dtype if is_dequantize(node) and node.inputs[0] is not None else None
-        return np.dtype(np.uint8) if read is None else read.numpy(), 0
-    array = constant(given)
-    if array is None:
-        raise ModelError(f"Tensor '{tensor}' has a zero point that is computed while the model runs. {ADVICE}")
-    return array.dtype, int(array.reshape(-1)[0])

@@ -28,8 +28,9 @@ import onnx_ir as ir
 
 from detent.emulator.arithmetic import aligned
 from detent.emulator.fixed import NARROW_LIMIT, Bench, Constant, Fixed, NotIntegerError, average_of, exact_bound, held
-from detent.emulator.grids import grid_of, is_quantize
+from detent.emulator.grids import grid_of
 from detent.graph.values import constant_ints, constant_scalar, input_at, static_shape
+from detent.qdq.families import is_native_quantize
 
 _FOLLOWED = ("Relu", "Clip", "LeakyRelu", "PRelu")
 
@@ -85,7 +86,7 @@ def landing(value: ir.Value) -> int | None:
     """The position of the codes that a value becomes, if it only passes activation functions on the way."""
     while len(value.consumers()) == 1 and not value.is_graph_output():
         consumer = value.consumers()[0]
-        if is_quantize(consumer):
+        if is_native_quantize(consumer):
             return grid_of(consumer).position
         if consumer.op_type not in _FOLLOWED or consumer.inputs[0] is not value:
             return None

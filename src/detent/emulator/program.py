@@ -20,12 +20,13 @@ from onnx_ir.passes import common as common_passes
 from detent.emulator import arithmetic, layers
 from detent.emulator.arithmetic import EmulatedRounding, quantize_float, requantize
 from detent.emulator.fixed import INT32_HIGH, INT32_LOW, Bench, Constant, Fixed, NotIntegerError
-from detent.emulator.grids import Grid, check_form, grid_of, is_dequantize, is_quantize
+from detent.emulator.grids import Grid, check_form, grid_of
 from detent.errors import ModelError
 from detent.graph.names import Names
 from detent.graph.values import constant
 from detent.numerics.rounding import round_by
 from detent.prepare.infer_shapes import infer
+from detent.qdq.families import is_native_dequantize, is_native_quantize
 from detent.results.compared import FloatStep
 
 Rule = Callable[[Bench, ir.Node], "Fixed | list[Fixed]"]
@@ -107,9 +108,9 @@ class _Compiler:
         graph = self._program.model.graph
         for node in list(graph):
             self._bench.anchor = node
-            if is_quantize(node):
+            if is_native_quantize(node):
                 self._quantize(node)
-            elif is_dequantize(node):
+            elif is_native_dequantize(node):
                 self._dequantize(node)
             else:
                 self._operate(node)
@@ -158,7 +159,7 @@ class _Compiler:
         source, result, grid = node.inputs[0], node.outputs[0], grid_of(node)
         assert source is not None, f"node '{node.name}' has no input"
         producer = source.producer()
-        if producer is not None and is_quantize(producer):
+        if producer is not None and is_native_quantize(producer):
             if grid_of(producer) != grid:
                 raise ModelError(
                     f"QuantizeLinear '{producer.name}' and DequantizeLinear '{node.name}' disagree about the scale or "
