@@ -23,13 +23,12 @@ def test_an_old_path_is_the_module_of_today(old):
 
 
 def test_documented_paths():
-    from detent.measure.scores import compare
-    from detent.presets import find_preset
-
     from detent.numerics.named import BLOCK_FORMATS
+    from detent.recipe.presets import find_preset
+    from detent.results.evaluated import compare_scores
 
     assert find_preset("XINT8") == detent.find_preset("XINT8")
-    assert BLOCK_FORMATS is detent.BLOCK_FORMATS and compare is detent.compare_scores
+    assert BLOCK_FORMATS is detent.BLOCK_FORMATS and compare_scores is detent.compare_scores
 
 
 def test_every_public_name_is_there():
@@ -41,4 +40,5 @@ def test_every_public_name_is_there():
 
 def test_importing_detent_imports_next_to_nothing():
     code = "import sys, detent; print({'numpy', 'onnx', 'numba', 'onnxruntime'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"

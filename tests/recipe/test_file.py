@@ -18,7 +18,7 @@ from detent.recipe.file import change, find_recipe, from_plain, read_recipe, to_
 from detent.recipe.presets import PRESETS
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import REFINEMENTS, AdaQuant, AdaRound, BiasCorrection, Rounding
-from tests.test_toml_text import tomllib
+from tests.recipe.test_toml_text import tomllib
 
 XINT8, A8W8 = PRESETS["XINT8"], PRESETS["A8W8"]
 

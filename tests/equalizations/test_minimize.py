@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.equalize.solve import minimise
+from detent.equalizations.global_equalization import minimize
 
 WIDE = np.full(3, 100.0)
 
@@ -27,7 +27,7 @@ class Quadratic:
 
 def test_a_quadratic_without_bounds():
     matrix = np.array([[4.0, 1, 0], [1, 3, -1], [0, -1, 10]])
-    found = minimise(Quadratic(matrix, [3, -2, 0.5]), -WIDE, WIDE, 100, 0.0)
+    found = minimize(Quadratic(matrix, [3, -2, 0.5]), -WIDE, WIDE, 100, 0.0)
     assert found == pytest.approx([3, -2, 0.5], abs=1e-5)
 
 
@@ -38,7 +38,7 @@ def test_a_quadratic_without_bounds():
 def test_a_separable_quadratic_ends_at_the_nearest_point_of_the_box(axes):
     curvature, best, low, high = np.array(axes).T
     function = Quadratic(np.diag(curvature), best)
-    found = minimise(function, low, high, 500, 0.0)
+    found = minimize(function, low, high, 500, 0.0)
     assert found == pytest.approx(np.clip(best, low, high), abs=1e-4)
     assert all((low <= point).all() and (point <= high).all() for point in function.asked)
 
@@ -50,9 +50,9 @@ def test_a_bound_moves_the_other_coordinates():
         x, y = point
         return x * x + x * y + y * y - 3 * x, np.array([2 * x + y - 3, x + 2 * y])
 
-    free = minimise(function, np.full(2, -9.0), np.full(2, 9.0), 100, 0.0)
+    free = minimize(function, np.full(2, -9.0), np.full(2, 9.0), 100, 0.0)
     assert free == pytest.approx([2, -1], abs=1e-5)
-    bounded = minimise(function, np.array([-9.0, 0.0]), np.full(2, 9.0), 100, 0.0)
+    bounded = minimize(function, np.array([-9.0, 0.0]), np.full(2, 9.0), 100, 0.0)
     assert bounded == pytest.approx([1.5, 0], abs=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_no_point_of_the_box_nearby_is_better(seed):
     root = random.normal(size=(5, 5))
     function = Quadratic(root @ root.T + 0.1 * np.eye(5), random.normal(size=5) * 3, least=1.0)
     low, high = -random.random(5), random.random(5)
-    found = minimise(function, low, high, 500, 0.0)
+    found = minimize(function, low, high, 500, 0.0)
     assert (low <= found).all() and (found <= high).all()
     gradient = function(found)[1]
     downhill = np.clip(found - 1e-3 * gradient, low, high) - found
@@ -73,48 +73,48 @@ def test_no_point_of_the_box_nearby_is_better(seed):
 def test_memory_finds_the_way_out_of_a_narrow_valley():
     """Curvatures of 1 to 1000, where steps along the gradient alone would take thousands."""
     function = Quadratic(np.diag([1.0, 30, 1000]), [3, -2, 1])
-    assert minimise(function, -WIDE, WIDE, 40, 0.0) == pytest.approx([3, -2, 1], abs=1e-4)
+    assert minimize(function, -WIDE, WIDE, 40, 0.0) == pytest.approx([3, -2, 1], abs=1e-4)
 
 
 def test_a_start_at_the_minimum():
     function = Quadratic(np.eye(3), np.zeros(3), least=2.0)
-    assert minimise(function, -WIDE, WIDE, 100, 1e-3).tolist() == [0, 0, 0]
+    assert minimize(function, -WIDE, WIDE, 100, 1e-3).tolist() == [0, 0, 0]
 
 
 def test_a_flat_function():
-    assert minimise(lambda point: (7.0, np.zeros(3)), -WIDE, WIDE, 100, 1e-3).tolist() == [0, 0, 0]
+    assert minimize(lambda point: (7.0, np.zeros(3)), -WIDE, WIDE, 100, 1e-3).tolist() == [0, 0, 0]
 
 
 def test_zero_outside_of_the_box():
     """The start is the point of the box that is nearest to zero."""
     function = Quadratic(np.eye(2), np.zeros(2))
-    found = minimise(function, np.array([1.0, -3.0]), np.array([2.0, -2.0]), 100, 0.0)
+    found = minimize(function, np.array([1.0, -3.0]), np.array([2.0, -2.0]), 100, 0.0)
     assert found.tolist() == [1, -2]
     assert all((point >= [1, -3]).all() and (point <= [2, -2]).all() for point in function.asked)
 
 
 def test_a_box_of_one_point_and_no_variables():
-    assert minimise(Quadratic(np.eye(2), [3, 3]), np.zeros(2), np.zeros(2), 100, 0.0).tolist() == [0, 0]
-    assert minimise(lambda point: (1.0, np.zeros(0)), np.zeros(0), np.zeros(0), 100, 1e-3).size == 0
+    assert minimize(Quadratic(np.eye(2), [3, 3]), np.zeros(2), np.zeros(2), 100, 0.0).tolist() == [0, 0]
+    assert minimize(lambda point: (1.0, np.zeros(0)), np.zeros(0), np.zeros(0), 100, 1e-3).size == 0
 
 
 def test_a_coarser_tolerance_ends_earlier():
     asked = []
     for tolerance in (1e-1, 1e-8):
         function = Quadratic(np.diag([1.0, 30, 200]), [3, 3, 3], least=1.0)
-        minimise(function, -WIDE, WIDE, 100, tolerance)
+        minimize(function, -WIDE, WIDE, 100, tolerance)
         asked.append(len(function.asked))
     assert asked[0] < asked[1]
 
 
 def test_a_misleading_gradient_does_no_harm():
     """What goes up wherever one goes: it stays where it is."""
-    found = minimise(lambda point: (float(np.abs(point).sum()), np.ones(3)), -WIDE, WIDE, 100, 1e-3)
+    found = minimize(lambda point: (float(np.abs(point).sum()), np.ones(3)), -WIDE, WIDE, 100, 1e-3)
     assert found.tolist() == [0, 0, 0]
 
 
 def test_it_is_deterministic():
     random = np.random.default_rng(1)
     root = random.normal(size=(8, 8))
-    runs = [minimise(Quadratic(root @ root.T, np.arange(8)), np.full(8, -5.0), np.full(8, 5.0), 60, 1e-6) for _ in "ab"]
+    runs = [minimize(Quadratic(root @ root.T, np.arange(8)), np.full(8, -5.0), np.full(8, 5.0), 60, 1e-6) for _ in "ab"]
     assert runs[0].tobytes() == runs[1].tobytes()

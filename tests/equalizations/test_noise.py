@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.equalize.noise import LayerNoise, NoiseModel
+from detent.equalizations.global_equalization import LayerNoise, NoiseModel
 
 UNIT = 1 / (12 * 127**2)  # the noise of rounding a tensor whose largest magnitude is 1
 

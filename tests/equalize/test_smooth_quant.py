@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.equalize.smooth import smooth, smooth_again
+from detent.equalize.smooth_quant import SmoothQuant
 from detent.errors import UsageError
 from detent.graph.load import load
 from detent.observe.samples import PendingSample
@@ -30,7 +30,8 @@ def inputs(*shape, count=3):
 def smoothed(proto, feeds, **options):
     """The model after smoothing, checked to compute the same, and the report."""
     model = as_ir(proto)
-    report = smooth(model, pending(*feeds), **options)
+    bits = options.pop("bits", (8, 8))
+    report = SmoothQuant(**options).smooth(model, pending(*feeds), bits=bits)
     after = ir.to_proto(model)
     for sample in feeds:
         want, got = run(proto, sample), run(after, sample)
@@ -196,18 +197,18 @@ def test_a_channel_that_was_hardly_seen_is_not_blown_up():
 def test_the_same_again():
     proto = vit(Style(mask=0.0, outliers=40.0), layers=1)
     model, again = load(proto), load(proto)
-    done = smooth(model, pending(*vit_data(3)))
-    repeated = smooth_again(again, done.factors)
+    done = SmoothQuant().smooth(model, pending(*vit_data(3)))
+    repeated = SmoothQuant().smooth_again(again, done.factors)
     assert (repeated.layers, repeated.factors) == (done.layers, done.factors)
     for name, value in model.graph.initializers.items():
         np.testing.assert_array_equal(value.const_value.numpy(), again.graph.initializers[name].const_value.numpy())
     with pytest.raises(UsageError, match="no layer that reads 'nothing'"):
-        smooth_again(load(proto), {"nothing": (1.0,)})
+        SmoothQuant().smooth_again(load(proto), {"nothing": (1.0,)})
 
 
 def test_alpha_is_a_share():
     with pytest.raises(UsageError, match="from 0"):
-        smooth(as_ir(build([NORM, node("MatMul", "n w", "y")], "y", PARAMETERS, inputs=[X])), [], alpha=1.5)
+        SmoothQuant(alpha=1.5)
 
 
 @pytest.mark.parametrize("insert", [False, True])
@@ -220,7 +221,7 @@ def test_transformers_compute_the_same(layer_norm, insert):
     ):
         model = load(proto)
         prepare(model, default_passes(for_target=()))
-        report = smooth(model, pending(*data), insert=insert)
+        report = SmoothQuant(insert=insert).smooth(model, pending(*data))
         assert report.layers
         assert bool(report.inserted) == insert
         for sample in data:

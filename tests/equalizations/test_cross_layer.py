@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 
 from detent.equalizations import CrossLayer
+from detent.equalizations.cross_layer import find_chains
 from detent.equalize.channels import map_channels
-from detent.equalize.cross_layer import equalize_pairs, find_chains
-from detent.equalize.factors import equalize_again
+from detent.equalize.equalize import equalize, equalize_again, problem_of
 from tests.equalize.networks import assert_close, between_convs, constants_of, pending
 from tests.models import as_ir, build, node, normal, run, values_of
 
@@ -20,12 +20,18 @@ UNEQUAL = np.array([1, 0.02, 5, 0.3], np.float32)
 
 def balanced(proto, settings=BARE, arrays=IMAGES):
     model = as_ir(proto)
-    done = equalize_pairs(model, settings, pending(*arrays))
+    done = equalize(model, settings, pending(*arrays), codes={})
     for array in arrays:
         want, got = run(proto, {"x": array}), run(model, {"x": array})
         for name in want:
             assert_close(got[name], want[name], name)
     return constants_of(model), done
+
+
+def chains_of(model):
+    """The chains of a model in which no Clip limits anything."""
+    problem = problem_of(map_channels(model), {}, {})
+    return find_chains(problem.layers, problem.count)
 
 
 def largest(weight: np.ndarray, axis: int) -> np.ndarray:
@@ -127,8 +133,8 @@ def separable(**changes):
 
 def test_a_depthwise_layer_between_two_others():
     proto = separable()
-    chains = find_chains(map_channels(as_ir(proto)))
-    assert [[layer.node.name for layer in chain.layers] for chain in chains] == [
+    chains = chains_of(as_ir(proto))
+    assert [[layer.name for layer in chain.layers] for chain in chains] == [
         ["conv_a", "conv_c"],
         ["conv_a", "conv_c", "conv_e"],
         ["conv_c", "conv_e"],
@@ -198,7 +204,7 @@ def test_who_is_not_alone_is_no_pair():
         node("Add", "b c", "y"),
     ]
     weights = {f"w{number}": normal(3, 3, 1, 1, seed=number) for number in range(3)}
-    assert not find_chains(map_channels(as_ir(build(shared, "y", weights))))
+    assert not chains_of(as_ir(build(shared, "y", weights)))
     visible = [node("Conv", "x w0", "a"), node("Conv", "a w1", "y")]
     proto = build(visible, "a y", {"w0": weights["w0"], "w1": weights["w1"]})
     after, done = balanced(proto)
@@ -209,7 +215,7 @@ def test_who_is_not_alone_is_no_pair():
 def test_groups_that_are_not_single_channels_are_left():
     nodes = [node("Conv", "x w0", "a"), node("Conv", "a w1", "b", group=2), node("Conv", "b w2", "y")]
     weights = {"w0": normal(4, 3, 1, 1), "w1": normal(4, 2, 1, 1), "w2": normal(2, 4, 1, 1)}
-    assert not find_chains(map_channels(as_ir(build(nodes, "y", weights))))
+    assert not chains_of(as_ir(build(nodes, "y", weights)))
 
 
 def test_gemm_with_and_without_transposition():
@@ -228,5 +234,5 @@ def test_gemm_with_and_without_transposition():
 def test_nothing_to_do():
     proto = build([node("Relu", "x", "y")], "y")
     model = as_ir(proto)
-    assert equalize_pairs(model, CrossLayer(), []).channels == 0
+    assert equalize(model, CrossLayer(), [], codes={}).channels == 0
     assert ir.to_proto(model).graph.node[0].op_type == "Relu"
