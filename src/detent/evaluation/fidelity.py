@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.emulator import EmulatedValues
-from detent.evaluation.noise import NoiseSums
+from detent.evaluation.tensor_noise import NoiseSums
 from detent.graph.session import Runner, usable_cores
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
