@@ -323,7 +323,7 @@ def emulate(
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError.
     """
-    from detent.measure.emulation import emulate as run_emulation
+    from detent.emulator.emulator import emulate as run_emulation
     from detent.option_values import image_options
     from detent.progress import silent
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.evaluation.candidate import AnyModel, Candidate
@@ -29,6 +28,7 @@ from detent.execute.inference import Batch, map_in_order
 from detent.execute.output_folder import OutputFolder, file_stems, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
@@ -64,7 +64,7 @@ def dump_codes(
     folder: Path,
     *,
     floats: bool = False,
-    rounding: EmulatedRounding | None = None,
+    rounding: DeviceRounding | None = None,
     origin: str = "the dumped sample",
     overwrite: bool = False,
 ) -> Dump:
@@ -81,7 +81,7 @@ def dump_codes(
     return Dump(str(folder), origin, len(codes), len(constants), written, numbered)
 
 
-def _emulated(model: ModelLike, feeds: Feeds, rounding: EmulatedRounding, origin: str) -> Parts:
+def _emulated(model: ModelLike, feeds: Feeds, rounding: DeviceRounding, origin: str) -> Parts:
     emulator = Emulator(model, rounding=rounding)
     constants = {name: _signed(array) for name, array in emulator.constants.items()}
     return {name: _signed(array) for name, array in emulator.codes(feeds, origin).items()}, constants, {}
