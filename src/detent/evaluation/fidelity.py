@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator.emulator import EmulatedValues
-from detent.evaluation.noise import NoiseSums
+from detent.evaluation.tensor_noise import NoiseSums
 from detent.graph.session import Runner, usable_cores
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
