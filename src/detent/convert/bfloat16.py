@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.convert.precision import Retyping, has_float, is_fixed_input, narrow, prepare_types, retype
+from detent.convert.float_types import Retyping, has_float, is_fixed_input, narrow, prepare_types, retype
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node
 from detent.errors import ModelError, UsageError
 from detent.graph.names import Names
