@@ -18,8 +18,8 @@ from detent.compat.quantizer import ModelQuantizer
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
-from detent.presets import LAYERS
 from detent.recipe import Override
+from detent.recipe.presets import LAYERS
 from detent.search.layers import OtherFormats
 from detent.search.precision import Layers
 from tests.conftest import tiny_model

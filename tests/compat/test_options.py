@@ -18,14 +18,15 @@ from detent.compat.enums import (
 )
 from detent.compat.table import OPTIONS, SECTIONS, page
 from detent.compat.translate import translate
-from detent.devices.device import check_steps
+from detent.devices.catalog import check_steps
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.recipe import FUSED_ACTIVATIONS, Override
+from detent.recipe import Override
+from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.refinements import AdaRound
 
 NPU = {"calibrate_method": PowerOfTwoMethod.MinMSE, "activation_type": QuantType.QUInt8, "enable_npu_cnn": True}

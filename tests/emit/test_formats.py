@@ -9,14 +9,14 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from detent.emit.check import check_formats
+from detent.emit.output_formats import check_formats
 from detent.errors import UsageError
 from detent.methods import Distribution, MinMax
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.named import BLOCK_FORMATS
-from detent.presets import PRESETS
+from detent.recipe.presets import PRESETS
 from tests.emit.forms import LAYERS, emitted, layer, snapped
 from tests.models import build, info, normal, values_of
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from detent.numerics.formats import IntegerFormat
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.report.precision_view import SHOWN, size_text
 from detent.results.searched import Option, PrecisionReport, PrecisionSearch
 

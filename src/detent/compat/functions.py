@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import onnx
 
-from detent.comparison.dump import dump_codes
+from detent.comparison.value_files import dump_codes
 from detent.compat.configs import config_of
 from detent.compat.enums import CalibrationMethod, PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
 from detent.compat.quantizer import one_of, quantize_with

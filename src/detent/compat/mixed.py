@@ -23,8 +23,8 @@ from detent.compat.data_types import QLayerConfig, check_layer, format_of, spec_
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.pipeline.job import Job
-from detent.presets import LAYERS
 from detent.recipe import Override
+from detent.recipe.presets import LAYERS
 from detent.results.searched import decibels
 from detent.search.layers import LayerSearch, OtherFormats, search_layers
 from detent.search.precision import Layers

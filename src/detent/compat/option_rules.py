@@ -14,14 +14,15 @@ from detent.compat.data_types import block_float, format_of, microscaling
 from detent.compat.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
 from detent.compat.finetune import gptq_of, refinement_of
 from detent.compat.mixed import MixedSearch, mixed_of
-from detent.compat.options import Request, Rule, boolean, names, number, whole, with_setting
+from detent.compat.option_kinds import Request, Rule, boolean, names, number, whole, with_setting
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError, nearest
 from detent.methods import Entropy, Method, MinMSE, NonOverflow, Percentile
 from detent.numerics.floats import FloatFormat, is_float
 from detent.numerics.formats import IntegerFormat, has_power_of_two_scale, is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
-from detent.recipe import FUSABLE_ACTIVATIONS, Override
+from detent.recipe import Override
+from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import BiasCorrection, Gptq
 
 HISTOGRAM_BINS = 1 << 14
@@ -461,7 +462,8 @@ def bias_correction(request: Request, name: str, value: Any) -> Request:
     refinement = request.recipe.refinement
     if boolean(name, value):
         return request if refinement is not None else request.with_recipe(refinement=BiasCorrection())
-    return request.with_recipe(refinement=None) if type(refinement) is BiasCorrection else request
+    learns = refinement is not None and refinement.learns_weights
+    return request if learns else request.with_recipe(refinement=None)
 
 
 def finetune(request: Request, name: str, value: Any) -> Request:

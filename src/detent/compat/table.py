@@ -12,7 +12,7 @@ from typing import Any
 
 from detent.compat import finetune, mixed
 from detent.compat import option_rules as rules
-from detent.compat.options import (
+from detent.compat.option_kinds import (
     CONCAT_RULE,
     SHIFT_RULES,
     Option,

@@ -21,7 +21,7 @@ import detent
 from detent.comparison.folders import compare_folders
 from detent.compat.option_rules import parse_shapes
 from detent.compat.quantizer import move_tensors_out
-from detent.convert.run import convert
+from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.save import check_output
 from detent.report.results_view import results_table

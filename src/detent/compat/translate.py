@@ -31,7 +31,7 @@ from detent.compat.enums import (
     VitisQuantFormat,
 )
 from detent.compat.layers import legacy_of
-from detent.compat.options import Request
+from detent.compat.option_kinds import Request
 from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.table import apply_options
 from detent.devices.catalog import find_device
@@ -40,8 +40,9 @@ from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.formats import IntegerFormat, Scale, is_integer
 from detent.numerics.interface import NumberFormat
-from detent.presets import LAYERS, PRESETS
-from detent.recipe import OutputFormat, Override, Recipe
+from detent.recipe import Override, Recipe
+from detent.recipe.presets import LAYERS, PRESETS
+from detent.recipe.recipe import OutputFormat
 from detent.refinements import BiasCorrection
 
 _METHODS: dict[Any, tuple[Method, Scale]] = {
@@ -213,12 +214,12 @@ def _on_device(
 ) -> bool:
     """Whether a model with power-of-two scales is for the device that shifts, which stores few types."""
     device = find_device("npu-xint8")
-    stored = activations.dtype in device.activations and weights.dtype in device.weights
+    stored = activations.dtype in device.types["activations"] and weights.dtype in device.types["weights"]
     if config.enable_npu_cnn and not stored:
         raise UsageError(
             f"enable_npu_cnn=True is for 8 bits, and this configuration has {activations.dtype} activations and "
-            f"{weights.dtype} weights. Delete it, or choose {' or '.join(device.activations)} activations and "
-            f"{' or '.join(device.weights)} weights."
+            f"{weights.dtype} weights. Delete it, or choose {' or '.join(device.types['activations'])} activations and "
+            f"{' or '.join(device.types['weights'])} weights."
         )
     return stored and (config.enable_npu_cnn or written in _DEVICE_FORMATS)
 

@@ -25,11 +25,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError
+from detent.execute.segments import Program, Segment, cut_segments
 from detent.graph.values import constant, is_constant
 from detent.numerics.interface import Params
 from detent.observe.samples import Sample
 from detent.plan.layout import Layout, site_inputs
-from detent.refine.segments import Program, Segment, divide
 
 Array = npt.NDArray[Any]
 Copies = dict[str, dict[str, Any]]
@@ -66,7 +66,7 @@ class Probe:
         self._model, self._layout, self._base = model, layout, base
         computed = {str(value.name) for node in model.graph for value in node.outputs}
         self.outputs = [str(value.name) for value in model.graph.outputs if value.name in computed]
-        segments = _needed(divide(model, {*layout.sites, *self.outputs}), self.outputs)
+        segments = _needed(cut_segments(model, {*layout.sites, *self.outputs}), self.outputs)
         # Activations are rounded between segments, so a model that rounds any has no longer sections.
         together = 1 if base.rounding else max(1, math.isqrt(len(segments)))
         cuts = range(0, len(segments), together)

@@ -84,7 +84,7 @@ def _titles(scores: Scores) -> list[str]:
     return ["output", "SQNR dB", "cosine", "same top answer", "95 % interval"]
 
 
-def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
+def _figures(scores: Scores) -> list[str]:
     if isinstance(scores, Answers):
         return [
             text for top in scores.tops for text in (f"{scores.accuracy(top):.2f}", interval_text(scores.interval(top)))
@@ -92,7 +92,7 @@ def _figures(scores: Answers | SampleScores | WholeScore) -> list[str]:
     if isinstance(scores, SampleScores):
         form = score_form(scores)
         return [f"{scores.mean:{form}}", interval_text(scores.interval(), form)]
-    return [f"{scores.value:.6g}"]
+    return [f"{scores.value:.6g}" if isinstance(scores, WholeScore) else scores.summary]
 
 
 def _add_outputs(table: Table, result: ModelResult) -> None:

@@ -8,14 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.equalizations import CrossLayer
 from detent.methods import MinMax
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
-from detent.recipe_file import to_toml
-from detent.refinements import BiasCorrection, GradientSearch
+from detent.recipe.file import to_toml
 
 TWINS = ("_ADAROUND", "_ADAQUANT")
 
@@ -64,7 +62,7 @@ def _calibration(recipe: Recipe) -> str:
 
 def _tuning(recipe: Recipe, names: Collection[str]) -> str:
     """The endings of the names of twins; or the refinement that the recipe has itself."""
-    own = type(recipe.refinement).__name__ if isinstance(recipe.refinement, GradientSearch) else ""
+    own = recipe.refinement.name if recipe.refinement is not None and recipe.refinement.learns_by_gradient else ""
     return " ".join(twin for twin in TWINS if recipe.name + twin in names) or own
 
 
@@ -72,13 +70,13 @@ def print_recipe(recipe: Recipe, console: Console) -> None:
     """One recipe: a sentence, what it does and all of its fields."""
     console.print(Text(f"{recipe.name}: {recipe.description}", "bold"))
     steps = [] if recipe.equalize is None else ["equalize channels"]
-    steps = ["equalize layer by layer"] if isinstance(recipe.equalize, CrossLayer) else steps
+    steps = ["equalize layer by layer"] if recipe.equalize is not None and recipe.equalize.by_layers else steps
     steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
     steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
     steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {type(recipe.method).__name__}"]
     refinement = recipe.refinement
     if refinement is not None:
-        steps.append("correct biases" if isinstance(refinement, BiasCorrection) else type(refinement).__name__)
+        steps.append(refinement.name if refinement.learns_weights else "correct biases")
     console.print(Text(f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."))
     console.print(Text("\n" + to_toml(recipe)), end="", soft_wrap=True)
 

@@ -16,13 +16,13 @@ from typing import Any
 import onnx
 
 from detent.equalize.absorb import Absorption
-from detent.equalize.factors import Equalization
-from detent.equalize.smooth import Smoothing
+from detent.equalize.equalize import Equalization
+from detent.equalize.smooth_quant import Smoothing
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.prepare.base import Change
 from detent.recipe import Recipe
-from detent.recipe_file import to_plain
+from detent.recipe.file import to_plain
 from detent.refine.layers import LayerReport
 from detent.results import Result, plain
 from detent.results.advice import agreement_interval, judge, suggestions_for, warnings_for

@@ -1,0 +1,209 @@
+"""Convert a model: read it, run the steps, check the result, write it; and say what changed.
+
+`STEPS` is the table of conversions. A step is a class with its settings and its documentation; to add one, write the
+class in the module of its kind and give it a name here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from detent.convert.between_families import OpsetVersion, ToFixNeuron, ToGeneration, ToIntegerOperators, ToQdq
+from detent.convert.bfloat16 import Bfloat16Clip, ToBfloat16
+from detent.convert.code_types import Int16Bias, ToSignedness
+from detent.convert.float_types import ToFloat16, ToFloat32
+from detent.convert.inputs_and_weights import (
+    ChannelsLast,
+    FiniteWeights,
+    FixedShapes,
+    InputsWithoutInitializers,
+    UniqueInitializers,
+    free_initializers,
+)
+from detent.convert.step import ConversionNotes, ConversionStep
+from detent.convert.to_float import ToFloat, WithoutQdqBetween
+from detent.errors import ModelError, UsageError
+from detent.graph.light import light_proto
+from detent.graph.load import ModelLike, name_of, read, stored_bytes
+from detent.graph.save import check_output, save
+from detent.graph.session import Runner
+from detent.prepare.base import Change
+from detent.qdq.families import EXTENDED, VITIS
+from detent.qdq.functions import add_functions
+from detent.settings import parse_choice
+
+STEPS: Mapping[str, ConversionStep] = {
+    "float": ToFloat(),
+    "qdq": ToQdq(),
+    "extended-qdq": ToGeneration(EXTENDED),
+    "vitis-qdq": ToGeneration(VITIS),
+    "fix-neuron": ToFixNeuron(),
+    "qoperator": ToIntegerOperators(),
+    "int8": ToSignedness("int8"),
+    "uint8": ToSignedness("uint8", weights=False),
+    "int16": ToSignedness("int16"),
+    "uint16": ToSignedness("uint16", weights=False),
+    "int16-bias": Int16Bias(),
+    "without-qdq-between": WithoutQdqBetween(),
+    "float16": ToFloat16(),
+    "float32": ToFloat32(),
+    "bfloat16": ToBfloat16(),
+    "bfloat16-clip": Bfloat16Clip(),
+    "opset": OpsetVersion(),
+    "nhwc": ChannelsLast(),
+    "fixed-shapes": FixedShapes(),
+    "unique-initializers": UniqueInitializers(),
+    "inputs-without-initializers": InputsWithoutInitializers(),
+    "finite-weights": FiniteWeights(),
+}
+ALIASES: Mapping[str, str] = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+# Not qdq and qoperator: what another tool wrote becomes standard first, and operators on codes then.
+EXCLUSIVE = (
+    ("float", "extended-qdq", "vitis-qdq", "fix-neuron", "qoperator"),
+    ("qdq", "extended-qdq", "vitis-qdq", "fix-neuron"),
+    ("qdq", "float"),
+    ("float16", "float32", "bfloat16"),
+    ("int8", "uint8"),
+    ("int16", "uint16"),
+)
+
+READING = "reading"
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A model in figures."""
+
+    operators: dict[str, int]
+    opset: dict[str, int]
+    constants: dict[str, int]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion did. `changes` and `declined` name the step in `by`."""
+
+    source: str
+    output: str
+    steps: tuple[str, ...]
+    before: ModelSummary
+    after: ModelSummary
+    changes: list[Change]
+    declined: list[Change]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) -> Conversion:
+    """Convert `model` with one or more steps, in their order, and write it to `output`.
+
+        convert("model.onnx", "model_fp16.onnx", ["fixed-shapes:batch=1", "float16"])
+
+    Raises:
+        DetentError: UsageError for steps that mean nothing, ModelError for a model that has nothing to convert or a
+            result that onnxruntime cannot load, OutputError; nothing is written then.
+    """
+    texts = (steps,) if isinstance(steps, str) else tuple(steps)
+    parsed = parse_steps(texts)
+    target = Path(output)
+    check_output(target, model)
+    graph_model = read(_own(model), keep_defaults=True)
+    before = _summary(graph_model, stored_bytes(model))
+    reading = ConversionNotes(READING)
+    if not any(isinstance(step, InputsWithoutInitializers) for _, step in parsed):
+        free_initializers(graph_model, reading)  # so that steps can take weights for constants
+    changes, declined = reading.changes, reading.declined
+    for name, step in parsed:
+        graph_model, notes = _apply(graph_model, name, step, name_of(model))
+        changes, declined = changes + notes.changes, declined + notes.declined
+    add_functions(graph_model)  # so that operators of other tools run, whatever wrote the model
+    _verify(graph_model)
+    size = save(graph_model, target)
+    return Conversion(name_of(model), str(target), texts, before, _summary(graph_model, size), changes, declined)
+
+
+def _own(model: ModelLike) -> ModelLike:
+    """Return the model, or a copy of a message: steps rename tensors, which would show in the caller's."""
+    if not isinstance(model, onnx.ModelProto):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _apply(model: ir.Model, name: str, step: ConversionStep, where: str) -> tuple[ir.Model, ConversionNotes]:
+    notes = ConversionNotes(name)
+    try:
+        model = step.apply(model, notes)
+    except UsageError as error:
+        raise UsageError(f"Step '{name}': {error}") from error
+    if not notes.changes:
+        reasons = "; ".join(f"'{note.node}': {note.what}" for note in notes.declined[:3])
+        raise ModelError(
+            f"Step '{name}' leaves {where} as it is: {step.nothing}" + (f" Looked at: {reasons}." if reasons else "")
+        )
+    return model, notes
+
+
+def _summary(model: ir.Model, size: int) -> ModelSummary:
+    operators = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph)
+    constants: Counter[str] = Counter()
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                constants[str(value.const_value.dtype)] += value.const_value.nbytes
+    opset = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
+    return ModelSummary(dict(operators.most_common()), opset, dict(constants.most_common()), size)
+
+
+def _verify(model: ir.Model) -> None:
+    """Raise ModelError unless onnx's checker passes the model and onnxruntime loads it."""
+    model.graph.sort()
+    try:
+        onnx.checker.check_model(light_proto(model), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"The converted model does not pass onnx's checker, so it is not written: {error}") from error
+    try:
+        Runner(model)
+    except ModelError as error:
+        raise ModelError(f"{error} That is the converted model; it is not written.") from error
+
+
+def parse_step(text: str) -> tuple[str, ConversionStep]:
+    """Parse a step, with settings after a colon: `opset:version=21`. Return its name and the step."""
+    given, colon, settings = text.partition(":")
+    name = ALIASES.get(given.lower(), given.lower())
+    step = parse_choice(f"{name}{colon}{settings}", STEPS, "conversion step", unsettable=("dtype", "family"))
+    return name, step
+
+
+def parse_steps(texts: Iterable[str]) -> list[tuple[str, ConversionStep]]:
+    """Parse several steps; UsageError if there is none, one comes twice, or one undoes another."""
+    steps = [parse_step(text) for text in texts]
+    names = [name for name, _ in steps]
+    if not steps:
+        raise UsageError(f"Give at least one step to convert with. Choose from {', '.join(STEPS)}.")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"The step '{name}' is given {names.count(name)} times. Give it once.")
+    for group in EXCLUSIVE:
+        both = [name for name in names if name in group]
+        if len(both) > 1:
+            raise UsageError(f"The steps '{both[0]}' and '{both[1]}' exclude each other. Choose one of the two.")
+    return steps
