@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from detent.observe.preprocess import PreprocessOptions
     from detent.recipe import Override, Recipe
     from detent.recipe_file import find_recipe
-    from detent.report.page.page import write_page
+    from detent.report.page import write_page
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation
     from detent.results.evaluated import Evaluation
@@ -63,7 +63,7 @@ _LAZY = {
     "quantize": "detent.api.quantize",
     "sensitivity": "detent.api.sensitivity",
     "tune": "detent.tuning.tune",
-    "write_page": "detent.report.page.page",
+    "write_page": "detent.report.page",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 

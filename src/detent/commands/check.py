@@ -27,12 +27,12 @@ def check(
     Example: detent check model_int8.onnx --target npu-xint8
     """
     from detent.device_check.check import check as run
-    from detent.report.check_view import print_check
+    from detent.report.documents import print_result
 
     result = run(model, target)
     if json:
         typer.echo(result.to_json())
     else:
-        print_check(result, stdout())
+        print_result(result, stdout())
     if not result.accepted:
         raise typer.Exit(NOT_TAKEN)

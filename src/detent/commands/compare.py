@@ -30,17 +30,13 @@ def compare(
     page.check(before, after)
     import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.report.comparison_view import print_comparison
-    from detent.report.results_view import results_table
+    from detent.report.documents import print_result
     from detent.results import plain
-    from detent.results.compared import ModelComparison
 
     with progress_bar(stderr()) as progress:
         found = detent.compare(before, after, data, **running.given(), inner=inner, progress=progress)
     page.write(found)
     if page.json:
         echo_json(plain(found.to_dict()))
-    elif isinstance(found, ModelComparison):
-        print_comparison(found, stdout())
     else:
-        stdout().print(results_table(found), end="", markup=False)
+        print_result(found, stdout())

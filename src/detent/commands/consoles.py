@@ -29,7 +29,7 @@ def echo_json(value: Any) -> None:
 
 
 def _console(stream: IO[str]) -> Console:
-    from detent.report.console import PlainConsole
+    from detent.report.terminal import PlainConsole
 
     console = PlainConsole(file=stream)
     # Into a file or a pipe, lines are as long as they are: tools that read them do not want ours folded at column 80.

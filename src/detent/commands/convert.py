@@ -28,10 +28,10 @@ def convert(
     Example: detent convert model.onnx model_fp16.onnx --to fixed-shapes:batch=1 --to float16
     """
     from detent.convert import convert as run
-    from detent.report.conversion_view import print_conversion
+    from detent.report.documents import print_result
 
     conversion = run(model, output, to)
     if json:
         typer.echo(conversion.to_json())
     else:
-        print_conversion(conversion, stdout())
+        print_result(conversion, stdout())

@@ -32,7 +32,7 @@ def emulate(
     """
     import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.report.emulation_view import print_emulation
+    from detent.report.documents import print_result
 
     with progress_bar(stderr()) as progress:
         done = detent.emulate(
@@ -46,7 +46,7 @@ def emulate(
     if json:
         echo_json(done.to_dict())
     else:
-        print_emulation(done, stdout())
+        print_result(done, stdout())
 
 
 def dump(
@@ -70,7 +70,7 @@ def dump(
     from detent.graph.load import load
     from detent.observe.inputs import input_specs
     from detent.observe.sources import open_source
-    from detent.report.emulation_view import print_dump
+    from detent.report.documents import print_result
 
     source = open_source(data, input_specs(load(model)), preprocess=images.parsed())
     sample = next(iter(source)).load()
@@ -85,4 +85,4 @@ def dump(
     if json:
         echo_json(done.to_dict())
     else:
-        print_dump(done, stdout())
+        print_result(done, stdout())

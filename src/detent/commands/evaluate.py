@@ -42,7 +42,7 @@ def evaluate(
     """
     import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.report.evaluation_view import print_evaluation
+    from detent.report.documents import print_result
 
     if labels is not None and no_labels:
         raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
@@ -58,4 +58,4 @@ def evaluate(
             emulate=emulate,
             progress=progress,
         )
-    results.tell(evaluation, print_evaluation)
+    results.tell(evaluation, print_result)

@@ -17,10 +17,11 @@ def inspect(
 ) -> None:
     """Show what is in a model: operators, types, and the scale and position of every quantized tensor."""
     from detent.comparison.inspection import inspect_model
-    from detent.report.terminal import print_inspection
+    from detent.report.listings import inspection_document
+    from detent.report.terminal import print_document
 
     inspection = inspect_model(model)
     if json:
         echo_json(inspection.to_dict())
     else:
-        print_inspection(inspection, stdout(), nodes=nodes)
+        print_document(inspection_document(inspection, nodes=nodes), stdout())

@@ -55,7 +55,7 @@ def mix(
     import detent
     from detent.commands.progress_bar import progress_bar
     from detent.graph.save import write_text
-    from detent.report.precision_view import print_precision
+    from detent.report.documents import print_result
 
     check_file(toml, model)
     with counting.executor() as executor, progress_bar(stderr()) as progress:
@@ -78,6 +78,6 @@ def mix(
     if json:
         typer.echo(report.to_json())
     else:
-        print_precision(report, stdout())
+        print_result(report, stdout())
     if not report.reached:
         raise typer.Exit(MISSED)

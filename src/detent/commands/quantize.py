@@ -113,7 +113,7 @@ def quantize(
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
     import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.report.terminal import print_report
+    from detent.report.documents import print_result
 
     results.check(model, output, counting.stats, keeping.save_stats)
     chosen = recipe.chosen()
@@ -140,7 +140,7 @@ def quantize(
             dry_run=dry_run,
             progress=progress,
         )
-    results.tell(result, print_report)
+    results.tell(result, print_result)
 
 
 @contextmanager

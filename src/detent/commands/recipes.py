@@ -24,7 +24,9 @@ def recipes(
     """
     from detent.presets import PRESETS
     from detent.recipe_file import to_plain, to_toml
-    from detent.report.recipes_view import print_recipe, print_recipes
+    from detent.report.documents import print_result
+    from detent.report.listings import recipes_document
+    from detent.report.terminal import print_document
 
     if name is None:
         if toml or settings:
@@ -32,7 +34,7 @@ def recipes(
         if json:
             echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
         else:
-            print_recipes(list(PRESETS.values()), stdout())
+            print_document(recipes_document(list(PRESETS.values())), stdout())
         return
     recipe = change_recipe(name, settings)
     if toml:
@@ -40,4 +42,4 @@ def recipes(
     elif json:
         echo_json(to_plain(recipe))
     else:
-        print_recipe(recipe, stdout())
+        print_result(recipe, stdout())

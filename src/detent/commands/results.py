@@ -15,7 +15,6 @@ from detent.commands.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from detent.report.page.page import Result
     from detent.results.evaluated import Evaluation
     from detent.results.quantized import Report
     from detent.results.searched import SensitivityReport, Tuning
@@ -38,9 +37,9 @@ class PageOptions:
         """Refuse, before any work is done, a page that could not be written or that would destroy another file."""
         check_file(self.html, *others)
 
-    def write(self, result: Result) -> None:
+    def write(self, result: object) -> None:
         """Write the page, where one was asked for."""
-        from detent.report.page.page import write_page
+        from detent.report.page import write_page
 
         if self.html is not None:
             write_page(result, self.html)

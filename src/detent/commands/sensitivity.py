@@ -75,7 +75,7 @@ def sensitivity(
     import detent
     from detent.commands.progress_bar import progress_bar
     from detent.graph.save import write_text
-    from detent.report.sensitivity_view import print_sensitivity
+    from detent.report.documents import print_result
 
     check_file(toml, model)
     page.check(model, toml, counting.stats)
@@ -95,4 +95,4 @@ def sensitivity(
         )
     if toml is not None:
         write_text(report.to_toml(), toml)
-    page.tell(report, print_sensitivity)
+    page.tell(report, print_result)

@@ -24,8 +24,8 @@ def stats(
 ) -> None:
     """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
     from detent.observe.statistics_file import load_statistics
-    from detent.report.plots import plot_statistics
-    from detent.report.statistics_view import print_statistics
+    from detent.report.charts import plot_statistics
+    from detent.report.documents import print_result
     from detent.results.summarized import choices_of, view_statistics
 
     loaded = load_statistics(file)
@@ -36,4 +36,4 @@ def stats(
     if json:
         echo_json(view.to_dict())
     else:
-        print_statistics(view, stdout())
+        print_result(view, stdout())

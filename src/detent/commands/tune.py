@@ -66,7 +66,8 @@ def tune(
     """
     import detent
     from detent.commands.progress_bar import progress_bar
-    from detent.report.tuning_view import print_rung, print_tuning
+    from detent.report.accuracy import step_line
+    from detent.report.documents import print_result
 
     results.check(model, output, metric, toml or output.with_suffix(".toml"))
     console = stderr() if results.page.json else stdout()
@@ -87,8 +88,8 @@ def tune(
             **reading.given(),
             resume=resume,
             progress=progress,
-            told=lambda outcome: print_rung(outcome, console),
+            told=lambda outcome: console.print(step_line(outcome), markup=False),
         )
-    results.tell(tuning, print_tuning)
+    results.tell(tuning, print_result)
     if not tuning.met:
         raise typer.Exit(MISSED)
