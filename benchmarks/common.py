@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.devices.device import find_target
+from detent.devices.catalog import find_device
 from detent.evaluation.evaluator import Evaluator
 from detent.graph.load import load
 from detent.numerics.rounding import DeviceRounding
@@ -83,7 +83,7 @@ def prepared(case: Case, target: str = "npu-cnn") -> tuple[ir.Model, list[str]]:
     """The model as it is calibrated, and its sites."""
     model = load(case.path)
     names = [str(node.name) for node in model.graph]
-    prepare(model, default_passes(None, [make() for make in find_target(target).preparations]))
+    prepare(model, default_passes(None, [make() for make in find_device(target).preparations]))
     layout = lay_out(model, Selection(), folded=names)
     return model, [one.value for one in layout.of_role(Role.ACTIVATION) if layout.leader(one.value) == one.value]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,11 @@ import numpy as np
 from benchmarks.common import CALIBRATION, Case, arguments, chosen, print_table
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
-from detent.pipeline.job import Job
+from detent.pipeline.job import make_job
 from detent.pipeline.run import Run
-from detent.recipe_file import find_recipe
 from detent.results.searched import Sensitivity
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
@@ -57,7 +55,7 @@ def kinds(fast: Sensitivity, exact: Sensitivity) -> list[str]:
 
 def measure(case: Case, recipe: str, samples: int, exact_on: int, rounds: int) -> list[str]:
     """One row of the table."""
-    job = Job(Path(case.path), None, find_recipe(recipe), CALIBRATION, case.options, limit=2 * samples)
+    job = make_job(case.path, CALIBRATION, recipe, preprocess=case.options, limit=2 * samples)
     planned = Run(unrefined(job, samples)).planned
     feeds = [pending.load().feeds for pending in planned.probes]
     runner = Runner(planned.model)

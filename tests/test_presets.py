@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from detent.devices.device import check_steps, find_target
-from detent.emit.check import check_formats
+from detent.devices.catalog import check_steps, find_device
+from detent.emit.output_formats import check_formats
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.plan.plan import check_methods
@@ -18,7 +18,7 @@ def test_no_preset_contradicts_itself(recipe):
     check_methods(recipe)
     check_steps(recipe)
     check_refinement(recipe)
-    find_target(recipe.target).check(recipe)
+    find_device(recipe.target).check(recipe)
     assert recipe.description and len(recipe.description) < 110
 
 

@@ -29,8 +29,7 @@ from tools.command_reference import page as command_page
 import detent
 from detent.compat.run import run_script
 from detent.demo.run import copy_files
-from detent.devices.catalog import DEVICES
-from detent.devices.device import OPTIONAL, TARGETS, leavable_steps
+from detent.devices.catalog import ALIASES, DEVICES, OPTIONAL, leavable_steps
 from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import OutputFormat, Override, Recipe
 from tests.compat.scripts import IMAGE_SCRIPT
@@ -200,7 +199,7 @@ def test_figures_that_stand_on_two_pages_are_the_same():
             "recipes.md",
             [field.name for field in dataclasses.fields(Recipe) if field.name not in ("name", "description")],
         ),
-        ("recipes.md", list(TARGETS)),
+        ("recipes.md", [*DEVICES, *ALIASES]),
         ("formats.md", list(NAMED_FORMATS)),
         ("formats.md", list(get_args(OutputFormat))),
         ("check.md", list(DEVICES)),

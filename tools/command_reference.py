@@ -18,8 +18,8 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from detent import errors
 from detent.cli import INTERRUPTED, app
-from detent.commands.check import NOT_TAKEN
-from detent.commands.tune import MISSED
+from detent.cli.inspecting import NOT_TAKEN
+from detent.cli.quantizing import MISSED
 
 HEAD = """# Commands
 

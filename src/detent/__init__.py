@@ -14,14 +14,7 @@ from detent.errors import DataError, DetentError, ModelError, OutputError, Usage
 from detent.version import __version__
 
 if TYPE_CHECKING:
-    from detent.api.check import check
-    from detent.api.compare import compare
-    from detent.api.emulate import emulate
-    from detent.api.evaluate import evaluate
-    from detent.api.infer import infer
-    from detent.api.mix import mix
-    from detent.api.quantize import quantize
-    from detent.api.sensitivity import sensitivity
+    from detent.api import check, compare, emulate, evaluate, infer, mix, quantize, sensitivity, tune
     from detent.emulator.emulator import Emulator
     from detent.evaluation.evaluator import Evaluator
     from detent.evaluation.metric_file import Metric
@@ -32,10 +25,9 @@ if TYPE_CHECKING:
     from detent.report.page import write_page
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation
-    from detent.results.evaluated import Evaluation
+    from detent.results.evaluated import Evaluation, compare_scores
     from detent.results.quantized import Report
     from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
-    from detent.tuning.tune import tune
 
 _LAZY = {
     "DeviceCheck": "detent.results.checked",
@@ -53,16 +45,17 @@ _LAZY = {
     "Report": "detent.results.quantized",
     "SensitivityReport": "detent.results.searched",
     "Tuning": "detent.results.searched",
-    "check": "detent.api.check",
-    "compare": "detent.api.compare",
-    "emulate": "detent.api.emulate",
-    "evaluate": "detent.api.evaluate",
+    "check": "detent.api",
+    "compare": "detent.api",
+    "compare_scores": "detent.results.evaluated",
+    "emulate": "detent.api",
+    "evaluate": "detent.api",
     "find_recipe": "detent.recipe_file",
-    "infer": "detent.api.infer",
-    "mix": "detent.api.mix",
-    "quantize": "detent.api.quantize",
-    "sensitivity": "detent.api.sensitivity",
-    "tune": "detent.tuning.tune",
+    "infer": "detent.api",
+    "mix": "detent.api",
+    "quantize": "detent.api",
+    "sensitivity": "detent.api",
+    "tune": "detent.api",
     "write_page": "detent.report.page",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
@@ -91,6 +84,7 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "compare_scores",
     "emulate",
     "evaluate",
     "find_recipe",

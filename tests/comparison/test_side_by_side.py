@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.comparison.models import fitting_batches, open_side_by_side
+from detent.comparison.models import fitting_batches, open_pair
 from detent.evaluation.dataset import open_dataset
-from detent.evaluation.noise import ChannelScales
+from detent.evaluation.tensor_noise import ChannelScales
 from detent.graph.load import load
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.inputs import input_specs
@@ -25,7 +25,7 @@ def squared(factor, bend):
 
 def opened(batch):
     graphs = [squared(1, 0), squared(8, 0.5)]
-    both = open_side_by_side(graphs, ["one", "other"], ["a", "y"], DEFAULT_PROVIDERS)
+    both = open_pair(graphs, ["one", "other"], ["a", "y"], DEFAULT_PROVIDERS)
     return both, open_dataset(ROWS, input_specs(graphs[0]), labels=None, batch=batch)
 
 

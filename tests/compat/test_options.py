@@ -19,7 +19,7 @@ from detent.compat.options import OPTIONS, SECTIONS
 from detent.compat.specs import Int8Spec, QLayerConfig
 from detent.compat.table import page
 from detent.compat.translate import translate
-from detent.devices.device import check_steps
+from detent.devices.catalog import check_steps
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from detent.convert import Conversion, convert
 from detent.emit.emitter import emit
-from detent.emit.functions import add_functions
+from detent.qdq.functions import add_functions
 from detent.recipe_file import find_recipe
 from tests.models import IMAGE, build, info, node, normal, planned, run
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.convert.int16_bias import shifts_needed
+from detent.convert.code_types import shifts_needed
 from detent.errors import ModelError
 from tests.convert.forms import constants, converted, ops, quantized, same
 from tests.models import build, conv_relu_conv, info, node, normal, run

@@ -62,8 +62,8 @@ def test_fixed_shapes():
     [
         ("fixed-shapes", "needs to know which"),
         ("fixed-shapes:batch=-1", "at least 1"),
-        ("fixed-shapes:shapes=x", "is no shape"),
-        ("fixed-shapes:shapes=x=1/three", "is no shape"),
+        ("fixed-shapes:shapes=x", "shape"),
+        ("fixed-shapes:shapes=x=1/three", "shape"),
         ("fixed-shapes:shapes=z=1/3/8/8", "no such input"),
         ("fixed-shapes:shapes=x=1/4/8/8", "x"),
     ],

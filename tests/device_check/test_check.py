@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import detent
 from detent.convert import convert
-from detent.devices.constraints import broken_rules
+from detent.devices.constraints import SHIFTS
 from detent.emit.emitter import emit
 from detent.errors import ModelError, UsageError
 from detent.recipe_file import find_recipe
@@ -139,7 +139,7 @@ def test_a_file_breaks_the_rules_that_its_plan_breaks(name, data):
     sites = sorted(plan_at(proto)[1].layout.sites)
     positions = {site: data.draw(st.integers(-4, 30), site) for site in sites}
     model, plan = plan_at(proto, positions)
-    planned = {(each.node, each.move.rule) for each in broken_rules(model, plan)}
+    planned = {(each.node, each.move.rule) for each in SHIFTS.violations(model, plan)}
     emit(model, plan)
     found = detent.check(ir.to_proto(model))
     read = {(each.node, each.what.split("'")[1]) for each in found.errors if "breaks the rule" in each.what}
@@ -391,6 +391,24 @@ def test_the_given_model_is_left_alone():
     before = model.SerializeToString()
     detent.check(model)
     assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "device"),
+    [
+        ("XINT8", "npu-cnn", "npu-xint8"),
+        ("A8W8", "npu-float-scale", "npu-a8w8"),
+        ("A16W8", "npu-float-scale", "npu-a16w8"),
+    ],
+)
+def test_the_older_name_of_a_device(recipe, name, device):
+    found = detent.check(quantized(residual(), recipe), name)
+    assert (found.target, found.verdict) == (device, "accepted")
+
+
+def test_a_device_about_which_nothing_is_published():
+    with pytest.raises(UsageError, match="npu-vaiml.*npu-xint8"):
+        detent.check(conv_relu_conv(), "npu-vaiml")
 
 
 def test_json():

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import detent
-from detent.devices.constraints import align_concats
-from detent.devices.device import find_target
+from detent.devices.catalog import find_device
+from detent.devices.constraints import CONCATS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.observe.statistics import TensorStatistics
@@ -34,9 +34,9 @@ def aligned(nodes, ranges, recipe=A8W8, outputs="y", constants=None):
             statistics[site.value].add(np.array(ranges[site.value], np.float32))
     plan = make_plan(model, layout, statistics, recipe)
     before = dict(plan.params)
-    assert align_concats(model, plan) == []
+    assert CONCATS.constrain(model, plan) == []
     moves = list(plan.moves)
-    assert align_concats(model, plan) == [] and plan.moves == moves  # once is enough
+    assert CONCATS.constrain(model, plan) == [] and plan.moves == moves  # once is enough
     return plan, before
 
 
@@ -126,7 +126,7 @@ def test_a_zero_input_that_gets_a_small_scale_leaves_room_for_the_bias():
         statistics[name].add(np.array([largest], np.float32))
     plan = make_plan(model, layout, statistics, A16W8)
     assert plan.moves == []  # the scale of z is 1: all the room in the world
-    align_concats(model, plan)
+    CONCATS.constrain(model, plan)
     assert plan.of("z").scale == plan.of("a").scale == np.float32(1 / np.float64(32767))
     assert not plan.of("b").clipped([500.0]).any()
     assert [(move.value, move.rule) for move in plan.moves][-1] == ("w", "room for the bias")
@@ -157,7 +157,7 @@ def test_any_net_of_concats_ends_aligned(edges, extents, recipe):
 
 def test_the_model_of_a_concat():
     model, plan = planned(concat(), recipe=A8W8)
-    find_target("npu-float-scale").constrain(model, plan)
+    find_device("npu-float-scale").constraints.constrain(model, plan)
     shared(plan, "c1", "c2", "extra", "cat", "y")
 
 
@@ -213,7 +213,7 @@ def test_power_of_two_recipes_go_everywhere(target, dtype):
 
 def test_every_preset_fits_its_target():
     for recipe in PRESETS.values():
-        find_target(recipe.target).check(recipe)
+        find_device(recipe.target).check(recipe)
 
 
 def test_a_concat_of_activations_that_stay_float():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.devices.device import OPTIONAL, check_steps, leavable_steps
+from detent.devices.catalog import OPTIONAL, check_steps, leavable_steps
 from detent.devices.rewrites import ClipToRelu, WholeClip
 from detent.errors import UsageError
 from detent.presets import PRESETS

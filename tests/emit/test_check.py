@@ -4,7 +4,7 @@ import onnx
 import pytest
 
 import detent
-from detent.emit.check import check_formats
+from detent.emit.output_formats import check_formats
 from detent.errors import ModelError, UsageError
 from detent.presets import PRESETS
 from detent.recipe_file import with_settings

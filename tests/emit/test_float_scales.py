@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import detent
-from detent.devices.device import find_target
+from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
 from detent.errors import UsageError
 from detent.methods import METHODS, MinMax, MinMSE
@@ -54,7 +54,7 @@ def producer_of(proto, name):
 def emitted(proto, recipe, feeds):
     """The plan, the emitted model and where each activation went; checked for what holds for all of them."""
     model, plan = planned(proto, feeds, recipe)
-    assert find_target(recipe.target).constrain(model, plan) == []
+    assert find_device(recipe.target).constraints.constrain(model, plan) == []
     dequantized = emit(model, plan)
     result = ir.to_proto(model)
     onnx.checker.check_model(result, full_check=True)
@@ -181,7 +181,7 @@ def test_types_domains_and_opsets(recipe):
 @pytest.mark.parametrize("maker", SMALL_MODELS.values(), ids=SMALL_MODELS)
 def test_it_runs_with_all_optimizations_too(maker, recipe):
     model, plan = planned(maker(), FEEDS, recipe)
-    find_target(recipe.target).constrain(model, plan)
+    find_device(recipe.target).constraints.constrain(model, plan)
     for site in plan.layout.of_role(Role.WEIGHT):
         # Codes up to 64: without VNNI the integer kernels add two products of 8 bits in 16 bits, which overflow.
         params = plan.of(site.value)

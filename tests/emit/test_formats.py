@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from detent.emit.check import check_formats
+from detent.emit.output_formats import check_formats
 from detent.errors import UsageError
 from detent.methods import Distribution, MinMax
 from detent.numerics.blocks import BlockFloat, Microscaling

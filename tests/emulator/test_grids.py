@@ -23,7 +23,7 @@ def test_a_float_model():
 
 
 def test_float_scales_are_refused_with_the_tensor(samples):
-    with pytest.raises(ModelError, match=r"The scale 0\.\d+ of tensor 'x' is no power of two\. The recipe XINT8"):
+    with pytest.raises(ModelError, match=r"The scale 0\.\d+ of tensor 'x' .*power of two.*XINT8"):
         Emulator(quantized("A8W8", samples))
 
 
@@ -76,7 +76,7 @@ def test_a_scale_that_is_computed():
     ]
     grid = ["s", model.constant(np.array(0, np.int8))]
     codes = model.op("QuantizeLinear", ["x0", *grid])
-    with pytest.raises(ModelError, match="Tensor 'x0' has no position: its scale is computed"):
+    with pytest.raises(ModelError, match="Tensor 'x0' .*computed"):
         Emulator(model.build(model.op("DequantizeLinear", [codes, *grid])))
 
 

@@ -16,7 +16,7 @@ from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric
 from detent.graph import taps
-from detent.results.evaluated import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare
+from detent.results.evaluated import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare_scores
 from tests.models import build, info, node
 
 CLASSES = 8
@@ -54,7 +54,7 @@ def test_known_answers(batch):
     assert before.names[0] == "array[0]"
     # Class 0 vanishes, so that 7 wins on the first sample; 7 is three times as large, so it wins everywhere.
     after = evaluator.evaluate(scaler([0, 1, 1, 1, 1, 1, 1, 3]))
-    loss = compare(before, after)
+    loss = compare_scores(before, after)
     assert (loss.became_wrong, loss.became_right, loss.samples) == (3, 2, 5)
     assert loss.points == pytest.approx(20)
     assert loss.p_value == 1.0
@@ -79,7 +79,7 @@ def test_not_a_number_is_wrong():
     scores = evaluator.evaluate(model)
     assert scores.unanswered == 2
     assert scores.accuracy(5) == 0
-    assert compare(evaluator.evaluate(SAME), scores).became_wrong == 2
+    assert compare_scores(evaluator.evaluate(SAME), scores).became_wrong == 2
 
 
 def test_every_form_of_a_model(tmp_path):
@@ -132,7 +132,7 @@ def test_without_labels_changed_answers_are_counted():
     evaluator = Evaluator(SAME, one_hot(0, 1, 2, 3, second=7))
     before, after = evaluator.evaluate(SAME), evaluator.evaluate(scaler([0, *[1] * (CLASSES - 1)]))
     assert isinstance(after, Deviation)
-    loss = compare(before, after)
+    loss = compare_scores(before, after)
     assert loss.points == 25
     assert loss.unit == CHANGED
     assert loss.interval[0] < 25 < loss.interval[1]
@@ -140,7 +140,7 @@ def test_without_labels_changed_answers_are_counted():
     assert after.agreeing == 3
     # Of 4 * (2^2 + 1^2) squares, those 4 of one score are lost.
     assert after.outputs["y"].sqnr_db == pytest.approx(10 * math.log10(20 / 4))
-    assert compare(before, before).points == 0
+    assert compare_scores(before, before).points == 0
     assert before.outputs["y"].sqnr_db == math.inf
 
 
@@ -156,7 +156,7 @@ def test_without_class_scores_the_error_of_the_outputs_is_counted(batch):
     )
     after = evaluator.evaluate(grid(1.1))
     assert after.agreeing is None
-    loss = compare(evaluator.evaluate(grid(1.0)), after)
+    loss = compare_scores(evaluator.evaluate(grid(1.0)), after)
     assert loss.unit == OUTPUT_ERROR
     assert loss.points == pytest.approx(1.0, rel=1e-4)  # 0.1^2
     assert loss.interval == pytest.approx((1.0, 1.0), rel=1e-3)
@@ -175,7 +175,7 @@ def test_a_score_for_each_sample():
     assert isinstance(before, SampleScores)
     assert before.values.tolist() == [2, 2, 0]
     assert seen[1] == ((1, CLASSES), "array[1]", 1, None, (1, CLASSES))
-    loss = compare(before, evaluator.evaluate(scaler(np.full(CLASSES, 0.5))))
+    loss = compare_scores(before, evaluator.evaluate(scaler(np.full(CLASSES, 0.5))))
     assert loss.points == pytest.approx(2 / 3)
     assert loss.unit == "units of height"
     assert loss.interval[0] < 2 / 3 < loss.interval[1]
@@ -184,7 +184,7 @@ def test_a_score_for_each_sample():
 def test_lower_may_be_better():
     metric = Metric("error", score=lambda outputs, _: float(outputs.max()), lower_is_better=True)
     evaluator = Evaluator(SAME, one_hot(0, 1), metric=metric)
-    assert compare(evaluator.evaluate(SAME), evaluator.evaluate(scaler(np.full(CLASSES, 2)))).points == 2
+    assert compare_scores(evaluator.evaluate(SAME), evaluator.evaluate(scaler(np.full(CLASSES, 2)))).points == 2
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -193,7 +193,7 @@ def test_a_metric_of_all_samples(batch):
     evaluator = Evaluator(SAME, one_hot(0, 1, 2), labels=[0, 1, 0], metric=metric, batch=batch)
     before = evaluator.evaluate(SAME)
     assert before == WholeScore(pytest.approx(2 / 3), "hits", False, 3)
-    loss = compare(before, evaluator.evaluate(scaler([0, *[1] * (CLASSES - 1)])))
+    loss = compare_scores(before, evaluator.evaluate(scaler([0, *[1] * (CLASSES - 1)])))
     assert loss.interval is None
     assert loss.points == pytest.approx(0)  # all scores of the first sample are equal now, and the first wins
 
@@ -340,10 +340,10 @@ def test_data_that_cannot_be_read_again(data):
 def test_scores_of_two_kinds():
     labelled, plain = Evaluator(SAME, one_hot(0, 1), labels=[0, 1]), Evaluator(SAME, one_hot(0, 1))
     with pytest.raises(UsageError, match="Answers and Deviation"):
-        compare(labelled.evaluate(SAME), plain.evaluate(SAME))
+        compare_scores(labelled.evaluate(SAME), plain.evaluate(SAME))
     fewer = Evaluator(SAME, one_hot(0, 1), labels=[0, 1], limit=1)
     with pytest.raises(UsageError, match="different samples"):
-        compare(labelled.evaluate(SAME), fewer.evaluate(SAME))
+        compare_scores(labelled.evaluate(SAME), fewer.evaluate(SAME))
 
 
 def test_progress_reaches_the_end():

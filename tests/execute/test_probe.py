@@ -9,7 +9,7 @@ import pytest
 from detent.emit.emitter import emit
 from detent.emulator.emulator import Emulator
 from detent.execute import probe as probe_module
-from detent.execute.probe import ITSELF, UNCHANGED, Probe, Variant, rounded
+from detent.execute.probe import ITSELF, Probe, Variant
 from detent.graph.session import Runner
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.observe.samples import Sample
@@ -195,13 +195,13 @@ def test_footprint_is_the_most_that_is_held():
     assert Probe(model, plan.layout).footprint(SAMPLE) == 4 * (3 * 64 + 4 * 36)
 
 
-def test_rounding_in_any_format():
-    values = np.array([1.01, -3.3, 1e-3], np.float32)
-    assert rounded(values, None) is values
+def test_activations_in_any_format():
+    model, plan = planned(SMALL_MODELS["conv_relu_conv"]())
     half = FloatParams(FloatFormat("bfloat16"))
-    np.testing.assert_array_equal(rounded(values, half), half.snap(values))
-    assert UNCHANGED.name == ITSELF
-    assert Variant("v").constants == {}
+    halved = Sample(0, "the sample", {"x": half.snap(SAMPLE.feeds["x"])})
+    probe = Probe(model, plan.layout)
+    found = probe(SAMPLE, [Variant("half", rounding={"x": half})])["half"]
+    np.testing.assert_array_equal(found[0], probe(halved)[ITSELF][0])
 
 
 def test_roles_are_told_apart():

@@ -10,8 +10,7 @@ from detent.errors import OutputError
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import refinement_beside
 from detent.recipe_file import find_recipe
-from detent.refine import step
-from detent.refinements import AdaRound, BiasCorrection, Rounding
+from detent.refinements import AdaRound, BiasCorrection, Refinement, Rounding
 from tests.models import conv_relu_conv, residual
 from tests.refine.test_refine import smooth
 
@@ -50,8 +49,10 @@ def test_the_same_bytes_and_reports(recipe, tmp_path, monkeypatch):
     interrupt(output, recipe)
     assert refinement_beside(output).exists() and not output.exists()
     chosen = []
-    choose = step.choose
-    monkeypatch.setattr(step, "choose", lambda problem, *rest: chosen.append(problem.name) or choose(problem, *rest))
+    choose = Refinement.choose
+    monkeypatch.setattr(
+        Refinement, "choose", lambda self, problem, *rest: chosen.append(problem.name) or choose(self, problem, *rest)
+    )
     found = detent.quantize(conv_relu_conv(), output, IMAGES, recipe)
     assert output.read_bytes() == whole.read_bytes()
     assert list(found.refined) == list(expected.refined) and found.moves == expected.moves

@@ -8,12 +8,13 @@ import pytest
 
 import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
-from detent.devices.constraints import violations
-from detent.devices.device import Rules, find_target
+from detent.devices.catalog import find_device
+from detent.devices.constraints import SHIFTS
+from detent.devices.device import Rules
+from detent.execute.quantized_walk import QuantizedWalk
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.refine.ranges import RULE, _Continuation, is_better, relative_error, search_ranges
-from detent.refine.walk import Walk
 from detent.refinements import Rounding
 from tests.models import IMAGE, XINT8, build, node, normal, planned
 
@@ -40,7 +41,7 @@ def two_readers(small: float):
 
 def searched(proto, start: int | None = None) -> tuple[ir.Model, Plan]:
     model, plan = planned(proto)
-    rules = Rules(find_target("npu-cnn"), model.clone())
+    rules = Rules(find_device("npu-cnn"), model.clone())
     if start is not None:
         plan.move("r", start, "given", "")
         rules(plan)
@@ -65,7 +66,7 @@ def test_a_candidate_is_rounded_as_the_device_does(rounding, code):
     rest = list(model.graph)[2:]
     weight, bias = (model.graph.initializers[name].const_value.numpy() for name in ("w2", "b2"))
     wanted = np.einsum("ocij,nchw->nohw", weight, step * code) + bias.reshape(1, 4, 1, 1)
-    walk = Walk(model, plan, ["the sample"], 1)
+    walk = QuantizedWalk(model, plan, ["the sample"], 1)
     errors = _Continuation(walk, "r", {"r": [step / 2]}, rest, [{"y": wanted}]).errors(params)
     assert errors == pytest.approx(0.0, abs=1e-9)
 
@@ -81,7 +82,7 @@ def test_a_bad_start_is_improved(start):
 @pytest.mark.parametrize("small", [1.0, 1e-4])
 def test_the_rules_of_the_device_hold_afterwards(small):
     model, plan = searched(two_readers(small))
-    assert violations(model, plan) == []
+    assert SHIFTS.violations(model, plan) == []
 
 
 def test_a_gain_that_could_be_chance_is_none():

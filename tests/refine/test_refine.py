@@ -15,9 +15,9 @@ from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.recipe_file import find_recipe
-from detent.refine.choose import Choice
 from detent.refine.refine import refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
+from detent.refinements.refinement import Choice
 from tests.models import (
     IMAGE,
     SMALL_MODELS,
@@ -221,11 +221,11 @@ def test_gradient_methods_take_the_same_way(refinement):
 def test_every_fifth_sample_is_held_out(monkeypatch):
     seen = []
 
-    def judge(problem, held_out, *_):
+    def judge(_, problem, held_out, *rest):
         seen.append((problem, held_out))
         return Choice(None, True, 0.0, 0.0)
 
-    monkeypatch.setattr("detent.refine.step.choose", judge)
+    monkeypatch.setattr(Rounding, "choose", judge)
     proto = build([node("Gemm", "x w b", "y")], "y", {"w": normal(2, 4), "b": normal(4)}, inputs=[info("x", [4, 2])])
     feeds = [{"x": np.full((4, 2), index / 16, np.float32)} for index in range(12)]
     model, plan = planned(proto, feeds[-1])

@@ -12,7 +12,6 @@ from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Role
 from detent.recipe import Override
 from detent.recipe_file import find_recipe
-from detent.refine.codes import stored_constant
 from detent.refine.refine import check_refinement, refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
 from tests.models import IMAGE, as_ir, build, conv_relu_conv, info, node, normal, planned, residual
@@ -33,7 +32,7 @@ def test_weights_and_biases_of_every_format_are_refined(name):
     assert all(one.after <= one.before for one in reports)
     assert any(one.method.startswith("adaquant") for one in reports)
     for constant, array in plan.refined.items():
-        np.testing.assert_array_equal(stored_constant(array, plan.of(constant)), array)
+        np.testing.assert_array_equal(plan.of(constant).stored(array), array)
 
 
 @pytest.mark.parametrize("name", ["MX4", "MX6", "MXFP4E2M1"])
@@ -115,7 +114,7 @@ def test_groups_of_weights_that_share_a_scale(refinement, method):
     model, plan = planned(residual(), recipe=GROUPS)
     reports = refine(model, model, plan, refinement, pending(*(smooth(seed) for seed in range(30))))
     assert all(one.method.startswith(method) and one.after < one.before for one in reports)
-    np.testing.assert_array_equal(stored_constant(plan.refined["w1"], plan.of("w1")), plan.refined["w1"])
+    np.testing.assert_array_equal(plan.of("w1").stored(plan.refined["w1"]), plan.refined["w1"])
 
 
 def test_groups_of_weights_are_not_for_adaround():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from detent.graph.values import constant
-from detent.refine.layers import Layer
-from detent.refine.rows import gather, input_indices, sample_positions, take_rows, why_no_rows
+from detent.refine.layers import MatrixLayer, gather, input_indices, sample_positions, take_rows, why_no_rows
 from tests.models import as_ir, build, info, node, normal, run
 
 CONVS = {
@@ -37,7 +36,7 @@ def layer_of(op, weight, inputs=None, attributes=None, bias=None):
     )
     model = as_ir(proto)
     one = next(iter(model.graph))
-    return proto, Layer(one, one.inputs[1], one.inputs[2] if bias is not None else None)
+    return proto, MatrixLayer(one, one.inputs[1], one.inputs[2] if bias is not None else None)
 
 
 def assert_rows_give_the_output(op, weight, shape, attributes, wanted=1000):

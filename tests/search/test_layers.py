@@ -9,8 +9,7 @@ import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.observe.preprocess import preprocess_options
-from detent.pipeline.job import Job
+from detent.pipeline.job import Job, make_job
 from detent.pipeline.run import Run
 from detent.presets import LAYERS
 from detent.recipe_file import find_recipe
@@ -23,7 +22,7 @@ from tests.models import run
 INT8, INT16 = IntegerFormat("int8"), IntegerFormat("int16")
 A8W8 = find_recipe("A8W8").replace(refinement=None)
 A16W16 = A8W8.replace(activations=INT16, weights=INT16)
-DEMO = Job(MODEL, None, A16W16, CALIBRATION, preprocess_options(PREPROCESS))
+DEMO = make_job(MODEL, CALIBRATION, A16W16, preprocess=PREPROCESS)
 ALL = Layers(op_types=LAYERS)
 
 

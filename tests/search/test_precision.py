@@ -6,15 +6,14 @@ import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.observe.preprocess import preprocess_options
-from detent.pipeline.job import Job
+from detent.pipeline.job import Job, make_job
 from detent.recipe_file import find_recipe, to_toml
 from detent.search.precision import search_precision
 from tests.conftest import tiny_model
 
 A8W8 = find_recipe("A8W8").replace(refinement=None)
 INT4, INT8, INT16 = (IntegerFormat(dtype) for dtype in ("int4", "int8", "int16"))
-DEMO = Job(MODEL, None, A8W8, CALIBRATION, preprocess_options(PREPROCESS))
+DEMO = make_job(MODEL, CALIBRATION, A8W8, preprocess=PREPROCESS)
 
 
 def test_as_few_bits_as_an_error_allows():

@@ -9,10 +9,9 @@ from detent.pipeline.run import Run
 from detent.presets import find_preset
 from detent.recipe import Override
 from detent.refinements import BiasCorrection, Rounding
-from detent.results import plain
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
-from detent.tuning.rungs import exceptions, ingredients, stages, ways_up
+from detent.sensitivity_analysis.layer_errors import sensitivity
+from detent.tuning.rungs import exceptions, ingredients, plain, stages, ways_up
 from tests.conftest import tiny_model
 
 W4 = find_preset("A8W8").replace(weights=IntegerFormat("int4"))

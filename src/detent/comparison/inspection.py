@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from detent.graph.load import ModelLike, read, stored_bytes
-from detent.graph.values import constant, is_constant
-from detent.numerics.power_of_two import position_of
+from detent.graph.values import input_at, is_constant
+from detent.qdq.families import dequantize_family
+from detent.qdq.reader import dequantized
 
 
 @dataclass(frozen=True)
@@ -87,29 +87,24 @@ def _typed(value: ir.Value) -> str:
 
 def _entry(node: ir.Node) -> NodeEntry:
     present = [value for value in node.inputs if value is not None]
-    producers = (value.producer() for value in present)
-    quantized = sum(producer is not None and producer.op_type == "DequantizeLinear" for producer in producers)
+    quantized = sum(dequantize_family(value.producer()) is not None for value in present)
     return NodeEntry(str(node.name), node.op_type, len(present), quantized)
 
 
 def _quantized_tensors(nodes: Sequence[ir.Node]) -> Iterator[QuantizedTensor]:
-    """One entry for each DequantizeLinear: the tensor that its codes stand for."""
-    for node in nodes:
-        if node.op_type != "DequantizeLinear" or node.inputs[0] is None:
-            continue
-        codes = node.inputs[0]
-        quantize = codes.producer()
-        original = quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else codes
-        scale = constant(node.inputs[1])
-        zero_point = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-        single = scale is not None and scale.size == 1
-        number = float(scale.reshape(-1)[0]) if scale is not None and single else None
+    """Yield one entry for each dequantizing node: the tensor that its codes stand for."""
+    for entry in filter(None, map(dequantized, nodes)):
+        params, dtype = entry.params, entry.codes.dtype
+        single = params if params is not None and params.per_tensor else None
+        if dtype is None and params is not None:
+            dtype = ir.DataType.from_numpy(params.dtype)
+        has_zero_point = single is not None and input_at(entry.node, 2) is not None
         yield QuantizedTensor(
-            name=str(original.name if original is not None else codes.name),
-            constant=is_constant(codes),
-            dtype=str(codes.dtype if codes.dtype is not None else zero_point.dtype if zero_point is not None else "?"),
-            scale=number,
-            zero_point=int(zero_point.reshape(-1)[0]) if zero_point is not None and zero_point.size == 1 else None,
-            position=None if number is None else position_of(number),
-            channels=int(np.size(scale)) if scale is not None else 1,
+            name=str(entry.tensor.name),
+            constant=is_constant(entry.codes),
+            dtype="?" if dtype is None else str(dtype),
+            scale=None if single is None else float(single.scale.reshape(-1)[0]),
+            zero_point=int(single.zero_point.reshape(-1)[0]) if single is not None and has_zero_point else None,
+            position=None if params is None else params.position,
+            channels=1 if params is None else params.scale.size,
         )

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.comparison.channels import FITTED_SAMPLES, ChannelSums, channel_axes, fit_scales
+from detent.comparison.channel_scales import FITTED_SAMPLES, ChannelProducts, channel_axes, fit_scales
 from detent.errors import ModelError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import Dataset, open_dataset
-from detent.evaluation.noise import ChannelScales, NoiseSums
+from detent.evaluation.tensor_noise import ChannelScales, NoiseSums
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
@@ -60,7 +60,7 @@ def compare_models(
     graphs = [model if isinstance(model, ir.Model) else read(model) for model in (before, after)]
     models = [model_name(model) for model in (before, after)]
     shared = _shared(graphs[0], graphs[1], inner=inner)
-    both = open_side_by_side(graphs, models, shared, providers)
+    pair = open_pair(graphs, models, shared, providers)
     if not shared:
         raise ModelError(f"{models[0]} and {models[1]} have no tensor of the same name: nothing can be compared.")
     outputs = [{str(value.name) for value in graph.graph.outputs} for graph in graphs]
@@ -68,12 +68,12 @@ def compare_models(
     fitting = fitting_batches(dataset)
     steps = len(fitting) + dataset.batches
     progress(STAGE, 0, steps)
-    scales = both.fit(fitting, threads)
+    scales = pair.fit(fitting, threads)
     progress(STAGE, len(fitting), steps)
     names: list[str] = []
     found: dict[str, list[Array]] = {name: [] for name in shared}
     skipped: set[str] = set()
-    look = partial(both.differences, scales=scales)
+    look = partial(pair.differences, scales=scales)
     for done, (item, differences) in enumerate(map_in_order(look, dataset, threads), len(fitting) + 1):
         names += item.names
         for name, values in differences.items():
@@ -112,50 +112,47 @@ def _is_inside(value: ir.Value) -> bool:
     return len(readers) == 1 and readers[0].op_type in FUSED_ACTIVATIONS and not value.is_graph_output()
 
 
-# FUSED Two models that run side by side on the same samples, and what one sample says about each of their tensors.
-
-
 @dataclass(frozen=True)
-class SideBySide:
-    """Two models whose values of one name are in one order (graph/taps.py).
+class ModelPair:
+    """Two models that run on the same samples, and lay out values of the same name alike (graph/taps.py).
 
-    `lanes`: how many channels lie together in those that are in blocks. `as_they_are`: tensors whose channels keep
-    their scales, whatever they are.
+    `lanes`: how many channels lie together in values of a blocked layout. `outputs` keep the scales of their channels:
+    there, another scale is an error.
     """
 
     first: Candidate
     second: Candidate
     lanes: Mapping[str, int]
-    as_they_are: Set[str]
+    outputs: Set[str]
 
-    def fit(self, items: Sequence[Batch], threads: int) -> dict[str, ChannelScales]:
-        """The tensors that have channels in other scales in the second model, on the first few samples in `items`."""
-        limits = [FITTED_SAMPLES - sum(len(item.names) for item in items[:at]) for at in range(len(items))]
-        found: dict[str, dict[int, list[ChannelSums]]] = {}
-        for _, sums in map_in_order(self._channel_sums, zip(items, limits, strict=True), threads):
+    def fit(self, batches: Sequence[Batch], threads: int) -> dict[str, ChannelScales]:
+        """Return the scales of channels that differ in the second model, fitted to the first few samples."""
+        limits = [FITTED_SAMPLES - sum(len(batch.names) for batch in batches[:at]) for at in range(len(batches))]
+        found: dict[str, dict[int, list[ChannelProducts]]] = {}
+        for _, sums in map_in_order(self._channel_sums, zip(batches, limits, strict=True), threads):
             for name, each in sums:
                 found.setdefault(name, {}).setdefault(each.axis, []).append(each)
         fitted = {name: fit_scales([*axes.values()]) for name, axes in found.items()}
         return {name: scales for name, scales in fitted.items() if scales is not None}
 
-    def _channel_sums(self, work: tuple[Batch, int]) -> list[tuple[str, ChannelSums]]:
-        """Those of each tensor and axis, over no more than so many of the batch's samples."""
-        item, limit = work
-        size = len(item.names)
-        found: list[tuple[str, ChannelSums]] = []
-        for name, pair in self._pairs(item):
-            if pair is None or name in self.as_they_are:
+    def _channel_sums(self, work: tuple[Batch, int]) -> list[tuple[str, ChannelProducts]]:
+        """Return the sums of each tensor and axis, over at most so many of the batch's samples."""
+        batch, limit = work
+        size = len(batch.names)
+        found: list[tuple[str, ChannelProducts]] = []
+        for name, pair in self._pairs(batch):
+            if pair is None or name in self.outputs:
                 continue
             x, y = pair if size == 1 else (array[:limit] for array in pair)
             lanes = self.lanes.get(name, 1)
-            found += [(name, ChannelSums.of(x, y, axis, lanes)) for axis in channel_axes(x.ndim, lanes)]
+            found += [(name, ChannelProducts.of(x, y, axis, lanes)) for axis in channel_axes(x.ndim, lanes)]
         return found
 
-    def differences(self, item: Batch, scales: Mapping[str, ChannelScales]) -> dict[str, Array | None]:
-        """The measures of each tensor, a column for each sample; None where there is nothing to compare."""
-        size = len(item.names)
+    def differences(self, batch: Batch, scales: Mapping[str, ChannelScales]) -> dict[str, Array | None]:
+        """Return the measures of each tensor with a column for each sample; None if it cannot be compared."""
+        size = len(batch.names)
         result: dict[str, Array | None] = {}
-        for name, pair in self._pairs(item):
+        for name, pair in self._pairs(batch):
             scale = scales.get(name)
             if pair is None or (scale is not None and not scale.fits(pair[0].shape)):
                 result[name] = None
@@ -166,21 +163,21 @@ class SideBySide:
             result[name] = np.array([_measures(each) for each in sums], np.float64).T
         return result
 
-    def _pairs(self, item: Batch) -> Iterator[tuple[str, tuple[Array, Array] | None]]:
-        """Each tensor in both models; None where there is nothing to compare."""
-        sample = item.pending.load()
+    def _pairs(self, batch: Batch) -> Iterator[tuple[str, tuple[Array, Array] | None]]:
+        """Yield each tensor of both models; None if it cannot be compared."""
+        sample = batch.pending.load()
         expected, found = self.first(sample), self.second(sample)
-        size = len(item.names)
+        size = len(batch.names)
         for name, x in expected.items():
             y = found[name]
             comparable = x.shape == y.shape and x.size > 0 and x.dtype.kind == y.dtype.kind == "f"
             yield name, (x, y) if comparable and (size == 1 or x.shape[:1] == (size,)) else None
 
 
-def open_side_by_side(
+def open_pair(
     graphs: Sequence[ir.Model], names: Sequence[str], tensors: Sequence[str], providers: Sequence[str]
-) -> SideBySide:
-    """Load two models, or one as both, to look at `tensors`. ModelError where they do not take or give the same."""
+) -> ModelPair:
+    """Load two models, or one as both, to fetch `tensors`. Raise ModelError if inputs or outputs differ."""
     one_model = graphs[0] is graphs[1]
     runners, lanes = open_alike(graphs[:1] if one_model else graphs, names, tensors, providers)
     first, second = (
@@ -188,11 +185,11 @@ def open_side_by_side(
         for graph, name, runner in zip(graphs, names, runners * (1 + one_model), strict=True)
     )
     second.check_like(first)
-    return SideBySide(first, second, lanes, {str(value.name) for graph in graphs for value in graph.graph.outputs})
+    return ModelPair(first, second, lanes, {str(value.name) for graph in graphs for value in graph.graph.outputs})
 
 
 def fitting_batches(dataset: Dataset) -> list[Batch]:
-    """The batches with the first few samples."""
+    """Return the batches with the first few samples."""
     found: list[Batch] = []
     samples = 0
     for item in dataset:
@@ -204,7 +201,7 @@ def fitting_batches(dataset: Dataset) -> list[Batch]:
 
 
 def _measures(sums: NoiseSums) -> tuple[float, ...]:
-    """In the order of MEASURES (measure/tensors.py)."""
+    """Return the figures in the order of MEASURES."""
     closeness = sums.closeness()
     l1, l2 = sums.distance / sums.elements, sums.noise / sums.elements
     return closeness.sqnr_db, closeness.psnr_db, closeness.cosine, l1, l2

@@ -16,14 +16,13 @@ from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.readers import RandomDataReader
 from detent.compat.request import Request
 from detent.compat.translate import translate
-from detent.convert.step import Notes
+from detent.convert.step import ConversionNotes
 from detent.convert.steps import parse_steps
-from detent.emit.functions import add_functions
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
 from detent.pipeline.job import Job, make_job
-from detent.plan.select import Selection
+from detent.qdq.functions import add_functions
 
 if TYPE_CHECKING:
     from detent.results.quantized import Report
@@ -87,7 +86,7 @@ def _converted(proto: onnx.ModelProto, steps: tuple[str, ...], output: Path | No
     """The quantized model after more steps, written where that was asked for. A step may find nothing to do."""
     model = read(proto)
     for name, step in parse_steps(steps) if steps else ():
-        model = step.apply(model, Notes(name))
+        model = step.apply(model, ConversionNotes(name))
     add_functions(model)
     if output is not None:
         save(model, output)
@@ -111,7 +110,7 @@ def _quantize(request: Request, model: ModelLike, output: str | Path | None, dat
         exclude=request.exclude,
         start=request.start,
         end=request.end,
-        fix_shapes=request.fix_shapes,
+        fix_shape=request.fix_shapes,
         limit=request.limit,
         threads=request.threads,
         providers=request.providers,
@@ -126,8 +125,11 @@ def _job(request: Request, model: ModelLike, data: Any) -> Job:
         model,
         data,
         request.recipe,
-        selection=Selection(request.include, request.exclude, (), request.start, request.end),
-        fix_shapes=request.fix_shapes,
+        include=request.include,
+        exclude=request.exclude,
+        start=request.start,
+        end=request.end,
+        fix_shape=request.fix_shapes,
         limit=request.limit,
         threads=request.threads,
         providers=request.providers,

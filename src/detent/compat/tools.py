@@ -19,7 +19,7 @@ from google.protobuf.text_format import ParseError
 import detent
 from detent.compat.options.preparation import parse_shapes
 from detent.compat.quantizer import move_tensors_out
-from detent.convert.run import convert
+from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.save import check_output
 

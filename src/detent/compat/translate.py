@@ -216,12 +216,12 @@ def _on_device(
 ) -> bool:
     """Whether a model with power-of-two scales is for the device that shifts, which stores few types."""
     device = find_device("npu-xint8")
-    stored = activations.dtype in device.activations and weights.dtype in device.weights
+    stored = activations.dtype in device.types["activations"] and weights.dtype in device.types["weights"]
     if config.enable_npu_cnn and not stored:
         raise UsageError(
             f"enable_npu_cnn=True is for 8 bits, and this configuration has {activations.dtype} activations and "
-            f"{weights.dtype} weights. Delete it, or choose {' or '.join(device.activations)} activations and "
-            f"{' or '.join(device.weights)} weights."
+            f"{weights.dtype} weights. Delete it, or choose {' or '.join(device.types['activations'])} activations and "
+            f"{' or '.join(device.types['weights'])} weights."
         )
     return stored and (config.enable_npu_cnn or written in _DEVICE_FORMATS)
 

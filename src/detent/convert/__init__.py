@@ -1,11 +1,11 @@
 """From one form of a model to another: number types, operator generations, layouts, shapes and opsets.
 
-One converter is one module. `convert` runs a list of them, checks the result and writes it.
+A conversion is a step in the table `STEPS`. `convert` runs a list of them, checks the result and writes it.
 """
 
 from __future__ import annotations
 
-from detent.convert.run import Conversion, Summary, convert
+from detent.convert.conversion import Conversion, ModelSummary, convert
 from detent.convert.steps import STEPS, parse_step
 
-__all__ = ["STEPS", "Conversion", "Summary", "convert", "parse_step"]
+__all__ = ["STEPS", "Conversion", "ModelSummary", "convert", "parse_step"]

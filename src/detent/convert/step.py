@@ -1,17 +1,21 @@
-"""What all converters share: a step is a frozen value with settings, and writes notes of what it did and left alone."""
+"""What all conversions share: a step is a frozen value with settings, and notes what it did and what it left alone."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from dataclasses import dataclass
 from typing import ClassVar
 
 import onnx_ir as ir
 
-from detent.prepare.base import Change, Pass
+from detent.graph.names import Names
+from detent.graph.values import is_standard, is_unused, remove_node, take_over
+from detent.prepare.base import Change, Pass, main_opset
+from detent.qdq.functions import settle_domains
 
 
-class Notes:
+class ConversionNotes:
     """What one step did, and what it looked at and left, with the reason."""
 
     def __init__(self, by: str) -> None:
@@ -34,7 +38,7 @@ class Notes:
         self.declined += [dataclasses.replace(change, by=self.by) for change in step.declined]
 
 
-class Step(abc.ABC):
+class ConversionStep(abc.ABC):
     """One conversion. A subclass is a frozen dataclass whose fields are the settings after the colon.
 
     `nothing` completes the sentence "the model is left as it is: ..." for a model that has nothing of the kind.
@@ -43,8 +47,84 @@ class Step(abc.ABC):
     nothing: ClassVar[str]
 
     @abc.abstractmethod
-    def apply(self, model: ir.Model, notes: Notes) -> ir.Model:
-        """Convert the model, in place where that is possible, and return it."""
+    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
+        """Convert the model, in place if possible, and return it."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphEdit:
+    """One graph of a model while a step converts it."""
+
+    model: ir.Model
+    graph: ir.Graph
+    names: Names
+    notes: ConversionNotes
+
+    @property
+    def opset(self) -> int:
+        """The version of the standard operators."""
+        return main_opset(self.model)
+
+    def substitute(self, node: ir.Node, source: ir.Value) -> None:
+        """Let `source` replace the first output of a node, and remove the node with what only it read.
+
+        The name of a graph output stays: the source takes it, or if its own name is fixed an Identity joins the two.
+        """
+        output = node.outputs[0]
+        if output.is_graph_output():
+            producer = source.producer()
+            if producer is None or producer.graph is not self.graph or source.is_graph_output():
+                identity = ir.node("Identity", [source], name=self.names.fresh(f"{output.name}_Identity"))
+                self.graph.insert_before(node, [identity])
+                source = identity.outputs[0]
+            take_over(output, source)
+        else:
+            output.replace_all_uses_with(source)
+        self.remove(node)
+
+    def remove(self, node: ir.Node) -> None:
+        """Remove a node, and the Constant nodes and initializers that only it read."""
+        inputs = [value for value in node.inputs if value is not None]
+        remove_node(self.graph, node)
+        for value in inputs:
+            made = value.producer()
+            if made is not None and is_standard(made, "Constant") and is_unused(value) and made.graph is self.graph:
+                remove_node(self.graph, made)
+
+    def original_name(self, codes: str) -> str:
+        """Return a free name for a float constant whose codes were called `codes`: what it was called before."""
+        return self.names.fresh(codes.removesuffix("_quantized") if codes.endswith("_quantized") else f"{codes}_float")
+
+
+class NodeStep(ConversionStep):
+    """A conversion of quantizing nodes, one by one, in all graphs of a model."""
+
+    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
+        """Visit every node, then import and define the operators that are left."""
+        names = Names(model)
+        for graph in tuple(model.graphs()):
+            edit = GraphEdit(model, graph, names, notes)
+            for node in tuple(graph):
+                if node.graph is not None:  # not removed with an earlier one
+                    self.visit(edit, node)
+            self.clean_up(edit)
+        settle_domains(model)
+        return model
+
+    @abc.abstractmethod
+    def visit(self, edit: GraphEdit, node: ir.Node) -> None:
+        """Convert one node, if it is of the kind."""
+
+    def clean_up(self, edit: GraphEdit) -> None:
+        """Remove from a graph what its converted nodes left behind."""
+
+
+def cast_node(names: Names, value: ir.Value, target: ir.DataType, name: str) -> ir.Node:
+    """Make a Cast of a value, whose output has a fresh name. It is in no graph yet."""
+    node = ir.node("Cast", [value], {"to": int(target)}, name=names.fresh(f"{name}_Cast"))
+    result = node.outputs[0]
+    result.name, result.type, result.shape = names.fresh(name), ir.TensorType(target), value.shape
+    return node
 
 
 def _label(where: ir.Node | ir.Value | str) -> str:

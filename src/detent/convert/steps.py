@@ -1,37 +1,33 @@
-"""The steps by name, and which of them exclude each other."""
+"""The conversion steps by name, and which of them exclude each other. Each class documents its step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from detent.convert.bfloat16 import ToBfloat16
-from detent.convert.bfloat16_clip import Bfloat16Clip
-from detent.convert.finite_weights import FiniteWeights
-from detent.convert.generations import ToGeneration
-from detent.convert.image_layout import ChannelsLast
-from detent.convert.initializers import InputsWithoutInitializers, UniqueInitializers
-from detent.convert.int16_bias import Int16Bias
-from detent.convert.operators import EXTENDED, VITIS
-from detent.convert.opset_version import OpsetVersion
+from detent.convert.between_families import OpsetVersion, ToFixNeuron, ToGeneration, ToIntegerOperators, ToQdq
+from detent.convert.bfloat16 import Bfloat16Clip, ToBfloat16
+from detent.convert.code_types import Int16Bias, ToSignedness
+from detent.convert.inputs_and_weights import (
+    ChannelsLast,
+    FiniteWeights,
+    FixedShapes,
+    InputsWithoutInitializers,
+    UniqueInitializers,
+)
 from detent.convert.precision import ToFloat16, ToFloat32
-from detent.convert.qdq_between import WithoutQdqBetween
-from detent.convert.signedness import ToSignedness
-from detent.convert.static_shapes import FixedShapes
-from detent.convert.step import Step
-from detent.convert.to_fix_neuron import ToFixNeuron
-from detent.convert.to_float import ToFloat
-from detent.convert.to_qdq import ToQdq
-from detent.convert.to_qoperator import ToQOperator
+from detent.convert.step import ConversionStep
+from detent.convert.to_float import ToFloat, WithoutQdqBetween
 from detent.errors import UsageError
+from detent.qdq.families import EXTENDED, VITIS
 from detent.settings import parse_choice
 
-STEPS: Mapping[str, Step] = {
+STEPS: Mapping[str, ConversionStep] = {
     "float": ToFloat(),
     "qdq": ToQdq(),
     "extended-qdq": ToGeneration(EXTENDED),
     "vitis-qdq": ToGeneration(VITIS),
     "fix-neuron": ToFixNeuron(),
-    "qoperator": ToQOperator(),
+    "qoperator": ToIntegerOperators(),
     "int8": ToSignedness("int8"),
     "uint8": ToSignedness("uint8", weights=False),
     "int16": ToSignedness("int16"),
@@ -61,16 +57,16 @@ EXCLUSIVE = (
 )
 
 
-def parse_step(text: str) -> tuple[str, Step]:
-    """A step by name, with settings after a colon: `opset:version=21`. Returns its name and the step."""
+def parse_step(text: str) -> tuple[str, ConversionStep]:
+    """Parse a step, with settings after a colon: `opset:version=21`. Return its name and the step."""
     given, colon, settings = text.partition(":")
     name = ALIASES.get(given.lower(), given.lower())
     step = parse_choice(f"{name}{colon}{settings}", STEPS, "conversion step", unsettable=("dtype", "family"))
     return name, step
 
 
-def parse_steps(texts: Iterable[str]) -> list[tuple[str, Step]]:
-    """Several steps; UsageError where there is none, one comes twice, or one undoes another."""
+def parse_steps(texts: Iterable[str]) -> list[tuple[str, ConversionStep]]:
+    """Parse several steps; UsageError if there is none, one comes twice, or one undoes another."""
     steps = [parse_step(text) for text in texts]
     names = [name for name, _ in steps]
     if not steps:

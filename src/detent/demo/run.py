@@ -54,7 +54,7 @@ def run_demo(output: Path, progress: Progress = silent) -> DemoResult:
     output.parent.mkdir(parents=True, exist_ok=True)
     preprocess = PreprocessOptions(file=PREPROCESS)
     report = quantize(
-        MODEL, output, CALIBRATION, "XINT8", preprocess=preprocess, fix_shapes={"image": SHAPE}, progress=progress
+        MODEL, output, CALIBRATION, "XINT8", preprocess=preprocess, fix_shape={"image": SHAPE}, progress=progress
     )
     return DemoResult(report, output, evaluate([MODEL, output], FOLDER, preprocess=preprocess, progress=progress))
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from detent.convert.domains import take_out_functions
 from detent.device_check.model_rules import check_file, check_model
 from detent.device_check.network import (
     Subject,
@@ -29,24 +28,38 @@ from detent.device_check.network import (
 from detent.device_check.node_rules import check_nodes
 from detent.device_check.number_rules import check_numbers
 from detent.device_check.partition import macs_of, partition
-from detent.devices.catalog import Device, device_of, find_device
-from detent.errors import ModelError
+from detent.devices.catalog import DEVICES, device_of, find_device
+from detent.devices.device import Device
+from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
-from detent.measure.reading import read_codes
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
+from detent.qdq.float_network import read_codes
+from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe
 from detent.results.checked import DeviceCheck, Finding, NodePlace, Placement, Verdict
 
 
 def check(model: ModelLike, target: str = "npu-xint8") -> DeviceCheck:
     """Check a float or quantized model for a device: npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu."""
-    device = find_device(target)
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
+    device = find_device(target, _activation_type(proto))
+    if not device.checkable:
+        known = ", ".join(name for name, each in DEVICES.items() if each.checkable)
+        raise UsageError(
+            f"Nothing is published about the operators that {device.name} takes, so a model cannot be checked for it. "
+            f"Choose from {known}."
+        )
     read_model = read(model)
     of_file = list(check_file(proto, stored_bytes(model)))
     return check_graph(read_model, device, name_of(model), of_file)
+
+
+def _activation_type(proto: onnx.ModelProto) -> str:
+    """Return the type of activations that decides between the devices of one alias: 16 bits, if the file has any."""
+    wide = {onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16"}
+    return next((wide[each.data_type] for each in proto.graph.initializer if each.data_type in wide), "")
 
 
 def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Finding] = ()) -> DeviceCheck:
@@ -182,7 +195,7 @@ def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Pl
     integers, or where nothing at all would be quantized: `detent quantize` refuses such a recipe.
     """
     device = device_of(before)
-    if device is None or not device.integers:
+    if not device.integers or not device.takes_models_of(before):
         return None
     as_it_is = check_prepared(model, device, before, source)
     try:

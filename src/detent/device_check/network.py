@@ -19,9 +19,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from detent.devices.catalog import Device
-from detent.devices.device import find_target
-from detent.emit.functions import Operator
+from detent.devices.device import Device
 from detent.errors import DetentError
 from detent.graph.load import MINIMUM_OPSET
 from detent.graph.opset import raise_opset
@@ -34,13 +32,14 @@ from detent.graph.values import (
     take_over,
     tensor_of,
 )
-from detent.measure.reading import Codes
 from detent.plan.layout import Layout, bias_input, data_inputs
 from detent.plan.mixed import arrange
 from detent.plan.operators import is_fused_edge, operator_of
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.prepare.base import Change
+from detent.qdq.families import OperatorName
+from detent.qdq.float_network import ValueCodes
 from detent.recipe import FUSABLE_ACTIVATIONS
 from detent.recipe_file import find_recipe
 from detent.results.checked import MODEL, Finding
@@ -60,10 +59,10 @@ class Subject:
     model: ir.Model
     device: Device
     coded: Collection[str]
-    codes: Mapping[str, Codes] = field(default_factory=dict)
+    codes: Mapping[str, ValueCodes] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     quantized: bool = True
-    written: Mapping[str, Operator] = field(default_factory=dict)
+    written: Mapping[str, OperatorName] = field(default_factory=dict)
 
     @cached_property
     def folded(self) -> frozenset[ir.Node]:
@@ -103,14 +102,14 @@ class Subject:
             if len(consumers) != 1 or value.is_graph_output() or not _is_inside(value, consumers[0]):
                 yield "result", value
 
-    def roles(self, node: ir.Node) -> Iterator[tuple[str, ir.Value, Codes]]:
+    def roles(self, node: ir.Node) -> Iterator[tuple[str, ir.Value, ValueCodes]]:
         """The values around a node that have codes: activations, weights and the bias."""
         bias = bias_input(node)
         for value in (*node.inputs, *node.outputs):
             codes = None if value is None else self.codes.get(str(value.name))
             if value is None or codes is None:
                 continue
-            role = "bias" if value is bias else "weights" if is_constant(value) else "activations"
+            role = "biases" if value is bias else "weights" if is_constant(value) else "activations"
             yield role, value, codes
 
 
@@ -170,12 +169,11 @@ def prepared_subject(model: ir.Model, device: Device, source: str) -> tuple[Subj
     `model` is changed.
     """
     recipe = find_recipe(device.recipe)
-    target = find_target(recipe.target)
     try:
         model = raise_opset(model, MINIMUM_OPSET, source)
-        changes = prepare(model, default_passes(None, [make() for make in target.preparations], recipe.without))
+        changes = prepare(model, default_passes(None, [make() for make in device.preparations], recipe.without))
         layout = arrange(model, Selection(), recipe)
-        passes = [step(layout.quantizes) for step in target.substitutions]
+        passes = [step(layout.quantizes) for step in device.substitutions]
         changes += prepare(model, passes)
     except DetentError as error:
         failed = Finding("error", MODEL, "", "it cannot be quantized", str(error), "see `detent quantize --dry-run`")

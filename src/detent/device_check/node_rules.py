@@ -21,7 +21,7 @@ _ON_CODES = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 _LAYERS_BEFORE_LEAKY = ("Conv", "ConvTranspose", "Gemm", "Add")
 
 _REPLACEMENTS = {
-    "Sigmoid": "`detent quantize --target npu-cnn` writes HardSigmoid, the sigmoid of this device",
+    "Sigmoid": "`detent quantize --target npu-xint8` writes HardSigmoid, the sigmoid of this device",
     "Split": "`detent quantize` writes Slices, where the sizes are constant",
     "ReduceMean": "`detent quantize` writes a GlobalAveragePool if the model averages axes 2 and 3 with keepdims=1",
     "Gelu": "`detent quantize --set without=fuse_gelu` leaves it in the operators that it is made of",
@@ -90,8 +90,8 @@ def _check_operator(node: ir.Node, subject: Subject) -> Iterator[Finding]:
             "",
         )
         return
-    if op_type == "PRelu":
-        why = "models of this kind with PRelu are known to be compiled wrongly"
+    if op_type in device.refused:
+        why = device.refused[op_type]
     elif op_type in _ON_CODES:
         why = "scales that are found at run time are for CPUs"
     else:

@@ -9,17 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.device_check.network import Subject
-from detent.devices.catalog import Device
-from detent.devices.constraints import broken_rules
 from detent.graph.values import is_standard
-from detent.measure.reading import Codes
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.plan.layout import Decision, Layout, Role, Site, bias_input
 from detent.plan.operators import operator_of
 from detent.plan.plan import Plan
+from detent.qdq.float_network import ValueCodes
 from detent.results.checked import MODEL, Finding
 
-_ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "bias": Role.BIAS}
+_ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
 _BIAS_TOLERANCE = 1e-5
 _OWN_DOMAINS = ("com.amd.quark", "com.vai.quantize", "ai.onnx.contrib")
 
@@ -43,16 +41,14 @@ def check_numbers(subject: Subject) -> Iterator[Finding]:
 
 def _check_types(node: ir.Node, subject: Subject) -> Iterator[Finding]:
     wrong = {
-        (role, codes.dtype)
-        for role, _, codes in subject.roles(node)
-        if codes.dtype not in _allowed(subject.device, role)
+        (role, codes.dtype) for role, _, codes in subject.roles(node) if codes.dtype not in subject.device.types[role]
     }
     for role, dtype in sorted(wrong):
         yield _finding(
             "error",
             node,
             f"its {_called(role)} {'in blocks' if dtype == 'blocks' else dtype}",
-            f"{subject.device.name} has {' or '.join(_allowed(subject.device, role))} there",
+            f"{subject.device.name} has {' or '.join(subject.device.types[role])} there",
             f"`detent quantize --recipe {subject.device.recipe}` of the float model",
         )
 
@@ -75,16 +71,12 @@ def _check_domains(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _allowed(device: Device, role: str) -> tuple[str, ...]:
-    return {"activations": device.activations, "weights": device.weights, "bias": device.biases}[role]
-
-
 def _check_shifted(node: ir.Node, subject: Subject) -> Iterator[Finding]:
     """One power-of-two scale for each tensor, with the middle code for zero."""
     again = f"`detent quantize --recipe {subject.device.recipe}` of the float model"
     said = set()
     for role, _, codes in subject.roles(node):
-        if codes.linear is None or codes.dtype not in _allowed(subject.device, role):
+        if codes.linear is None or codes.dtype not in subject.device.types[role]:
             continue
         middle = 128 if codes.dtype == "uint8" else 0
         if not codes.per_tensor:
@@ -117,7 +109,7 @@ def _check_symmetry(node: ir.Node, subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _is_centred(codes: Codes) -> bool:
+def _is_centred(codes: ValueCodes) -> bool:
     middle = {"uint8": (127, 128), "uint16": (32767, 32768)}.get(codes.dtype, (0,))
     return bool(np.isin(codes.zero_points, middle).all())
 
@@ -152,12 +144,12 @@ def _check_concat(node: ir.Node, subject: Subject) -> Iterator[Finding]:
             node,
             "what it joins has several scales",
             "the device copies codes: it has to rescale",
-            "`detent quantize --target npu-float-scale` gives them one scale",
+            "`detent quantize --target npu-a8w8` gives them one scale",
         )
 
 
 def _check_positions(subject: Subject) -> Iterator[Finding]:
-    for violation in broken_rules(subject.model, plan_of(subject)):
+    for violation in subject.device.constraints.violations(subject.model, plan_of(subject)):
         move = violation.move
         yield Finding(
             "error",
@@ -165,7 +157,7 @@ def _check_positions(subject: Subject) -> Iterator[Finding]:
             violation.op_type,
             f"it breaks the rule '{move.rule}': position {move.before:g} of '{move.value}' should be {move.after:g}",
             "the device's shifters do not reach that far, or it copies codes that have different units",
-            "`detent quantize --target npu-cnn` keeps every rule",
+            "`detent quantize --target npu-xint8` keeps every rule",
         )
 
 
@@ -187,7 +179,7 @@ def plan_of(subject: Subject) -> Plan:
 
 
 def _called(role: str) -> str:
-    return f"{role} {'is' if role == 'bias' else 'are'}"
+    return "bias is" if role == "biases" else f"{role} are"
 
 
 def _finding(level: str, node: ir.Node, what: str, why: str, fix: str) -> Finding:

@@ -1,4 +1,7 @@
-"""Which operators and number types the NPU takes, as data: one `Device` for each way of running a model on it.
+"""The devices by name, as data, and the steps that recipes may ask of them or leave out.
+
+To add a device, add a `Device` to `DEVICES` below. Its rules and rewrites are values too: see `constraints` and
+`rewrites`.
 
 The operators are those that Ryzen AI publishes for its number types (105 rows, unchanged from 1.5 to 1.8). The list is
 broad and not quite consistent: it has no Relu for bfloat16, though every network has one, because there it is computed
@@ -7,13 +10,18 @@ with the layer before it. What other evidence speaks for is in `likely`, with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
+from detent.devices import rewrites
+from detent.devices.constraints import CONCATS, SHIFTS
+from detent.devices.device import Device, dtype_of
 from detent.errors import UsageError, nearest
-from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import IntegerFormat
+from detent.prepare import LEAVABLE, Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.recipe import Recipe
+
+Step = TypeVar("Step", bound=Pass)
 
 _BF16, _A16W8, _A8W8, _XINT8 = "npu-bf16", "npu-a16w8", "npu-a8w8", "npu-xint8"
 
@@ -53,106 +61,149 @@ _WITH_THE_LAYER = "it is computed with the layer before it"
 _OTHER_FLOW = "bfloat16 networks that have it are known to run, though the published list leaves it out"
 
 
-@dataclass(frozen=True)
-class Device:
-    """One way of running a model on a device, and what it asks of the model.
-
-    `operators` are the published ones; `likely` are others, with the reason to expect them. The types of each role are
-    those that tensors may be stored in. `recipe` is the one that makes such models. `shifts`: scales are powers of two,
-    one for each tensor, with rules on how far apart they may be. `accelerated`: it is more than a CPU.
-    """
-
-    name: str
-    description: str
-    operators: frozenset[str] = frozenset()
-    likely: Mapping[str, str] = field(default_factory=dict)
-    activations: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
-    biases: tuple[str, ...] = ()
-    recipe: str = ""
-    shifts: bool = False
-
-    @property
-    def accelerated(self) -> bool:
-        """Whether it is an NPU."""
-        return bool(self.operators)
-
-    @property
-    def integers(self) -> bool:
-        """Whether it computes on codes, so that every tensor needs a scale."""
-        return self.accelerated and "bfloat16" not in self.activations
-
-
 def _published(name: str) -> frozenset[str]:
     return frozenset(op_type for devices, listed in _PUBLISHED if name in devices for op_type in listed.split())
+
+
+def _types(activations: str, weights: str, biases: str) -> dict[str, tuple[str, ...]]:
+    """Return the number types of each role from lists in words; the first is the usual one."""
+    given = {"activations": activations, "weights": weights, "biases": biases}
+    return {role: tuple(listed.split()) for role, listed in given.items()}
 
 
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
         Device(
-            _XINT8,
-            "Ryzen AI NPU, CNN flow: 8-bit codes, power-of-two scales",
-            _published(_XINT8),
-            {"HardSigmoid": "it is the sigmoid that this device has", "PRelu": _WITH_THE_LAYER},
-            ("uint8", "int8"),
-            ("int8",),
-            ("int8", "int16", "int32"),
-            "XINT8",
+            name=_XINT8,
+            description="Ryzen AI NPU, CNN flow: 8-bit codes, power-of-two scales with shift and alignment rules",
+            operators=_published(_XINT8),
+            likely={"HardSigmoid": "it is the sigmoid that this device has", "PRelu": _WITH_THE_LAYER},
+            types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,
+            recipe="XINT8",
+            rounding="dpu",
+            preparations=(SplitToSlice, ReduceMeanToPool, SplitGlobalPool),
+            substitutions=(rewrites.RoundLeakySlope, rewrites.SigmoidToHardSigmoid),
+            corrections=(rewrites.ScaleHardSigmoid, rewrites.ScalePools, rewrites.ScaleReduceMean),
+            constraints=SHIFTS,
         ),
         Device(
-            _A8W8,
-            "Ryzen AI NPU, 8-bit codes with float scales",
-            _published(_A8W8),
-            {"PRelu": _WITH_THE_LAYER},
-            ("int8", "uint8"),
-            ("int8", "uint8"),
-            ("int32",),
-            "A8W8",
+            name=_A8W8,
+            description="Ryzen AI NPU, 8-bit codes with float scales: what a Concat joins has one scale",
+            operators=_published(_A8W8),
+            likely={"PRelu": _WITH_THE_LAYER},
+            types=_types("int8 uint8", "int8 uint8", "int32"),
+            recipe="A8W8",
+            preparations=(SplitToSlice, ReduceMeanToPool),
+            constraints=CONCATS,
         ),
         Device(
-            _A16W8,
-            "Ryzen AI NPU, 16-bit activations and 8-bit weights with float scales",
-            _published(_A16W8),
-            {"PRelu": _WITH_THE_LAYER},
-            ("int16", "uint16", "int8", "uint8"),
-            ("int8", "uint8", "int16"),
-            ("int32",),
-            "A16W8",
+            name=_A16W8,
+            description="Ryzen AI NPU, 16-bit activations and 8-bit weights with float scales, else as npu-a8w8",
+            operators=_published(_A16W8),
+            likely={"PRelu": _WITH_THE_LAYER},
+            types=_types("int16 uint16 int8 uint8", "int8 uint8 int16", "int32"),
+            recipe="A16W8",
+            preparations=(SplitToSlice, ReduceMeanToPool),
+            constraints=CONCATS,
         ),
         Device(
-            _BF16,
-            "Ryzen AI NPU, bfloat16: also takes float32 models, and rounds them itself",
-            _published(_BF16),
-            {
+            name="npu-vaiml",
+            description="Ryzen AI NPU, VAIML flow: power-of-two scales without rules on their positions",
+            preparations=(SplitToSlice,),
+        ),
+        Device(
+            name=_BF16,
+            description="Ryzen AI NPU, bfloat16 (float32 models are rounded on the device) and blocks: no scales",
+            operators=_published(_BF16),
+            likely={
                 **dict.fromkeys(("Relu", "Clip", "LeakyRelu"), _WITH_THE_LAYER),
                 **dict.fromkeys(("Softmax", "LayerNormalization", "GroupNormalization"), _OTHER_FLOW),
             },
-            ("bfloat16", "float32"),
-            ("bfloat16", "float32"),
-            ("bfloat16", "float32"),
-            "BF16",
+            refused={"PRelu": "models of this kind with PRelu are known to be compiled wrongly"},
+            types=_types("bfloat16 float32", "bfloat16 float32", "bfloat16 float32"),
+            recipe="BF16",
         ),
-        Device("cpu", "onnxruntime on the CPU: every operator of ONNX, and of its own domains"),
+        Device(
+            name="cpu",
+            description="onnxruntime on the CPU: every operator of ONNX and of its own domains, any numbers, no rules",
+            accelerated=False,
+        ),
     )
 }
 
-
-def find_device(name: str) -> Device:
-    """The named device."""
-    if name not in DEVICES:
-        raise UsageError(
-            f"There is no device '{name}' to check for.{nearest(name, DEVICES)} Known: {', '.join(DEVICES)}."
-        )
-    return DEVICES[name]
+ALIASES: Mapping[str, tuple[str, ...]] = {"npu-cnn": (_XINT8,), "npu-float-scale": (_A8W8, _A16W8)}
+"""Other names of devices. One that stands for several means the first that stores the activations as they are."""
 
 
-def device_of(recipe: Recipe) -> Device | None:
-    """The device that a recipe's models are for; None where it is a CPU, or where nothing is published about it."""
-    if recipe.target == "npu-cnn":
-        return DEVICES[_XINT8]
-    if recipe.target == "npu-float-scale" and isinstance(recipe.activations, IntegerFormat):
-        return DEVICES[_A16W8 if recipe.activations.bits == 16 else _A8W8]
-    is_bfloat16 = isinstance(recipe.activations, FloatFormat) and recipe.activations.dtype == "bfloat16"
-    return DEVICES[_BF16] if recipe.target == "npu-bf16" and is_bfloat16 else None
+def find_device(name: str, activations: str = "") -> Device:
+    """Return the named device; the type of `activations` decides between the devices that an alias stands for."""
+    known = [*DEVICES, *ALIASES]
+    if name not in known:
+        raise UsageError(f"There is no target '{name}'.{nearest(name, known)} Known: {', '.join(known)}.")
+    meant = [DEVICES[each] for each in ALIASES.get(name, (name,))]
+    return next((device for device in meant if activations in device.types.get("activations", ())), meant[0])
+
+
+def device_of(recipe: Recipe) -> Device:
+    """Return the device that a recipe's models are for."""
+    return find_device(recipe.target, dtype_of(recipe.activations))
+
+
+OPTIONAL: Mapping[str, type[rewrites.NodePass]] = {
+    step.step(): step for step in (rewrites.ClipToRelu, rewrites.WholeClip)
+}
+"""Rewrites that no device asks for by itself: a recipe names them in `also`."""
+
+
+def with_steps(device: Device, recipe: Recipe) -> Device:
+    """Return the device with the steps that the recipe also asks for, and without those that it leaves out."""
+    check_steps(recipe)
+    others = list(DEVICES.values())
+
+    def chosen(own: Sequence[type[Step]], known: Iterable[type[Step]]) -> tuple[type[Step], ...]:
+        asked = {step.step(): step for step in known if step.step() in recipe.also}
+        kept = {step.step(): step for step in own if step.step() not in recipe.without}
+        return tuple({**kept, **asked}.values())
+
+    optional = [*(step for each in others for step in each.substitutions), *OPTIONAL.values()]
+    return replace(
+        device,
+        preparations=chosen(device.preparations, (step for each in others for step in each.preparations)),
+        substitutions=chosen(device.substitutions, optional),
+        corrections=chosen(device.corrections, (step for each in others for step in each.corrections)),
+    )
+
+
+def leavable_steps() -> list[str]:
+    """Return the names that `without` may hold."""
+    rules = [name for device in DEVICES.values() for name in device.constraints.names]
+    return list(dict.fromkeys([*(step.step() for step in LEAVABLE), *_device_steps(), *rules]))
+
+
+def optional_steps() -> list[str]:
+    """Return the names that `also` may hold."""
+    return [*OPTIONAL, *_device_steps()]
+
+
+def _device_steps() -> list[str]:
+    """Return the rewrites that some device asks for."""
+    return list(dict.fromkeys(step for device in DEVICES.values() for step in device.steps))
+
+
+def check_steps(recipe: Recipe) -> None:
+    """Raise UsageError if a recipe names an unknown step, or names one in `without` and in `also`."""
+    for key, given, known in (
+        ("without", recipe.without, leavable_steps()),
+        ("also", recipe.also, optional_steps()),
+    ):
+        for name in given:
+            if name not in known:
+                raise UsageError(
+                    f"'{key}' of recipe {recipe.name} has '{name}', which is not a step that can be left out or asked "
+                    f"for.{nearest(name, known)} Known: {', '.join(known)}."
+                )
+    both = set(recipe.without) & set(recipe.also)
+    if both:
+        raise UsageError(f"Recipe {recipe.name} has '{min(both)}' in 'without' and in 'also'. Choose one of the two.")

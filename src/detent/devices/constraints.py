@@ -1,8 +1,8 @@
-"""The rules that an NPU's shifters impose on positions, solved on the plan.
+"""Rules that devices impose on the scales around a node, solved on the plan.
 
-The device multiplies and adds integers, and moves between positions by shifting. A shift has a limited width, so the
-positions around a node must not be too far apart; and an operator that only moves data cannot shift at all. Below,
-in[i], out, weight and bias stand for the positions around one node.
+Devices with power-of-two scales (`SHIFTS`) multiply and add integers, and move between positions by shifting. A shift
+has a limited width, so the positions around a node must not be too far apart; and an operator that only moves data
+cannot shift at all. Below, in[i], out, weight and bias stand for the positions around one node.
 
 | rule         | operators                   | what must hold                                 | what moves      |
 | ------------ | --------------------------- | ---------------------------------------------- | --------------- |
@@ -17,13 +17,12 @@ in[i], out, weight and bias stand for the positions around one node.
 | hard sigmoid | HardSigmoid                 | 0 <= in <= 15, out >= 7, 14 + in - out >= 0    | in, out         |
 | shift swish  | Mul of x and HardSigmoid(x) | 0 <= sum of in - out <= 15                     | out             |
 
-A bias is moved towards finer positions only as far as it does not saturate; the weight gives way for the rest.
+A bias moves towards finer positions only as far as it does not saturate; the weight gives way for the rest.
 The rules are applied in this order, round after round, until none moves anything.
 
-The one rule of devices with float scales: a Concat copies codes, so what it joins must have one scale.
-
-The inputs and the output of a Concat take the parameters that span all of them. Joined values may meet again in another
-Concat, so this is done once for everything that Concats join, directly or through each other.
+Devices with float scales (`CONCATS`) have one rule: a Concat copies codes, so its inputs and its output have one scale.
+They take the parameters that span all of them. Joined values may meet again in another Concat, so this is done once for
+everything that Concats join, directly or through each other.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.numerics.formats import IntegerFormat, QuantParams, holds_integers
 from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
 from detent.plan.layout import Role, bias_input
 from detent.plan.plan import Move, Plan, make_room_for_biases
@@ -44,27 +43,99 @@ _NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", 
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 
 
-def constrain(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
-    """Move positions until every rule holds. Returns what still does not, as sentences (normally nothing).
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a node breaks, and the first move that would mend it."""
 
-    `without` are names of rules that are left out.
+    node: str
+    op_type: str
+    move: Move
 
-    Rules that contradict each other may drive positions apart without end (x beside x * x in a Concat, with x below
-    position 0). Once one has left the range of positions, all are put back to what the data asked for.
+    def __str__(self) -> str:
+        return f"{self.op_type} '{self.node}' breaks the device's rule {self.what}."
+
+    @property
+    def what(self) -> str:
+        """Name the rule and the move, without the node."""
+        move = self.move
+        return f"'{move.rule}': position {move.before} of '{move.value}' should be {move.after}"
+
+
+class Constraints:
+    """The rules of a device on scales. This class has none: its children override what they need.
+
+    `names` are the rules as a recipe's `without` calls them; every method takes the names that are left out.
     """
-    nodes = [node for node in model.graph if plan.layout.quantizes(node)]
-    rules = [(rule, op_types) for name, rule, op_types in RULES if name not in without]
-    _place_zeros(nodes, plan)
-    chosen, moves = dict(plan.params), len(plan.moves)
-    for _ in range(MAX_ROUNDS):
-        # A sum, not any(): every rule runs in every round, in order.
-        if not sum(rule(node, plan) for rule, op_types in rules for node in nodes if node.op_type in op_types):
-            return []
-        if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
-            plan.params.update(chosen)
-            del plan.moves[moves:]
-            break
-    return violations(model, plan, without)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the rules, in the order in which they are applied."""
+        return ()
+
+    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:  # noqa: ARG002
+        """Move the plan's parameters until every rule holds. Return what still does not, as sentences."""
+        return []
+
+    def permits(self, node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:  # noqa: ARG002
+        """Return whether the parameters around one node satisfy its rules."""
+        return True
+
+    def violations(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[Violation]:  # noqa: ARG002
+        """Return the rules that do not hold, node by node. The plan stays as it is."""
+        return []
+
+
+UNCONSTRAINED = Constraints()
+
+
+Rule = Callable[[ir.Node, Plan], bool]
+"""Moves what has to move around one node, and says whether anything did."""
+
+
+@dataclass(frozen=True)
+class ShiftConstraints(Constraints):
+    """Rules on positions: each with the name that a recipe leaves it out by, and the operators that it is about."""
+
+    rules: Sequence[tuple[str, Rule, tuple[str, ...]]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the rules, in the order in which they are applied."""
+        return tuple(dict.fromkeys(name for name, _, _ in self.rules))
+
+    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
+        """Move positions until every rule holds.
+
+        Rules that contradict each other may drive positions apart without end (x beside x * x in a Concat, with x
+        below position 0). Once one has left the range of positions, all are put back to what the data asked for.
+        """
+        nodes = [node for node in model.graph if plan.layout.quantizes(node)]
+        rules = [(rule, op_types) for name, rule, op_types in self.rules if name not in without]
+        _place_zeros(nodes, plan)
+        chosen, moves = dict(plan.params), len(plan.moves)
+        for _ in range(MAX_ROUNDS):
+            # A sum, not any(): every rule runs in every round, in order.
+            if not sum(rule(node, plan) for rule, op_types in rules for node in nodes if node.op_type in op_types):
+                return []
+            if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
+                plan.params.update(chosen)
+                del plan.moves[moves:]
+                break
+        return [str(each) for each in self.violations(model, plan, without)]
+
+    def permits(self, node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:
+        """Return whether no rule would move anything around the node."""
+        rules = [rule for name, rule, op_types in self.rules if node.op_type in op_types and name not in without]
+        return all(_first_move(rule, node, plan) is None for rule in rules)
+
+    def violations(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[Violation]:
+        """Return the rules that would move something, node by node, each with its first move."""
+        return [
+            Violation(str(node.name), node.op_type, move)
+            for name, rule, op_types in self.rules
+            for node in (model.graph if name not in without else ())
+            if node.op_type in op_types and (move := _first_move(rule, node, plan)) is not None
+        ]
 
 
 def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
@@ -81,47 +152,8 @@ def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
                 free.discard(plan.layout.leader(site))
 
 
-@dataclass(frozen=True)
-class Violation:
-    """A rule that a node breaks, and the first move that would mend it."""
-
-    node: str
-    op_type: str
-    move: Move
-
-    def __str__(self) -> str:
-        return f"{self.op_type} '{self.node}' breaks the device's rule {self.what}."
-
-    @property
-    def what(self) -> str:
-        """The rule and the move, without the node."""
-        move = self.move
-        return f"'{move.rule}': position {move.before} of '{move.value}' should be {move.after}"
-
-
-def violations(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
-    """The rules that do not hold, as sentences. The plan is left as it is."""
-    return [str(each) for each in broken_rules(model, plan, without)]
-
-
-def broken_rules(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[Violation]:
-    """The rules that do not hold, node by node. The plan is left as it is."""
-    return [
-        Violation(str(node.name), node.op_type, move)
-        for name, rule, op_types in RULES
-        for node in (model.graph if name not in without else ())
-        if node.op_type in op_types and (move := _first_move(rule, node, plan)) is not None
-    ]
-
-
-def permits(node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:
-    """Whether the positions around one node are as its rules ask for."""
-    rules = [rule for name, rule, op_types in RULES if node.op_type in op_types and name not in without]
-    return all(_first_move(rule, node, plan) is None for rule in rules)
-
-
 def _first_move(rule: Rule, node: ir.Node, plan: Plan) -> Move | None:
-    """What a rule would move. The plan is left as it is."""
+    """Return what a rule would move first; the plan stays as it is."""
     if not plan.layout.quantizes(node):
         return None
     trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
@@ -221,38 +253,48 @@ def _hard_sigmoid(node: ir.Node, plan: Plan) -> bool:
     return plan.move(output, position, "hard sigmoid", name) or moved
 
 
-Rule = Callable[[ir.Node, Plan], bool]
-
-RULES: tuple[tuple[str, Rule, tuple[str, ...]], ...] = (
-    ("align_concat", _align, ("Concat",)),
-    ("align_pool", _align, _POOLS),
-    ("align_pad", _align, ("Pad",)),
-    ("align_slice", _align, ("Slice",)),
-    ("shift_read", _shift_read, ("Add", "Sub")),
-    ("shift_write", _shift_write_add, ("Add",)),
-    ("shift_write", _shift_write_mul, ("Mul",)),
-    ("shift_cut", _shift_cut, ("Conv", "Gemm")),
-    ("shift_bias", _shift_bias, ("Conv", "Gemm")),
-    ("hard_sigmoid", _hard_sigmoid, ("HardSigmoid",)),
-    ("shift_swish", _shift_swish, ("Mul",)),
+SHIFTS = ShiftConstraints(
+    (
+        ("align_concat", _align, ("Concat",)),
+        ("align_pool", _align, _POOLS),
+        ("align_pad", _align, ("Pad",)),
+        ("align_slice", _align, ("Slice",)),
+        ("shift_read", _shift_read, ("Add", "Sub")),
+        ("shift_write", _shift_write_add, ("Add",)),
+        ("shift_write", _shift_write_mul, ("Mul",)),
+        ("shift_cut", _shift_cut, ("Conv", "Gemm")),
+        ("shift_bias", _shift_bias, ("Conv", "Gemm")),
+        ("hard_sigmoid", _hard_sigmoid, ("HardSigmoid",)),
+        ("shift_swish", _shift_swish, ("Mul",)),
+    )
 )
-"""The rules by the names that a recipe leaves them out by, in the order in which they are applied."""
 
 
-def align_concats(model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
-    """Give everything that a Concat joins one type, scale and zero point. Nothing is left unsatisfied."""
-    for group in _groups(model, plan) if "align_concat" not in without else ():
-        joined = [plan.integers(leader) for leader in group if leader not in plan.free]
-        shared = _union(joined or [plan.integers(leader) for leader in group], _format(group, plan))
-        for leader, node in group.items():
-            plan.assign(leader, shared, "align", node)
-    # A tensor that is zero throughout may have got a smaller scale than it had.
-    make_room_for_biases(model, plan)
-    return []
+class ConcatConstraints(Constraints):
+    """What a Concat joins has one type, scale and zero point."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the name of the rule, the one that shifting devices have for Concats too."""
+        return ("align_concat",)
+
+    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
+        """Give everything that a Concat joins the same parameters. This always succeeds."""
+        for group in _joined(model, plan) if "align_concat" not in without else ():
+            given = [plan.integers(leader) for leader in group if leader not in plan.free]
+            shared = _union(given or [plan.integers(leader) for leader in group], _format(group, plan))
+            for leader, node in group.items():
+                plan.assign(leader, shared, "align", node)
+        # A tensor that is zero throughout may have got a smaller scale than it had.
+        make_room_for_biases(model, plan)
+        return []
 
 
-def _groups(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
-    """The leaders that Concats join, directly or through each other, each with the first Concat that joins it."""
+CONCATS = ConcatConstraints()
+
+
+def _joined(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
+    """Group the leaders that Concats join, directly or through each other, each with the first Concat that joins it."""
     groups: list[dict[str, str]] = []
     for node in model.graph:
         if node.op_type != "Concat" or not plan.layout.quantizes(node):
@@ -262,7 +304,7 @@ def _groups(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
         group = {plan.layout.leader(site): str(node.name) for site in sites}
         if not any(plan.layout.sites[leader].role is Role.ACTIVATION for leader in group):
             continue  # activations stay float, and nothing is copied
-        if not all(isinstance(plan.params[leader], QuantParams) for leader in group):
+        if not all(holds_integers(plan.params[leader]) for leader in group):
             continue  # floats have no scale to share
         met = [other for other in groups if other.keys() & group.keys()]
         for other in met:
@@ -272,12 +314,12 @@ def _groups(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
 
 
 def _format(group: dict[str, str], plan: Plan) -> IntegerFormat:
-    """That of the activations: a constant among them is copied into their codes."""
+    """Return the format of the activations: a constant among them is copied into their codes."""
     return next(plan.integers(name).format for name in group if plan.layout.sites[name].role is Role.ACTIVATION)
 
 
 def _union(params: list[QuantParams], fmt: IntegerFormat) -> QuantParams:
-    """Parameters of a format that span everything that `params` span: one of them, where it does already."""
+    """Return parameters of a format that span everything that `params` span: one of them, if it does already."""
     low, high = min(each.span[0] for each in params), max(each.span[1] for each in params)
     for each in params:
         if each.format == fmt and each.span == (low, high):

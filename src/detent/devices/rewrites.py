@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import constant_ints, constant_scalar, cut_inputs, input_at, set_input, static_shape
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import holds_integers
 from detent.plan.operators import DEVICE_CLIPS
 from detent.plan.plan import Plan
 from detent.prepare.base import Pass, ints_attribute
@@ -196,7 +196,7 @@ class SaturatingClip(Pass):
             if low != 0.0 or high is None or (low, high) in DEVICE_CLIPS:
                 continue
             params = self._plan.of(result)
-            if isinstance(params, QuantParams) and (params.encode(high) == params.format.high).all():
+            if holds_integers(params) and (params.encode(high) == params.format.high).all():
                 cut_inputs(node, 1)
                 node.op_type = "Relu"
                 self.changed(node, f"Clip at {high:g} became Relu: its codes end at {params.span[1]:g}")

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.emit.scene import Scene
 from detent.graph.names import Names
 from detent.graph.values import constant, drop_if_unused, take_over
 from detent.numerics.formats import QuantParams
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
+from detent.qdq.builder import GraphWriter
 
 Quantized = tuple[ir.Value, ir.Value, ir.Value]
 
 
 def emit_dynamic(model: ir.Model, plan: Plan) -> None:
     """Rewrite every planned layer of `model` in place."""
-    emitter = _Emitter(Scene(model.graph, Names(model)), plan)
+    emitter = _Emitter(GraphWriter(model.graph, Names(model)), plan)
     weights = {site.value: site for site in plan.layout.of_role(Role.WEIGHT)}
     for node in list(model.graph):
         weight = node.inputs[1] if len(node.inputs) > 1 else None
@@ -35,12 +35,12 @@ def emit_dynamic(model: ir.Model, plan: Plan) -> None:
 
 
 class _Emitter:
-    def __init__(self, scene: Scene, plan: Plan) -> None:
-        self._scene, self._plan = scene, plan
+    def __init__(self, writer: GraphWriter, plan: Plan) -> None:
+        self._writer, self._plan = writer, plan
         self._quantized: dict[ir.Value, Quantized] = {}
 
     def layer(self, node: ir.Node, weight: ir.Value) -> None:
-        """Put integer operators in the place of one layer."""
+        """Replace one layer by integer operators."""
         source, output, name = node.inputs[0], node.outputs[0], str(node.name)
         assert source is not None, f"layer '{name}' has no input"
         if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1:
@@ -58,24 +58,24 @@ class _Emitter:
         scales = params.scale.astype(np.float32)
         if params.axis is not None:
             scales = scales.reshape(-1, *([1] * (len(weight.shape or ()) - 2))) if convolves else scales
-        unit = self._append(node, "Mul", [scale, self._scene.constant(f"{weight.name}_scale", scales)], f"{name}/unit")
+        unit = self._append(node, "Mul", [scale, self._writer.constant(f"{weight.name}_scale", scales)], f"{name}/unit")
         result = self._append(node, "Mul", [cast, unit], f"{name}/scaled")
         bias = self._bias(node, convolves)
         if bias is not None:
             result = self._append(node, "Add", [result, bias], f"{name}/biased")
         take_over(output, result)
         old = tuple(node.inputs)
-        self._scene.graph.remove(node, safe=True)
+        self._writer.graph.remove(node, safe=True)
         for value in old:
             drop_if_unused(value)
 
     def _quantize(self, node: ir.Node, source: ir.Value) -> Quantized:
         if source not in self._quantized:
             name = f"{source.name}_DynamicQuantizeLinear"
-            quantize = ir.node("DynamicQuantizeLinear", [source], num_outputs=3, name=self._scene.names.fresh(name))
+            quantize = ir.node("DynamicQuantizeLinear", [source], num_outputs=3, name=self._writer.names.fresh(name))
             for value, ending in zip(quantize.outputs, ("quantized", "scale", "zero_point"), strict=True):
-                value.name = self._scene.names.fresh(f"{source.name}_{ending}")
-            self._scene.graph.insert_before(node, [quantize])
+                value.name = self._writer.names.fresh(f"{source.name}_{ending}")
+            self._writer.graph.insert_before(node, [quantize])
             codes, scale, zero_point = quantize.outputs
             self._quantized[source] = codes, scale, zero_point
         return self._quantized[source]
@@ -83,17 +83,17 @@ class _Emitter:
     def _weight(
         self, node: ir.Node, weight: ir.Value, params: QuantParams, zero_point: ir.Value
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The codes of the weight and both zero points, as the integer operators read them."""
+        """Return the codes of the weight and both zero points, as the integer operators read them."""
         array = constant(weight)
-        assert array is not None, f"the weight '{weight.name}' is no constant"
+        assert array is not None, f"the weight '{weight.name}' is not constant"
         codes = params.encode(array).astype(params.format.dtype)
         if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
             codes = np.ascontiguousarray(codes.T)
-        stored = self._scene.constant(f"{weight.name}_quantized", codes)
+        stored = self._writer.constant(f"{weight.name}_quantized", codes)
         zeros = params.zero_point.astype(params.format.dtype)
         if zeros.size and (zeros == zeros.flat[0]).all():
             zeros = zeros.reshape(-1)[0]  # onnxruntime's ConvInteger takes one for the whole weight only
-        return stored, zero_point, self._scene.constant(f"{weight.name}_zero_point", np.asarray(zeros))
+        return stored, zero_point, self._writer.constant(f"{weight.name}_zero_point", np.asarray(zeros))
 
     def _bias(self, node: ir.Node, convolves: bool) -> ir.Value | None:
         bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -101,9 +101,9 @@ class _Emitter:
         if bias is None or array is None or not convolves:
             return bias
         rank = len(node.outputs[0].shape or (0, 0, 0, 0))
-        return self._scene.constant(f"{bias.name}_per_channel", array.reshape(-1, *([1] * (rank - 2))))
+        return self._writer.constant(f"{bias.name}_per_channel", array.reshape(-1, *([1] * (rank - 2))))
 
     def _append(self, before: ir.Node, op_type: str, inputs: list[ir.Value], name: str, **attributes: Any) -> ir.Value:
-        node = self._scene.node(op_type, inputs, name, **attributes)
-        self._scene.graph.insert_before(before, [node])
+        node = self._writer.node(op_type, inputs, name, **attributes)
+        self._writer.graph.insert_before(before, [node])
         return node.outputs[0]

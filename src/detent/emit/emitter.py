@@ -1,52 +1,29 @@
-"""The plan becomes nodes: every site is rounded where it is computed, and stored in its format where it is a constant.
-
-| format       | integers                                  | small floats      | blocks                     |
-| ------------ | ----------------------------------------- | ----------------- | -------------------------- |
-| qdq, cast    | QuantizeLinear and DequantizeLinear       | Cast and back     | BFP-, MXQuantizeDequantize |
-| extended-qdq | ExtendedQuantizeLinear and -Dequantize... | the same          | BFP-, MXQuantizeDequantize |
-| vitis-qdq    | VitisQuantizeLinear and -DequantizeLinear | the same          | BFPFixNeuron, MXFixNeuron  |
-| fix-neuron   | FixNeuron                                 |                   |                            |
+"""Write the plan into the graph: activations are rounded behind the node that computes them, constants are stored.
 
 An activation x becomes x -> nodes -> its readers. A graph output keeps its name: the node before it is renamed. A
 weight or bias is encoded from float here, with the final parameters; a bias that stays float takes over its refined
 numbers. A graph input or a weight that is a graph output too goes out as it is. Operators that ONNX does not have get a
-function that defines them. An Identity that stood for a conversion between formats has done its work: its input is
-rounded to one and its output to the other.
+function that defines them. An Identity that stands for a conversion between formats is removed: its input is rounded
+to one and its output to the other. Which nodes a format is written with says `detent.emit.output_formats`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emit.casts import CastPairs
-from detent.emit.functions import QUARK, VITIS, add_functions
-from detent.emit.fused import FixNeurons, FusedBlocks
-from detent.emit.linear import LinearPairs
-from detent.emit.scene import Scene
+from detent.emit.output_formats import OUTPUT_FORMATS
 from detent.graph.names import Names
 from detent.graph.values import bypass, constant, values_of
-from detent.numerics.blocks import BlockParams
-from detent.numerics.floats import FloatParams
 from detent.numerics.formats import is_product_bias
-from detent.numerics.interface import Params
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
+from detent.qdq.builder import GraphWriter
+from detent.qdq.families import MICROSOFT
+from detent.qdq.functions import add_functions
 from detent.recipe import OutputFormat
-
-
-class Writer(Protocol):
-    """Writes values in one form."""
-
-    def activation(self, name: str, value: ir.Value, params: Params) -> list[ir.Node]:
-        """The nodes that round `value`; readers read the output of the last one."""
-
-    def constant(self, name: str, array: npt.NDArray[np.float32], params: Params) -> list[ir.Node]:
-        """The nodes behind a constant that is stored in its format."""
 
 
 def emit(
@@ -76,8 +53,8 @@ def emit(
     for node in [node for node in model.graph if node.op_type == "Identity"]:
         if str(node.outputs[0].name) in plan.layout.sites:
             bypass(model.graph, node)
-    if any(node.domain == "com.microsoft" for node in model.graph):
-        model.graph.opset_imports["com.microsoft"] = 1
+    if any(node.domain == MICROSOFT.domain for node in model.graph):
+        model.graph.opset_imports[MICROSOFT.domain] = 1
     model.graph.sort()
     add_functions(model, overloads=True)
     return rounded
@@ -89,14 +66,14 @@ class _Emitter:
     ) -> None:
         self._graph = model.graph
         self._plan = plan
-        self._scene = Scene(model.graph, Names(model))
-        self._form = form
+        self._writer = GraphWriter(model.graph, Names(model))
+        self._format = OUTPUT_FORMATS[form]
         self._weight_pairs, self._dedicated_pairs = weight_pairs, dedicated_pairs
         self._order = {node: index for index, node in enumerate(model.graph)}
         self._first = next(iter(model.graph))
 
     def activation(self, value: ir.Value) -> str:
-        """Insert the nodes behind an activation; the name of what its readers now read."""
+        """Insert the nodes behind an activation; return the name of the value that its readers now read."""
         name, uses = str(value.name), tuple(value.uses())
         is_output = value.is_graph_output() and not value.is_graph_input()
         if not self._dedicated_pairs or len(uses) < 2:
@@ -108,14 +85,14 @@ class _Emitter:
     def _round_for(self, name: str, value: ir.Value, uses: Sequence[tuple[ir.Node, int]], is_output: bool) -> str:
         """Round the site `name` for some of its readers, those in the bodies of an If or Loop included."""
         params = self._plan.of(name)
-        nodes = self._writer(params).activation(name, value, params)
+        nodes = self._format.writer(self._writer, params).activation(name, value, params)
         result = _finish(nodes, value)
         for node, index in uses:
             node.replace_input_with(index, result)
         if is_output:
             value.replace_all_uses_with(result, replace_graph_outputs=True)
             nodes[0].replace_input_with(0, value)
-            value.name, result.name = self._scene.names.fresh(f"{name}_QuantizeLinear_Input"), name
+            value.name, result.name = self._writer.names.fresh(f"{name}_QuantizeLinear_Input"), name
         producer = value.producer()
         if producer is None:
             self._graph.insert_before(self._first, nodes)
@@ -124,14 +101,14 @@ class _Emitter:
         return str(result.name)
 
     def constant(self, value: ir.Value) -> None:
-        """Replace a float constant by the same in its format."""
+        """Replace a float constant by codes and the nodes that decode them."""
         name, array = str(value.name), constant(value)
-        assert array is not None, f"site '{name}' is no constant"
+        assert array is not None, f"site '{name}' is not constant"
         params = self._plan.of(name)
         numbers = self._plan.refined.get(name, array).astype(np.float32, copy=False)
-        writer = self._writer(params)
+        writer = self._format.writer(self._writer, params)
         if self._weight_pairs and not is_product_bias(params.format):
-            stored = self._scene.constant(f"{name}_float", numbers)
+            stored = self._writer.constant(f"{name}_float", numbers)
             nodes = writer.activation(name, stored, params)
         else:
             nodes = writer.constant(name, numbers, params)
@@ -144,23 +121,13 @@ class _Emitter:
             del self._graph.initializers[name]
 
     def _reads_codes(self, node: ir.Node, index: int) -> bool:
-        """Whether a reader of a constant reads it as data; a bound of a Clip, or the body of an If, does not."""
+        """Return whether a node reads a constant as data; a bound of a Clip, or the body of an If, does not."""
         in_main_graph = node.graph is self._graph
         return in_main_graph and self._plan.layout.quantizes(node) and index in site_inputs(node)
 
-    def _writer(self, params: Params) -> Writer:
-        domain = {"extended-qdq": QUARK, "vitis-qdq": VITIS}.get(self._form, "")
-        if isinstance(params, BlockParams):
-            return FusedBlocks(self._scene, domain or QUARK)  # type: ignore[return-value]  # of its own params
-        if isinstance(params, FloatParams) and not domain:
-            return CastPairs(self._scene)  # type: ignore[return-value]
-        if self._form == "fix-neuron":
-            return FixNeurons(self._scene)  # type: ignore[return-value]
-        return LinearPairs(self._scene, domain)  # type: ignore[return-value]
-
 
 def _finish(nodes: Sequence[ir.Node], like: ir.Value) -> ir.Value:
-    """The output of the last node, with the type and shape of the value that it stands for."""
+    """Return the output of the last node, with the type and shape of the value that it stands for."""
     result = nodes[-1].outputs[0]
     result.type, result.shape = like.type, like.shape
     return result

@@ -1,24 +1,27 @@
-"""Evaluating models on the same samples, one model at a time.
+"""Evaluate models on the same samples, one model at a time.
 
     evaluator = Evaluator("model.onnx", "photos/")
     before = evaluator.evaluate("model.onnx")
-    loss = compare(before, evaluator.evaluate(candidate))
+    loss = compare_scores(before, evaluator.evaluate(candidate))
     loss.points, loss.unit, loss.interval
 
-What is measured follows from what there is: a metric of the user's own, else the accuracy on labels, else how far the
-outputs are from those of the reference model. Images are decoded and models run in threads, in exact arithmetic;
-memory does not grow with the data but for a small record of each sample.
+What is measured follows from what is given: a metric of the user's own, else the accuracy on labels, else how far the
+outputs are from those of the reference model. Images are decoded and models run in threads, in exact arithmetic.
+Memory grows with the data by no more than a small record of each sample.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from detent.emulator.arithmetic import EmulatedRounding
-from detent.evaluation.candidate import AnyModel, Candidate, same_model
+import onnx_ir as ir
+
+from detent.errors import UsageError
+from detent.evaluation.candidate import AnyModel, Candidate, model_name, same_model
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
 from detent.evaluation.measures import (
     AccuracyMeasure,
@@ -30,10 +33,16 @@ from detent.evaluation.measures import (
 )
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.execute.inference import Batch, map_in_order
+from detent.graph.load import stored_bytes
 from detent.graph.session import DEFAULT_PROVIDERS
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
-from detent.results.evaluated import Scores
+from detent.results.evaluated import (
+    Evaluation,
+    ModelResult,
+    Scores,
+)
 
 STAGE = "evaluate"
 
@@ -41,7 +50,7 @@ STAGE = "evaluate"
 class Evaluator:
     """Data and a measure, opened once, for any number of models.
 
-    Keeps no model but the reference, and of its outputs no more than a few megabytes, to run it less often.
+    Keeps no model but the reference, and at most a few megabytes of its outputs, to run it less often.
     """
 
     def __init__(
@@ -57,15 +66,15 @@ class Evaluator:
         batch: int | None = None,
         threads: int = 0,
         providers: Sequence[str] = DEFAULT_PROVIDERS,
-        emulate: EmulatedRounding | None = None,
+        emulate: DeviceRounding | None = None,
         progress: Progress = silent,
     ) -> None:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.
 
         Args:
-            reference: the model to compare with, normally the float one.
+            reference: the model to compare_scores with, normally the float one.
             data: a folder, a file, an array, a dict {input: array}, or a Dataset that is open already.
-            labels: those in the folder (`FIND`), a file, a list, {name: label}, or None: compare outputs only.
+            labels: those in the folder (`FIND`), a file, a list, {name: label}, or None: compare_scores outputs only.
             label_offset: added to every label; 1 where class 0 of the model is its background.
             metric: a Python file with score() or metric(), or a Metric.
             preprocess: how images become arrays, as for `quantize`.
@@ -95,7 +104,7 @@ class Evaluator:
         self._reference_outputs = CachedOutputs(self.reference)
         self._threads = threads
         self._providers = tuple(providers)
-        self._emulate = emulate
+        self.emulate = emulate
         self.progress = progress
 
     @property
@@ -104,14 +113,14 @@ class Evaluator:
         return self.metric is None and self.dataset.labels is None
 
     def evaluate(self, model: AnyModel) -> Scores:
-        """What this model gets: a path, a ModelProto or an ir.Model with the inputs and outputs of the reference."""
+        """Return the scores of a path, ModelProto or ir.Model with the inputs and outputs of the reference."""
         if same_model(model, self._given):
             return self.score(self.reference)
         return self.score(self.load(model))
 
     def load(self, model: AnyModel) -> Candidate:
-        """A model to compare with the reference, be it the same file: in integers, if so asked."""
-        candidate = Candidate(model, self._providers, emulate=self._emulate)
+        """Load a model to compare_scores with the reference, which may be the same file: in integers with `emulate`."""
+        candidate = Candidate(model, self._providers, emulate=self.emulate)
         candidate.check_like(self.reference)
         return candidate
 
@@ -126,7 +135,7 @@ class Evaluator:
         return measure.scores(self._watched(map_in_order(record, self.dataset, self._threads)))
 
     def _watched(self, records: Iterator[tuple[Batch, Any]]) -> Iterator[tuple[Batch, Any]]:
-        """Pass records on, and tell the progress of each once it is dealt with."""
+        """Pass records on, and report progress after each."""
         self.progress(STAGE, 0, self.dataset.batches)
         for done, each in enumerate(records, 1):
             yield each
@@ -137,3 +146,41 @@ class Evaluator:
             per_sample = self.metric.score is not None
             return SampleMeasure(self.dataset, self.metric) if per_sample else WholeMeasure(self.metric)
         return DeviationMeasure(self._reference_outputs) if self.compares_outputs else AccuracyMeasure(self.dataset)
+
+
+def run_evaluation(models: Sequence[AnyModel], data: Any, **options: Any) -> Evaluation:
+    """Evaluate all models and compare_scores them with the first. `options` are those of Evaluator."""
+    if not models:
+        raise UsageError("Give a model to evaluate, or several to compare_scores with the first.")
+    evaluator = Evaluator(models[0], data, **options)
+    if evaluator.emulate is not None and len(models) == 1:
+        models = [*models, *models]  # the file as onnxruntime computes it, and in integers
+    if evaluator.compares_outputs and len(models) == 1:
+        raise UsageError(
+            f"There are no labels and no metric ({evaluator.dataset.described}), so outputs are compared with those "
+            "of the first model: give two models or more, labelled data (--labels), or --metric FILE.py."
+        )
+    # All are loaded before any is measured: a missing file should not be noticed at the very end.
+    others = [evaluator.load(model) for model in models[1:]]
+    preprocess = evaluator.dataset.preprocess
+    return Evaluation(
+        data=evaluator.dataset.described,
+        note=evaluator.dataset.note,
+        samples=len(evaluator.dataset),
+        preprocess=None if preprocess is None else preprocess.to_dict(),
+        models=_results(evaluator, models, others),
+    )
+
+
+def _results(evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[Candidate]) -> list[ModelResult]:
+    results: list[ModelResult] = []
+    for number, (model, candidate) in enumerate(zip(models, (evaluator.reference, *others), strict=True)):
+        start = time.perf_counter()
+        # The first model is compared with itself by definition, not by running it twice.
+        scores = None if number == 0 and evaluator.compares_outputs else evaluator.score(candidate)
+        seconds = time.perf_counter() - start
+        losses = scores.losses_against(results[0].scores) if number and scores is not None else ()
+        size = None if isinstance(model, ir.Model) else stored_bytes(model)
+        name = model_name(model) + (f" (in integers, {evaluator.emulate})" if number and evaluator.emulate else "")
+        results.append(ModelResult(name, size, seconds, scores, losses))
+    return results

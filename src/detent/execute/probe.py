@@ -25,14 +25,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError
+from detent.execute.segments import Program, Segment, cut_segments
 from detent.graph.values import constant, is_constant
-from detent.numerics.formats import QuantParams
 from detent.numerics.interface import Params
-from detent.numerics.loops import decode_activation, encode_activation
-from detent.numerics.rounding import Rounding
 from detent.observe.samples import Sample
 from detent.plan.layout import Layout, site_inputs
-from detent.refine.segments import Program, Segment, divide
 
 Array = npt.NDArray[Any]
 Copies = dict[str, dict[str, Any]]
@@ -61,17 +58,6 @@ class Variant:
 UNCHANGED = Variant(ITSELF)
 
 
-def rounded(values: Array, params: Params | None, ties: Rounding = "half_even") -> Array:
-    """Return an activation as its readers see it after rounding; None leaves it float."""
-    if params is None:
-        return values
-    return (
-        decode_activation(encode_activation(values, params, ties), params)
-        if isinstance(params, QuantParams)
-        else params.snap(values)
-    )
-
-
 class Probe:
     """A model that is cut into segments, to be run on one sample after another, in any number of threads."""
 
@@ -80,7 +66,7 @@ class Probe:
         self._model, self._layout, self._base = model, layout, base
         computed = {str(value.name) for node in model.graph for value in node.outputs}
         self.outputs = [str(value.name) for value in model.graph.outputs if value.name in computed]
-        segments = _needed(divide(model, {*layout.sites, *self.outputs}), self.outputs)
+        segments = _needed(cut_segments(model, {*layout.sites, *self.outputs}), self.outputs)
         # Activations are rounded between segments, so a model that rounds any has no longer sections.
         together = 1 if base.rounding else max(1, math.isqrt(len(segments)))
         cuts = range(0, len(segments), together)
@@ -142,9 +128,7 @@ class Probe:
                 self._compute(section.whole, held, variant, origin, results)
         usual = self._base.rounding
         return {
-            name: {
-                variant: rounded(copy, usual.get(name), self._layout.ties_of(name)) for variant, copy in copies.items()
-            }
+            name: {variant: self._round(name, copy, usual.get(name)) for variant, copy in copies.items()}
             for name, copies in results.items()
         }
 
@@ -210,12 +194,15 @@ class Probe:
 
     def _put(self, held: Copies, name: str, copies: Mapping[str, Any], variants: Sequence[Variant]) -> None:
         """Round the copies of a value, each as its variant does. A variant that begins to differ here gets a copy."""
-        usual, ties = self._base.rounding.get(name), self._layout.ties_of(name)
-        held[name] = {ITSELF: rounded(copies[ITSELF], usual, ties)}
+        usual = self._base.rounding.get(name)
+        held[name] = {ITSELF: self._round(name, copies[ITSELF], usual)}
         for variant in variants:
             if variant.name in copies or name in variant.rounding:
                 params = variant.rounding.get(name, usual)
-                held[name][variant.name] = rounded(_copy(copies, variant.name), params, ties)
+                held[name][variant.name] = self._round(name, _copy(copies, variant.name), params)
+
+    def _round(self, name: str, values: Array, params: Params | None) -> Array:
+        return values if params is None else params.rounded(values, self._layout.ties_of(name))
 
     def _program(self, segment: Segment, feeds: Mapping[str, Any], variant: Variant) -> Program:
         """Return the segment with the constants of a variant, compiled once for each set of numbers."""

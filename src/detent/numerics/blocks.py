@@ -69,7 +69,7 @@ EXPONENT_BIAS = 127
 NOT_FINITE = 255
 """The biased exponent of infinities and NaN."""
 
-ROUNDING_MODES = {"half_away": 0, "half_up": 1, "half_even": 2}
+ROUNDING_MODES: dict[Rounding, int] = {"half_away": 0, "half_up": 1, "half_even": 2}
 """How the operators name a rounding."""
 
 _CHUNK = 1 << 16

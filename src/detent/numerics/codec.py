@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 Number = TypeVar("Number", bound=np.generic)
 
-FLOAT32_BITS = 0
+FLOAT32_BITS = 16
 """Codes of up to so many bits are rounded from float32 quotients."""
 
 

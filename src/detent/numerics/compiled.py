@@ -1,18 +1,24 @@
-"""The decorator of every compiled loop: no GIL, and the machine code kept for the next run."""
+"""The decorator of every compiled loop: no GIL, and the machine code kept for the next run.
+
+Numba is imported when a loop is called for the first time, not when it is defined: importing it takes longer than most
+commands, and modules with loops are imported by commands that never run one.
+"""
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
-from typing import TypeVar, cast
-
-import numba
+from typing import Any, TypeVar, cast
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
+
+_LOCK = threading.RLock()
 
 
 def compiled(loop: Loop) -> Loop:
     """Compile a loop over arrays. Where no folder is writable to keep the code in, it is compiled in each run."""
-    return _compile(loop, frozenset())
+    return cast(Loop, _LazyLoop(loop, frozenset()))
 
 
 def compiled_sums(loop: Loop) -> Loop:
@@ -20,11 +26,39 @@ def compiled_sums(loop: Loop) -> Loop:
 
     The order is fixed when the loop is compiled: the same input gives the same bits in every call and thread.
     """
-    return _compile(loop, frozenset({"contract", "reassoc"}))
+    return cast(Loop, _LazyLoop(loop, frozenset({"contract", "reassoc"})))
 
 
-def _compile(loop: Loop, liberties: frozenset[str]) -> Loop:
+class _LazyLoop:
+    """Stands for a loop until it is called."""
+
+    def __init__(self, function: Callable[..., object], liberties: frozenset[str]) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._liberties = function, liberties
+        self._made: Callable[..., Any] | None = None
+        self._ready: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return (self._ready or self._resolve())(*arguments)
+
+    def _resolve(self) -> Callable[..., Any]:
+        """Return the loop as Numba knows it."""
+        with _LOCK:
+            if self._made is None:
+                self._made = _compile(self._function, self._liberties)
+                # Numba compiles the calls of other loops only where their names stand for what it made itself.
+                names: dict[str, Any] = getattr(self._function, "__globals__", {})
+                for name, value in list(names.items()):
+                    if isinstance(value, _LazyLoop):
+                        names[name] = value._resolve()
+                self._ready = self._made
+            return self._made
+
+
+def _compile(function: Callable[..., object], liberties: frozenset[str]) -> Callable[..., Any]:
+    import numba
+
     try:
-        return cast(Loop, numba.njit(nogil=True, cache=True, fastmath=set(liberties))(loop))
+        return cast("Callable[..., Any]", numba.njit(nogil=True, cache=True, fastmath=set(liberties))(function))
     except RuntimeError:
-        return cast(Loop, numba.njit(nogil=True, fastmath=set(liberties))(loop))
+        return cast("Callable[..., Any]", numba.njit(nogil=True, fastmath=set(liberties))(function))

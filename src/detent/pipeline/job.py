@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import onnx
+from typing_extensions import Unpack
 
+from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.observe.preprocess import PreprocessOptions, preprocess_options
+from detent.observe.preprocess import PreprocessOptions
+from detent.option_values import image_options, names_of, providers_of, shapes_of
+from detent.options import QuantizeOptions, settled
 from detent.plan.select import Selection
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe
+from detent.recipe_file import change, find_recipe, with_settings
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
+
+FIELD_OF_OPTION = {"refine": "refinement"}
+"""The field of a recipe that an option changes, if the two have different names."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,112 @@ class Collecting:
         return self.executor is not None and not self.measures
 
 
+@dataclass(frozen=True)
+class Job:
+    """One quantization: what to read, how to quantize it and where to write.
+
+    `options` are as the user wrote them, complete; the properties say what they mean. Options that change the recipe
+    are in `recipe` already. `probes` is how many samples are kept at hand to measure layers with; `measures` says that
+    the executor of the options does that too.
+    """
+
+    model: ModelLike
+    output: Path | None
+    recipe: Recipe
+    calibration: Any = None
+    options: QuantizeOptions = field(default_factory=lambda: settled(QuantizeOptions, {}))
+    probes: int = 0
+    measures: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant before any work is done."""
+        _ = self.preprocess, self.shapes, self.collecting, self.memory
+
+    @cached_property
+    def preprocess(self) -> PreprocessOptions:
+        """How images become arrays."""
+        return image_options(self.options)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Sequence[int]] | None:
+        """The input shapes to write into the model."""
+        return shapes_of(self.options["fix_shape"])
+
+    @cached_property
+    def selection(self) -> Selection:
+        """The nodes to quantize."""
+        given = self.options
+        patterns = given["include"], given["exclude"], given["op_types"], given["start"], given["end"]
+        return Selection(*map(names_of, patterns))
+
+    @cached_property
+    def collecting(self) -> Collecting:
+        """How statistics are collected."""
+        stats, save = self.options["stats"], self.options["save_stats"]
+        return Collecting(
+            reuse=None if stats is None else Path(stats),
+            save=None if save is None else Path(save),
+            checkpoint=checkpoint_beside(self.output) if self.output and self.options["resume"] else None,
+            executor=self.options["executor"],
+            measures=self.measures,
+            threads=self.options["threads"],
+            providers=providers_of(self.options["providers"]),
+        )
+
+    @cached_property
+    def memory(self) -> int:
+        """The bytes that the refinement may use."""
+        given = self.options["memory"]
+        return MEMORY if given is None else parse_memory(given) if isinstance(given, str) else given
+
+    @property
+    def progress(self) -> Progress:
+        """Who hears of progress."""
+        return self.options["progress"] or silent
+
+    @property
+    def refinement_file(self) -> Path | None:
+        """Where an interrupted refinement keeps the layers that it has finished; None if it keeps none."""
+        return refinement_beside(self.output) if self.output and self.collecting.checkpoint else None
+
+    def with_options(self, **changes: Unpack[QuantizeOptions]) -> Job:
+        """Return the job with some options changed."""
+        return replace(self, options={**self.options, **changes})
+
+
+def make_job(
+    model: str | PathLike[str] | onnx.ModelProto,
+    calibration: Any = None,
+    recipe: str | PathLike[str] | Recipe = "XINT8",
+    output: str | PathLike[str] | None = None,
+    **options: Unpack[QuantizeOptions],
+) -> Job:
+    """Return the job of what `detent.quantize` or a relative is given."""
+    given = settled(QuantizeOptions, options)
+    chosen = change_recipe(recipe, given)
+    if given["memory"] is not None and chosen.refinement is None:
+        raise UsageError(f"Recipe {chosen.name} refines nothing, so there is nothing to use memory for: leave it out.")
+    return Job(
+        model=model if isinstance(model, onnx.ModelProto) else Path(model),
+        output=None if output is None else Path(output),
+        recipe=chosen,
+        calibration=calibration,
+        options=given,
+    )
+
+
+def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a name or file, with what `set` and other options change."""
+    chosen = with_settings(find_recipe(recipe), names_of(options["set"]))
+    fields = {each.name for each in dataclasses.fields(Recipe)}
+    flags = {FIELD_OF_OPTION.get(name, name): value for name, value in options.items() if value is not None}
+    flags["equalize"] = _equalization(options.get("equalize"), options.get("equalize_with"))
+    given = {name: value for name, value in flags.items() if name in fields and value is not None}
+    text = {name: value for name, value in given.items() if isinstance(value, (str, bool, int, float))}
+    chosen = change(chosen, text).replace(**{name: value for name, value in given.items() if name not in text})
+    return _without_bias_correction(chosen) if options.get("no_bias_correction") else chosen
+
+
 def checkpoint_beside(output: Path) -> Path:
     """Return where an interrupted calibration keeps what it has counted."""
     return output.with_name(f"{output.name}.checkpoint")
@@ -66,93 +181,21 @@ def refinement_beside(output: Path) -> Path:
     return output.with_name(f"{output.name}.refinement")
 
 
-@dataclass(frozen=True)
-class Job:
-    """One quantization, complete: what to read, how to quantize it and where to write.
-
-    `probes` is how many samples are kept at hand to measure layers with.
-    """
-
-    model: ModelLike
-    output: Path | None
-    recipe: Recipe
-    calibration: Any = None
-    preprocess: PreprocessOptions | None = None
-    selection: Selection = field(default_factory=Selection)
-    fix_shapes: Mapping[str, Sequence[int]] | None = None
-    limit: int | None = None
-    seed: int | None = None
-    batch: int | None = None
-    collecting: Collecting = field(default_factory=Collecting)
-    memory: int = MEMORY
-    dry_run: bool = False
-    probes: int = 0
-    progress: Progress = silent
-
-    @property
-    def refinement_file(self) -> Path | None:
-        """Where an interrupted refinement keeps the layers that it has finished; None if it keeps none."""
-        return refinement_beside(self.output) if self.output and self.collecting.checkpoint else None
+def _equalization(switch: Any, name: str | None) -> Any:
+    """Return what --equalize, --no-equalize and --equalize-with say together; None if none of them was given."""
+    if name is None:
+        return switch
+    if switch is not None and switch != (parse_equalization(name) is not None):
+        flag = "--equalize" if switch else "--no-equalize"
+        raise UsageError(f"{flag} and --equalize-with {name} contradict each other: give one of them.")
+    return name
 
 
-def make_job(
-    model: str | PathLike[str] | onnx.ModelProto,
-    calibration: Any,
-    recipe: str | PathLike[str] | Recipe,
-    *,
-    output: Path | None = None,
-    preprocess: PreprocessOptions | Mapping[str, Any] | str | PathLike[str] | None = None,
-    selection: Selection | None = None,
-    fix_shapes: Mapping[str, Sequence[int]] | None = None,
-    limit: int | None = None,
-    seed: int | None = None,
-    batch: int | None = None,
-    threads: int = 0,
-    executor: Any = None,
-    providers: str | Sequence[str] = (),
-    stats: str | PathLike[str] | None = None,
-    save_stats: str | PathLike[str] | None = None,
-    resume: bool = True,
-    memory: int | str | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Job:
-    """The job of what `detent.quantize`, which describes it, and its relatives are given."""
-    chosen = find_recipe(recipe)
-    return Job(
-        model=model if isinstance(model, onnx.ModelProto) else Path(model),
-        output=output,
-        recipe=chosen,
-        calibration=calibration,
-        preprocess=preprocess_options(preprocess),
-        selection=selection or Selection(),
-        fix_shapes=fix_shapes,
-        limit=limit,
-        seed=seed,
-        batch=batch,
-        collecting=Collecting(
-            reuse=None if stats is None else Path(stats),
-            save=None if save_stats is None else Path(save_stats),
-            checkpoint=checkpoint_beside(output) if output and resume else None,
-            executor=executor,
-            threads=threads,
-            providers=as_names(providers) or DEFAULT_PROVIDERS,
-        ),
-        memory=_memory(chosen, memory),
-        dry_run=dry_run,
-        progress=progress or silent,
+def _without_bias_correction(recipe: Recipe) -> Recipe:
+    """Return the recipe of --no-bias-correction. Other refinements need to set biases along with the weights."""
+    if recipe.refinement is None or not recipe.refinement.learns_weights:
+        return recipe.replace(refinement=None)
+    raise UsageError(
+        f"{type(recipe.refinement).__name__} corrects biases along with the weights, so --no-bias-correction cannot be "
+        "had with it. Give --refine none, or leave --no-bias-correction out."
     )
-
-
-def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """One name, or several."""
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _memory(recipe: Recipe, given: int | str | None) -> int:
-    """The bytes that the recipe's refinement may use; UsageError where there is none to use them."""
-    if given is None:
-        return MEMORY
-    if recipe.refinement is None:
-        raise UsageError(f"Recipe {recipe.name} refines nothing, so there is nothing to use memory for: leave it out.")
-    return parse_memory(given) if isinstance(given, str) else given

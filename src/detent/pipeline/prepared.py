@@ -17,8 +17,10 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from detent.devices.device import Target, check_rounding, find_target, with_steps
-from detent.emit.check import check_formats
+from detent.devices.catalog import device_of, with_steps
+from detent.devices.device import Device
+from detent.emit.output_formats import check_formats
+from detent.emulator.emulator import check_emulable
 from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
@@ -75,7 +77,7 @@ class Prepared:
     """
 
     job: Job
-    target: Target
+    target: Device
     model: ir.Model
     fingerprint: str | None
     layout: Layout
@@ -102,27 +104,27 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         fingerprint = fingerprint_of(model) if job.collecting.needs_identity else None
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
-        passes = default_passes(job.fix_shapes, [make() for make in target.preparations], job.recipe.without)
+        passes = default_passes(job.shapes, [make() for make in target.preparations], job.recipe.without)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         layout = arrange(model, job.selection, job.recipe, folded=names)
     job, warnings = _without_learning(job, layout)
     return Prepared(job, target, model, fingerprint, layout, notes, _open_data(job, model, layout), warnings)
 
 
-def check_recipe(recipe: Recipe, selection: Selection) -> Target:
+def check_recipe(recipe: Recipe, selection: Selection) -> Device:
     """Return the target. Raise UsageError if parts of the recipe contradict each other, or the selection of nodes."""
     if recipe.format == "bfloat16" and selection != Selection():
         raise UsageError(
             "Format bfloat16 computes the whole model in bfloat16: leave --include, --exclude, --op-types, --from and "
             "--to out, or choose format cast."
         )
-    target = with_steps(find_target(recipe.target), recipe)
+    target = with_steps(device_of(recipe), recipe)
     check_formats(recipe)
     check_methods(recipe)
     check_operator_types(recipe)
     check_refinement(recipe)
     target.check(recipe)
-    check_rounding(recipe)
+    check_emulable(recipe)
     return target
 
 
@@ -169,16 +171,16 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
             f"Recipe {job.recipe.name} needs no statistics of activations here: leave --stats, --save-stats, --workers "
             "and --dask out."
         )
-    if job.calibration is None and (job.dry_run or how.reuse is not None):
+    if job.calibration is None and (job.options["dry_run"] or how.reuse is not None):
         return None
     return open_source(
         job.calibration,
         input_specs(model),
         preprocess=job.preprocess,
-        limit=job.limit,
+        limit=job.options["limit"],
         reserve=HELD_OUT,
-        seed=job.seed,
-        batch=job.batch,
+        seed=job.options["seed"],
+        batch=job.options["batch"],
     )
 
 

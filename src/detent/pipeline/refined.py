@@ -9,11 +9,10 @@ from detent.pipeline.observed import Observed
 from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import Stopwatch
 from detent.plan.plan import Plan
-from detent.refine.checkpoint import Keeper, identity_of
+from detent.refine.checkpoint import RefinementCheckpoint, identity_of
 from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
-from detent.refinements import BiasCorrection
 from detent.results.tensors import TensorReport, describe_constants
 
 
@@ -36,7 +35,7 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
     constrain = planned.rules if job.recipe.search_ranges else None
     layers: Sequence[LayerReport] = ()
     with watch.step("refine"):
-        keeper = _keeper(planned)
+        checkpoint = _checkpoint(planned)
         if refinement is not None:
             layers = refine(
                 model,
@@ -48,16 +47,16 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
                 threads=threads,
                 memory=job.memory,
                 permits=planned.rules.permit,
-                keeper=keeper,
+                checkpoint=checkpoint,
                 progress=job.progress,
             )
         elif constrain is not None:
             search_ranges(model, reference, plan, constrain, samples, threads)
         constants = describe_constants(model, plan)
-    return Refined(planned, plan, layers, constants, [] if keeper is None else list(keeper.notes))
+    return Refined(planned, plan, layers, constants, [] if checkpoint is None else list(checkpoint.notes))
 
 
-def _keeper(planned: Planned) -> Keeper | None:
+def _checkpoint(planned: Planned) -> RefinementCheckpoint | None:
     """Return what continues an interrupted refinement.
 
     None if it takes only seconds, or if the data is a stream, which may give other samples the next time.
@@ -65,12 +64,14 @@ def _keeper(planned: Planned) -> Keeper | None:
     observed: Observed = planned.observed
     job, source, samples = observed.prepared.job, observed.source, observed.samples
     refinement, file = job.recipe.refinement, job.refinement_file
-    if refinement is None or isinstance(refinement, BiasCorrection) or file is None:
+    if refinement is None or not refinement.learns_weights or file is None:
         return None
     if source is None or source.fingerprint is None:
         return None
     described = [source.fingerprint, *(sample.origin for sample in samples)]
     models = (planned.model, observed.prepared.model)
-    keeper = Keeper(file, identity_of(models, planned.plan, refinement, repr(described), len(samples), job.memory))
-    keeper.resume()
-    return keeper
+    checkpoint = RefinementCheckpoint(
+        file, identity_of(models, planned.plan, refinement, repr(described), len(samples), job.memory)
+    )
+    checkpoint.resume()
+    return checkpoint

@@ -66,7 +66,7 @@ class Run:
 
     def report(self) -> Report:
         """Go through all stages and report. Raise a DetentError, and leave no output, if anything is wrong."""
-        if self.job.dry_run:
+        if self.job.options["dry_run"]:
             return self._decisions()
         written, planned, observed = self.written, self.planned, self.observed
         prepared, observation, plan = self.prepared, self.observed.observation, self.refined.plan

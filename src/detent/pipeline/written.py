@@ -25,7 +25,7 @@ from detent.device_check.check import check_graph
 from detent.devices.catalog import device_of
 from detent.emit.dynamic import emit_dynamic
 from detent.emit.emitter import emit
-from detent.emit.qoperator import to_qoperator
+from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save, tensor_bytes
@@ -71,7 +71,7 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
     with watch.step("save"):
         final, declined = last_form(first, plan, recipe)
         device = device_of(recipe)
-        taken = None if device is None else check_graph(final, device, "the quantized model")
+        taken = check_graph(final, device, "the quantized model") if device.takes_models_of(recipe) else None
         proto, size = _store(final, job.output)
     return Written(refined, tensors, fidelity, declined, taken, proto, size, first.warnings)
 

@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,42 +23,29 @@ import onnx_ir as ir
 
 from detent.errors import DataError, OutputError
 from detent.graph.save import write_bytes
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import holds_integers
 from detent.observe.digest import Digest
 from detent.observe.fingerprint import fingerprint_of
 from detent.observe.sealed import Kind, NotThisKindError, read_sealed, seal
 from detent.plan.plan import Plan
-from detent.refine.layers import LayerReport
+from detent.refine.layers import LayerChange, LayerReport
 from detent.refinements import Refinement
 from detent.version import __version__
 
 REFINEMENT = Kind("checkpoint of a refinement", b"\x89DetentRefin\r\n\x1a\n", 1)
 _FAST = 1  # zlib's level
 
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Finished:
-    """A layer that is done: its report, the numbers that replace its weights and bias, and its weights' scale where
-    that was changed.
-    """
-
-    report: LayerReport
-    refined: Arrays
-    scale: npt.NDArray[np.float64] | None = None
-
 
 def identity_of(
     models: tuple[ir.Model, ir.Model], plan: Plan, refinement: Refinement, data: str, samples: int, memory: int
 ) -> str:
-    """A text that differs when anything does that the result depends on."""
+    """Return a text that differs when anything does that the result depends on."""
     digest = Digest()
     digest.add(__version__, repr(refinement), data, samples, memory, *map(fingerprint_of, models))
     for name in sorted(plan.params):
         params = plan.params[name]
         digest.add(name, repr(params.format))
-        if isinstance(params, QuantParams):
+        if holds_integers(params):
             digest.add_array(params.scale)
             digest.add_array(params.zero_point)
         else:
@@ -69,22 +55,22 @@ def identity_of(
 
 
 @dataclass
-class Keeper:
-    """Reads and writes the layers that are finished, by the names of their outputs.
+class RefinementCheckpoint:
+    """The changes of the layers that are finished, by the names of their outputs, and the file that they are kept in.
 
-    It writes when the last time is `every` seconds ago. `notes` collects what the user should know.
+    It is written again when the last time is `every` seconds ago. `notes` collects what the user should know.
     """
 
     path: Path
     identity: str
     every: float = 30.0
     notes: list[str] = field(default_factory=list)
-    finished: dict[str, Finished] = field(default_factory=dict)
+    finished: dict[str, LayerChange] = field(default_factory=dict)
     _written: float = field(default_factory=time.monotonic)
     _given_up: bool = False
 
     def resume(self) -> None:
-        """Take over what an earlier run of the same identity finished. Raises OutputError where a foreign file is."""
+        """Take over what an earlier run of the same identity finished. Raises OutputError at a foreign file."""
         if not self.path.exists():
             return
         try:
@@ -100,14 +86,14 @@ class Keeper:
         self.finished = found
         self.notes.append(f"Continued from the checkpoint {self.path}: {len(found)} layers were refined already.")
 
-    def keep(self, output: str, layer: Finished) -> None:
-        """Another layer is done."""
+    def keep(self, output: str, layer: LayerChange) -> None:
+        """Keep the change of another layer."""
         self.finished[output] = layer
         if time.monotonic() - self._written >= self.every:
             self.write()
 
     def write(self) -> None:
-        """Replace the file. Where that cannot be done, say so once and go on without."""
+        """Replace the file. If that cannot be done, say so once and go on without."""
         if self._given_up or not self.finished:
             return
         try:
@@ -118,16 +104,17 @@ class Keeper:
         self._written = time.monotonic()
 
     def remove(self) -> None:
-        """All layers are done: the file has no more use."""
+        """Remove the file: all layers are done."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             self.notes.append(f"Cannot remove the checkpoint {self.path}: {error.strerror}.")
 
 
-def _pack(identity: str, finished: Mapping[str, Finished]) -> bytes:
-    """A JSON header, and one array after the other in the order that it lists them in."""
-    layers, arrays = [], []
+def _pack(identity: str, finished: Mapping[str, LayerChange]) -> bytes:
+    """Return a JSON header, and one array after the other in the order that it lists them in."""
+    layers: list[dict[str, object]] = []
+    arrays: list[npt.NDArray[np.floating]] = []
     for output, layer in finished.items():
         layers.append(
             {
@@ -144,7 +131,7 @@ def _pack(identity: str, finished: Mapping[str, Finished]) -> bytes:
     return body.getvalue()
 
 
-def _unpack(body: bytes, where: str) -> tuple[str, dict[str, Finished]]:
+def _unpack(body: bytes, where: str) -> tuple[str, dict[str, LayerChange]]:
     try:
         with np.load(io.BytesIO(body), allow_pickle=False) as file:
             arrays = iter([file[f"arr_{number}"] for number in range(len(file.files))])
@@ -153,7 +140,7 @@ def _unpack(body: bytes, where: str) -> tuple[str, dict[str, Finished]]:
             for layer in header["layers"]:
                 refined = {str(name): next(arrays) for name in layer["refined"]}
                 scale = next(arrays) if layer["scaled"] else None
-                found[str(layer["output"])] = Finished(LayerReport(**layer["report"]), refined, scale)
+                found[str(layer["output"])] = LayerChange(LayerReport(**layer["report"]), refined, scale)
             return str(header["identity"]), found
     except (ValueError, KeyError, TypeError, StopIteration, zipfile.BadZipFile) as error:
         raise DataError(f"{where} is damaged: {error}.") from error

@@ -2,23 +2,40 @@
 
 Whatever the operator, a layer's input and output are looked at as maps: (batch, channels, positions). The rows of a
 Gemm or MatMul are a batch of maps with one position.
+
+The rows of a layer's matrix are its input as each sampled output position sees it. For an output position o and a
+kernel offset k, with stride s, dilation d and padding p at the start of an axis,
+
+    Conv reads the input at             o * s - p + k * d
+    ConvTranspose reads it at           (o + p - k * d) / s          if that is a whole number
+
+and outside of the input both read zero. A Gemm's row has one position and one offset.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.execute.quantized_walk import PRODUCTS
 from detent.graph.values import constant, constant_scalar, is_constant
+from detent.numerics.compiled import compiled
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.interface import Params
+from detent.numerics.loops import Array
 from detent.plan.layout import Layout, Role, bias_input
-from detent.refine.codes import Array
-from detent.refine.problem import Activation
+from detent.plan.plan import Plan
+from detent.refinements.layer_problem import Activation, Floats
 
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
-_PRODUCTS = (*_CONVOLUTIONS, "Gemm", "MatMul")
+Indices = npt.NDArray[np.int64]
+OUTSIDE = -1
+SCALE_RULE = "rounding"
+"""How the plan's moves name a scale of weights that was changed here."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +43,8 @@ class LayerReport:
     """What became of one layer.
 
     `before` and `after` are errors of its output relative to the mean square of the float output: of the channel means
-    for bias correction, else of the output after its activation on samples that were held out. None where the layer
-    was left as it was and not measured.
+    for bias correction, else of the output after its activation on samples that were held out. None if the layer was
+    left as it was and not measured.
     """
 
     name: str
@@ -39,8 +56,8 @@ class LayerReport:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """A layer: its node, its weight, and its bias where it has one of a number per channel that may be changed.
+class MatrixLayer:
+    """A layer: its node, its weight, and its bias if that is one number per channel and may be changed.
 
     `note` says why the bias may not.
     """
@@ -67,9 +84,14 @@ class Layer:
         return str(self.node.inputs[0].name)
 
     @property
+    def constants(self) -> list[str]:
+        """The names of the constants that may be changed."""
+        return [str(value.name) for value in (self.weight, self.bias) if value is not None]
+
+    @property
     def convolves(self) -> bool:
         """Whether it is a convolution of either kind."""
-        return self.node.op_type in _CONVOLUTIONS
+        return self.node.op_type in ("Conv", "ConvTranspose")
 
     @property
     def groups(self) -> int:
@@ -83,17 +105,17 @@ class Layer:
         return int(groups * channels)
 
     def maps(self, array: Array) -> Array:
-        """An input or output of the layer as (batch, channels, positions)."""
+        """Return an input or output of the layer as (batch, channels, positions)."""
         if self.convolves:
             return array.reshape(*array.shape[:2], -1)
         return array.reshape(-1, array.shape[-1], 1)
 
-    def matrix(self) -> npt.NDArray[np.float64]:
-        """The weight as (groups, channels, inputs)."""
+    def matrix(self) -> Floats:
+        """Return the weight as (groups, channels, inputs)."""
         return self.as_matrix(np.asarray(constant(self.weight)))
 
-    def as_matrix(self, tensor: Array) -> npt.NDArray[np.float64]:
-        """An array in the shape of the weight as (groups, channels, inputs)."""
+    def as_matrix(self, tensor: Array) -> Floats:
+        """Return an array in the shape of the weight as (groups, channels, inputs)."""
         weight = np.asarray(tensor, np.float64)
         if self.node.op_type == "Conv":
             return weight.reshape(self.groups, weight.shape[0] // self.groups, -1)
@@ -102,8 +124,8 @@ class Layer:
             return np.ascontiguousarray(split.transpose(0, 2, 1, 3)).reshape(self.groups, weight.shape[1], -1)
         return np.ascontiguousarray(weight if self._transposed else weight.T)[None]
 
-    def tensor(self, matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """A matrix (groups, channels, inputs) in the shape of the weight."""
+    def tensor(self, matrix: Floats) -> npt.NDArray[np.float32]:
+        """Return a matrix (groups, channels, inputs) in the shape of the weight."""
         shape = np.asarray(constant(self.weight)).shape
         if self.node.op_type == "ConvTranspose":
             split = matrix.reshape(self.groups, shape[1], shape[0] // self.groups, -1)
@@ -117,12 +139,47 @@ class Layer:
         return self.node.op_type == "Gemm" and bool(self.node.attributes.get_int("transB", 0))
 
 
-def find_layers(model: ir.Model, layout: Layout) -> tuple[dict[ir.Node, Layer], list[LayerReport]]:
-    """The layers of the main graph, and why the other products with a quantized weight are left as they are."""
-    layers: dict[ir.Node, Layer] = {}
+@dataclass(frozen=True, eq=False)
+class LayerChange:
+    """What a refinement made of a layer, as a value: its report, the numbers that replace those of its weight and bias,
+    and the scale of its weights if that is another one.
+
+    A change is complete: applied to the same plan by another run, it gives the same bytes.
+    """
+
+    report: LayerReport
+    refined: Mapping[str, npt.NDArray[np.float32]]
+    scale: Floats | None = None
+
+    @classmethod
+    def since(cls, before: Params, layer: MatrixLayer, plan: Plan, report: LayerReport) -> LayerChange:
+        """Return what changed in a plan, in which the layer's weight had the parameters `before`."""
+        after = plan.of(str(layer.weight.name))
+        refined = {name: plan.refined[name] for name in layer.constants if name in plan.refined}
+        return cls(report, refined, after.scale if holds_integers(after) and after is not before else None)
+
+    def apply(self, layer: MatrixLayer, plan: Plan) -> None:
+        """Write the change into a plan."""
+        if self.scale is not None:
+            adopt_scale(replace(plan.integers(str(layer.weight.name)), scale=self.scale), layer, plan)
+        plan.refined.update(self.refined)
+
+
+def adopt_scale(other: QuantParams, layer: MatrixLayer, plan: Plan) -> None:
+    """Give the weights of a layer another scale."""
+    name = str(layer.weight.name)
+    if other.format.power_of_two and other.axis is None:
+        plan.move(name, other.position, SCALE_RULE, layer.name)
+    else:
+        plan.assign(name, other, SCALE_RULE, layer.name)
+
+
+def find_layers(model: ir.Model, layout: Layout) -> tuple[dict[ir.Node, MatrixLayer], list[LayerReport]]:
+    """Find the layers of the main graph, and why the other products with a quantized weight are left as they are."""
+    layers: dict[ir.Node, MatrixLayer] = {}
     left: list[LayerReport] = []
     for node in model.graph:
-        if node.op_type not in _PRODUCTS or not layout.quantizes(node):
+        if node.op_type not in PRODUCTS or not layout.quantizes(node):
             continue
         weight = node.inputs[1]
         if weight is None or not is_constant(weight) or weight.name not in layout.sites:
@@ -133,12 +190,12 @@ def find_layers(model: ir.Model, layout: Layout) -> tuple[dict[ir.Node, Layer], 
             continue
         bias = bias_input(node)
         note = _fixed_bias(node, bias, weight, layout)
-        layers[node] = Layer(node, weight, None if note else bias, note)
+        layers[node] = MatrixLayer(node, weight, None if note else bias, note)
     return layers, left
 
 
-def activation_of(layer: Layer, layout: Layout) -> Activation:
-    """What is fused behind a layer. A function that is no `Activation`, such as PRelu, counts as none."""
+def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
+    """Return what is fused behind a layer. A function that is not an `Activation`, such as PRelu, is ignored."""
     value = layer.node.outputs[0]
     readers = value.consumers()
     if value.name in layout.sites or len(readers) != 1:
@@ -155,7 +212,7 @@ def activation_of(layer: Layer, layout: Layout) -> Activation:
 
 
 def _unusual(node: ir.Node, weight: ir.Value) -> str | None:
-    """Why a product is not one of rows with a matrix of its own, or None."""
+    """Say why a product is not one of rows with a matrix of its own, or return None."""
     if len(weight.uses()) > 1:
         return f"its weight '{weight.name}' is read by other nodes too"
     if weight.is_graph_output():
@@ -169,7 +226,7 @@ def _unusual(node: ir.Node, weight: ir.Value) -> str | None:
 
 
 def _fixed_bias(node: ir.Node, bias: ir.Value | None, weight: ir.Value, layout: Layout) -> str:
-    """Why the layer's bias cannot take a correction, or nothing."""
+    """Say why the layer's bias cannot take a correction, or return an empty text."""
     if bias is None:
         return "no bias"
     site = layout.sites.get(str(bias.name))
@@ -180,4 +237,108 @@ def _fixed_bias(node: ir.Node, bias: ir.Value | None, weight: ir.Value, layout: 
     if site is None and bias.is_graph_output():
         return f"its bias '{bias.name}' is a graph output"
     array = np.asarray(constant(bias))
-    return "" if array.size == Layer(node, weight, bias).channels else "its bias is not one number per channel"
+    return "" if array.size == MatrixLayer(node, weight, bias).channels else "its bias is not one number per channel"
+
+
+def sample_positions(count: int, wanted: int, seed: Sequence[int]) -> Indices:
+    """Draw some of `count` positions, in order; all of them if no more are wanted."""
+    if count <= wanted:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, wanted, replace=False))
+
+
+def take_rows(maps: Array, positions: Indices) -> npt.NDArray[np.float32]:
+    """Return the channels of (batch, channels, positions) at positions that are counted over the whole batch."""
+    image, where = np.divmod(positions, maps.shape[2])
+    return np.asarray(maps[image, :, where], np.float32)
+
+
+def why_no_rows(layer: MatrixLayer) -> str | None:
+    """Say why the input positions of a layer are not known, or return None."""
+    attributes = layer.node.attributes
+    if layer.node.op_type != "ConvTranspose":
+        return None
+    if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in attributes:
+        return "a ConvTranspose with automatic padding"
+    return None
+
+
+def input_indices(
+    layer: MatrixLayer, source: Sequence[int], result: Sequence[int], positions: Indices
+) -> tuple[Indices, Indices]:
+    """Return for each position the image of the batch, and for each kernel offset the input position, or OUTSIDE.
+
+    `source` and `result` are the shapes of the layer's input and output.
+    """
+    if not layer.convolves:
+        return positions, np.zeros((len(positions), 1), np.int64)
+    sizes, spatial = source[2:], result[2:]
+    image, where = np.divmod(positions, int(np.prod(spatial)))
+    at = np.array(np.unravel_index(where, spatial)).reshape(len(spatial), -1)
+    kernel = np.asarray(constant(layer.weight)).shape[2:]
+    offsets = np.indices(kernel).reshape(len(kernel), -1)
+    strides, dilations = (_per_axis(layer, name, [1] * len(kernel)) for name in ("strides", "dilations"))
+    pads = _first_pads(layer, sizes, spatial, [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)])
+    flat = np.zeros((len(positions), offsets.shape[1]), np.int64)
+    inside = np.ones(flat.shape, bool)
+    for axis, size in enumerate(sizes):
+        offset = offsets[axis] * dilations[axis]
+        if layer.node.op_type == "Conv":
+            index = at[axis][:, None] * strides[axis] - pads[axis] + offset
+        else:
+            index, rest = np.divmod(at[axis][:, None] + pads[axis] - offset, strides[axis])
+            inside &= rest == 0
+        inside &= (index >= 0) & (index < size)
+        flat = flat * size + index
+    return image, np.where(inside, flat, OUTSIDE)
+
+
+def _per_axis(layer: MatrixLayer, name: str, default: list[int]) -> Sequence[int]:
+    return layer.node.attributes.get_ints(name, default) or default
+
+
+def _first_pads(
+    layer: MatrixLayer, sizes: Sequence[int], spatial: Sequence[int], windows: Sequence[int]
+) -> Sequence[int]:
+    """Return the padding at the start of each axis; for SAME it follows from the number of outputs."""
+    mode = layer.node.attributes.get_string("auto_pad", "NOTSET")
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return [0] * len(sizes) if mode == "VALID" else _per_axis(layer, "pads", [0] * 2 * len(sizes))
+    strides = _per_axis(layer, "strides", [1] * len(sizes))
+    zipped = zip(sizes, spatial, strides, windows, strict=True)
+    totals = [max((outputs - 1) * stride + window - size, 0) for size, outputs, stride, window in zipped]
+    return [total // 2 if mode == "SAME_UPPER" else total - total // 2 for total in totals]
+
+
+def float_rows(
+    layer: MatrixLayer, source: npt.NDArray[np.float32], result: Sequence[int], positions: Indices
+) -> npt.NDArray[np.float32]:
+    """Return the rows (groups, positions, inputs) of an input that is not encoded."""
+    image, indices = input_indices(layer, source.shape, result, positions)
+    rows = np.empty((layer.groups, len(positions), layer.matrix().shape[2]), np.float32)
+    gather(layer.maps(source), np.float32(1.0), np.float32(0.0), image, indices, rows)
+    return rows
+
+
+@compiled
+def gather(
+    maps: npt.NDArray[Any],
+    scale: np.float32,
+    zero_point: np.float32,
+    image: Indices,
+    indices: Indices,
+    rows: npt.NDArray[np.float32],
+) -> None:
+    """Decode the input (batch, channels, positions) at `indices` into rows (groups, positions, inputs)."""
+    groups, count, inputs = rows.shape
+    offsets = indices.shape[1]
+    for g in range(groups):
+        first = g * (inputs // offsets)
+        for p in range(count):
+            for k in range(inputs):
+                at = indices[p, k % offsets]
+                if at < 0:
+                    rows[g, p, k] = 0.0
+                else:
+                    code = np.float32(maps[image[p], first + k // offsets, at])
+                    rows[g, p, k] = (code - zero_point) * scale

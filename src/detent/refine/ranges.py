@@ -25,16 +25,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.execute.quantized_walk import QuantizedWalk
+from detent.execute.segments import Program, reads
 from detent.graph.session import Runner
 from detent.graph.values import constant, is_constant
-from detent.numerics.formats import QuantParams
-from detent.numerics.loops import decode_activation, encode_activation
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.loops import Array
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
-from detent.refine.codes import Array
-from detent.refine.segments import Program, reads
-from detent.refine.walk import Walk
 
 RULE = "range search"
 FACTORS = (0.6, 0.75, 0.88, 1.15)
@@ -55,15 +54,17 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
-    """Settles the scales on a walk (see `walk.Settler`). `expected` are the float outputs of the first samples."""
+class RangeSearch:
+    """Chooses the scales on a walk (a `ParameterSearch`). `expected` are the float outputs of the first samples."""
 
-    walk: Walk
+    walk: QuantizedWalk
     constrain: Constrain
     expected: Sequence[Mapping[str, Array]]
 
     @classmethod
-    def on(cls, walk: Walk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]) -> Search:
+    def on(
+        cls, walk: QuantizedWalk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]
+    ) -> RangeSearch:
         """A search on a walk over `samples`, against the outputs of `reference`."""
         runner = Runner(reference)
 
@@ -94,7 +95,7 @@ class Search:
         if any(value.name == name for value in self.walk.model.graph.outputs):
             return []
         params = plan.of(name)
-        if not isinstance(params, QuantParams) or params.format.bits > MOST_BITS or params.axis is not None:
+        if not holds_integers(params) or params.format.bits > MOST_BITS or params.axis is not None:
             return []
         free = {str(value.name) for node in rest for value in node.inputs if value is not None and is_constant(value)}
         return [each for each in _neighbours(params) if self._permitted(name, each, free)]
@@ -128,7 +129,7 @@ class _Continuation:
 
     def __init__(
         self,
-        walk: Walk,
+        walk: QuantizedWalk,
         name: str,
         found: Mapping[str, Sequence[Array]],
         rest: Sequence[ir.Node],
@@ -148,7 +149,7 @@ class _Continuation:
 
         def run(sample: int) -> float:
             value = self._found[self._name][sample]
-            rounded = decode_activation(encode_activation(value, params, ties), params)
+            rounded = params.rounded(value, ties)
             results = self._program(self._feeds(sample, rounded), self._walk.origins[sample])
             wanted = self._expected[sample]
             pairs = zip(self._outputs, results, strict=True)
@@ -206,7 +207,7 @@ def search_ranges(
 ) -> None:
     """Settle the scales of all activations on a walk of its own: for a plan whose weights are not refined."""
     chosen = samples[:SAMPLES]
-    walk = Walk(model, plan, [sample.origin for sample in chosen], threads)
+    walk = QuantizedWalk(model, plan, [sample.origin for sample in chosen], threads)
     for index, pending in enumerate(chosen):
         walk.start(index, pending.load())
-    walk.run(lambda _: None, settle=Search.on(walk, reference, constrain, chosen))
+    walk.run(lambda _: None, search=RangeSearch.on(walk, reference, constrain, chosen))

@@ -1,51 +1,65 @@
-"""Refinement: one pass over the float model for the targets, then one walk through the quantized model."""
+"""Refinement: one pass over the float model for the targets, then one walk through the quantized model.
+
+At each layer of the walk the refinement chooses the weights, if it does, and then the bias is corrected on what the
+quantized model computes with them. Each layer's outcome is a `LayerChange`, applied before the walk goes on.
+
+A method that looks at the weights alone cannot tell which scale the layer is best with, so a refinement may try others:
+powers of two have the next finer and the next coarser one, if the device's rules allow it; float scales some finer
+ones, at which the largest weights are cut. A bias that is counted in the unit of the products follows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.errors import DataError, UsageError
-from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.errors import DataError
+from detent.execute.quantized_walk import QuantizedWalk
+from detent.graph.values import constant
+from detent.numerics.formats import holds_integers
+from detent.numerics.interface import Params
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.refine.budget import make_budget
-from detent.refine.checkpoint import Finished, Keeper
-from detent.refine.layers import Layer, LayerReport, find_layers
-from detent.refine.ranges import Constrain, Search
-from detent.refine.spacing import Permits, adopt
-from detent.refine.step import Step
-from detent.refine.targets import STAGE, LayerTarget, float_targets
-from detent.refine.walk import Walk
-from detent.refinements import AdaRound, Gptq, GradientSearch, Refinement, Rounding
+from detent.refine.checkpoint import RefinementCheckpoint
+from detent.refine.layers import LayerChange, LayerReport, MatrixLayer, adopt_scale, find_layers
+from detent.refine.problems import (
+    STAGE,
+    Budget,
+    LayerTarget,
+    bias_params_of,
+    build_problem,
+    float_targets,
+    make_budget,
+    why_not,
+)
+from detent.refine.ranges import Constrain, RangeSearch
+from detent.refinements import Refinement
+from detent.refinements.bias_correction import ChannelSums
+from detent.refinements.layer_problem import Floats, why_no_steps
+from detent.refinements.refinement import ScaleCandidate
 
 MEMORY = 2 << 30
-"""The bytes that refinement may use, unless said otherwise."""
+"""The bytes that refinement may use by default."""
+
+SCALE_FACTORS = {"power_of_two": (0.5, 2.0), "float": (0.9, 0.8)}
+"""Other scales to try. Scales of other kinds stay as they are."""
+
+Permits = Callable[[ir.Node, Plan], bool]
+"""Whether the device can compute a node with the parameters of a plan."""
 
 
 def check_refinement(recipe: Recipe) -> None:
-    """Raise UsageError where the refinement cannot work on the recipe's formats."""
-    name = type(recipe.refinement).__name__
-    if isinstance(recipe.refinement, AdaRound | Rounding | Gptq):
+    """Raise UsageError if the refinement cannot work on the recipe's formats."""
+    if recipe.refinement is not None:
         weights = [recipe.weights, *(override.weights for override in recipe.overrides if override.weights)]
-        for fmt in weights:
-            if not isinstance(fmt, IntegerFormat):
-                what = "stay float" if fmt is None else f"are {fmt.label}"
-                raise UsageError(
-                    f"{name} chooses between integers, and weights of recipe {recipe.name} {what}. AdaQuant works on "
-                    "every format."
-                )
-    if isinstance(recipe.refinement, GradientSearch) and recipe.refinement.output_rounded:
-        for fmt in (recipe.activations, *(override.activations for override in recipe.overrides)):
-            if fmt is not None and not isinstance(fmt, IntegerFormat):
-                raise UsageError(
-                    f"output_rounded of {name} is for activations that are integers, and those of recipe {recipe.name} "
-                    f"are {fmt.label}. Leave it out."
-                )
+        activations = [recipe.activations, *(override.activations for override in recipe.overrides)]
+        recipe.refinement.check_formats(recipe.name, weights, activations)
 
 
 def refine(
@@ -59,15 +73,15 @@ def refine(
     threads: int = 0,
     memory: int = MEMORY,
     permits: Permits = lambda *_: True,
-    keeper: Keeper | None = None,
+    checkpoint: RefinementCheckpoint | None = None,
     progress: Progress = silent,
 ) -> list[LayerReport]:
-    """Refine the weights and biases of every layer: fills `plan.refined` and says what became of each layer.
+    """Refine the weights and biases of every layer: fill `plan.refined` and say what became of each layer.
 
     `model` is the float graph as it will be quantized; `reference` computes the targets and has values of the same
-    names. Positions are final, but with `constrain`, which keeps the rules of the target: then the scales of
+    names. Positions are final, except with `constrain`, which keeps the rules of the target: then the scales of
     activations are searched for on the same walk. `permits` tells which scales of weights the device can compute with.
-    About `memory` bytes are used at most: with less, fewer samples and rows are. A `keeper` has the layers that an
+    About `memory` bytes are used at most: with less, fewer samples and rows are. A `checkpoint` has the layers that an
     interrupted run finished.
     """
     if not samples:
@@ -76,47 +90,164 @@ def refine(
     if not layers:
         return reports
     budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
-    walk = Walk(model, plan, [sample.origin for sample in budget.samples], threads)
+    walk = QuantizedWalk(model, plan, [sample.origin for sample in budget.samples], threads)
     targets = float_targets(reference, list(layers.values()), budget, walk, progress)
-    step = Step(walk, refinement, budget, permits)
+    refiner = LayerRefiner(walk, refinement, budget, permits)
     done, total = len(budget.samples), len(budget.samples) + len(layers)
 
     def visit(node: ir.Node) -> None:
         nonlocal done
         layer = layers.get(node)
         if layer is not None:
-            target = targets.pop(layer.output)  # and so its memory is free
-            reports.append(_continued(layer, target, step, keeper))
+            target = targets.pop(layer.output)  # frees its memory after this layer
+            reports.append(_refine_or_resume(layer, target, refiner, checkpoint))
             done += 1
             progress(STAGE, done, total)
 
     try:
-        walk.run(visit, settle=None if constrain is None else Search.on(walk, reference, constrain, budget.samples))
+        walk.run(
+            visit, search=None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples)
+        )
     except KeyboardInterrupt:
-        if keeper is not None:
-            keeper.write()
+        if checkpoint is not None:
+            checkpoint.write()
         raise
-    if keeper is not None:
-        keeper.remove()
+    if checkpoint is not None:
+        checkpoint.remove()
     return reports
 
 
-def _continued(layer: Layer, target: LayerTarget, step: Step, keeper: Keeper | None) -> LayerReport:
-    """Refine a layer, or take over what an earlier run made of it."""
-    if keeper is None:
-        return step(layer, target)
-    plan, weight = step.walk.plan, str(layer.weight.name)
-    finished, before = keeper.finished.get(layer.output), plan.of(weight)
-    if finished is None:
-        report = step(layer, target)
-        names = [weight, *([] if layer.bias is None else [str(layer.bias.name)])]
-        after = plan.of(weight)
-        scale = after.scale if isinstance(after, QuantParams) and after is not before else None
-        refined = {name: plan.refined[name] for name in names if name in plan.refined}
-        keeper.keep(layer.output, Finished(report, refined, scale))
-        return report
-    if finished.scale is not None:
-        assert isinstance(before, QuantParams), f"'{weight}' had a scale"
-        adopt(replace(before, scale=finished.scale), layer, plan)
-    plan.refined.update(finished.refined)
-    return finished.report
+def _refine_or_resume(
+    layer: MatrixLayer, target: LayerTarget, refiner: LayerRefiner, checkpoint: RefinementCheckpoint | None
+) -> LayerReport:
+    """Refine a layer, or apply the change that an earlier run made of it."""
+    known = None if checkpoint is None else checkpoint.finished.get(layer.output)
+    if known is not None:
+        known.apply(layer, refiner.walk.plan)
+        return known.report
+    change = refiner.refine(layer, target)
+    if checkpoint is not None:
+        checkpoint.keep(layer.output, change)
+    return change.report
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRefiner:
+    """Refines one layer after another, in the order of the walk."""
+
+    walk: QuantizedWalk
+    refinement: Refinement
+    budget: Budget
+    permits: Permits
+
+    def refine(self, layer: MatrixLayer, target: LayerTarget) -> LayerChange:
+        """Choose the layer's weights, if the refinement does, then its bias. The plan has the change already."""
+        before = self.walk.plan.of(str(layer.weight.name))
+        report = (
+            self._choose_weights(layer, target) if self.refinement.learns_weights else self._bias_only(layer, target)
+        )
+        return LayerChange.since(before, layer, self.walk.plan, report)
+
+    def _choose_weights(self, layer: MatrixLayer, target: LayerTarget) -> LayerReport:
+        plan = self.walk.plan
+        reason = why_not(layer, plan, target, self.refinement, self.budget.layer_bytes)
+        if reason is not None:
+            return self._bias_only(layer, target, reason)
+        row_bytes = 4 * layer.matrix()[:, 0].size
+        most_rows = self.budget.layer_bytes // 2 // row_bytes  # half of it: rows are copied when they are centered
+        problem, held_out = build_problem(layer, self.walk, target, most_rows)
+        scales = scale_candidates(layer, plan, self.permits) if self.refinement.tries_scales else []
+        choice = self.refinement.choose(problem, held_out, self.walk.pool, scales)
+        if choice.solution is None:
+            return self._bias_only(layer, target, choice.reason, choice.before)
+        if choice.scale is not None:
+            adopt_scale(choice.scale.weights, layer, plan)
+            problem = choice.scale.of(problem)
+        plan.refined[str(layer.weight.name)] = layer.tensor(choice.solution.codes * problem.weight_scale[..., None])
+        if choice.matches_means:
+            note = correct_bias(layer, self.walk, target.sums).note
+        else:
+            note = set_bias(layer, plan, choice.solution.bias)
+        return _report(layer, choice.solution.method, choice.before, choice.after, note, self.budget.note)
+
+    def _bias_only(
+        self, layer: MatrixLayer, target: LayerTarget, note: str = "", error: float | None = None
+    ) -> LayerReport:
+        correction = correct_bias(layer, self.walk, target.sums)
+        method = "as it was" if layer.bias is None else "bias correction"
+        power = target.sums.power or 1.0
+        before, after = (correction.before / power, correction.after / power) if error is None else (error, error)
+        return _report(layer, method, before, after, note, correction.note, self.budget.note)
+
+
+def _report(layer: MatrixLayer, method: str, before: float, after: float, *notes: str) -> LayerReport:
+    text = "; ".join(note for note in notes if note)
+    return LayerReport(layer.name, layer.node.op_type, method, before, after, text)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What correcting a bias did: the mean square of the channels' mean errors before and after, and a note."""
+
+    before: float
+    after: float
+    note: str = ""
+
+
+def correct_bias(layer: MatrixLayer, walk: QuantizedWalk, expected: ChannelSums) -> Correction:
+    """Give a layer the bias with which its channels have the means of the float model."""
+    found = ChannelSums.total(walk.over_outputs(layer.node, lambda _, output: ChannelSums.of(layer.maps(output))))
+    difference = expected.correction_of(found)
+    if difference is None:
+        return Correction(0.0, 0.0, "its output is not finite")
+    before = float(np.square(difference).mean())
+    if layer.bias is None:
+        return Correction(before, before, layer.note)
+    present = bias_of(layer, walk.plan)
+    note = set_bias(layer, walk.plan, present + difference)
+    left = difference - (bias_of(layer, walk.plan) - present)
+    return Correction(before, float(np.square(left).mean()), note)
+
+
+def set_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> str:
+    """Give a layer a bias, as far as it fits the plan's parameters, and note if it does not. A fixed one stays."""
+    if layer.bias is None:
+        return layer.note
+    name, params = str(layer.bias.name), bias_params_of(layer, plan)
+    shaped = wanted.reshape(np.asarray(constant(layer.bias)).shape)
+    plan.refined[name] = _stored(shaped, params)
+    saturated = 0 if params is None else int(params.clipped(shaped).sum())
+    return f"the bias of {saturated} of {shaped.size} channels saturates" if saturated else ""
+
+
+def bias_of(layer: MatrixLayer, plan: Plan) -> Floats:
+    """Return the bias of each channel as it is encoded now."""
+    assert layer.bias is not None, f"layer '{layer.name}' has no bias of its own"
+    name, params = str(layer.bias.name), bias_params_of(layer, plan)
+    own = np.asarray(constant(layer.bias), np.float32)
+    return _stored(plan.refined.get(name, own), params).reshape(-1).astype(np.float64)
+
+
+def _stored(biases: npt.ArrayLike, params: Params | None) -> npt.NDArray[np.float32]:
+    return np.asarray(biases, np.float32) if params is None else params.stored(biases)
+
+
+def scale_candidates(layer: MatrixLayer, plan: Plan, permits: Permits) -> list[ScaleCandidate]:
+    """Return the scales to try beside the present one."""
+    name = str(layer.weight.name)
+    present = plan.of(name)
+    if not holds_integers(present) or why_no_steps(present) is not None:
+        return []
+    groups, channels, _ = layer.matrix().shape
+    found = []
+    for factor in SCALE_FACTORS.get(present.format.scale, ()):
+        scale = present.scale * factor
+        if present.format.scale == "float":
+            scale = scale.astype(np.float32).astype(np.float64)
+        other = replace(present, scale=scale)
+        trial = replace(plan, params={**plan.params, plan.layout.leader(name): other}, moves=[])
+        if permits(layer.node, trial):
+            each = np.broadcast_to(scale.reshape(-1 if scale.size == 1 else (groups, channels)), (groups, channels))
+            bias = None if layer.bias is None else bias_params_of(layer, trial)
+            found.append(ScaleCandidate(other, each.copy(), bias))
+    return found

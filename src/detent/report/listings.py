@@ -78,20 +78,20 @@ def _calibration(recipe: Recipe) -> str:
 
 def _tuning(recipe: Recipe, names: Collection[str]) -> str:
     """Return the endings of the names of twins; or the refinement that the recipe has itself."""
-    own = type(recipe.refinement).__name__ if isinstance(recipe.refinement, GradientSearch) else ""
+    own = recipe.refinement.name if recipe.refinement is not None and recipe.refinement.learns_by_gradient else ""
     return " ".join(twin for twin in TWINS if recipe.name + twin in names) or own
 
 
 def recipe_document(recipe: Recipe) -> Document:
     """Build the document of one recipe: a sentence, what it does and all of its fields."""
     steps = [] if recipe.equalize is None else ["equalize channels"]
-    steps = ["equalize layer by layer"] if isinstance(recipe.equalize, CrossLayer) else steps
+    steps = ["equalize layer by layer"] if recipe.equalize is not None and recipe.equalize.by_layers else steps
     steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
     steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
     steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {type(recipe.method).__name__}"]
     refinement = recipe.refinement
     if refinement is not None:
-        steps.append("correct biases" if isinstance(refinement, BiasCorrection) else type(refinement).__name__)
+        steps.append(refinement.name if refinement.learns_weights else "correct biases")
     about = f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."
     file = Section("File", blocks=[Code(to_toml(recipe), on="both")], folded=False)
     return Document("recipe", recipe.name, [f"{recipe.name}: {recipe.description}"], [about], sections=[file])

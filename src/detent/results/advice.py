@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
 from detent.plan.layout import Decision
 from detent.recipe import Recipe
-from detent.refinements import BiasCorrection
 from detent.results.paired import Interval, interval_text, wilson_interval
 from detent.results.tensors import Fidelity, TensorReport
 
@@ -154,7 +153,7 @@ def suggestions_for(report: Report) -> list[str]:
         )
     if calibration is not None and 0 < calibration.samples < FEW_SAMPLES:
         found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
-    if recipe.refinement is None or isinstance(recipe.refinement, BiasCorrection):
+    if recipe.refinement is None or not recipe.refinement.learns_weights:
         found.append(_refinement_for(recipe))
     culprits = _where_it_falls(report.tensors, report.nodes)
     if culprits:

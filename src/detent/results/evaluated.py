@@ -5,14 +5,15 @@
     WholeScore     one number of the user's own measure for all of them
     Deviation      without labels: how far the outputs are from those of the reference model
 
-`compare` takes two of a kind, of the same samples. A loss is positive where the second model is worse.
+Each kind of scores knows how two of it are compared. A loss is positive if the second model is worse.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,7 @@ OUTPUT_ERROR = "percent of relative output error (noise power over signal power,
 
 @dataclass(frozen=True)
 class Change:
-    """A sample that the second model answers differently. `label` is None where the data has none."""
+    """A sample that the second model answers differently. `label` is None if the data has none."""
 
     name: str
     label: int | None
@@ -55,10 +56,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Loss:
-    """How much worse the second model is; negative where it is better. `unit` says what `points` counts.
+    """How much worse the second model is; negative if it is better. `unit` says what `points` counts.
 
-    `interval` (95 %) is None where there is nothing to pair. The counts, and McNemar's exact p-value of them, are there
-    for labelled classes only. `changed` are the samples with another top answer; a loss of top-5 does not repeat them.
+    `interval` (95 %) is None if nothing can be paired. The counts, and McNemar's exact p-value of them, are there for
+    labelled classes only. `changed` are the samples with another top answer; a loss of top-5 does not repeat them.
     """
 
     points: float
@@ -72,19 +73,56 @@ class Loss:
 
     @property
     def beyond_chance(self) -> bool | None:
-        """Whether the models differ by more than chance: McNemar's exact test decides, None where there is none."""
+        """Whether the models differ by more than chance, by McNemar's exact test; None without the test."""
         return None if self.p_value is None else self.p_value < CHANCE
 
     @property
     def is_disputed(self) -> bool:
-        """Whether the interval, which is an approximation, is on the other side of zero than the test says."""
+        """Whether the interval, which is an approximation, contradicts the test."""
         if self.interval is None or self.beyond_chance is None:
             return False
         return (self.interval[0] <= 0 <= self.interval[1]) == self.beyond_chance
 
 
+class Scores(ABC):
+    """What one model got. Each kind of measure has its kind of scores."""
+
+    relative: ClassVar[bool] = False
+    """Whether scores are differences from the reference model already, which has none of its own."""
+
+    def losses_against(self, before: Scores | None) -> tuple[Loss, ...]:
+        """Return what the model lost against that of `before`; the first loss is the one that counts.
+
+        Raises UsageError for scores of another kind or of other samples.
+        """
+        if type(before) is not type(self) and not (self.relative and before is None):
+            raise UsageError(
+                f"Scores of two kinds cannot be compared: {type(before).__name__} and {type(self).__name__}. Evaluate "
+                "both models with the same data, labels and metric."
+            )
+        return self._losses(before)
+
+    @abstractmethod
+    def _losses(self, before: Any) -> tuple[Loss, ...]:
+        """Return the losses against scores of the same kind."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The scores in a few words, such as "71.88 % top-1"."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+
+
+def compare_scores(before: Scores, after: Scores) -> Loss:
+    """Return what the model of `after` lost against that of `before`."""
+    return after.losses_against(before)[0]
+
+
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Answers(Scores):
     """For each sample its label, the model's top answer, and the label's rank among the answers (0: it is the top).
 
     `classes` is how many there are to choose from.
@@ -97,30 +135,65 @@ class Answers:
     classes: int
 
     def right(self, top: int = 1) -> npt.NDArray[np.bool_]:
-        """Whether the label is among the first `top` answers."""
+        """Tell of each sample whether its label is among the first `top` answers."""
         return self.ranks < top
 
     def accuracy(self, top: int = 1) -> float:
-        """The percentage of the samples whose label is among the first `top` answers."""
+        """Return the percentage of the samples whose label is among the first `top` answers."""
         return 100 * float(self.right(top).mean())
 
     def interval(self, top: int = 1) -> Interval:
-        """Wilson's 95 % interval of that."""
+        """Return Wilson's 95 % interval of the accuracy."""
         return _percent(wilson_interval(int(self.right(top).sum()), len(self.ranks)))
 
     @property
     def tops(self) -> tuple[int, ...]:
-        """The accuracies worth telling: being among the first five says nothing where there are only five."""
+        """The accuracies worth telling: top-5 of five classes says nothing."""
         return (1, 5) if self.classes > 5 else (1,)
 
     @property
     def unanswered(self) -> int:
-        """Samples whose scores are not all numbers; they count as wrong."""
+        """The number of samples whose scores are not all numbers; they count as wrong."""
         return int((self.answers == NO_ANSWER).sum())
+
+    def _losses(self, before: Answers) -> tuple[Loss, ...]:
+        _check_names(before.names, self.names)
+        return tuple(self._loss(before, top) for top in before.tops)
+
+    def _loss(self, before: Answers, top: int) -> Loss:
+        was, is_now = before.right(top), self.right(top)
+        wrong, right, samples = int((was & ~is_now).sum()), int((~was & is_now).sum()), len(was)
+        return Loss(
+            points=100 * (wrong - right) / samples,
+            unit=POINTS.format(top=top),
+            interval=_percent(paired_loss_interval(wrong, right, samples)),
+            samples=samples,
+            became_wrong=wrong,
+            became_right=right,
+            p_value=mcnemar_exact(wrong, right),
+            changed=_changed(self.names, self.labels, before.answers, self.answers) if top == 1 else (),
+        )
+
+    @property
+    def summary(self) -> str:
+        """The accuracy of the top answer."""
+        return f"{self.accuracy():.2f} % top-1"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        accuracies = {
+            f"top{top}": {
+                "percent": self.accuracy(top),
+                "interval": self.interval(top),
+                "right": int(self.right(top).sum()),
+            }
+            for top in self.tops
+        }
+        return {**accuracies, "unanswered": self.unanswered}
 
 
 @dataclass(frozen=True, eq=False)
-class SampleScores:
+class SampleScores(Scores):
     """The user's own measure for each sample."""
 
     names: Sequence[str]
@@ -134,12 +207,27 @@ class SampleScores:
         return float(self.values.mean())
 
     def interval(self) -> Interval | None:
-        """The 95 % interval of the mean."""
+        """Return the 95 % interval of the mean."""
         return mean_interval(self.values)
+
+    def _losses(self, before: SampleScores) -> tuple[Loss, ...]:
+        _check_names(before.names, self.names)
+        worse = self.values - before.values if self.lower_is_better else before.values - self.values
+        return (Loss(float(worse.mean()), f"units of {self.metric}", mean_interval(worse), len(worse)),)
+
+    @property
+    def summary(self) -> str:
+        """The mean."""
+        return f"{self.metric} {self.mean:.4g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        named = {"metric": self.metric, "lower_is_better": self.lower_is_better}
+        return {"score": {**named, "mean": self.mean, "interval": self.interval()}}
 
 
 @dataclass(frozen=True)
-class WholeScore:
+class WholeScore(Scores):
     """The user's own measure of all samples together."""
 
     value: float
@@ -147,14 +235,29 @@ class WholeScore:
     lower_is_better: bool
     samples: int
 
+    def _losses(self, before: WholeScore) -> tuple[Loss, ...]:
+        worse = self.value - before.value if self.lower_is_better else before.value - self.value
+        return (Loss(worse, f"units of {self.metric}", None, self.samples),)
+
+    @property
+    def summary(self) -> str:
+        """The value."""
+        return f"{self.metric} {self.value:.4g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        return {"score": {"metric": self.metric, "lower_is_better": self.lower_is_better, "value": self.value}}
+
 
 @dataclass(frozen=True, eq=False)
-class Deviation:
+class Deviation(Scores):
     """The outputs against those of the reference model.
 
-    `noise` and `signal` are the sums of squares for each sample (rows) and output (columns). `expected`
-    and `answers` are the top answers of both where an output looks like class scores, else None.
+    `noise` and `signal` are the sums of squares for each sample (rows) and output (columns). `expected` and `answers`
+    are the top answers of both models if an output looks like class scores, else None.
     """
+
+    relative: ClassVar[bool] = True
 
     names: Sequence[str]
     outputs: Mapping[str, Closeness]
@@ -165,62 +268,34 @@ class Deviation:
 
     @property
     def agreeing(self) -> int | None:
-        """Samples with the same top answer."""
+        """The number of samples with the same top answer."""
         return None if self.expected is None else int((self.expected == self.answers).sum())
 
+    def _losses(self, before: Deviation | None = None) -> tuple[Loss, ...]:  # noqa: ARG002  (they are relative already)
+        """Return the share of changed top answers or, if outputs are not class scores, their error."""
+        samples = len(self.names)
+        if self.expected is None or self.answers is None:
+            ratio, interval = mean_ratio(self.noise, self.signal)
+            return (Loss(100 * ratio, OUTPUT_ERROR, None if interval is None else _percent(interval), samples),)
+        changed = _changed(self.names, None, self.expected, self.answers)
+        interval = _percent(wilson_interval(len(changed), samples))
+        return (Loss(100 * len(changed) / samples, CHANGED, interval, samples, changed=changed),)
 
-Scores = Answers | SampleScores | WholeScore | Deviation
+    @property
+    def summary(self) -> str:
+        """The loss against the reference model."""
+        loss = self._losses()[0]
+        return f"{loss.points:.4g} {loss.unit}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        return {"outputs": self.outputs, "same_top_answer": self._agreement()}
 
-def compare(before: Scores, after: Scores) -> Loss:
-    """What the model of `after` lost against that of `before`."""
-    if isinstance(before, Answers) and isinstance(after, Answers):
-        return compare_answers(before, after)
-    if isinstance(before, SampleScores) and isinstance(after, SampleScores):
-        return _compare_samples(before, after)
-    if isinstance(before, WholeScore) and isinstance(after, WholeScore):
-        worse = after.value - before.value if after.lower_is_better else before.value - after.value
-        return Loss(worse, f"units of {after.metric}", None, after.samples)
-    if isinstance(before, Deviation) and isinstance(after, Deviation):
-        return deviation_loss(after)
-    raise UsageError(
-        f"Scores of two kinds cannot be compared: {type(before).__name__} and {type(after).__name__}. Evaluate both "
-        "models with the same data, labels and metric."
-    )
-
-
-def compare_answers(before: Answers, after: Answers, top: int = 1) -> Loss:
-    """The loss of accuracy, paired sample by sample."""
-    _check_names(before.names, after.names)
-    was, is_now = before.right(top), after.right(top)
-    wrong, right, samples = int((was & ~is_now).sum()), int((~was & is_now).sum()), len(was)
-    return Loss(
-        points=100 * (wrong - right) / samples,
-        unit=POINTS.format(top=top),
-        interval=_percent(paired_loss_interval(wrong, right, samples)),
-        samples=samples,
-        became_wrong=wrong,
-        became_right=right,
-        p_value=mcnemar_exact(wrong, right),
-        changed=_changed(after.names, after.labels, before.answers, after.answers) if top == 1 else (),
-    )
-
-
-def _compare_samples(before: SampleScores, after: SampleScores) -> Loss:
-    _check_names(before.names, after.names)
-    worse = after.values - before.values if after.lower_is_better else before.values - after.values
-    return Loss(float(worse.mean()), f"units of {after.metric}", mean_interval(worse), len(worse))
-
-
-def deviation_loss(after: Deviation) -> Loss:
-    """The loss against the reference model: changed top answers, or where outputs are no class scores their error."""
-    samples = len(after.names)
-    if after.expected is None or after.answers is None:
-        ratio, interval = mean_ratio(after.noise, after.signal)
-        return Loss(100 * ratio, OUTPUT_ERROR, None if interval is None else _percent(interval), samples)
-    changed = _changed(after.names, None, after.expected, after.answers)
-    interval = _percent(wilson_interval(len(changed), samples))
-    return Loss(100 * len(changed) / samples, CHANGED, interval, samples, changed=changed)
+    def _agreement(self) -> dict[str, Any] | None:
+        if self.agreeing is None:
+            return None
+        interval = _percent(wilson_interval(self.agreeing, len(self.names)))
+        return {"count": self.agreeing, "percent": 100 * self.agreeing / len(self.names), "interval": interval}
 
 
 def _changed(names: Sequence[str], labels: Integers | None, before: Integers, after: Integers) -> list[Change]:
@@ -243,7 +318,7 @@ def _percent(interval: Interval) -> Interval:
 class ModelResult:
     """What one model got. `losses` are against the first model: for labelled classes of top-1, then of top-5.
 
-    `scores` is None for the first model where outputs are compared with its own.
+    `scores` is None for the first model if outputs are compared with its own.
     """
 
     model: str
@@ -257,6 +332,16 @@ class ModelResult:
         """The loss that counts; None for the first model."""
         return self.losses[0] if self.losses else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        return {
+            "model": self.model,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            **({} if self.scores is None else self.scores.to_dict()),
+            **dict(zip(("loss", "loss_top5"), self.losses, strict=False)),
+        }
+
 
 @dataclass(frozen=True)
 class Evaluation(Result):
@@ -269,49 +354,14 @@ class Evaluation(Result):
     models: Sequence[ModelResult]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; decibels of equal outputs (infinite) are null."""
+        """Return plain values for JSON; decibels of equal outputs (infinite) are null."""
         values = plain(
             {
                 "data": self.data,
                 "samples": self.samples,
                 "preprocess": self.preprocess,
-                "models": [_of_model(result) for result in self.models],
+                "models": [model.to_dict() for model in self.models],
             }
         )
         assert isinstance(values, dict)
         return values
-
-
-def _of_model(result: ModelResult) -> dict[str, Any]:
-    losses = dict(zip(("loss", "loss_top5"), result.losses, strict=False))
-    said = {"model": result.model, "bytes": result.bytes, "seconds": round(result.seconds, 3)}
-    return {**said, **_of_scores(result.scores), **losses}
-
-
-def _of_scores(scores: Scores | None) -> dict[str, Any]:
-    if isinstance(scores, Answers):
-        accuracies = {
-            f"top{top}": {
-                "percent": scores.accuracy(top),
-                "interval": scores.interval(top),
-                "right": int(scores.right(top).sum()),
-            }
-            for top in scores.tops
-        }
-        return {**accuracies, "unanswered": scores.unanswered}
-    if isinstance(scores, SampleScores):
-        named = {"metric": scores.metric, "lower_is_better": scores.lower_is_better}
-        return {"score": {**named, "mean": scores.mean, "interval": scores.interval()}}
-    if isinstance(scores, WholeScore):
-        return {"score": {"metric": scores.metric, "lower_is_better": scores.lower_is_better, "value": scores.value}}
-    if isinstance(scores, Deviation):
-        return {"outputs": scores.outputs, "same_top_answer": _agreement(scores)}
-    return {}
-
-
-def _agreement(scores: Deviation) -> dict[str, Any] | None:
-    if scores.agreeing is None:
-        return None
-    low, high = wilson_interval(scores.agreeing, len(scores.names))
-    percent = 100 * scores.agreeing / len(scores.names)
-    return {"count": scores.agreeing, "percent": percent, "interval": (100 * low, 100 * high)}

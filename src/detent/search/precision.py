@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
 from detent.execute.probe import Variant
-from detent.numerics.formats import IntegerFormat
+from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
 from detent.pipeline.job import Job
 from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import check_recipe
@@ -22,10 +22,11 @@ from detent.pipeline.run import Run
 from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
-from detent.recipe import Override
+from detent.recipe import Override, Recipe
+from detent.recipe_file import parse_format
 from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
 from detent.search.probing import SAMPLES, unrefined
-from detent.sensitivity_analysis.layers import errors_of, some_of
+from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.precision import assign, bits_of
 from detent.sensitivity_analysis.proposal import literal
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
@@ -141,7 +142,7 @@ def _check_wish(candidates: Sequence[IntegerFormat], max_error: float | None, me
 
 
 class _Search:
-    """SearchedRole was measured, and how a choice becomes a model and a recipe."""
+    """What was measured, and how a choice becomes a model and a recipe."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class _Search:
             fmt: _by_slot(quantized_units(planned.model, _planned(planned, what, fmt)), planned.plan, what, among)
             for fmt in candidates
         }
-        self._samples = some_of(planned.probes, len(candidates) * len(self._usual))
+        self._samples = evenly_spaced(planned.probes, len(candidates) * len(self._usual))
         slots = self._things[candidates[0]]
         variants = {
             (slot, fmt): replace(all_quantized("", of_format[slot]), name=f"{slot} {number}")
@@ -276,3 +277,23 @@ def _by_slot(
             slot = thing.layer if what == "weights" else layout.leader(names[0])
             slots.setdefault(slot, []).append(thing)
     return slots
+
+
+def parse_candidates(
+    candidates: str | Sequence[str | IntegerFormat], recipe: Recipe, what: SearchedRole
+) -> list[IntegerFormat]:
+    """The formats: names take their scales and granularity from the recipe's format."""
+    if what not in ROLES:
+        raise UsageError(f"There are no {what!r} to choose formats for. Choose from {', '.join(ROLES)}.")
+    given = [name.strip() for name in candidates.split(",")] if isinstance(candidates, str) else candidates
+    return [each if isinstance(each, IntegerFormat) else _named_format(each, recipe, what) for each in given]
+
+
+def _named_format(name: str, recipe: Recipe, what: SearchedRole) -> IntegerFormat:
+    fmt = parse_format(name, recipe.formats[what], "candidates") if name in INTEGER_TYPES else None
+    if not isinstance(fmt, IntegerFormat):
+        listed = ", ".join(INTEGER_TYPES)
+        raise UsageError(
+            f"candidates: '{name}' is no integer format.{nearest(name, INTEGER_TYPES)} Choose from {listed}."
+        )
+    return fmt

@@ -17,7 +17,7 @@ from detent.observe.shards import divisible
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.results.searched import SensitivityReport, Way
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.sensitivity_analysis.proposal import check_way, propose
 from detent.sensitivity_analysis.workers import SampleWorkers
 
@@ -36,9 +36,9 @@ def unrefined(job: Job, count: int = SAMPLES, executor: Any = None) -> Job:
             f"Recipe {job.recipe.name} finds the scales of activations while the model runs, which cannot be measured "
             "layer by layer. Choose one with calibrated scales, such as A8W8."
         )
-    collecting = job.collecting if executor is None else replace(job.collecting, executor=executor, measures=True)
-    recipe = job.recipe.replace(refinement=None, search_ranges=False)
-    return replace(job, recipe=recipe, collecting=collecting, probes=count)
+    if executor is not None:
+        job = replace(job, options={**job.options, "executor": executor}, measures=True)
+    return replace(job, recipe=job.recipe.replace(refinement=None, search_ranges=False), probes=count)
 
 
 def probe(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from detent.devices.device import find_target
+from detent.devices.catalog import device_of
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
@@ -49,7 +49,7 @@ def check_way(recipe: Recipe, way: Way) -> None:
     """Refuse 16-bit activations for a target that has none, before anything is measured."""
     wide = None if recipe.activations is None else _wider(recipe.activations)
     if way == "a16" and wide is not None:
-        find_target(recipe.target).check(recipe.replace(activations=wide))
+        device_of(recipe).check(recipe.replace(activations=wide))
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from detent.pipeline.run import Run
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe_file import to_toml
-from detent.results.evaluated import Deviation, Loss, Scores, compare, deviation_loss
+from detent.results.evaluated import Loss, Scores
 from detent.results.quantized import Report
 from detent.results.searched import RungOutcome
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
 from detent.tuning.rungs import Rung, exceptions, ingredients, plain, stages
@@ -89,10 +89,13 @@ class Climb:
     def _exceptions(self) -> Iterator[Rung]:
         for ways in stages(self.job.recipe):
             recipe, progress = self._footing, self.clock.watching(self.job.progress)
-            planned = self._run(unrefined(replace(self.job, recipe=recipe, progress=progress))).planned
+            planned = self._run(unrefined(self._job(recipe, progress))).planned
             threads = self.job.collecting.threads
             found = sensitivity(planned.model, planned.plan, planned.probes, threads=threads, progress=progress)
             yield from exceptions(recipe, planned.plan.layout, found, ways)
+
+    def _job(self, recipe: Recipe, progress: Progress) -> Job:
+        return replace(self.job, recipe=recipe).with_options(progress=progress)
 
     def _run(self, job: Job) -> Run:
         """Start a run that shares what an earlier one observed, if its recipe allows that."""
@@ -129,7 +132,7 @@ class Climb:
         """Quantize and judge. The lowest rung is finished whatever the budget, so that there is a result."""
         start = self.clock.elapsed
         progress = self.job.progress if self.best is None else self.clock.watching(self.job.progress)
-        report = self._run(replace(self.job, recipe=rung.recipe, progress=progress)).report()
+        report = self._run(self._job(rung.recipe, progress)).report()
         assert report.model is not None
         loss = self._judge(report.model, progress)
         outcome = RungOutcome(
@@ -146,11 +149,7 @@ class Climb:
 
     def _judge(self, model: onnx.ModelProto, progress: Progress) -> Loss:
         self.evaluator.progress = progress
-        scores = self.evaluator.evaluate(model)
-        if isinstance(scores, Deviation):
-            return deviation_loss(scores)
-        assert self.expected is not None
-        return compare(self.expected, scores)
+        return self.evaluator.evaluate(model).losses_against(self.expected)[0]
 
 
 def is_better(new: RungOutcome, old: RungOutcome) -> bool:

@@ -54,7 +54,7 @@ def open_judge(job: Job, judging: Judging) -> tuple[Job, Evaluator]:
         metric=judging.metric,
         preprocess=options,
         limit=judging.limit,
-        batch=None if isinstance(data, Dataset) else job.batch,
+        batch=None if isinstance(data, Dataset) else job.options["batch"],
         threads=job.collecting.threads,
         providers=job.collecting.providers,
         emulate=job.recipe.emulated,
@@ -66,19 +66,28 @@ def open_judge(job: Job, judging: Judging) -> tuple[Job, Evaluator]:
 def keep_out(job: Job) -> tuple[Job, Dataset]:
     """Calibration samples to judge on, and the job that does not calibrate with them."""
     specs = input_specs(load(job.model))
-    open_rows = partial(open_source, job.calibration, specs, preprocess=job.preprocess, seed=job.seed, batch=job.batch)
+    open_rows = partial(
+        open_source,
+        job.calibration,
+        specs,
+        preprocess=job.preprocess,
+        seed=job.options["seed"],
+        batch=job.options["batch"],
+    )
     if job.calibration is None:
         raise UsageError("There is nothing to judge by: give calibration data (--calib), and --eval or --metric.")
-    source = open_rows(limit=job.limit, reserve=HELD_OUT if job.limit else 0)
+    limit = job.options["limit"]
+    source = open_rows(limit=limit, reserve=HELD_OUT if limit else 0)
     if not isinstance(source, RowSource):
         raise UsageError(
             "Models are judged on the same samples again and again, which a stream cannot give: give --eval a folder, "
             "or an array."
         )
     total = len(source.rows)
-    if job.limit is None or job.limit >= total:
-        job = replace(job, limit=max(1, total - total // KEPT_OUT))
-        source = open_rows(limit=job.limit, reserve=HELD_OUT)
+    if limit is None or limit >= total:
+        limit = max(1, total - total // KEPT_OUT)
+        job = job.with_options(limit=limit)
+        source = open_rows(limit=limit, reserve=HELD_OUT)
         assert isinstance(source, RowSource)
     rows = _left_over(source)
     if len(rows) < FEWEST_JUDGED:

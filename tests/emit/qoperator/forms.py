@@ -11,7 +11,7 @@ import onnxruntime
 from onnx import TensorProto
 
 from detent.emit.emitter import emit
-from detent.emit.qoperator import to_qoperator
+from detent.emit.qoperator_form import to_qoperator
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
 from detent.prepare.base import Change

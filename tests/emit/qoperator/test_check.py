@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.emit.check import check_formats
+from detent.emit.output_formats import check_formats
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe

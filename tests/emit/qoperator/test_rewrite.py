@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from detent.emit.qoperator import ToQOperator
+from detent.emit.qoperator_form import ToQOperator
 from tests.emit.qoperator.forms import FEEDS, assert_same, exact_run, forms, forms_of
 from tests.models import IMAGE, build, conv_relu_conv, hard_swish, info, leaky, node, normal, residual, run
 

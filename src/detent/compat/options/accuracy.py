@@ -22,7 +22,8 @@ def _bias_correction(request: Request, value: Any) -> Request:
     recipe = request.recipe
     if boolean("BiasCorrection", value):
         return request if recipe.refinement is not None else request.with_recipe(refinement=BiasCorrection())
-    return request.with_recipe(refinement=None) if isinstance(recipe.refinement, BiasCorrection) else request
+    weights = recipe.refinement is not None and recipe.refinement.learns_weights
+    return request if weights else request.with_recipe(refinement=None)
 
 
 def _finetune(request: Request, value: Any) -> Request:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from detent.compat.request import Request
 from detent.compat.steps import steps_of
-from detent.devices.device import OPTIONAL
+from detent.devices.catalog import OPTIONAL
 from detent.errors import UsageError
 
 Verdict = Literal["honoured", "met", "refused"]

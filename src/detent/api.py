@@ -1,0 +1,383 @@
+"""The verbs: what users call, and what the commands of the same names call.
+
+Arguments come in every form that users have them in; here they are settled for the rooms that do the work. What does
+the work is imported inside the functions, so that `import detent` and `detent --help` stay quick.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Unpack
+
+from detent.errors import UsageError
+from detent.options import (
+    CompareOptions,
+    EmulateOptions,
+    EvaluateOptions,
+    InferOptions,
+    MixOptions,
+    QuantizeOptions,
+    SensitivityOptions,
+    TuneOptions,
+    documented,
+    settled,
+)
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from detent.recipe import Recipe
+    from detent.results.checked import DeviceCheck
+    from detent.results.compared import Emulation, FolderComparison, ModelComparison
+    from detent.results.evaluated import Evaluation
+    from detent.results.quantized import Report
+    from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
+
+    FloatModel = str | PathLike[str] | onnx.ModelProto
+    AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model
+    RecipeLike = str | PathLike[str] | Recipe
+
+
+@documented(QuantizeOptions)
+def quantize(
+    model: FloatModel,
+    output: str | PathLike[str] | None = None,
+    calibration: Any = None,
+    recipe: RecipeLike = "XINT8",
+    **options: Unpack[QuantizeOptions],
+) -> Report:
+    """Quantize `model` and write it to `output`; return what was done and what it cost.
+
+    Args:
+        model: a path, or a ModelProto. Never modified.
+        output: where to write; None: the quantized model is `report.model`.
+        calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
+            torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).
+        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe.
+        options: as listed below; the command line has them under the same names.
+
+    Raises:
+        DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.
+    """
+    from detent.pipeline.job import make_job
+    from detent.pipeline.run import Run
+
+    with _workers(options):
+        report = Run(make_job(model, calibration, recipe, output, **options)).report()
+    if report.calibration is not None and report.calibration.random and report.calibration.samples:
+        warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
+    return report
+
+
+@documented(TuneOptions)
+def tune(
+    model: FloatModel,
+    output: str | PathLike[str] | None = None,
+    calibration: Any = None,
+    recipe: RecipeLike = "XINT8",
+    **options: Unpack[TuneOptions],
+) -> Tuning:
+    """Try better and better ways to quantize `model`, and stop at the first that loses little enough.
+
+    Args:
+        model: a path, or a ModelProto. Never modified.
+        output: where to write the result; None: it is `tuning.model`.
+        calibration: as for `quantize`.
+        recipe: what to start from: its number formats and target are kept, but for layers that are spared at the end.
+        options: as listed below. `max_drop` is in points of top-1 with labels, in units of the metric with one, else
+            in percent of the answers that differ from the float model's (or of output error, if outputs are no class
+            scores). Without `evaluation` data, a part of the calibration data is kept out of calibration to judge by.
+
+    Raises:
+        DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.
+    """
+    from detent.pipeline.job import make_job
+    from detent.tuning.tune import run_tuning
+
+    given = settled(TuneOptions, options)
+    job = make_job(model, calibration, recipe, **_shared(given))
+    return run_tuning(job, None if output is None else Path(output), given)
+
+
+@documented(MixOptions)
+def mix(
+    model: FloatModel,
+    calibration: Any = None,
+    recipe: RecipeLike = "A8W8",
+    **options: Unpack[MixOptions],
+) -> PrecisionReport:
+    """Choose for each layer's weights, or for each activation, one of several formats; nothing is written.
+
+    Args:
+        model: a path, or a ModelProto. Never modified.
+        calibration: data as in `quantize`; it must be given.
+        recipe: a name, the path of a .toml file, or a Recipe: all but the formats that are chosen.
+        options: as listed below. `max_error` is noise power over signal power at the outputs. `candidates` that are
+            names take their scales and granularity from the recipe; an IntegerFormat has its own.
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    from detent.graph.load import name_of
+    from detent.option_values import noise_of
+    from detent.pipeline.job import make_job
+    from detent.results.searched import PrecisionReport
+    from detent.search.precision import parse_candidates, search_precision
+
+    with _workers(options):
+        given = settled(MixOptions, options)
+        job = make_job(model, calibration, recipe, **_shared(given))
+        formats = parse_candidates(given["candidates"], job.recipe, given["what"])
+        wanted, bits = noise_of(given["max_error"]), given["mean_bits"]
+        count = given["samples"]
+        found = search_precision(job, formats, what=given["what"], max_error=wanted, mean_bits=bits, count=count)
+    return PrecisionReport(name_of(job.model), job.recipe, found, wanted, bits)
+
+
+@documented(SensitivityOptions)
+def sensitivity(
+    model: FloatModel,
+    calibration: Any = None,
+    recipe: RecipeLike = "XINT8",
+    **options: Unpack[SensitivityOptions],
+) -> SensitivityReport:
+    """Measure, for each layer, what quantizing it alone does to the outputs; nothing is written.
+
+    Args:
+        model: a path, or a ModelProto. Never modified.
+        calibration: data as in `quantize`; it must be given.
+        recipe: a name, the path of a .toml file, or a Recipe. Its refinement is left out.
+        options: as listed below. With `max_error`, noise power over signal power, a recipe that reaches it is proposed.
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    from detent.option_values import noise_of
+    from detent.pipeline.job import make_job
+    from detent.search.probing import probe
+
+    with _workers(options) as executor:
+        given = settled(SensitivityOptions, options)
+        shared = _shared(given)
+        shared["executor"] = None  # it measures as well as counts, so `probe` has it
+        job = make_job(model, calibration, recipe, **shared)
+        return probe(
+            job,
+            count=given["samples"],
+            exact=given["exact"],
+            wanted=noise_of(given["max_error"]),
+            way=given["propose"],
+            executor=executor,
+        )
+
+
+@documented(EvaluateOptions)
+def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack[EvaluateOptions]) -> Evaluation:
+    """Measure models on the same data, and what each lost against the first, paired sample by sample.
+
+    Args:
+        models: paths, ModelProtos or onnx_ir models; the first (normally float) is what the others are compared with.
+        data: a folder of images, .npy or .npz; a file; an array; `{input: array}`.
+        options: as listed below. Without a `metric`, the accuracy on labels is measured; without labels, how far the
+            outputs are from those of the first model. Labels are found in the folder (class folders, labels.csv or
+            labels.txt) if none are given. With `emulate`, a single model is compared with itself on onnxruntime.
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    from detent.evaluation.candidate import as_models
+    from detent.evaluation.evaluator import run_evaluation
+    from detent.evaluation.metric_file import as_metric
+    from detent.option_values import image_options, providers_of
+    from detent.progress import silent
+
+    given = settled(EvaluateOptions, options)
+    if given["no_labels"] and given["labels"] not in ("find", None):
+        raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
+    return run_evaluation(
+        as_models(models),
+        data,
+        labels=None if given["no_labels"] else given["labels"],
+        label_offset=given["label_offset"],
+        metric=as_metric(given["metric"]),
+        preprocess=image_options(given),
+        limit=given["limit"],
+        batch=given["batch"],
+        threads=given["threads"],
+        providers=providers_of(given["providers"]),
+        emulate=given["emulate"],
+        progress=given["progress"] or silent,
+    )
+
+
+@documented(CompareOptions)
+def compare(
+    before: AnyModel, after: AnyModel, data: Any = None, **options: Unpack[CompareOptions]
+) -> ModelComparison | FolderComparison:
+    """Compare two models tensor by tensor on data, or without data two folders of results file by file.
+
+    Args:
+        before: a model (a path, a ModelProto or an onnx_ir model), or a folder.
+        after: another one of the same kind.
+        data: for models: a folder of images, .npy or .npz; a file; an array; `{input: array}`.
+        options: as listed below.
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    from detent.comparison.folders import compare_folders
+    from detent.comparison.models import compare_models
+    from detent.evaluation.candidate import as_models
+    from detent.option_values import image_options, providers_of
+    from detent.progress import silent
+
+    given = settled(CompareOptions, options)
+    both = [*as_models(before), *as_models(after)]
+    images = image_options(given)
+    folders = [model for model in both if isinstance(model, Path) and model.is_dir()]
+    if folders:
+        if len(folders) == 1:
+            raise UsageError(f"{folders[0]} is a folder, and the other is not: give two models or two folders.")
+        if (
+            data is not None
+            or images.given()
+            or any(value for name, value in given.items() if name not in ("progress", "preprocess"))
+        ):
+            raise UsageError("Two folders of results are compared as they are: give only the folders.")
+        return compare_folders(folders[0], folders[1])
+    if data is None:
+        missing = [model for model in both if isinstance(model, Path) and not model.exists()]
+        if missing:
+            raise UsageError(f"There is no {missing[0]}: give two models, or two folders of results.")
+        raise UsageError("Give data (--data DIR) to run both models on.")
+    return compare_models(
+        both[0],
+        both[1],
+        data,
+        preprocess=images,
+        limit=given["limit"],
+        batch=given["batch"],
+        threads=given["threads"],
+        providers=providers_of(given["providers"]),
+        inner=given["inner"],
+        progress=given["progress"] or silent,
+    )
+
+
+@documented(InferOptions)
+def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Unpack[InferOptions]) -> list[Path]:
+    """Run a model on data and save each output as .npy, under the name of its sample; return the files.
+
+    Args:
+        model: float or quantized; a path, a ModelProto or an onnx_ir model. It runs in exact arithmetic.
+        data: a folder of images, .npy or .npz; a file; an array; `{input: array}`.
+        output: a new or empty folder. It is complete in the end, or absent.
+        options: as listed below.
+
+    Raises:
+        DetentError: UsageError, ModelError, DataError or OutputError.
+    """
+    from detent.comparison.value_files import save_outputs
+    from detent.evaluation.candidate import as_models
+    from detent.option_values import image_options, providers_of
+    from detent.progress import silent
+
+    given = settled(InferOptions, options)
+    return save_outputs(
+        as_models(model)[0],
+        data,
+        Path(output),
+        preprocess=image_options(given),
+        limit=given["limit"],
+        batch=given["batch"],
+        threads=given["threads"],
+        providers=providers_of(given["providers"]),
+        progress=given["progress"] or silent,
+    )
+
+
+@documented(EmulateOptions)
+def emulate(
+    model: FloatModel,
+    data: Any = None,
+    output: str | PathLike[str] | None = None,
+    **options: Unpack[EmulateOptions],
+) -> Emulation:
+    """Run an XINT8 model in integers, as the NPU does; return how its answers differ from onnxruntime's.
+
+    Args:
+        model: a quantized model in QDQ form, 8 bits with power-of-two scales; a path, or a ModelProto.
+        data: as the calibration data of `quantize`; None for random data.
+        output: a folder to write each answer into, as .npy; None: none is written.
+        options: as listed below.
+
+    For single runs, and the codes of every tensor, there is `detent.Emulator`.
+
+    Raises:
+        DetentError: UsageError, ModelError, DataError or OutputError.
+    """
+    from detent.emulator.emulator import emulate as run_emulation
+    from detent.option_values import image_options
+    from detent.progress import silent
+
+    given = settled(EmulateOptions, options)
+    return run_emulation(
+        _path_or_proto(model),
+        data,
+        rounding=given["rounding"],  # type: ignore[arg-type]  # any text; checked by the emulator
+        output=None if output is None else Path(output),
+        preprocess=image_options(given),
+        limit=given["limit"],
+        seed=given["seed"],
+        batch=given["batch"],
+        progress=given["progress"] or silent,
+    )
+
+
+def check(model: FloatModel, target: str = "npu-xint8") -> DeviceCheck:
+    """Say whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
+
+    Args:
+        model: a path, or a ModelProto.
+        target: "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16" or "cpu".
+
+    Raises:
+        DetentError: UsageError for an unknown target, ModelError for a file that is not a model.
+    """
+    from detent.device_check import check as run_check
+
+    return run_check(_path_or_proto(model), target)
+
+
+def _path_or_proto(model: FloatModel) -> Path | onnx.ModelProto:
+    return Path(model) if isinstance(model, (str, PathLike)) else model
+
+
+def _shared(given: Any) -> QuantizeOptions:
+    """Return the options that a verb shares with `quantize`."""
+    from detent.options import declared
+
+    return {name: value for name, value in given.items() if name in declared(QuantizeOptions)}  # type: ignore[return-value]
+
+
+@contextmanager
+def _workers(options: Any) -> Iterator[Any]:
+    """Open the workers that `workers` or `dask` ask for, as the option `executor`, for the time of the block."""
+    workers, dask = options.pop("workers", None), options.pop("dask", None)
+    if workers is None and dask is None:
+        yield options.get("executor")
+        return
+    from detent.observe.executors import open_executor
+
+    if options.get("executor") is not None:
+        raise UsageError("executor has workers of its own: leave workers and dask out.")
+    with open_executor(workers, dask) as executor:
+        options["executor"] = executor
+        yield executor

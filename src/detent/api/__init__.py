@@ -1,1 +1,0 @@
-"""What users call: arguments of every kind in, checked and settled for the rooms that do the work."""

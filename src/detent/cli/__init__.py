@@ -1,0 +1,81 @@
+"""The command `detent`: its commands put together, and every error that a user can cause told in one message."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from detent import __version__
+from detent.cli.console import InterruptedRunError, stderr, stdout
+from detent.cli.flags import flattened
+from detent.cli.inspecting import check, convert, inspect, stats
+from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
+from detent.cli.quantizing import demo, mix, quantize, recipes, tune
+from detent.compat.command import PASS_THROUGH, run
+from detent.errors import DetentError, OutputError
+
+INTERRUPTED = 130
+
+PANELS = {
+    "Quantize": (quantize, tune, mix, recipes, demo),
+    "Measure": (evaluate, compare, sensitivity, infer, emulate, dump),
+    "Look inside, and convert": (check, inspect, stats, convert),
+}
+"""Commands as `detent --help` lists them, the most wanted ones first."""
+
+SCRIPTS = "Scripts of other quantizers"
+
+app = typer.Typer(
+    name="detent",
+    help="Quantize trained ONNX models for NPUs, and see what it cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for _panel, _commands in PANELS.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(flattened(_command))
+app.command(rich_help_panel=SCRIPTS, context_settings=PASS_THROUGH)(run)
+
+
+def main() -> None:
+    """Run a command; every error that a user can cause is one message and an exit code that means something."""
+    signal.signal(signal.SIGINT, _interrupt_once)
+    try:
+        app()
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:  # how the command-line library answers Ctrl-C, without a word
+            stderr().print("Interrupted. Nothing was written.")
+        raise
+    except InterruptedRunError as error:
+        stderr().print(str(error), markup=False, soft_wrap=True)
+        sys.exit(INTERRUPTED)
+    except DetentError as error:
+        stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        # Commands name the files that they cannot read or write; what is left is the terminal or pipe itself.
+        stderr().print(f"[bold red]Error:[/] Cannot print the result: {_escape(str(error))}", soft_wrap=True)
+        sys.exit(OutputError.exit_code)
+
+
+def _interrupt_once(*_: object) -> None:
+    """Let the first Ctrl-C stop the work, and ignore those that follow while files are cleaned up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        stdout().print(__version__, highlight=False)
+        raise typer.Exit
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,179 @@
+"""Commands that make a quantized model or a recipe: quantize, tune, mix, recipes and demo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typing_extensions import Unpack
+
+from detent import api
+from detent.cli.console import (tell, 
+    Calib,
+    FloatModel,
+    InterruptedRunError,
+    Json,
+    Output,
+    RecipeName,
+    ResultOptions,
+    check_file,
+    echo_json,
+    stderr,
+    stdout,
+    working,
+)
+from detent.errors import UsageError
+from detent.options import MixOptions, QuantizeOptions, SettingOptions, TuneOptions
+
+MISSED = 6
+"""The exit code if a result was found, but none loses as little as was asked for."""
+
+
+def quantize(
+    model: FloatModel,
+    output: Annotated[Path | None, typer.Argument(help="Where to write the result.", metavar="OUTPUT")] = None,
+    *,
+    calib: Annotated[
+        Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Without: random data.")
+    ] = None,
+    recipe: RecipeName = "XINT8",
+    results: ResultOptions,
+    **options: Unpack[QuantizeOptions],
+) -> None:
+    """Quantize MODEL and write it to OUTPUT.
+
+    Example: detent quantize mobilenetv2.onnx mobilenetv2_int8.onnx --calib images/
+    """
+    if output is None and not options.get("dry_run"):
+        raise UsageError("Give an OUTPUT to write to, or --dry-run.")
+
+    results.check(model, output, options.get("stats"), options.get("save_stats"))
+    with _saying_what_is_kept(output), working() as progress:
+        options["progress"] = progress
+        result = api.quantize(model, output, calib, recipe, **options)
+    results.tell(result)
+
+
+@contextmanager
+def _saying_what_is_kept(output: Path | None) -> Iterator[None]:
+    """On Ctrl-C, say what is kept beside the output, if anything is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from detent.pipeline.job import checkpoint_beside, refinement_beside
+
+        if output is None:
+            raise
+        beside = {"What was counted is": checkpoint_beside(output), "Refined layers are": refinement_beside(output)}
+        for what, kept in beside.items():
+            if kept.exists():
+                raise InterruptedRunError(f"Interrupted. {what} kept in {kept}: the same command continues.") from None
+        raise
+
+
+def tune(
+    model: FloatModel,
+    output: Output,
+    *,
+    calib: Annotated[Path, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")],
+    recipe: Annotated[str, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")] = "XINT8",
+    results: ResultOptions,
+    **options: Unpack[TuneOptions],
+) -> None:
+    """Try better and better ways to quantize MODEL, and write the first that loses at most --max-drop.
+
+    Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
+    """
+    from detent.report.accuracy import step_line
+
+    results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
+    console = stderr() if results.page.json else stdout()
+    with working() as progress:
+        options["progress"], options["on_step"] = progress, lambda outcome: console.print(step_line(outcome), markup=False)
+        tuning = api.tune(model, output, calib, recipe, **options)
+    results.tell(tuning)
+    if not tuning.met:
+        raise typer.Exit(MISSED)
+
+
+def mix(
+    model: FloatModel,
+    *,
+    calib: Calib = None,
+    recipe: Annotated[str, typer.Option("--recipe", help="What all else is from: a name, or a .toml file.")] = "A8W8",
+    toml: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
+    json: Json = False,
+    **options: Unpack[MixOptions],
+) -> None:
+    """Find the cheapest format for each layer: mixed precision, as a recipe for `detent quantize`.
+
+    Example: detent mix model.onnx --calib images/ --candidates int4,int8 --max-error -30dB --toml mixed.toml
+    """
+    from detent.graph.save import write_text
+
+    check_file(toml, model)
+    with working() as progress:
+        options["progress"] = progress
+        report = api.mix(model, calib, recipe, **options)
+    if toml is not None:
+        write_text(report.to_toml(), toml)
+    if json:
+        typer.echo(report.to_json())
+    else:
+        tell(report)
+    if not report.reached:
+        raise typer.Exit(MISSED)
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one, or that in a .toml file.", metavar="NAME")] = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to edit.")] = False,
+    json: Json = False,
+    **options: Unpack[SettingOptions],
+) -> None:
+    """List the recipes, or show one.
+
+    Example: detent recipes A8W8 --toml > my.toml, then detent quantize MODEL OUTPUT --recipe my.toml
+    """
+    from detent.presets import PRESETS
+    from detent.recipe_file import find_recipe, to_plain, to_toml, with_settings
+    from detent.report.listings import recipes_document
+    from detent.report.terminal import print_document
+
+    settings = options.get("set", ())
+    if name is None:
+        if toml or settings:
+            raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
+        if json:
+            echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
+        else:
+            print_document(recipes_document(list(PRESETS.values())), stdout())
+        return
+    recipe = with_settings(find_recipe(name), settings)
+    if toml:
+        typer.echo(to_toml(recipe), nl=False)
+    elif json:
+        echo_json(to_plain(recipe))
+    else:
+        tell(recipe)
+
+
+def demo(
+    output: Annotated[Path, typer.Argument(help="Where to write the result.")] = Path("detent-demo/digits_xint8.onnx"),
+    files: Annotated[
+        Path | None,
+        typer.Option("--files", help="Only copy its model and images there, to try things on.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
+    from detent.demo.run import copy_files, run_demo
+
+    if files is not None:
+        copy_files(files)
+        return
+    with working() as progress:
+        result = run_demo(output, progress)
+    result.show(stdout())

@@ -1,0 +1,204 @@
+"""Codes of another integer type that stand for the same numbers.
+
+**Signedness.** With h half the range (128 or 32768), uint code c at zero point z and int code c - h at zero point z - h
+stand for the same number, and saturate at the same numbers: all codes map one to one, the lowest included. So the
+results are the same to the bit.
+
+**Biases of 32 bits to 16 bits**, with a scale of their own. A bias of 32 bits has the product of its layer's scales,
+which is so fine that 16 bits may not reach. The new scale is the old one times the least power of two at which no
+element clips:
+
+    scale' = scale * 2^k        code' = round_half_even(code / 2^k)
+
+So a power of two stays one, and a bias that fits is unchanged to the bit. With a scale for each channel, each has a k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep
+from detent.graph.names import Names
+from detent.graph.values import add_initializer, constant, drop_if_unused, input_at, set_input
+from detent.qdq.builder import retarget
+from detent.qdq.families import dequantize_family, is_native_dequantize, native_family, quantize_family
+from detent.qdq.reader import LinearParams, code_range, dequantized
+
+_OTHER = {"int8": "uint8", "uint8": "int8", "int16": "uint16", "uint16": "int16"}
+
+
+@dataclass(frozen=True)
+class ToSignedness(ConversionStep):
+    """Codes of the other signedness become `dtype`: activations, and with `weights` symmetric constants as well."""
+
+    dtype: str = "int8"
+    weights: bool = True
+    nothing: ClassVar[str] = "it has no codes of the other signedness between QuantizeLinear and DequantizeLinear."
+
+    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
+        """Convert every value that holds codes of the other type."""
+        work = _Shift(model, self, notes)
+        for graph in tuple(model.graphs()):
+            for node in tuple(graph):
+                if quantize_family(node):
+                    work.activation(graph, node)
+            for value in tuple(graph.initializers.values()):
+                if value.const_value is not None and value.const_value.dtype == work.old:
+                    work.weight(graph, value)
+        if work.weights_left:
+            notes.decline(
+                "model", f"{work.weights_left} constants stay {work.old.name}; weights=true converts them too"
+            )
+        return model
+
+
+class _Shift:
+    def __init__(self, model: ir.Model, step: ToSignedness, notes: ConversionNotes) -> None:
+        self.old = ir.DataType.from_numpy(np.dtype(_OTHER[step.dtype]))
+        self.weights_left = 0
+        self._new = np.dtype(step.dtype)
+        self._weights = step.weights
+        self._notes = notes
+        self._names = Names(model)
+        self._moved: dict[ir.Value, ir.Value] = {}
+
+    def activation(self, graph: ir.Graph, quantize: ir.Node) -> None:
+        """Convert what a QuantizeLinear writes, if only DequantizeLinear reads it."""
+        codes, zero_point = quantize.outputs[0], constant(input_at(quantize, 2))
+        if zero_point is None and input_at(quantize, 2) is not None:
+            self._notes.decline(quantize, "its zero point is not constant")
+            return
+        standard_default = (
+            zero_point is None and self.old == ir.DataType.UINT8 and "output_dtype" not in quantize.attributes
+        )
+        if not standard_default and (zero_point is None or zero_point.dtype != self.old.numpy()):
+            return
+        if not self._only_dequantized(codes):
+            return
+        for node in (quantize, *(use.node for use in codes.uses())):
+            self._shift_zero_point(graph, node)
+        codes.type = ir.TensorType(ir.DataType.from_numpy(self._new))
+        self._notes.changed(codes, f"codes are {self._new} now")
+
+    def weight(self, graph: ir.Graph, value: ir.Value) -> None:
+        """Convert constant codes, if only DequantizeLinear reads them and zero is the middle code."""
+        readers = [use.node for use in value.uses()]
+        if not readers or not all(dequantize_family(use.node) and use.idx == 0 for use in value.uses()):
+            return  # a zero point, or not codes at all
+        if not self._weights:
+            self.weights_left += 1
+            return
+        array, middle = constant(value), self._half() if self.old.numpy().kind == "u" else 0
+        points = [constant(input_at(node, 2)) for node in readers]
+        if array is None or any(point is None or (point != middle).any() for point in points):
+            self._notes.decline(value, f"its zero point is not {middle}: it is not symmetric")
+            return
+        shifted = add_initializer(graph, self._names.fresh(f"{value.name}_{self._new}"), self._shifted(array))
+        for node in readers:
+            self._shift_zero_point(graph, node)
+            node.replace_input_with(0, shifted)
+        drop_if_unused(value)
+        self._notes.changed(value, f"codes are {self._new} now")
+
+    def _only_dequantized(self, codes: ir.Value) -> bool:
+        """Return whether only DequantizeLinear with constant zero points reads the codes; note the reason if not."""
+        others = {use.node.op_type for use in codes.uses() if not dequantize_family(use.node)}
+        others |= {"a graph output"} if codes.is_graph_output() else set()
+        points = [input_at(use.node, 2) for use in codes.uses()]
+        if others:
+            self._notes.decline(codes, f"its codes are read by {', '.join(sorted(others))} as well")
+        elif any(point is not None and constant(point) is None for point in points):
+            self._notes.decline(codes, "the zero point of its DequantizeLinear is not constant")
+        else:
+            return True
+        return False
+
+    def _shift_zero_point(self, graph: ir.Graph, node: ir.Node) -> None:
+        old = input_at(node, 2)
+        if old is None:
+            node.resize_inputs(3)
+            name = self._names.fresh(f"{node.outputs[0].name}_zero_point")
+            node.replace_input_with(2, add_initializer(graph, name, self._shifted(self._zeros(node))))
+            return
+        if old not in self._moved:
+            array = constant(old)
+            assert array is not None
+            self._moved[old] = add_initializer(
+                graph, self._names.fresh(f"{old.name}_{self._new}"), self._shifted(array)
+            )
+        node.replace_input_with(2, self._moved[old])
+        drop_if_unused(old)
+
+    def _zeros(self, node: ir.Node) -> npt.NDArray[Any]:
+        scale = constant(input_at(node, 1))
+        return np.zeros(() if scale is None else scale.shape, self.old.numpy())
+
+    def _half(self) -> int:
+        return 1 << (8 * self._new.itemsize - 1)
+
+    def _shifted(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return codes of the old type as codes of the new one."""
+        low, _ = code_range(self._new)
+        offset = low if low else self._half()
+        return (array.astype(np.int64) + offset).astype(self._new)
+
+
+_BIAS_INPUT = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
+
+
+@dataclass(frozen=True)
+class Int16Bias(NodeStep):
+    """Int32 biases of Conv, ConvTranspose, Gemm, and Add behind a MatMul, to int16."""
+
+    nothing: ClassVar[str] = "it has no int32 bias behind a DequantizeLinear."
+
+    def visit(self, edit: GraphEdit, node: ir.Node) -> None:
+        """Convert a DequantizeLinear of a stored bias."""
+        read = dequantized(node)
+        if read is None or read.params is None or read.stored is None or read.stored.dtype != np.int32:
+            return
+        only_bias = all(_reads_bias(use.node, use.idx) for use in node.outputs[0].uses())
+        if read.params.zero_point.any() or not only_bias:
+            edit.notes.decline(node, "it is int32, but not a bias with zero point 0")
+            return
+        _narrow_bias(edit, node, read.stored, read.params)
+
+
+def _reads_bias(node: ir.Node, index: int) -> bool:
+    return _BIAS_INPUT.get(node.op_type) == index or node.op_type == "Add"
+
+
+def shifts_needed(codes: npt.NDArray[Any], channels: int) -> npt.NDArray[np.int64]:
+    """Return, for each scale, the least k with which all its codes fit 16 bits."""
+    _, high = code_range(np.dtype(np.int16))
+    largest = np.abs(codes.astype(np.int64).reshape(channels, -1)).max(axis=1)
+    shifts = np.zeros(channels, np.int64)
+    for k in range(1, 18):
+        # rounded half to even: what is compared is what will be stored
+        shifts[np.rint(largest / 2.0 ** (k - 1)) > high] = k
+    return shifts
+
+
+def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params: LinearParams) -> None:
+    shifts = shifts_needed(codes, params.scale.size)
+    factor = np.ldexp(1.0, shifts)
+    narrowed = np.rint(codes / (factor.reshape(()) if params.per_tensor else factor)).astype(np.int16)
+    new_scale = (params.scale.astype(np.float64) * factor.reshape(params.scale.shape)).astype(params.scale.dtype)
+    source, scale, zero_point = node.inputs[0], node.inputs[1], input_at(node, 2)
+    assert source is not None and scale is not None
+    zero_point_name = f"{node.outputs[0].name}_zero_point" if zero_point is None else f"{zero_point.name}_int16"
+    zeros = np.zeros(params.scale.shape, np.int16)
+    replaced = ((f"{source.name}_int16", narrowed), (f"{scale.name}_int16", new_scale), (zero_point_name, zeros))
+    for index, (name, array) in enumerate(replaced):
+        set_input(node, index, add_initializer(edit.graph, edit.names.fresh(name), array))
+    family = native_family("int16", edit.opset, quantizes=False)
+    if is_native_dequantize(node) and family is not None and family is not dequantize_family(node):
+        retarget(edit.graph, node, family, params, edit.names)
+    moved = int(shifts.max())
+    grown = f", its scale up to 2^{moved} times as large" if moved else ", exactly"
+    edit.notes.changed(node, f"bias is int16 now{grown}")

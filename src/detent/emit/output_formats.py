@@ -1,0 +1,255 @@
+"""The output formats: the families that each of them writes numbers with, and which numbers it can hold.
+
+| format       | integers                                  | small floats      | blocks                     |
+| ------------ | ----------------------------------------- | ----------------- | -------------------------- |
+| qdq          | QuantizeLinear and DequantizeLinear       | Cast and back     | BFP-, MXQuantizeDequantize |
+| extended-qdq | ExtendedQuantizeLinear and -Dequantize... | the same          | BFP-, MXQuantizeDequantize |
+| vitis-qdq    | VitisQuantizeLinear and -DequantizeLinear | the same          | BFPFixNeuron, MXFixNeuron  |
+| fix-neuron   | FixNeuron                                 |                   |                            |
+| qoperator    | as qdq, then operators on codes           |                   |                            |
+| cast         |                                           | Cast and back     |                            |
+| bfloat16     |                                           | the whole model   |                            |
+
+To add a format: a row in `OUTPUT_FORMATS`, its name in `detent.recipe.OutputFormat`, and if its operators are new a row
+in `detent.qdq.families`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from onnx.defs import onnx_opset_version
+
+from detent.errors import UsageError
+from detent.numerics.floats import FloatFormat
+from detent.numerics.formats import IntegerFormat
+from detent.numerics.interface import NumberFormat, Params
+from detent.qdq.builder import BlockWriter, CastWriter, FixNeuronWriter, GraphWriter, PairWriter, RoundingWriter
+from detent.qdq.families import EXTENDED, FIX_NEURON, VITIS, Family
+from detent.recipe import OutputFormat, Recipe
+
+_EIGHT_BITS = ("int8", "uint8")
+_NARROW = ("int8", "uint8", "int16", "uint16")
+_WIDE = (*_NARROW, "int32", "uint32")
+
+
+@dataclass(frozen=True)
+class FormatSpec:
+    """One output format. `linear` and `blocks` are families; None are standard Q/DQ, and Casts.
+
+    The fields behind them are what a format of numbers is asked, in this order, with the advice to give if it does not
+    fit: `integers` lists the types of codes by role, `groups` is a scale for each group of weights, `clips` are floats
+    that saturate. `whole_model`: no part of the model can be left in float, or written otherwise.
+    """
+
+    linear: Family | None = None
+    blocks: Family = EXTENDED
+    only: Callable[[NumberFormat], bool] = lambda _: True
+    only_these: str = ""
+    integers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    other_integers: str = ""
+    groups: bool = True
+    float8: bool = True
+    clips: bool = True
+    whole_model: bool = False
+
+    def writer(self, writer: GraphWriter, params: Params) -> RoundingWriter:
+        """Return what writes values with these parameters."""
+        if params.format.in_blocks:
+            return BlockWriter(writer, self.blocks)
+        if self.linear is FIX_NEURON:
+            return FixNeuronWriter(writer)
+        if self.linear is None and params.format.kind == "float":
+            return CastWriter(writer)
+        return PairWriter(writer, self.linear)
+
+    def why_not(self, role: str, fmt: NumberFormat) -> str | None:
+        """Return why values of a role cannot be written in a format of numbers, and what can; None if they can."""
+        if not self.only(fmt):
+            return self.only_these
+        types = self.integers.get(role, ())
+        if fmt.kind == "integer" and types and fmt.dtype not in types:
+            return self.other_integers.format(types=", ".join(types), either=" or ".join(types))
+        if fmt.group_size and not self.groups:
+            return "has no scales per group. Choose per_channel, or format qdq."
+        if fmt.kind == "float" and fmt.bits == 8 and not self.float8:
+            return "has no operator for them. Choose bfloat16 or float16, or format qdq."
+        return (
+            "has no operator that clips them. Say clip = false, or format qdq." if fmt.clip and not self.clips else None
+        )
+
+
+def _own_operators(family: Family) -> FormatSpec:
+    """Return the format of a generation of the tools' own operators."""
+    return FormatSpec(
+        family,
+        EXTENDED if family is EXTENDED else VITIS,
+        integers=dict.fromkeys(("activations", "weights", "biases"), _WIDE),
+        other_integers="has no operator for them. Choose from {types}, or format qdq.",
+        groups=False,
+        float8=False,
+        clips=False,
+    )
+
+
+OUTPUT_FORMATS: Mapping[OutputFormat, FormatSpec] = MappingProxyType(
+    {
+        "qdq": FormatSpec(
+            integers={"activations": _NARROW, "weights": (*_NARROW, "int4", "uint4"), "biases": (*_NARROW, "int32")},
+            other_integers="cannot write them as codes. Choose from {types}.",
+        ),
+        "qoperator": FormatSpec(
+            only=lambda fmt: fmt.kind == "integer" and not fmt.group_size,
+            only_these="has operators for 8-bit integers only, without groups. Choose int8 or uint8, or format qdq.",
+            integers={"activations": _EIGHT_BITS, "weights": _EIGHT_BITS, "biases": ("int32", *_EIGHT_BITS)},
+            other_integers="has operators for 8 bits only. Choose {either}, or format qdq.",
+        ),
+        "extended-qdq": _own_operators(EXTENDED),
+        "vitis-qdq": _own_operators(VITIS),
+        "fix-neuron": FormatSpec(
+            FIX_NEURON,
+            only=lambda fmt: FIX_NEURON.holds(fmt.dtype, 1) and fmt.power_of_two and fmt.granularity == "per_tensor",
+            only_these="has int8 or int16 with one power-of-two scale for each tensor. Choose these, or format qdq.",
+        ),
+        "cast": FormatSpec(
+            only=lambda fmt: fmt.kind == "float",
+            only_these="is for bfloat16, float16 and float8. Choose these, or format qdq.",
+        ),
+        "bfloat16": FormatSpec(
+            only=lambda fmt: fmt == FloatFormat("bfloat16"),
+            only_these="computes everything in plain bfloat16. Choose recipe BF16, or another format.",
+            whole_model=True,
+        ),
+    }
+)
+
+
+def check_formats(recipe: Recipe) -> None:
+    """Raise UsageError if a recipe asks for numbers that cannot be written in its output format."""
+    spec = OUTPUT_FORMATS[recipe.format]
+    for where, role, fmt in _all_formats(recipe):
+        _check_scales(where, role, fmt)
+        reason = spec.why_not(role, fmt)
+        if reason is not None:
+            raise UsageError(f"{where} are {fmt.label}, and format {recipe.format} {reason}")
+        if not fmt.has_twin and (recipe.opset or 0) < fmt.least_opset:
+            has, least = fmt.granularity if fmt.group_size else fmt.label, fmt.least_opset
+            given = "" if recipe.opset is None else f", and opset is {recipe.opset}"
+            raise UsageError(f"{where} are {has}, which needs opset {least}{given}. Give --opset {least} or newer.")
+    _check_opset(recipe)
+    _check_products(recipe)
+    if recipe.format == "qoperator":
+        _check_narrow_biases(recipe)
+    if spec.whole_model:
+        _check_whole_model(recipe)
+    if recipe.dynamic:
+        _check_dynamic(recipe)
+
+
+def _all_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat]]:
+    """Yield every format of a recipe: what to call it, its role, and the format."""
+    for role, fmt in recipe.formats.items():
+        if fmt is not None:
+            yield f"The {role} of recipe {recipe.name}", role, fmt
+    for override in recipe.overrides:
+        given = (("activations", override.activations), ("weights", override.weights), ("biases", override.biases))
+        for role, fmt in given:
+            if fmt is not None:
+                yield f"The {role} of the override of {override.part}", role, fmt
+
+
+def _check_scales(where: str, role: str, fmt: NumberFormat) -> None:
+    """Check what holds for scales in every output format."""
+    if fmt.granularity != "per_tensor" and role != "weights":
+        what = "channel" if fmt.per_channel else "group"
+        raise UsageError(f"{where} are {fmt.granularity}: only weights have a scale for each output {what}.")
+    if fmt.power_of_two and not fmt.symmetric:
+        raise UsageError(
+            f"{where} have power_of_two scales and symmetric=False: with those the zero point is always the middle "
+            "code. Choose one of the two."
+        )
+
+
+def _check_opset(recipe: Recipe) -> None:
+    newest = onnx_opset_version()
+    if recipe.opset is not None and not 1 <= recipe.opset <= newest:
+        raise UsageError(
+            f"opset of recipe {recipe.name} is {recipe.opset}, and the installed onnx knows 1 to {newest}. Choose one "
+            "of these; without, the model keeps its own (17 at least)."
+        )
+
+
+def _check_products(recipe: Recipe) -> None:
+    """Check that a bias which is counted in the unit of its layer's products has integers on both sides of them."""
+    biases, weights = recipe.biases, recipe.weights
+    if biases is None or not biases.counts_products:
+        return
+    counted = (
+        f"The biases of recipe {recipe.name} are {biases.dtype}, counted in the unit of the layer's products (input "
+        "scale times weight scale)"
+    )
+    if biases.dtype != "int32" or not biases.symmetric:
+        raise UsageError(f"{counted}, around zero: they are symmetric int32. Choose that, or 8 or 16 bits.")
+    for role, fmt in (("activations", recipe.activations), ("weights", weights)):
+        if fmt is None or fmt.kind != "integer":
+            has = "stay float" if fmt is None else f"are {fmt.label}"
+            raise UsageError(f'{counted}, and the {role} {has}: there is no such unit. Say biases = "float", or int8.')
+    if weights is not None and weights.group_size:
+        raise UsageError(
+            f"{counted}, and the weights have a scale for each group, {weights.granularity}: there is no one unit. Say "
+            'biases = "float", or int8.'
+        )
+
+
+def _check_narrow_biases(recipe: Recipe) -> None:
+    """Check that an 8-bit bias can be counted in the 32-bit unit of its layer: both have to be powers of two."""
+    biases = recipe.biases
+    shifted = all(fmt is not None and fmt.power_of_two for fmt in recipe.formats.values())
+    if biases is not None and not biases.counts_products and not shifted:
+        raise UsageError(
+            f"The biases of recipe {recipe.name} are {biases.dtype} with a scale of their own, and QLinearConv adds "
+            "32-bit counts of input scale times weight scale: only power-of-two scales can be turned into these "
+            "exactly. Choose int32 biases, or format qdq."
+        )
+
+
+def _check_whole_model(recipe: Recipe) -> None:
+    """Check that no part of a model that computes in bfloat16 is left out, or written otherwise."""
+    usual = {"overrides": (), "operators": (), "all_operators": True, "products_of_activations": True}
+    for option, plain in {**usual, "weight_pairs": False, "dedicated_pairs": False}.items():
+        if getattr(recipe, option) != plain:
+            raise UsageError(
+                f"Format bfloat16 computes the whole model in bfloat16, and {option} of recipe {recipe.name} is "
+                f"{getattr(recipe, option)}. Choose recipe BF16, or format cast."
+            )
+    for role, fmt in recipe.formats.items():
+        if fmt is None:
+            raise UsageError(f"Format bfloat16 computes the whole model in bfloat16, and the {role} stay float.")
+
+
+def _check_dynamic(recipe: Recipe) -> None:
+    """Check that activations which are quantized while the model runs are uint8, as the operators take them."""
+    for option, plain in (("format", "qdq"), ("overrides", ()), ("weight_pairs", False), ("dedicated_pairs", False)):
+        if getattr(recipe, option) != plain:
+            raise UsageError(
+                f"Recipe {recipe.name} is dynamic: its operators are integer ones (ConvInteger, MatMulInteger), so it "
+                f"takes no {option}. Leave that out, or choose a recipe that is calibrated."
+            )
+    weights = recipe.weights
+    narrow = weights is not None and weights.dtype in _EIGHT_BITS and not weights.group_size
+    if weights is None or not narrow or recipe.activations != IntegerFormat("uint8", symmetric=False):
+        raise UsageError(
+            f"Recipe {recipe.name} is dynamic: activations are asymmetric uint8 and weights 8-bit integers, per tensor "
+            "or per channel; nothing else has operators."
+        )
+    if weights.per_channel and not weights.symmetric:
+        raise UsageError(
+            f"Recipe {recipe.name} is dynamic with weights per_channel and symmetric=False: onnxruntime's ConvInteger "
+            "takes one zero point for the whole weight. Choose symmetric weights, or per_tensor."
+        )
+    if recipe.refinement is not None:
+        raise UsageError(
+            f'Recipe {recipe.name} is dynamic, so there is no calibrated model to refine: say refinement = "none".'
+        )

@@ -1,0 +1,202 @@
+"""One walk through the quantized model, all samples side by side, as the emitted file will compute it.
+
+The quantized prefix is kept and not computed again: at each node the activations that the quantized nodes before it
+give are at hand, on the *frontier*, and those that no later node reads are dropped. Activations that have codes are
+held as these, in a quarter of the memory. Before a segment runs, a visitor may refine the layer in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from detent.execute.segments import Program, cut_segments, reads
+from detent.graph.session import usable_cores
+from detent.graph.values import constant, is_constant
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.loops import Array, decode_activation, encode_activation
+from detent.observe.samples import Sample
+from detent.plan.layout import Role, site_inputs
+from detent.plan.plan import Plan
+
+Result = TypeVar("Result")
+Visitor = Callable[[ir.Node], None]
+Watcher = Callable[[str, "Frontier"], None]
+
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""The operators of layers: products with a weight."""
+
+
+class ParameterSearch(Protocol):
+    """Changes the parameters of values between their computation and their encoding.
+
+    It sees them for the first `samples`.
+    """
+
+    @property
+    def samples(self) -> int:
+        """How many samples it looks at."""
+
+    def __call__(self, found: Mapping[str, Sequence[Array]], rest: Sequence[ir.Node]) -> None:
+        """Set the parameters of the values in `found`, given for each sample. `rest` are the nodes to come."""
+
+
+class Frontier:
+    """Values by name, each with an entry for every sample. A value that is quantized to integers is held as its codes.
+
+    One that is quantized to another format is held rounded to it, and anything else as it is.
+    """
+
+    def __init__(self, plan: Plan, samples: int) -> None:
+        self._plan = plan
+        self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
+        self._params: dict[str, QuantParams] = {}  # of the values that are held as codes
+        self._held: dict[str, list[Any]] = {}
+        self.samples = samples
+
+    def put(self, name: str, sample: int, result: Any) -> None:
+        """Hold the value of one sample, encoded with the parameters that the plan has now."""
+        entries = self._held.setdefault(name, [None] * self.samples)
+        if name not in self._sites:
+            entries[sample] = result
+            return
+        params = self._plan.of(name)
+        if holds_integers(params):
+            held = self._params.setdefault(name, params)
+            entries[sample] = encode_activation(result, held, self._plan.layout.ties_of(name))
+        else:
+            entries[sample] = params.snap(result)
+
+    def get(self, name: str, sample: int) -> Any:
+        """Return what a node reads."""
+        entry, params = self._held[name][sample], self._params.get(name)
+        return entry if params is None else decode_activation(entry, params)
+
+    def stored(self, name: str, sample: int) -> tuple[Array, float, float]:
+        """Return the codes, their scale and zero point; 1 and 0 for a value that has no codes."""
+        entry, params = self._held[name][sample], self._params.get(name)
+        return (entry, 1.0, 0.0) if params is None else (entry, float(params.scale), float(params.zero_point))
+
+    @property
+    def names(self) -> list[str]:
+        """The values that are held."""
+        return list(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all values that are arrays."""
+        return sum(
+            entry.nbytes for entries in self._held.values() for entry in entries if isinstance(entry, np.ndarray)
+        )
+
+    def drop(self, name: str) -> None:
+        """Forget a value that no later node reads."""
+        self._held.pop(name, None)
+        self._params.pop(name, None)
+
+
+class QuantizedWalk:
+    """The state of a walk: the plan that is simulated, and the frontier."""
+
+    def __init__(self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0) -> None:
+        self.model, self.plan = model, plan
+        self.pool = ThreadPoolExecutor(threads or usable_cores())  # its threads end when the walk is no longer used
+        self.frontier = Frontier(plan, len(origins))
+        self.origins = origins
+        kept = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
+        # A layer is refined on its inputs, so these are at hand even if they have no codes (weights alone have).
+        layers = (node for node in model.graph if node.op_type in PRODUCTS and plan.layout.quantizes(node))
+        kept |= {str(value.name) for node in layers for value in node.inputs if value is not None}
+        self.segments = cut_segments(model, kept)
+
+    def start(self, index: int, sample: Sample) -> None:
+        """Put in the inputs of one sample. An input with a default takes it if the sample has no data for it."""
+        for value in self.model.graph.inputs:
+            name = str(value.name)
+            default = None if value.const_value is None else value.const_value.numpy()
+            self.frontier.put(name, index, sample.feeds.get(name, default))
+
+    def run(self, visit: Visitor, watch: Watcher | None = None, search: ParameterSearch | None = None) -> None:
+        """Walk. `visit` is called with each node before it is computed, `watch` with each value after it is.
+
+        `search` is called in between, before values are encoded. Without a watcher, results that no node reads are not
+        computed.
+        """
+        readers = Counter(str(value.name) for segment in self.segments for value in segment.inputs)
+        for number, segment in enumerate(self.segments, 1):
+            for node in segment.nodes:
+                visit(node)
+            wanted = [value for value in segment.outputs if watch is not None or readers[str(value.name)]]
+            if wanted:
+                early: Sequence[Sequence[Any]] = ()
+                program = self._program(segment.nodes, wanted, [str(value.name) for value in segment.inputs])
+                if search is not None:
+                    early = list(self.pool.map(program, range(min(search.samples, self.frontier.samples))))
+                    rest = [node for later in self.segments[number:] for node in later.nodes]
+                    names = [str(value.name) for value in wanted]
+                    search(dict(zip(names, zip(*early, strict=True), strict=True)), rest)
+                self._advance(program, wanted, early)
+            if watch is not None:
+                for value in wanted:
+                    watch(str(value.name), self.frontier)
+            for value in segment.inputs:
+                readers[str(value.name)] -= 1
+                if not readers[str(value.name)]:
+                    self.frontier.drop(str(value.name))
+
+    def over_outputs(self, node: ir.Node, task: Callable[[int, Array], Result]) -> list[Result]:
+        """Return `task` of each sample and the node's first result, before any activation, with its present constants.
+
+        The results themselves are not kept.
+        """
+        names = [str(value.name) for value in reads(node) if not is_constant(value)]
+        program = self._program([node], node.outputs[:1], names)
+        return self.map(lambda sample: task(sample, program(sample)[0]))
+
+    def map(self, task: Callable[[int], Result]) -> list[Result]:
+        """Run a task for each sample, in all threads; results are in the order of the samples."""
+        return list(self.pool.map(task, range(self.frontier.samples)))
+
+    def _advance(
+        self, program: Callable[[int], Sequence[Any]], wanted: Sequence[ir.Value], early: Sequence[Sequence[Any]]
+    ) -> None:
+        """Put the results of all samples on the frontier; those of the first ones may be known already."""
+
+        def step(sample: int) -> None:
+            results = early[sample] if sample < len(early) else program(sample)
+            for value, result in zip(wanted, results, strict=True):
+                self.frontier.put(str(value.name), sample, result)
+
+        self.map(step)
+
+    def _program(
+        self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], names: Sequence[str]
+    ) -> Callable[[int], list[Any]]:
+        """Return the nodes as a function of the sample's number, reading `names` from the frontier."""
+        program = Program(self.model, nodes, outputs, self.feeds(names, 0), self.constant)
+        return lambda sample: program(self.feeds(names, sample), self.origins[sample])
+
+    def feeds(self, names: Sequence[str], sample: int) -> Mapping[str, Any]:
+        """Return what nodes read of these values, for one sample."""
+        return {name: self.frontier.get(name, sample) for name in names}
+
+    def constant(self, node: ir.Node, index: int) -> Any:
+        """Return what a node of the emitted model reads at a constant input: encoded and decoded if it is quantized.
+
+        Numbers that were refined stand in for the model's own.
+        """
+        value = node.inputs[index]
+        array, name = constant(value), "" if value is None else str(value.name)
+        site = self.plan.layout.sites.get(name)
+        if array is None:
+            return None
+        if site is None:
+            return self.plan.refined.get(name, array)
+        if not self.plan.layout.quantizes(node) or index not in site_inputs(node):
+            return array
+        return self.plan.of(name).stored(self.plan.refined.get(name, array))

@@ -1,0 +1,96 @@
+"""The values of options, from text as the command line has it or from Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from detent.errors import UsageError
+from detent.graph.session import DEFAULT_PROVIDERS
+from detent.observe.preprocess import PreprocessOptions, preprocess_options
+from detent.options import ImageOptions
+
+
+def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names, from one or several."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def providers_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return onnxruntime's execution providers; without any, the CPU."""
+    return names_of(given) or tuple(DEFAULT_PROVIDERS)
+
+
+def image_options(given: ImageOptions) -> PreprocessOptions:
+    """Return what is said about images. Spelling is checked here, meaning when the model's input is known."""
+    size: Any = given["size"]
+    if isinstance(size, str):
+        sides = _whole_numbers(size, "--size")
+        if len(sides) > 2:
+            raise UsageError(f"--size '{size}': expected one number or H,W.")
+        size = sides[0] if len(sides) == 1 else tuple(sides)
+    flags: dict[str, Any] = {
+        "size": size,
+        "resize": given["resize"],
+        "mean": _numbers(given["mean"], "--mean"),
+        "std": _numbers(given["std"], "--std"),
+        "order": given["order"] and given["order"].upper(),
+        "layout": given["layout"] and given["layout"].upper(),
+        "resample": given["resample"] and given["resample"].lower(),
+    }
+    changes = {name: value for name, value in flags.items() if value is not None}
+    return replace(preprocess_options(given["preprocess"]), **changes)
+
+
+def shapes_of(given: Mapping[str, Sequence[int]] | str | Sequence[str] | None) -> Mapping[str, Sequence[int]] | None:
+    """Return the shape of each input, from texts such as `input=1,3,224,224` or from a mapping."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    found: dict[str, list[int]] = {}
+    for assignment in names_of(given):
+        name, separator, dims = assignment.rpartition("=")
+        if not separator or not name:
+            raise UsageError(f"--fix-shape '{assignment}': expected INPUT=D,D,..., such as input=1,3,224,224.")
+        found[name] = _whole_numbers(dims, "--fix-shape")
+    return found or None
+
+
+def noise_of(given: float | str | None) -> float | None:
+    """Return an error as noise power over signal power, from that or from decibels: -20dB is 0.01."""
+    if not isinstance(given, str):
+        return given
+    number, is_decibels = given.strip().lower(), False
+    if number.endswith("db"):
+        number, is_decibels = number[:-2], True
+    try:
+        value = float(number)
+    except ValueError:
+        raise UsageError(
+            f"--max-error '{given}': expected decibels such as -25dB, or a number such as 0.003."
+        ) from None
+    if is_decibels and not value < 0:
+        raise UsageError(
+            f"--max-error {given}: the error would be as large as the signal. Decibels are below 0: -25dB."
+        )
+    if not is_decibels and not value > 0:
+        raise UsageError(f"--max-error {given}: a power above 0, such as 0.003. Decibels are written -25dB.")
+    return 10 ** (value / 10) if is_decibels else value
+
+
+def _numbers(given: float | Sequence[float] | str | None, option: str) -> float | tuple[float, ...] | None:
+    if given is None or isinstance(given, int | float):
+        return given
+    if not isinstance(given, str):
+        return tuple(given)
+    try:
+        return tuple(float(part) for part in given.split(","))
+    except ValueError:
+        raise UsageError(f"{option} '{given}': expected numbers separated by commas, such as 0.5,0.5,0.5.") from None
+
+
+def _whole_numbers(text: str, option: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} '{text}': expected whole numbers separated by commas, such as 224,224.") from None

@@ -1,0 +1,512 @@
+"""Every option of every verb, declared once: its name, type, flag, help and default.
+
+    class SampleOptions(TypedDict, total=False):
+        limit: Annotated[int | None, Flag("Use at most N samples.", minimum=1, metavar="N", panel=DATA)]
+
+    def quantize(model: ..., **options: Unpack[QuantizeOptions]) -> Report: ...
+
+The Python call takes these names as keywords, which editors complete and type checkers check. `detent.cli` makes the
+flags of a command from the same class. `settled` gives a verb all of its options, with defaults for those not given.
+So a new option is a line here, and a line where it is used. Values may be written as text,
+as on the command line, or as Python values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+
+from typing_extensions import TypedDict
+
+from detent.errors import nearest
+
+if TYPE_CHECKING:
+    from detent.equalizations.channel_problem import Equalizer
+    from detent.evaluation.dataset import LabelsLike
+    from detent.evaluation.metric_file import Metric
+    from detent.methods import Method
+    from detent.numerics.formats import IntegerFormat
+    from detent.numerics.interface import NumberFormat
+    from detent.observe.preprocess import PreprocessOptions
+    from detent.progress import Progress
+    from detent.refinements import Refinement
+    from detent.results.searched import RungOutcome
+else:  # annotations are evaluated for the command line, which starts without the libraries behind these types
+    Equalizer = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
+    PreprocessOptions = Progress = Refinement = RungOutcome = Any
+
+DATA = "Data"
+CALIBRATION = "Calibration"
+ACCURACY = "Accuracy"
+NODES = "Which nodes"
+PROPOSAL = "Proposal"
+
+PathText = str | PathLike[str]
+Names = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line has an option.
+
+    `name` is the flag, if it is not made from the option's name. `reads` is the type of the text, if it is not the
+    option's own type. `default` is that of Python and the command line alike; with `hidden`, help does not show it.
+    `python` says what else the Python call takes.
+    """
+
+    help: str
+    name: str | None = None
+    reads: Any = None
+    default: Any = None
+    hidden: bool = False
+    metavar: str | None = None
+    panel: str | None = None
+    minimum: float | None = None
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class PythonOnly:
+    """Marks an option that the command line has no flag for."""
+
+    help: str
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class OldName:
+    """Marks an earlier spelling of an option, which stays accepted in Python."""
+
+    of: str
+
+
+class ShapeOptions(TypedDict, total=False):
+    """Shapes to fix."""
+
+    fix_shape: Annotated[
+        Mapping[str, Sequence[int]] | Names | None,
+        Flag(
+            "Make a dynamic shape fixed: input=1,3,224,224.",
+            reads=list[str],
+            metavar="INPUT=DIMS",
+            python='or {"input": (1, 3, 224, 224)}',
+        ),
+    ]
+    fix_shapes: Annotated[Mapping[str, Sequence[int]] | None, OldName("fix_shape")]
+
+
+class LimitOptions(TypedDict, total=False):
+    """How many samples are read."""
+
+    limit: Annotated[int | None, Flag("Use at most N samples.", minimum=1, metavar="N", panel=DATA)]
+
+
+class SeedOptions(TypedDict, total=False):
+    """How samples are chosen."""
+
+    seed: Annotated[int | None, Flag("Choose them at random with this seed (else: evenly spaced).", panel=DATA)]
+
+
+class BatchOptions(TypedDict, total=False):
+    """How many samples are run together."""
+
+    batch: Annotated[int | None, Flag("Samples per inference.", minimum=1, panel=DATA)]
+
+
+class ImageOptions(TypedDict, total=False):
+    """How images become arrays. What is not said is guessed from the model's input, and reported."""
+
+    preprocess: Annotated[
+        PreprocessOptions | Mapping[str, Any] | PathText | None,
+        Flag(
+            "JSON with size, mean, std, order, ... instead of the flags.",
+            reads=Path,
+            panel=DATA,
+            python="or a dictionary of these, or PreprocessOptions",
+        ),
+    ]
+    size: Annotated[
+        int | tuple[int, int] | str | None, Flag("Image size: 224 or H,W.", reads=str, metavar="SIZE", panel=DATA)
+    ]
+    resize: Annotated[int | None, Flag("Short side before the centre crop.", panel=DATA)]
+    mean: Annotated[
+        float | Sequence[float] | str | None,
+        Flag("One number or R,G,B, on 0..255.", reads=str, metavar="NUMBERS", panel=DATA),
+    ]
+    std: Annotated[
+        float | Sequence[float] | str | None,
+        Flag("One number or R,G,B, on 0..255.", reads=str, metavar="NUMBERS", panel=DATA),
+    ]
+    order: Annotated[str | None, Flag("RGB, BGR or GRAY.", metavar="ORDER", panel=DATA)]
+    layout: Annotated[str | None, Flag("NCHW or NHWC.", metavar="LAYOUT", panel=DATA)]
+    resample: Annotated[str | None, Flag("bilinear, bicubic, nearest, ...", metavar="FILTER", panel=DATA)]
+
+
+class ThreadOptions(TypedDict, total=False):
+    """How many threads work."""
+
+    threads: Annotated[int, Flag("Worker threads; 0: one per core.", default=0, minimum=0)]
+
+
+class ProgressOptions(TypedDict, total=False):
+    """Who hears of progress."""
+
+    progress: Annotated[Progress | None, PythonOnly("called as progress(stage, done, total)")]
+
+
+class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total=False):
+    """Which samples are read, and how."""
+
+
+class ReadingOptions(ShapeOptions, SampleOptions, ThreadOptions, ProgressOptions, total=False):
+    """How samples are read into a float model that is to be quantized."""
+
+
+class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, ProgressOptions, total=False):
+    """How finished models are run on samples."""
+
+    providers: Annotated[Names, Flag("onnxruntime's.", reads=list[str], default=(), metavar="PROVIDER")]
+
+
+class SettingOptions(TypedDict, total=False):
+    """Changes of any field of the recipe."""
+
+    set: Annotated[
+        Names,
+        Flag(
+            "Change the recipe: weights.granularity=per_channel.",
+            reads=list[str],
+            default=(),
+            metavar="FIELD=VALUE",
+        ),
+    ]
+
+
+class RoundingOptions(TypedDict, total=False):
+    """How the device rounds."""
+
+    rounding: Annotated[
+        str | None,
+        Flag("The device's: half-even, as the file says, or dpu, ties upwards.", metavar="NAME", panel=ACCURACY),
+    ]
+
+
+class RecipeOptions(SettingOptions, total=False):
+    """Fields of the recipe that have a flag of their own."""
+
+    target: Annotated[str | None, Flag("npu-xint8, npu-a8w8, npu-a16w8, npu-vaiml, npu-bf16 or cpu.")]
+    method: Annotated[Method | str | None, Flag("MinMSE, Percentile:percentile=99.99, ...", reads=str)]
+    activations: Annotated[
+        NumberFormat | str | None, Flag("int8, uint16, bfloat16, ..., if not the recipe's.", reads=str)
+    ]
+    format: Annotated[str | None, Flag("qdq, qoperator, extended-qdq, vitis-qdq, fix-neuron, ...")]
+    opset: Annotated[int | None, Flag("The least operator set of the result.")]
+    equalize: Annotated[
+        Equalizer | str | bool | None,
+        Flag(
+            "Rescale channels first, all layers at once.", "--equalize/--no-equalize", reads=bool | None, panel=ACCURACY
+        ),
+    ]
+    equalize_with: Annotated[
+        str | None,
+        Flag(
+            "Or in this way: GlobalEqualization, CrossLayer (with settings: CrossLayer:steps=3), or none.",
+            metavar="NAME",
+            panel=ACCURACY,
+        ),
+    ]
+    smooth: Annotated[
+        float | None, Flag("SmoothQuant, with this alpha; for transformers.", metavar="ALPHA", panel=ACCURACY)
+    ]
+    search_ranges: Annotated[
+        bool | None,
+        Flag(
+            "Choose activations' scales by the error at the output.",
+            "--search-ranges/--no-search-ranges",
+            panel=ACCURACY,
+        ),
+    ]
+    refine: Annotated[
+        Refinement | str | None,
+        Flag(
+            "BiasCorrection, Rounding, Gptq, AdaRound, AdaQuant (with settings: Rounding:rows=128), or none.",
+            reads=str,
+            metavar="NAME",
+            panel=ACCURACY,
+        ),
+    ]
+    no_bias_correction: Annotated[
+        bool, Flag("Keep biases: --refine none.", "--no-bias-correction", default=False, panel=ACCURACY)
+    ]
+
+
+class MemoryOptions(TypedDict, total=False):
+    """What refinement may use."""
+
+    memory: Annotated[
+        int | str | None,
+        Flag(
+            "What --refine may use; default 2GB.",
+            reads=str,
+            metavar="AMOUNT",
+            panel=ACCURACY,
+            python="or a number of bytes",
+        ),
+    ]
+
+
+class NodeOptions(TypedDict, total=False):
+    """Which nodes are quantized, by name. Patterns have * and ? as in file names."""
+
+    include: Annotated[
+        Names, Flag("Only nodes that match.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)
+    ]
+    exclude: Annotated[Names, Flag("Leave these float.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)]
+    op_types: Annotated[Names, Flag("Only these operators.", reads=list[str], default=(), metavar="TYPE", panel=NODES)]
+    start: Annotated[
+        Names, Flag("Only what follows NODE.", "--from", reads=list[str], default=(), metavar="NODE", panel=NODES)
+    ]
+    end: Annotated[
+        Names, Flag("Only what leads to NODE.", "--to", reads=list[str], default=(), metavar="NODE", panel=NODES)
+    ]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """On which workers statistics are counted."""
+
+    workers: Annotated[int | None, Flag("Count in N processes.", minimum=1, metavar="N", panel=CALIBRATION)]
+    dask: Annotated[str | None, Flag("Count on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
+    executor: Annotated[Any, PythonOnly("a concurrent.futures.Executor or a dask Client to count on")]
+
+
+class MeasuringWorkerOptions(TypedDict, total=False):
+    """On which workers statistics are counted and layers measured."""
+
+    workers: Annotated[int | None, Flag("Count and measure in N processes.", minimum=1, metavar="N", panel=CALIBRATION)]
+    dask: Annotated[str | None, Flag("Count and measure on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
+    executor: Annotated[Any, PythonOnly("a concurrent.futures.Executor or a dask Client to count and measure on")]
+
+
+class StatisticsOptions(TypedDict, total=False):
+    """Where statistics are known from."""
+
+    stats: Annotated[PathText | None, Flag("Use these statistics instead of counting.", reads=Path, panel=CALIBRATION)]
+
+
+class QuantizeOptions(
+    RecipeOptions,
+    RoundingOptions,
+    MemoryOptions,
+    NodeOptions,
+    ReadingOptions,
+    WorkerOptions,
+    StatisticsOptions,
+    total=False,
+):
+    """Options of `quantize`."""
+
+    providers: Annotated[
+        Names, Flag("onnxruntime's.", reads=list[str], default=(), metavar="PROVIDER", panel=CALIBRATION)
+    ]
+    save_stats: Annotated[PathText | None, Flag("Keep the statistics in this file.", reads=Path, panel=CALIBRATION)]
+    resume: Annotated[
+        bool, Flag("Continue an interrupted run.", "--resume/--no-resume", default=True, panel=CALIBRATION)
+    ]
+    dry_run: Annotated[bool, Flag("Say what would be done; run nothing, write no model.", "--dry-run", default=False)]
+
+
+class JudgeOptions(TypedDict, total=False):
+    """What models are judged by."""
+
+    metric: Annotated[
+        Metric | PathText | None,
+        Flag("A Python file with score(outputs, sample) or metric(outputs, labels).", reads=Path, python="or a Metric"),
+    ]
+
+
+class LabelOptions(TypedDict, total=False):
+    """The labels of the data."""
+
+    label_offset: Annotated[int, Flag("Add N to every label (1001 classes: 1).", default=0, panel=DATA)]
+
+
+class TuningGoalOptions(TypedDict, total=False):
+    """When tuning ends."""
+
+    max_drop: Annotated[float, Flag("The loss to accept.", default=1.0, minimum=0.0)]
+    budget: Annotated[str | float | None, Flag("The time to take: 90s, 10m, 1h30m.", reads=str, metavar="TIME")]
+
+
+class TuneOptions(
+    TuningGoalOptions, JudgeOptions, SettingOptions, RoundingOptions, LabelOptions, ReadingOptions, total=False
+):
+    """Options of `tune`."""
+
+    evaluation: Annotated[Any, Flag("Labelled data to judge by. Without: a part of --calib.", "--eval", reads=Path)]
+    toml: Annotated[PathText | None, Flag("Where to write the winning recipe. Else: OUTPUT as .toml.", reads=Path)]
+    recipe_file: Annotated[PathText | None, OldName("toml")]
+    eval_limit: Annotated[int | None, Flag("Judge by at most N samples.", minimum=1, panel=DATA)]
+    evaluation_limit: Annotated[int | None, OldName("eval_limit")]
+    labels: Annotated[LabelsLike, PythonOnly("labels of the evaluation data, as for `evaluate`", "find")]
+    providers: Annotated[Names, PythonOnly("onnxruntime's execution providers", ())]
+    resume: Annotated[bool, Flag("Continue an interrupted tuning.", "--resume/--no-resume", default=True)]
+    on_step: Annotated[
+        Callable[[RungOutcome], None] | None, PythonOnly("called with each TuningStep as soon as it is known")
+    ]
+    told: Annotated[Callable[[RungOutcome], None] | None, OldName("on_step")]
+
+
+class MeasuredSampleOptions(TypedDict, total=False):
+    """How many samples layers are measured on."""
+
+    samples: Annotated[int, Flag("Measure on up to N samples.", default=32, minimum=1, metavar="N")]
+
+
+class FormatSearchOptions(TypedDict, total=False):
+    """What is searched for."""
+
+    candidates: Annotated[
+        str | Sequence[str | IntegerFormat],
+        Flag("The integer formats to choose from.", reads=str, default="int4,int8", metavar="FORMATS"),
+    ]
+    what: Annotated[Literal["weights", "activations"], Flag("Whose formats are chosen.", default="weights")]
+    max_error: Annotated[
+        float | str | None,
+        Flag("As few bits as this error takes: -30dB, or 0.001 of the power.", reads=str, metavar="ERROR"),
+    ]
+    mean_bits: Annotated[float | None, Flag("Or as little error as so many bits allow on average.", metavar="BITS")]
+
+
+class MixOptions(
+    FormatSearchOptions,
+    SettingOptions,
+    MeasuredSampleOptions,
+    ReadingOptions,
+    WorkerOptions,
+    StatisticsOptions,
+    total=False,
+):
+    """Options of `mix`."""
+
+
+class ProposalOptions(TypedDict, total=False):
+    """What is proposed."""
+
+    max_error: Annotated[
+        float | str | None,
+        Flag(
+            "Propose what brings the error below this: -25dB, or 0.003 of the signal's power.",
+            reads=str,
+            metavar="ERROR",
+            panel=PROPOSAL,
+        ),
+    ]
+    propose: Annotated[
+        Literal["exclude", "a16", "w8"],
+        Flag("Leave layers float, give activations 16 bits, or 4-bit weights 8.", default="exclude", panel=PROPOSAL),
+    ]
+    exact: Annotated[bool, Flag("Measure all of it, on all of them; slow.", "--exact", default=False)]
+
+
+class SensitivityOptions(
+    ProposalOptions,
+    SettingOptions,
+    MeasuredSampleOptions,
+    ReadingOptions,
+    MeasuringWorkerOptions,
+    StatisticsOptions,
+    total=False,
+):
+    """Options of `sensitivity`."""
+
+
+class LabelSourceOptions(TypedDict, total=False):
+    """Where labels are from."""
+
+    labels: Annotated[
+        LabelsLike,
+        Flag(
+            "A file of labels, if not in the folder.",
+            reads=Path,
+            default="find",
+            hidden=True,
+            panel=DATA,
+            python="or one for each sample, or {name: label}; None: compare outputs only",
+        ),
+    ]
+    no_labels: Annotated[
+        bool, Flag("Compare outputs, whatever labels there are.", "--no-labels", default=False, panel=DATA)
+    ]
+
+
+class EvaluateOptions(JudgeOptions, LabelSourceOptions, LabelOptions, RunningOptions, total=False):
+    """Options of `evaluate`."""
+
+    emulate: Annotated[
+        Literal["half-even", "dpu"] | None, Flag("Compute all models but the first in integers, as the NPU does.")
+    ]
+
+
+class CompareOptions(RunningOptions, total=False):
+    """Options of `compare`."""
+
+    inner: Annotated[bool, Flag("Also what goes from a layer into its activation function.", "--inner", default=False)]
+
+
+class InferOptions(RunningOptions, total=False):
+    """Options of `infer`."""
+
+
+class EmulateOptions(SampleOptions, ProgressOptions, total=False):
+    """Options of `emulate`."""
+
+    rounding: Annotated[str, Flag("half-even, as the file says, or dpu: ties upwards.", default="half-even")]
+
+
+Options = TypeVar("Options", bound=Mapping[str, Any])
+
+
+@cache
+def declared(kind: type) -> dict[str, tuple[Any, Flag | PythonOnly | OldName]]:
+    """Return, for each option of a class, its type and its Flag, PythonOnly or OldName."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
+
+
+def settled(kind: type[Options], given: Mapping[str, Any]) -> Options:
+    """Return all options of a class: those given, under their present names, and the defaults of the others."""
+    known = declared(kind)
+    found: dict[str, Any] = {name: flag.default for name, (_, flag) in known.items() if not isinstance(flag, OldName)}
+    for name, value in given.items():
+        if name not in known:
+            verb = kind.__name__.removesuffix("Options").lower()
+            raise TypeError(f"{verb}() has no option '{name}'.{nearest(name, known)}")
+        flag = known[name][1]
+        found[flag.of if isinstance(flag, OldName) else name] = value
+    return found  # type: ignore[return-value]  # it has the names that the class declares
+
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def documented(kind: type) -> Callable[[Verb], Verb]:
+    """Add what the options say to the docstring of a verb."""
+
+    def add(verb: Verb) -> Verb:
+        lines = [f"        {name}: {_said(each)}" for name, (_, each) in declared(kind).items()]
+        verb.__doc__ = f"{verb.__doc__ or ''}\n    Options:\n" + "\n".join(lines) + "\n"
+        return verb
+
+    return add
+
+
+def _said(each: Flag | PythonOnly | OldName) -> str:
+    if isinstance(each, OldName):
+        return f"the earlier name of `{each.of}`."
+    if isinstance(each, PythonOnly):
+        return f"{each.help}."
+    return each.help + (f" Python takes this {each.python}." if each.python else "")

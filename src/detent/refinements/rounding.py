@@ -1,0 +1,117 @@
+"""Least-squares rounding: the codes with which a layer, fed its quantized input, comes closest to its float output.
+
+The damped error (see `least_squares`) is minimized over the steps within some of each weight. Channels of few weights
+are searched, and have the best steps of all. The others come down from two starts, and each takes the better end: from
+the nearest steps, and from those that GPTQ finds around the weights that would be best without rounding.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from detent.refinements.gptq import order_by_activation, round_in_order
+from detent.refinements.layer_problem import Floats, LayerProblem, Solution, StepRounder
+from detent.refinements.least_squares import (
+    CONSTANT_INPUTS,
+    FEW_INPUTS,
+    Quadratic,
+    RowMoments,
+    descend,
+    search_exhaustively,
+)
+from detent.refinements.refinement import Contest, WeightRefinement
+
+DAMPINGS = (1.0, 3.0, 10.0)
+"""Times that of the settings: which is best depends on the layer, and the held-out rows tell."""
+
+FEW_ROWS_DAMPINGS = (10.0, 30.0, 100.0)
+"""The same for fewer than twice as many rows as inputs."""
+
+MOST_FACTORED = 2048
+"""With more inputs, the second start is not worth the memory and time of factoring their second moments."""
+
+
+@dataclass(frozen=True)
+class Rounding(WeightRefinement):
+    """Weights are rounded so that the layer's output, given its quantized input, is closest to float.
+
+    A quadratic problem on the second moments of the input, solved exactly for kernels of few weights and else by
+    coordinate descent from two starts: codes move at most `span` steps from the weight, and `damping` (a share of the
+    mean second moment) keeps them near it where the data says little. With `rescale`, other scales of the weights are
+    tried too: better on most layers by themselves, and not always on the whole network.
+    """
+
+    integer_weights_only: ClassVar[bool] = True
+
+    span: int = 2
+    damping: float = 0.3
+    sweeps: int = 20
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        self._at_least_one("samples", "rows", "span", "sweeps")
+        self._not_negative("damping")
+
+    @property
+    def tries_scales(self) -> bool:
+        """Whether other scales of the weights are tried."""
+        return self.rescale
+
+    def solve(self, problem: LayerProblem, contest: Contest, pool: Executor) -> str | None:
+        """Offer every damping with the present scale, and every other scale with the damping that was best."""
+        moments = RowMoments.of(problem)
+        if not moments.vary:
+            return CONSTANT_INPUTS
+        best, *_ = dampings = self.dampings(problem)
+        for damping in dampings:
+            if contest.offer(self.round_layer(problem, moments, damping, pool), problem.free_bias):
+                best = damping
+        for scale in contest.scales:
+            contest.offer(self.round_layer(scale.of(problem), moments, best, pool), problem.free_bias, scale)
+        return None
+
+    def dampings(self, problem: LayerProblem) -> list[float]:
+        """Return the dampings to try."""
+        few = problem.samples < 2 * problem.weight.shape[2]
+        return [self.damping * factor for factor in (FEW_ROWS_DAMPINGS if few else DAMPINGS)]
+
+    def round_layer(self, problem: LayerProblem, moments: RowMoments, damping: float, pool: Executor) -> Solution:
+        """Return the solution for a damping."""
+        error = moments.to_output(problem.weight, damping)
+        codes = problem.codes_of_steps(self.best_steps(problem, error, pool))
+        return Solution(codes, moments.bias(problem, codes), f"rounding, damping {damping:g}")
+
+    def best_steps(self, problem: LayerProblem, error: Quadratic, pool: Executor) -> Floats:
+        """Return the steps of the least error that is found, no further than the span from the weights."""
+        grid = problem.grid()
+        nearest, box = grid.steps(problem.weight), box_around(problem.weight, grid, self.span)
+        found = descend(nearest, error, box, self.sweeps, pool)
+        if problem.weight.shape[2] <= FEW_INPUTS:
+            return search_exhaustively(found, error, box, pool)
+        start = gptq_start(error, box, pool) if problem.weight.shape[2] <= MOST_FACTORED else None
+        if start is None:
+            return found
+        other = descend(start, error, box, self.sweeps, pool)
+        better = error.errors(other * grid.scale) < error.errors(found * grid.scale)
+        return np.where(better[..., None], other, found)
+
+
+def box_around(weight: Floats, grid: StepRounder, span: int) -> StepRounder:
+    """Return the grid with limits around each weight: `span` steps below and above it, and always the nearest step."""
+    nearest, below = grid.steps(weight), np.floor(weight / grid.scale)
+    low = np.minimum(np.maximum(below - (span - 1), grid.low), nearest)
+    return StepRounder(grid.scale, low, np.maximum(np.minimum(below + span, grid.high), nearest))
+
+
+def gptq_start(error: Quadratic, box: StepRounder, pool: Executor) -> Floats | None:
+    """Return what GPTQ makes of the best real weights; None if the second moments cannot be inverted."""
+    try:
+        center: Floats = np.linalg.solve(error.second, error.cross.swapaxes(1, 2)).swapaxes(1, 2).astype(np.float64)
+        return round_in_order(center, error.second, box, order_by_activation(error.second), pool)
+    except np.linalg.LinAlgError:
+        return None

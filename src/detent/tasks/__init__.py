@@ -1,0 +1,1 @@
+"""What a model is for: how its outputs are read, compared with another model's, and judged."""

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from detent.cli import progress_bar as module
+from detent.cli.progress_bar import progress_bar
+from detent.progress import silent
+
+
+def test_silent_where_there_is_no_terminal():
+    with progress_bar(Console(file=io.StringIO())) as progress:
+        assert progress is silent
+        progress("calibrate", 1, 2)
+
+
+@pytest.mark.parametrize(("patience", "shown"), [(0.01, True), (60.0, False)])
+def test_a_bar_only_for_stages_that_last(monkeypatch, patience, shown):
+    monkeypatch.setattr(module, "PATIENCE", patience)
+    stream = io.StringIO()
+    with progress_bar(Console(file=stream, force_terminal=True, width=100)) as progress:
+        progress("load", 0, None)
+        progress("calibrate", 0, 10)
+        time.sleep(0.25)
+        progress("calibrate", 4, 10)
+        time.sleep(0.25)
+    assert ("calibrate" in stream.getvalue()) == shown
+    assert ("4/10" in stream.getvalue()) == shown

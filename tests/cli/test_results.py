@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from detent.cli.console import PageOptions, ResultOptions, check_file
+from detent.errors import OutputError
+
+
+class Result:
+    def to_json(self):
+        return '{"a": 1}'
+
+    def save(self, path):
+        path.write_text(self.to_json())
+
+
+def show(result, console):
+    console.print("shown")
+
+
+def test_a_result_is_shown_or_printed_as_json(capsys, tmp_path):
+    ResultOptions().tell(Result(), show)
+    assert capsys.readouterr().out == "shown\n"
+    file = tmp_path / "report.json"
+    ResultOptions(report=file, page=PageOptions(json=True)).tell(Result(), show)
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text()) == {"a": 1}
+
+
+def test_no_file_takes_the_place_of_another(tmp_path):
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"model")
+    with pytest.raises(OutputError, match="overwrite"):
+        ResultOptions(report=model).check(model, None)
+    with pytest.raises(OutputError, match="overwrite"):
+        ResultOptions(report=tmp_path / "r", page=PageOptions(html=tmp_path / "r")).check(model)
+    ResultOptions(report=tmp_path / "r.json", page=PageOptions(html=tmp_path / "r.html")).check(model)
+    check_file(None, model)

@@ -1,0 +1,105 @@
+"""Layouts of detectors' outputs: what each reads from arrays that say the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detent.errors import DataError
+from detent.tasks.heads import Head, anchors_of, recognise_head
+
+IMAGE = (64, 96)
+CELLS = 8 * 12 + 4 * 6 + 2 * 3
+BOX = [10.0, 20.0, 30.0, 60.0]  # corners
+CENTER = [20.0, 40.0, 20.0, 40.0]
+
+
+def shapes(**arrays):
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def only(head, outputs):
+    (image,) = head.detect(outputs)
+    assert len(image) == 1
+    np.testing.assert_allclose(image.boxes[0], BOX, rtol=1e-5)
+    return float(image.scores[0]), int(image.classes[0])
+
+
+def test_columns():
+    output = np.zeros((1, 4 + 3, CELLS), np.float32)
+    output[0, :4, 5], output[0, 4 + 2, 5] = CENTER, 0.75
+    head = recognise_head(shapes(y=output), IMAGE)
+    assert head == Head("columns", ("y",), 3, IMAGE)
+    assert only(head, {"y": output}) == (0.75, 2)
+
+
+def test_columns_behind_the_classes_are_not_classes():
+    output = np.zeros((1, 4 + 3 + 32, CELLS), np.float32)
+    output[0, :4, 5], output[0, 4 + 2, 5], output[0, 7:, 5] = CENTER, 0.75, 9.0
+    assert only(recognise_head(shapes(y=output), IMAGE, classes=3), {"y": output}) == (0.75, 2)
+
+
+def test_rows_have_objectness():
+    output = np.zeros((1, CELLS, 5 + 3), np.float32)
+    output[0, 5] = [*CENTER, 0.5, 0.0, 0.5, 0.0]
+    output[0, :, :2] += 1e-9
+    head = recognise_head(shapes(y=output), IMAGE)
+    assert (head.layout, head.classes) == ("rows", 3)
+    output[0, :, :2] = np.maximum(output[0, :, :2], 20.0)  # centers are all over the image
+    output[0, 5, :4] = CENTER
+    assert only(head, {"y": output}) == (0.25, 1)
+
+
+def test_rows_on_the_grid_are_decoded():
+    """Cell 13 of stride 8 is column 1 of row 1: (dx + 1) * 8 = 20, (dy + 1) * 8 = 40."""
+    output = np.zeros((1, CELLS, 5 + 1), np.float32)
+    output[0, 13] = [1.5, 4.0, np.log(20 / 8), np.log(40 / 8), 1.0, 0.5]
+    head = Head("rows", ("y",), 1, IMAGE)
+    assert only(head, {"y": output}) == (0.5, 0)
+
+
+def test_what_is_final_is_taken_as_it_is():
+    output = np.zeros((1, 20, 6), np.float32)
+    output[0, 3] = [*BOX, 0.5, 7]
+    head = recognise_head(shapes(y=output), IMAGE)
+    assert head.layout == "final" and only(head, {"y": output}) == (0.5, 7)
+
+
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("centers", [False, True])
+def test_pairs(logits, centers):
+    boxes = np.tile(np.array([40, 40, 2, 2] if centers else [1, 1, 2, 2], np.float32), (1, 50, 1)) / [96, 64, 96, 64]
+    scores = np.full((1, 50, 4), -9.0 if logits else 0.0, np.float32)
+    boxes[0, 5], scores[0, 5, 3] = np.array(CENTER if centers else BOX) / [96, 64, 96, 64], 0.0 if logits else 0.5
+    head = recognise_head(shapes(boxes=boxes, scores=scores), IMAGE)
+    assert head == Head("pair", ("boxes", "scores"), 4, IMAGE)
+    score, kind = only(head, {"boxes": boxes, "scores": scores})
+    assert kind == 3 and score == pytest.approx(0.5)
+
+
+def test_lists():
+    outputs = {"boxes": np.array([BOX], np.float32), "labels": np.array([4]), "scores": np.array([0.5], np.float32)}
+    head = recognise_head(shapes(**outputs), IMAGE)
+    assert head.layout == "lists" and only(head, outputs) == (0.5, 4)
+    with pytest.raises(DataError, match="1, 1 and 2"):
+        head.detect(outputs | {"labels": np.array([4, 4])})
+
+
+def test_no_objects():
+    outputs = {
+        "boxes": np.zeros((0, 4), np.float32),
+        "labels": np.zeros(0, np.int64),
+        "scores": np.zeros(0, np.float32),
+    }
+    assert not len(recognise_head(shapes(**outputs), IMAGE).detect(outputs)[0])
+    assert not len(Head("columns", ("y",), 3, IMAGE).detect({"y": np.zeros((1, 7, 0), np.float32)})[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 1000), (1, 3, 64, 64), (8, 128, 384, 2)])
+def test_other_outputs_are_no_detections(shape):
+    assert recognise_head({"y": shape}, IMAGE) is None
+
+
+def test_cells_of_an_image():
+    assert anchors_of((640, 640))[8400] == (8, 16, 32)
+    assert anchors_of((416, 416))[3549] == (8, 16, 32)

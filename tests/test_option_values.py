@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+import detent
+from detent.errors import UsageError
+from detent.observe.preprocess import PreprocessOptions
+from detent.option_values import image_options, names_of, noise_of, shapes_of
+from detent.options import ImageOptions, QuantizeOptions, TuneOptions, settled
+from tests.conftest import tiny_model
+
+
+def images(**given):
+    return image_options(settled(ImageOptions, given))
+
+
+def test_images_as_written_and_as_meant():
+    meant = PreprocessOptions(
+        size=(8, 6), mean=(1.0,), std=(2.0, 3.0, 4.0), order="BGR", layout="NHWC", resample="bicubic"
+    )
+    assert images(size="8,6", mean="1", std="2,3,4", order="bgr", layout="nhwc", resample="Bicubic") == meant
+    assert (
+        images(size=(8, 6), mean=(1.0,), std=[2.0, 3.0, 4.0], order="BGR", layout="NHWC", resample="bicubic") == meant
+    )
+    assert images(size="8") == images(size=8) == images(preprocess={"size": 8}) == PreprocessOptions(size=8)
+    assert images(preprocess={"size": 8, "order": "BGR"}, size=4) == PreprocessOptions(size=4, order="BGR")
+    assert images().given() == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"size": "1,2,3"}, "--size '1,2,3'"),
+        ({"size": "8.5"}, "--size '8.5'"),
+        ({"mean": "red"}, "--mean 'red'"),
+    ],
+)
+def test_images_that_cannot_be_meant(given, words):
+    with pytest.raises(UsageError, match=words):
+        images(**given)
+
+
+def test_shapes_as_text_and_as_a_mapping():
+    assert shapes_of(["x=1,3,8,8", "y=2"]) == {"x": [1, 3, 8, 8], "y": [2]}
+    assert shapes_of("x=1,3") == {"x": [1, 3]}
+    assert shapes_of({"x": (1, 3)}) == {"x": (1, 3)}
+    assert shapes_of([]) is shapes_of(None) is None
+
+
+def test_one_name_or_several():
+    assert names_of("Conv") == ("Conv",)
+    assert names_of(["Conv", "Gemm"]) == ("Conv", "Gemm")
+    assert names_of(()) == ()
+
+
+def test_errors_in_decibels_or_as_a_share_of_the_power():
+    assert noise_of("-20dB") == pytest.approx(0.01)
+    assert noise_of("0.003") == noise_of(0.003) == 0.003
+    assert noise_of(None) is None
+
+
+def test_earlier_names_stay_accepted():
+    assert settled(QuantizeOptions, {"fix_shapes": {"x": [1]}})["fix_shape"] == {"x": [1]}
+    assert settled(TuneOptions, {"evaluation_limit": 3, "recipe_file": "a.toml"})["eval_limit"] == 3
+
+
+def test_defaults_are_those_of_the_declaration():
+    given = settled(TuneOptions, {})
+    assert (given["max_drop"], given["labels"], given["resume"], given["threads"]) == (1.0, "find", True, 0)
+
+
+def test_an_option_that_is_unknown_is_an_error_that_names_the_nearest(samples):
+    with pytest.raises(TypeError, match="quantize.* 'limt'.*'limit'"):
+        detent.quantize(tiny_model(), None, samples, limt=3)
+
+
+def test_options_are_in_the_documentation_of_a_verb():
+    assert "limit: Use at most N samples." in detent.quantize.__doc__
+
+
+def test_python_takes_the_words_of_the_command_line(samples):
+    report = detent.quantize(
+        tiny_model(), None, samples, refine="none", method="MinMax", set="opset=19", equalize=False
+    )
+    assert (report.recipe.refinement, report.recipe.equalize, report.recipe.opset) == (None, None, 19)
+
+
+def test_workers_of_one_kind(samples):
+    with pytest.raises(UsageError, match="give one of them"):
+        detent.quantize(tiny_model(), None, samples, workers=2, dask="host:1")
