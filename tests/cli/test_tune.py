@@ -8,7 +8,7 @@ import pytest
 
 from detent.cli.quantizing import MISSED
 from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
-from detent.recipe_file import read_recipe
+from detent.recipe.file import read_recipe
 
 DEMO = ("--calib", CALIBRATION, "--preprocess", PREPROCESS)
 

@@ -173,7 +173,7 @@ def test_unreadable_files_are_named(folders, name, content):
 def test_arrays_of_objects_and_empty_ones_are_refused(folders):
     for folder in folders:
         np.save(folder / "0.npy", np.array(["text"]))
-    with pytest.raises(DataError, match="no number"):
+    with pytest.raises(DataError, match="0.npy holds"):
         compare_folders(*folders)
     with pytest.raises(DataError, match="empty"):
         difference("x", [], [])

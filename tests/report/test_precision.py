@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from detent.numerics.formats import IntegerFormat
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.report.searches import SHOWN_FORMATS
 from detent.results.searched import Option, PrecisionReport, PrecisionSearch
 

@@ -9,12 +9,12 @@ from detent.equalizations import CrossLayer
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.named import NAMED_FORMATS
-from detent.presets import PRESETS
-from detent.recipe_file import from_plain
+from detent.recipe.file import from_plain
+from detent.recipe.presets import PRESETS
 from detent.report.documents import print_result
 from detent.report.listings import describe, recipes_document
 from detent.report.terminal import print_document
-from tests.test_toml_text import tomllib
+from tests.recipe.test_toml_text import tomllib
 
 
 def printed(show, what, width=100):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from detent.cli.console import tell, AnyModel, Json, Output, echo_json, stderr, stdout
+from detent.cli.console import AnyModel, Json, Output, echo_json, stderr, stdout, tell
 
 NOT_TAKEN = 6
 """The exit code if the device does not take all of the model."""

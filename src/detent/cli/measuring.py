@@ -9,7 +9,7 @@ import typer
 from typing_extensions import Unpack
 
 from detent import api
-from detent.cli.console import (tell, 
+from detent.cli.console import (
     AnyModel,
     Calib,
     DataOrRandom,
@@ -22,6 +22,7 @@ from detent.cli.console import (tell,
     check_file,
     echo_json,
     stdout,
+    tell,
     working,
 )
 from detent.errors import UsageError

@@ -11,7 +11,7 @@ import typer
 from typing_extensions import Unpack
 
 from detent import api
-from detent.cli.console import (tell, 
+from detent.cli.console import (
     Calib,
     FloatModel,
     InterruptedRunError,
@@ -23,6 +23,7 @@ from detent.cli.console import (tell,
     echo_json,
     stderr,
     stdout,
+    tell,
     working,
 )
 from detent.errors import UsageError
@@ -92,7 +93,10 @@ def tune(
     results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
     console = stderr() if results.page.json else stdout()
     with working() as progress:
-        options["progress"], options["on_step"] = progress, lambda outcome: console.print(step_line(outcome), markup=False)
+        options["progress"], options["on_step"] = (
+            progress,
+            lambda outcome: console.print(step_line(outcome), markup=False),
+        )
         tuning = api.tune(model, output, calib, recipe, **options)
     results.tell(tuning)
     if not tuning.met:
@@ -138,8 +142,8 @@ def recipes(
 
     Example: detent recipes A8W8 --toml > my.toml, then detent quantize MODEL OUTPUT --recipe my.toml
     """
-    from detent.presets import PRESETS
-    from detent.recipe_file import find_recipe, to_plain, to_toml, with_settings
+    from detent.recipe.file import find_recipe, to_plain, to_toml, with_settings
+    from detent.recipe.presets import PRESETS
     from detent.report.listings import recipes_document
     from detent.report.terminal import print_document
 

@@ -154,7 +154,7 @@ def _key_figure(scores: Scores | None) -> tuple[str, str] | None:
     if isinstance(scores, Deviation):
         worst = min(closeness.sqnr_db for closeness in scores.outputs.values())
         return f"{decibels(worst)} dB", f"SQNR of its worst output. {SQNR}"
-    return None
+    return None if scores is None else (scores.summary, "On all samples.")
 
 
 def _score_form(scores: SampleScores) -> str:
@@ -189,9 +189,11 @@ def _score_columns(scores: Scores | None) -> list[Column]:
         return [Column(f"mean of {scores.metric}", INTERVAL_MEANING, numeric=True, below=INTERVAL, verbatim=True)]
     if isinstance(scores, WholeScore):
         return [Column(scores.metric, numeric=True, verbatim=True)]
-    if isinstance(scores, Deviation) and scores.agreeing is not None:
-        return [numeric("Same top answer", f"As the first model. {INTERVAL_MEANING}", below=INTERVAL)]
-    return []
+    if not isinstance(scores, Deviation):
+        return [Column("Score")]
+    if scores.agreeing is None:
+        return []
+    return [numeric("Same top answer", f"As the first model. {INTERVAL_MEANING}", below=INTERVAL)]
 
 
 def _score_cells(scores: Scores | None) -> list[Cell]:
@@ -205,9 +207,8 @@ def _score_cells(scores: Scores | None) -> list[Cell]:
         return [number(scores.mean, f"{scores.mean:{form}}", interval_text(scores.interval(), form))]
     if isinstance(scores, WholeScore):
         return [number(scores.value, f"{scores.value:.6g}")]
-    assert isinstance(scores, Deviation)
-    if scores.agreeing is None:
-        return [number(None)]
+    if not isinstance(scores, Deviation) or scores.agreeing is None:
+        return [words("" if scores is None else scores.summary)]
     samples = len(scores.names)
     low, high = wilson_interval(scores.agreeing, samples)
     ends = f"{interval_text((100 * low, 100 * high))} %"

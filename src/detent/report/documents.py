@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from detent.comparison.dump import Dump
 from detent.comparison.inspection import Inspection
+from detent.comparison.value_files import Dump
 from detent.convert import Conversion
 from detent.errors import UsageError
 from detent.recipe import Recipe

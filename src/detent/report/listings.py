@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from detent.comparison.dump import Dump
 from detent.comparison.inspection import Inspection
-from detent.equalizations import CrossLayer
+from detent.comparison.value_files import Dump
 from detent.methods import MinMax
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
-from detent.recipe_file import to_toml
-from detent.refinements import BiasCorrection, GradientSearch
+from detent.recipe.file import to_toml
 from detent.report.document import (
     Block,
     Cell,

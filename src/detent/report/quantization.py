@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detent.equalize.absorb import Absorption
-from detent.equalize.factors import Equalization
-from detent.equalize.smooth import Smoothing
+from detent.equalize.equalize import Equalization
+from detent.equalize.smooth_quant import Smoothing
 from detent.plan.layout import Decision
-from detent.recipe_file import to_toml
+from detent.recipe.file import to_toml
 from detent.refine.layers import LayerReport
 from detent.refine.ranges import RULE as RANGES
 from detent.report.charts import ChannelChart, DepthChart, HistogramChart, Point

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.toml_text import toml_text
+from detent.recipe.file import toml_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,11 +13,12 @@ from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FLOAT_NAMES, FloatFormat
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
 from detent.numerics.named import BLOCK_FORMATS
-from detent.presets import PRESETS
-from detent.recipe import FUSABLE_ACTIVATIONS, Override, Recipe
-from detent.recipe_file import change, find_recipe, from_plain, read_recipe, to_plain, to_toml, with_settings
+from detent.recipe import Override, Recipe
+from detent.recipe.file import change, find_recipe, from_plain, read_recipe, to_plain, to_toml, with_settings
+from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import REFINEMENTS, AdaQuant, AdaRound, BiasCorrection, Rounding
-from tests.test_toml_text import tomllib
+from tests.recipe.test_toml_text import tomllib
 
 XINT8, A8W8 = PRESETS["XINT8"], PRESETS["A8W8"]
 

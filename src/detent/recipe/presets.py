@@ -13,7 +13,8 @@ from detent.numerics.floats import FloatFormat, is_float
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.numerics.named import BLOCK_FORMATS
-from detent.recipe import POWER_OF_TWO_INT8, Override, Recipe
+from detent.recipe import Override, Recipe
+from detent.recipe.recipe import POWER_OF_TWO_INT8
 from detent.refinements import AdaQuant, AdaRound
 
 ADAROUND = AdaRound(samples=1000, batch=128, early_stop=True)

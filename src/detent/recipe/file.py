@@ -16,6 +16,8 @@ Unknown keys are errors that name the nearest known key.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -30,10 +32,9 @@ from detent.methods import METHODS, Method, parse_method
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.interface import NumberFormat
 from detent.numerics.named import NAMED_FORMATS
-from detent.presets import find_preset
 from detent.recipe import Override, Recipe
+from detent.recipe.presets import find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
-from detent.toml_text import toml_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -320,3 +321,38 @@ def _parse_text(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if len(parsed) == 1 else text
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """Return a table of scalars, lists, tables of these and lists of tables as a TOML document.
+
+    Python reads TOML and does not write it; recipes need little of the language.
+    """
+    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    lists = {key: value for key, value in table.items() if _is_table_list(value)}
+    lines = [f"{key} = {_inline(value)}" for key, value in table.items() if key not in tables and key not in lists]
+    for key, value in tables.items():
+        lines += ["", f"[{key}]", *_assignments(value)]
+    for key, entries in lists.items():
+        for entry in entries:
+            lines += ["", f"[[{key}]]", *_assignments(entry)]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, Mapping) for entry in value)
+
+
+def _assignments(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_inline(value)}" for key, value in table.items()]
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(_assignments(value)) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # TOML's basic strings, booleans and numbers are written as JSON's, but for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
