@@ -122,7 +122,9 @@ def _remarks(result: ModelComparison) -> Iterable[Section]:
 
 def _column(measure: str, below: str = "") -> Column:
     title, meaning = _MEANINGS[measure]
-    return numeric(title, meaning, minor=measure not in ("sqnr_db", "cosine"), below=below)
+    return numeric(
+        f"{title}: mean" if below else title, meaning, minor=measure not in ("sqnr_db", "cosine"), below=below
+    )
 
 
 def _text(measure: str, value: float) -> str:
