@@ -13,12 +13,12 @@ from detent.pipeline.observed import Observed
 from detent.pipeline.run import Run
 from detent.progress import Progress
 from detent.recipe import Recipe
-from detent.recipe_file import to_toml
+from detent.recipe.file import to_toml
 from detent.results.evaluated import Loss, Scores
 from detent.results.quantized import Report
 from detent.results.searched import RungOutcome
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
 from detent.tuning.rungs import Rung, exceptions, ingredients, plain, stages
