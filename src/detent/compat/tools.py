@@ -24,7 +24,7 @@ from detent.compat.quantizer import move_tensors_out
 from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.save import check_output
-from detent.report.results_view import results_table
+from detent.report.documents import text_of
 
 Arguments = argparse.Namespace
 Steps = Callable[[Arguments], list[str]]
@@ -205,4 +205,4 @@ def evaluate(arguments: Sequence[str] | None = None) -> None:
             "evaluate compares two folders. Usage: evaluate BASELINE QUANTIZED, or "
             "--baseline_results_folder BASELINE --quantized_results_folder QUANTIZED."
         )
-    sys.stdout.write(results_table(compare_folders(baseline, quantized)))
+    sys.stdout.write(f"{text_of(compare_folders(baseline, quantized))}\n")
