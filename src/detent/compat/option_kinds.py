@@ -202,7 +202,7 @@ def with_setting(request: Request, name: str, value: Any, method: str, **changes
     chosen = request.recipe.method
     if type(chosen).__name__ != method:
         raise UsageError(f"The option {name}={value!r} is for {method}, and the method is {chosen}.")
-    return request.with_recipe(method=dataclasses.replace(chosen, **changes))
+    return request.with_recipe(method=dataclasses.replace(chosen, **changes))  # type: ignore[type-var]  # every method is a dataclass
 
 
 def boolean(name: str, value: Any) -> bool:
