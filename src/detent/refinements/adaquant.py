@@ -52,7 +52,8 @@ class Moving(Generic[Number]):
     """
 
     def __init__(self, values: Doubles, rounding: ChannelGrid | Rounder, rounded: npt.NDArray[Number]) -> None:
-        self.values, self.rounded = values.copy(), rounded
+        self.values = values.copy()
+        self.rounded: npt.NDArray[Number] = rounded
         self._rounding = rounding
         self._mean, self._square = np.zeros_like(values), np.zeros_like(values)
         self.move(0, 0.0, rounded)
