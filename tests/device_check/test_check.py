@@ -425,7 +425,7 @@ def test_every_option_and_step_that_a_fix_names_exists():
     from typer.main import get_command
 
     from detent.cli import app
-    from detent.convert.steps import parse_steps
+    from detent.convert.conversion import parse_steps
 
     folder = Path(detent.__file__).parent / "device_check"
     text = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*_rules.py"))

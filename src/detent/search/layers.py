@@ -26,7 +26,7 @@ from detent.recipe import Override, Recipe
 from detent.results.searched import Option
 from detent.search.precision import ROUNDS, WHOLE, Layers, numbers_of
 from detent.search.probing import SAMPLES, unrefined
-from detent.sensitivity_analysis.layers import errors_of, some_of
+from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.precision import assign
 from detent.sensitivity_analysis.proposal import literal
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
@@ -140,7 +140,7 @@ def _bits(thing: QuantizedUnit, plan: Plan) -> int:
 
 
 def _errors(job: Job, planned: Planned, variants: Sequence[Variant]) -> dict[str, float]:
-    samples = some_of(planned.probes, len(variants))
+    samples = evenly_spaced(planned.probes, len(variants))
     return errors_of(
         planned.model, planned.plan, variants, samples, threads=job.collecting.threads, progress=job.progress
     )

@@ -26,7 +26,7 @@ from detent.recipe import Override, Recipe
 from detent.recipe_file import parse_format
 from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
 from detent.search.probing import SAMPLES, unrefined
-from detent.sensitivity_analysis.layers import errors_of, some_of
+from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.precision import assign, bits_of
 from detent.sensitivity_analysis.proposal import literal
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
@@ -159,7 +159,7 @@ class _Search:
             fmt: _by_slot(quantized_units(planned.model, _planned(planned, what, fmt)), planned.plan, what, among)
             for fmt in candidates
         }
-        self._samples = some_of(planned.probes, len(candidates) * len(self._usual))
+        self._samples = evenly_spaced(planned.probes, len(candidates) * len(self._usual))
         slots = self._things[candidates[0]]
         variants = {
             (slot, fmt): replace(all_quantized("", of_format[slot]), name=f"{slot} {number}")

@@ -18,7 +18,7 @@ from detent.results.evaluated import Loss, Scores
 from detent.results.quantized import Report
 from detent.results.searched import RungOutcome
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.tuning.clock import Clock, OutOfTimeError
 from detent.tuning.record import Record, key_of
 from detent.tuning.rungs import Rung, exceptions, ingredients, plain, stages

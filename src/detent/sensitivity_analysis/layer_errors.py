@@ -1,16 +1,16 @@
-"""How much of the error at a model's outputs comes from each quantized layer, its weights and its activations apart.
+"""Measure how much of the error at a model's outputs comes from each quantized layer, weights and activations apart.
 
-With y what the float model answers, and y + e what it answers when one thing alone is quantized,
+With y the outputs of the float model, and y + e its outputs when one unit alone is quantized,
 
     error = mean over outputs of (sum e^2 / sum y^2)           sums over all samples
 
-The weights of a layer, with its bias, are one such thing, and every activation that is rounded is one. The gain of a
-layer is by how much the error of the quantized model falls when the layer alone is left float: its weights and bias,
-and the activations that no other quantized node computes or reads.
+The weights of a layer, with its bias, are one unit, and every activation that is rounded is one. The gain of a layer is
+by how much the error of the quantized model falls when the layer alone is left float: its weights and bias, and the
+activations that no other quantized node computes or reads.
 
-Errors of things alone are much the same on any few samples. So samples are added until two halves of them rank the
-things alike; `exact` takes all. Gains are not: with E the error of the whole model, 2 e.E - e^2 of it goes away, and
-e.E is another on other samples. They are measured with `exact` only.
+Errors of single units are much the same on any few samples. So samples are added until two halves of them rank the
+units alike; `exact` takes all. Gains are not: with E the error of the whole model, leaving a unit float removes
+2 e.E - e^2, and e.E changes from sample to sample. They are measured with `exact` only.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ STAGE = "probe"
 
 FEWEST = 4
 SETTLED = 0.85
-"""The rank correlation of two halves at which the samples are enough, of weights and of activations."""
+"""The rank correlation of two halves, of weights and of activations, at which the samples are enough."""
 
 INFERENCES = 18
-"""Where many things are measured on a part of the samples, about so many inferences of all of them are computed."""
+"""Many variants are measured on a part of the samples, at the cost of about this many inferences of each sample."""
 
 
 def sensitivity(
@@ -58,22 +58,22 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
 
-    Without `exact`, on as many of the samples as it takes, and without gains. About `memory` bytes are
-    used for variants of the model. `workers` measure instead of threads; the samples are of their source.
+    Without `exact`, use as many of the samples as it takes, and measure no gains. Variants of the model take about
+    `memory` bytes. `workers` measure instead of threads; the samples are of their source.
     """
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
-    things = quantized_units(model, plan)
+    units = quantized_units(model, plan)
     cores = threads or usable_cores()
 
     def begin(experiment: Experiment) -> AbstractContextManager[MeasureSamples]:
         if workers is not None:
             return workers.begin(experiment, model, plan, memory)
-        return on_threads(VariantComparison.of(experiment, model, plan, things, memory // cores), cores)
+        return on_threads(VariantComparison.of(experiment, model, plan, units, memory // cores), cores)
 
     with begin("quantized alone") as measure:
-        walks = _Walks(measure, samples, progress)
-        alone = walks.sums() if exact else walks.settled(things)
+        measurement = _Measurement(measure, samples, progress)
+        alone = measurement.sums() if exact else measurement.settled(units)
     if not alone.signal.any():
         raise DataError(
             f"The model answers 0 throughout on all {alone.samples} samples, so no layer can be told from another. "
@@ -82,8 +82,8 @@ def sensitivity(
     gains = None
     if exact:
         with begin("left float") as measure:
-            gains = _Walks(measure, samples, progress).sums()
-    return summarize(model, plan, things, alone, gains)
+            gains = _Measurement(measure, samples, progress).sums()
+    return summarize(model, plan, units, alone, gains)
 
 
 def errors_of(
@@ -96,36 +96,36 @@ def errors_of(
     memory: int = 1 << 30,
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """The error of each variant of the float model, by its name, on all samples."""
+    """Return the error of each variant of the float model on all samples, by its name."""
     cores = threads or usable_cores()
     with on_threads(VariantComparison(model, plan, UNCHANGED, variants, memory // cores), cores) as measure:
-        sums = _Walks(measure, samples, progress).sums()
+        sums = _Measurement(measure, samples, progress).sums()
     return {variant.name: sums.error(variant.name) for variant in variants}
 
 
-def some_of(samples: Sequence[PendingSample], things: int) -> list[PendingSample]:
-    """Evenly spaced samples: fewer, the more things there are to measure on each."""
-    number = min(len(samples), max(FEWEST, len(samples) * INFERENCES // max(things, 1)))
+def evenly_spaced(samples: Sequence[PendingSample], variants: int) -> list[PendingSample]:
+    """Choose samples: fewer, the more variants are to be measured on each."""
+    number = min(len(samples), max(FEWEST, len(samples) * INFERENCES // max(variants, 1)))
     return [samples[index * len(samples) // number] for index in range(number)]
 
 
 @dataclass(frozen=True, eq=False)
-class _Walks:
-    """Walks through a model on samples, and how each is measured."""
+class _Measurement:
+    """Samples, and how each is measured."""
 
     measure: MeasureSamples
     samples: Sequence[PendingSample]
     progress: Progress
 
     def sums(self) -> VariantErrors:
-        """The sums over all samples."""
+        """Add the sums of all samples."""
         return reduce(VariantErrors.__add__, self._each(self.samples, 0))
 
-    def settled(self, things: Sequence[QuantizedUnit]) -> VariantErrors:
-        """The sums over as many samples as it takes to rank the things; each time twice as many."""
+    def settled(self, units: Sequence[QuantizedUnit]) -> VariantErrors:
+        """Add the sums of as many samples as it takes to rank the units; each time twice as many."""
         spread = max(1, len(self.samples) // FEWEST)
         samples = [each for start in range(spread) for each in self.samples[start::spread]]
-        kinds = [[thing.name for thing in things if thing.is_weight is kind] for kind in (True, False)]
+        kinds = [[unit.name for unit in units if unit.is_weight is kind] for kind in (True, False)]
         found: list[VariantErrors] = []
         while len(found) < len(samples):
             found += self._each(samples[len(found) : max(FEWEST, 2 * len(found))], len(found))
@@ -134,7 +134,7 @@ class _Walks:
         return reduce(VariantErrors.__add__, found)
 
     def _each(self, samples: Sequence[PendingSample], before: int) -> list[VariantErrors]:
-        """The sums of each sample, in their order."""
+        """Measure each sample, in their order."""
         self.progress(STAGE, before, len(self.samples))
         found = []
         with closing(self.measure(samples)) as results:
@@ -145,7 +145,7 @@ class _Walks:
 
 
 def _correlation(one: Sequence[VariantErrors], other: Sequence[VariantErrors], names: Sequence[str]) -> float:
-    """The correlation of the ranks that two sets of samples give to the errors; 1 where there is nothing to rank."""
+    """Return the rank correlation of the errors on two sets of samples; 1 if there is nothing to rank."""
     halves = (reduce(VariantErrors.__add__, part) for part in (one, other))
     ranks = [np.argsort(np.argsort([half.error(name) for name in names])) for half in halves]
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if len(names) > 1 else 1.0
@@ -154,23 +154,23 @@ def _correlation(one: Sequence[VariantErrors], other: Sequence[VariantErrors], n
 def summarize(
     model: ir.Model,
     plan: Plan,
-    things: Sequence[QuantizedUnit],
+    units: Sequence[QuantizedUnit],
     sums: VariantErrors,
     gains: VariantErrors | None = None,
 ) -> Sensitivity:
-    """The sums of things alone, and where they were measured of layers left float, as layers."""
+    """Return the errors of layers from the sums of units quantized alone and, if measured, of layers left float."""
     scores = looks_like_scores(model.graph.outputs[0])
-    errors = {thing.name: sums.error(thing.name) for thing in things}
+    errors = {unit.name: sums.error(unit.name) for unit in units}
     total = sums.error(EVERYTHING)
     left = {} if gains is None else {name: total - gains.error(name) for name in gains.noise}
     layers = []
     for node in model.graph:
-        own = [thing for thing in things if thing.layer == node.name]
+        own = [unit for unit in units if unit.layer == node.name]
         if not own:
             continue
-        kinds = [[thing for thing in own if thing.is_weight], [thing for thing in own if not thing.is_weight]]
-        weights, activations = (sum(errors[thing.name] for thing in kind) if kind else None for kind in kinds)
-        counts = [max((sums.changed[thing.name] for thing in kind), default=0) for kind in kinds]
+        kinds = [[unit for unit in own if unit.is_weight], [unit for unit in own if not unit.is_weight]]
+        weights, activations = (sum(errors[unit.name] for unit in kind) if kind else None for kind in kinds)
+        counts = [max((sums.changed[unit.name] for unit in kind), default=0) for kind in kinds]
         layers.append(
             LayerSensitivity(
                 node=str(node.name),
@@ -180,13 +180,13 @@ def summarize(
                 activations=activations,
                 gain=left.get(str(node.name)),
                 changed=(counts[0], counts[1]) if scores else None,
-                parameters=sum(thing.elements for thing in kinds[0]),
-                operations=sum(thing.operations for thing in own),
+                parameters=sum(unit.elements for unit in kinds[0]),
+                operations=sum(unit.operations for unit in own),
             )
         )
     changed = sums.changed[EVERYTHING] if scores else None
     return Sensitivity(
-        tuple(layers), tuple(unit.source for unit in things), errors, total, changed, sums.samples, gains is not None
+        tuple(layers), tuple(unit.source for unit in units), errors, total, changed, sums.samples, gains is not None
     )
 
 

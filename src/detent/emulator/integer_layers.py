@@ -1,15 +1,14 @@
-"""Layers on integers: products of codes, summed in the accumulator, and the bias shifted to it.
+"""Layers on integers, pools, and operators that move integers.
 
-With positions in, weight and bias, products count in 2^-(in + weight). Where that is the finer of both steps, the bias
-is shifted left to it, by in + weight - bias; where the bias is finer, the products are. Either way nothing is lost. The
-accumulator is held in steps of the layer's output: its weights are multiplied by 2^-cut beforehand, with
-cut = in + weight - out. That changes exponents only, and saves a pass over the result.
+A layer sums products of codes in the accumulator, and its bias is shifted to them. With positions in, weight and bias,
+products count in 2^-(in + weight). If that is the finer of both steps, the bias is shifted left to it, by
+in + weight - bias; if the bias is finer, the products are. Either way nothing is lost. The accumulator is held in steps
+of the layer's output: its weights are multiplied by 2^-cut beforehand, with cut = in + weight - out. That changes
+exponents only, and saves a pass over the result.
 
-Whether float32 is exact is decided from the weights themselves (see `fixed`). Where it may not be, Gemm and MatMul
-compute in float64, and a Conv, which onnxruntime has in float32 only, is cut along its input channels into parts that
-are exact and are added up in float64.
-
-Operators that move integers, and pools.
+Whether float32 is exact is decided from the weights themselves (see `fixed`). If it may not be, Gemm and MatMul compute
+in float64, and a Conv, which onnxruntime has in float32 only, is cut along its input channels into parts that are exact
+and are added up in float64.
 
 A move of codes is the operator itself on the integers. An average is a sum with a division pending: the device factor
 behind it in the file, n * k / 2^m for n elements, turns it into the sum times k and a shift by m.
@@ -27,8 +26,17 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator.arithmetic import aligned
-from detent.emulator.fixed import NARROW_LIMIT, Bench, Constant, Fixed, NotIntegerError, average_of, exact_bound, held
-from detent.emulator.grids import grid_of
+from detent.emulator.fixed import (
+    NARROW_LIMIT,
+    Constant,
+    Fixed,
+    NotIntegerError,
+    ProgramBuilder,
+    average_of,
+    exact_bound,
+    grid_of,
+    held,
+)
 from detent.graph.values import constant_ints, constant_scalar, input_at, static_shape
 from detent.qdq.families import is_native_quantize
 
@@ -38,7 +46,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class IntegerLayer:
     """A layer's operands in the steps of its accumulator.
 
     `weights` have their output channels in front and all that is summed behind: [channels, ...].
@@ -51,7 +59,7 @@ class Layer:
     unit: int
 
     def magnitudes(self) -> Integers:
-        """For each output channel, what no partial sum of its products exceeds."""
+        """Return for each output channel what no partial sum of its products exceeds."""
         sums: Integers = np.abs(self.weights).reshape(len(self.weights), -1).sum(1)
         return sums * self.source.reach
 
@@ -60,7 +68,7 @@ class Layer:
         return int((self.magnitudes() + np.abs(self.bias)).max(initial=0)) < NARROW_LIMIT
 
     def range(self) -> tuple[int, int]:
-        """The least and the largest accumulator. Padding adds zeros, so an input may always be zero."""
+        """Return the least and the largest accumulator. Padding adds zeros, so an input may always be zero."""
         flat = self.weights.reshape(len(self.weights), -1)
         rising, falling = np.maximum(flat, 0).sum(1), np.minimum(flat, 0).sum(1)
         low, high = min(self.source.low, 0), max(self.source.high, 0)
@@ -69,21 +77,21 @@ class Layer:
         return int(least.min(initial=0)), int(most.max(initial=0))
 
     def held_weights(self, original: Callable[[Integers], Integers], wide: bool) -> npt.NDArray[Any]:
-        """The weights to compute with, in the file's order of axes."""
+        """Return the weights to compute with, in the file's order of axes."""
         return held(original(self.weights), self.position - self.unit - self.source.shift, wide)
 
     def held_bias(self, wide: bool) -> npt.NDArray[Any]:
-        """The bias to add."""
+        """Return the bias to add."""
         return held(self.bias, self.position - self.unit, wide)
 
     def result(self, value: ir.Value, wide: bool) -> Fixed:
-        """The accumulator."""
+        """Return the accumulator, whose numbers are in `value`."""
         low, high = self.range()
         return Fixed(value, self.position, low, high, shift=self.position - self.unit, wide=wide).checked()
 
 
 def landing(value: ir.Value) -> int | None:
-    """The position of the codes that a value becomes, if it only passes activation functions on the way."""
+    """Return the position of the codes that a value becomes, if it only passes activation functions on the way."""
     while len(value.consumers()) == 1 and not value.is_graph_output():
         consumer = value.consumers()[0]
         if is_native_quantize(consumer):
@@ -94,15 +102,15 @@ def landing(value: ir.Value) -> int | None:
     return None
 
 
-def _layer(bench: Bench, node: ir.Node, channels_first: Callable[[Integers], Integers]) -> Layer:
-    source = bench.narrow(node.inputs[0])
-    weight = bench.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
+def _layer(builder: ProgramBuilder, node: ir.Node, channels_first: Callable[[Integers], Integers]) -> IntegerLayer:
+    source = builder.narrow(node.inputs[0])
+    weight = builder.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
     if weight is None:
-        raise NotIntegerError("its weight is no constant with a position")
+        raise NotIntegerError("its weight is not a constant with a position")
     given = input_at(node, 2)
-    bias = bench.constants.get(given) if given is not None else Constant(np.zeros(1, np.int64), source.position)
+    bias = builder.constants.get(given) if given is not None else Constant(np.zeros(1, np.int64), source.position)
     if bias is None:
-        raise NotIntegerError("its bias is no constant with a position")
+        raise NotIntegerError("its bias is not a constant with a position")
     products = source.position + weight.position
     position = max(products, bias.position) if given is not None else products
     weights = channels_first(weight.shifted(position - products))
@@ -111,26 +119,26 @@ def _layer(bench: Bench, node: ir.Node, channels_first: Callable[[Integers], Int
         raise NotIntegerError("its bias differs from row to row")
     reached = landing(node.outputs[0])
     unit = position if reached is None else reached
-    return Layer(source, weights, np.broadcast_to(biases.reshape(-1), len(weights)), position, unit)
+    return IntegerLayer(source, weights, np.broadcast_to(biases.reshape(-1), len(weights)), position, unit)
 
 
-def conv(bench: Bench, node: ir.Node) -> Fixed:
-    """Conv, in parts where one sum would be too long."""
-    layer = _layer(bench, node, _as_it_is)
+def conv(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """Conv, in parts if one sum would be too long."""
+    layer = _layer(builder, node, _as_it_is)
     if layer.exact_in_float32():
-        weights = bench.array(layer.held_weights(_as_it_is, wide=False))
-        bias = bench.array(layer.held_bias(wide=False))
-        return layer.result(bench.again(node, [layer.source.value, weights, bias])[0], wide=False)
+        weights = builder.array(layer.held_weights(_as_it_is, wide=False))
+        bias = builder.array(layer.held_bias(wide=False))
+        return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
     if node.attributes.get_int("group", 1) != 1:
         raise NotIntegerError("the sums of its groups may need more than 24 bits")
     shape = [1, -1] + [1] * (layer.weights.ndim - 2)
-    total = bench.array(layer.held_bias(wide=True).reshape(shape))
+    total = builder.array(layer.held_bias(wide=True).reshape(shape))
     weights_held = layer.held_weights(_as_it_is, wide=False)
     for start, stop in _parts(layer):
-        ends = [bench.array(np.array([end], np.int64)) for end in (start, stop, 1)]
-        some = bench.node("Slice", [layer.source.value, *ends])
-        part = bench.again(node, [some, bench.array(weights_held[:, start:stop])])[0]
-        total = bench.node("Add", [total, bench.node("Cast", [part], to=ir.DataType.DOUBLE.value)])
+        ends = [builder.array(np.array([end], np.int64)) for end in (start, stop, 1)]
+        some = builder.node("Slice", [layer.source.value, *ends])
+        part = builder.again(node, [some, builder.array(weights_held[:, start:stop])])[0]
+        total = builder.node("Add", [total, builder.node("Cast", [part], to=ir.DataType.DOUBLE.value)])
     return layer.result(total, wide=True)
 
 
@@ -138,8 +146,8 @@ def _as_it_is(weights: Integers) -> Integers:
     return weights
 
 
-def _parts(layer: Layer) -> list[tuple[int, int]]:
-    """Ranges of input channels, each as long as its sums stay below 2^24."""
+def _parts(layer: IntegerLayer) -> list[tuple[int, int]]:
+    """Divide the input channels into ranges, each as long as its sums stay below 2^24."""
     channels = layer.weights.shape[1]
     sizes = np.abs(layer.weights).reshape(*layer.weights.shape[:2], -1).sum(2) * layer.source.reach
     if int(sizes.max()) >= NARROW_LIMIT:
@@ -153,7 +161,7 @@ def _parts(layer: Layer) -> list[tuple[int, int]]:
     return parts
 
 
-def conv_transpose(bench: Bench, node: ir.Node) -> Fixed:
+def conv_transpose(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     """ConvTranspose: an output sums at most all that its channel has weights for."""
     groups = node.attributes.get_int("group", 1)
 
@@ -165,38 +173,38 @@ def conv_transpose(bench: Bench, node: ir.Node) -> Fixed:
         split = weights.reshape(groups, -1, *weights.shape[1:])
         return np.moveaxis(split, 2, 1).reshape(-1, len(weights) // groups, *weights.shape[2:])
 
-    layer = _layer(bench, node, channels_first)
+    layer = _layer(builder, node, channels_first)
     if not layer.exact_in_float32():
         raise NotIntegerError("its sums may need more than 24 bits")
-    weights = bench.array(layer.held_weights(original, wide=False))
-    bias = bench.array(layer.held_bias(wide=False))
-    return layer.result(bench.again(node, [layer.source.value, weights, bias])[0], wide=False)
+    weights = builder.array(layer.held_weights(original, wide=False))
+    bias = builder.array(layer.held_bias(wide=False))
+    return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
 
 
-def gemm(bench: Bench, node: ir.Node) -> Fixed:
+def gemm(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     """Gemm without factors."""
     if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         raise NotIntegerError("its alpha and beta are not 1")
     if node.attributes.get_int("transA", 0):
         raise NotIntegerError("its input is transposed")
     order = _as_it_is if node.attributes.get_int("transB", 0) else np.transpose
-    layer = _layer(bench, node, order)
+    layer = _layer(builder, node, order)
     wide = not layer.exact_in_float32()
-    source = bench.widened(layer.source) if wide else layer.source
-    weights = bench.array(layer.held_weights(order, wide))
-    value = bench.again(node, [source.value, weights, bench.array(layer.held_bias(wide))])[0]
+    source = builder.widened(layer.source) if wide else layer.source
+    weights = builder.array(layer.held_weights(order, wide))
+    value = builder.again(node, [source.value, weights, builder.array(layer.held_bias(wide))])[0]
     return layer.result(value, wide)
 
 
-def matmul(bench: Bench, node: ir.Node) -> Fixed:
+def matmul(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     """MatMul with a matrix of weights, or of two tensors of codes."""
-    if node.inputs[1] in bench.constants and bench.constants[node.inputs[1]].integers.ndim == 2:
-        layer = _layer(bench, node, np.transpose)
+    if node.inputs[1] in builder.constants and builder.constants[node.inputs[1]].integers.ndim == 2:
+        layer = _layer(builder, node, np.transpose)
         wide = not layer.exact_in_float32()
-        source = bench.widened(layer.source) if wide else layer.source
-        weights = bench.array(layer.held_weights(np.transpose, wide))
-        return layer.result(bench.node("MatMul", [source.value, weights]), wide)
-    first, second = (bench.whole(value) for value in node.inputs)
+        source = builder.widened(layer.source) if wide else layer.source
+        weights = builder.array(layer.held_weights(np.transpose, wide))
+        return layer.result(builder.node("MatMul", [source.value, weights]), wide)
+    first, second = (builder.whole(value) for value in node.inputs)
     shape = static_shape(node.inputs[0])
     length = shape[-1] if shape else None
     if length is None:
@@ -204,9 +212,9 @@ def matmul(bench: Bench, node: ir.Node) -> Fixed:
     reach = length * first.reach * second.reach
     wide = first.wide or second.wide or reach >= NARROW_LIMIT
     if wide:
-        first, second = bench.widened(first), bench.widened(second)
+        first, second = builder.widened(first), builder.widened(second)
     return Fixed(
-        bench.node("MatMul", [first.value, second.value]),
+        builder.node("MatMul", [first.value, second.value]),
         first.position + second.position,
         -reach,
         reach,
@@ -219,41 +227,41 @@ _RECOVERABLE = 1 << 22
 """A whole number below it is found again by rounding after a division and a multiplication, each off by 2^-24."""
 
 
-def move(bench: Bench, node: ir.Node) -> list[Fixed]:
+def move(builder: ProgramBuilder, node: ir.Node) -> list[Fixed]:
     """Reshape, Transpose, Slice, MaxPool and all that copies or picks elements."""
-    operand = bench.narrow(node.inputs[0])
+    operand = builder.narrow(node.inputs[0])
     if node.op_type == "MaxPool" and len(node.outputs) > 1 and node.outputs[1].uses():
         raise NotIntegerError("it also answers where the largest elements are")
-    values = bench.again(node, [operand.value, *node.inputs[1:]])
+    values = builder.again(node, [operand.value, *node.inputs[1:]])
     return [replace(operand, value=value) for value in values]
 
 
-def resize(bench: Bench, node: ir.Node) -> list[Fixed]:
+def resize(builder: ProgramBuilder, node: ir.Node) -> list[Fixed]:
     """Resize to the nearest element."""
     mode = node.attributes.get_string("mode", "nearest")
     if mode != "nearest" or node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         raise NotIntegerError(f"its mode '{mode}' computes new values between those it has")
-    return move(bench, node)
+    return move(builder, node)
 
 
-def concat(bench: Bench, node: ir.Node) -> Fixed:
+def concat(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     """Concat; operands at other positions are shifted first."""
-    operands = [bench.whole(value) for value in node.inputs]
-    same = aligned(bench, operands, 0)
-    value = bench.again(node, [operand.value for operand in same])[0]
+    operands = [builder.whole(value) for value in node.inputs]
+    same = aligned(builder, operands, 0)
+    value = builder.again(node, [operand.value for operand in same])[0]
     low, high = min(operand.low for operand in same), max(operand.high for operand in same)
     return replace(same[0], value=value, low=low, high=high)
 
 
-def pad(bench: Bench, node: ir.Node) -> Fixed:
+def pad(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     """Pad, with a constant or with elements of its own."""
-    operand = bench.narrow(node.inputs[0])
+    operand = builder.narrow(node.inputs[0])
     if node.attributes.get_string("mode", "constant") != "constant":
-        return replace(operand, value=bench.again(node, [operand.value, *node.inputs[1:]])[0])
+        return replace(operand, value=builder.again(node, [operand.value, *node.inputs[1:]])[0])
     filling = 0.0
     given = input_at(node, 2)
-    if given is not None and given in bench.constants:
-        known = bench.constants[given]
+    if given is not None and given in builder.constants:
+        known = builder.constants[given]
         filling = math.ldexp(int(known.integers.reshape(-1)[0]), -known.position)
     elif given is not None:
         number = constant_scalar(node, 2)
@@ -264,18 +272,18 @@ def pad(bench: Bench, node: ir.Node) -> Fixed:
     whole = exact_bound(filling, operand.position)[0]
     if abs(whole) >= NARROW_LIMIT:
         raise NotIntegerError(f"it fills in {filling:g}, which no code stands for")
-    fill = bench.scalar(math.ldexp(whole, -operand.shift), wide=False)
-    value = bench.again(node, [operand.value, node.inputs[1], fill, *node.inputs[3:]])[0]
+    fill = builder.scalar(math.ldexp(whole, -operand.shift), wide=False)
+    value = builder.again(node, [operand.value, node.inputs[1], fill, *node.inputs[3:]])[0]
     return replace(operand, value=value, low=min(operand.low, whole), high=max(operand.high, whole))
 
 
-def average_pool(bench: Bench, node: ir.Node) -> Fixed:
+def average_pool(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     """AveragePool with as many elements in every window.
 
     onnxruntime has no sum over windows. It sums whole numbers exactly and divides; multiplied by the number of
     elements and rounded, its mean is that sum again.
     """
-    operand = bench.narrow(node.inputs[0])
+    operand = builder.narrow(node.inputs[0])
     padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     padded = padded or any(node.attributes.get_ints("pads", ()))
     if node.attributes.get_int("ceil_mode", 0) or (padded and not node.attributes.get_int("count_include_pad", 0)):
@@ -284,15 +292,15 @@ def average_pool(bench: Bench, node: ir.Node) -> Fixed:
     low, high = min(operand.low, 0) * count, max(operand.high, 0) * count
     if max(-low, high) >= _RECOVERABLE:
         raise NotIntegerError("the sum of a window may need more than 22 bits")
-    operand = bench.in_unit(operand, operand.position)
-    mean = bench.again(node, [operand.value])[0]
-    value = bench.node("Round", [bench.node("Mul", [mean, bench.scalar(count, wide=False)])])
+    operand = builder.in_unit(operand, operand.position)
+    mean = builder.again(node, [operand.value])[0]
+    value = builder.node("Round", [builder.node("Mul", [mean, builder.scalar(count, wide=False)])])
     return average_of(count, replace(operand, value=value, low=low, high=high))
 
 
-def global_average(bench: Bench, node: ir.Node) -> Fixed:
+def global_average(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     """GlobalAveragePool and ReduceMean over a known number of elements."""
-    operand = bench.whole(node.inputs[0])
+    operand = builder.whole(node.inputs[0])
     shape = static_shape(node.inputs[0])
     if shape is None:
         raise NotIntegerError("the number of elements it averages is not known")
@@ -303,14 +311,14 @@ def global_average(bench: Bench, node: ir.Node) -> Fixed:
     count = math.prod(size for size in sizes if size is not None)
     low, high = operand.low * count, operand.high * count
     if max(-low, high) >= NARROW_LIMIT:
-        operand = bench.widened(operand)
+        operand = builder.widened(operand)
     keep: int = 1 if node.op_type == "GlobalAveragePool" else node.attributes.get_int("keepdims", 1)
-    total = bench.node("ReduceSum", [operand.value, bench.array(np.array(axes, np.int64))], keepdims=keep)
+    total = builder.node("ReduceSum", [operand.value, builder.array(np.array(axes, np.int64))], keepdims=keep)
     return average_of(count, replace(operand, value=total, low=low, high=high))
 
 
 def _reduced(node: ir.Node, rank: int) -> list[int]:
-    """The axes of a ReduceMean: an attribute, or from opset 18 on an input."""
+    """Return the axes of a ReduceMean: an attribute, or from opset 18 on an input."""
     given = input_at(node, 1)
     axes = constant_ints(given) if given is not None else node.attributes.get_ints("axes", ())
     if axes is None:

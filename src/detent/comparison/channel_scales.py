@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.evaluation.noise import ChannelLayout, ChannelScales, channel_sums
+from detent.evaluation.tensor_noise import ChannelLayout, ChannelScales, channel_sums
 
 FITTED_SAMPLES = 4
 """The first samples of the data, to which factors are fitted: with thousands of elements each, a few are enough."""
@@ -39,7 +39,7 @@ def channel_axes(rank: int, lanes: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelSums:
+class ChannelProducts:
     """Rows with sum x*x, sum x*y and sum y*y of each channel, and how many values a channel has."""
 
     axis: int
@@ -47,20 +47,20 @@ class ChannelSums:
     elements: int
 
     @classmethod
-    def of(cls, x: npt.NDArray[Any], y: npt.NDArray[Any], axis: int, lanes: int) -> ChannelSums:
+    def of(cls, x: npt.NDArray[Any], y: npt.NDArray[Any], axis: int, lanes: int) -> ChannelProducts:
         """Return the sums of two tensors of one shape."""
         layout = ChannelLayout.along(axis, x.shape, lanes)
         one, other = (np.ascontiguousarray(array, np.float32).reshape(-1) for array in (x, y))
         return cls(axis, channel_sums(one, other, *layout), x.size // layout.channels)
 
 
-def fit_scales(axes: Sequence[Sequence[ChannelSums]]) -> ChannelScales | None:
+def fit_scales(axes: Sequence[Sequence[ChannelProducts]]) -> ChannelScales | None:
     """Return the factors that explain a difference best, or None. `axes` has the sums of all samples for each axis."""
     fitted = [found for samples in axes if (found := _fit(samples)) is not None]
     return max(fitted, key=lambda found: found[0])[1] if fitted else None
 
 
-def _fit(samples: Sequence[ChannelSums]) -> tuple[float, ChannelScales] | None:
+def _fit(samples: Sequence[ChannelProducts]) -> tuple[float, ChannelScales] | None:
     """Return the factors along one axis, and how many times less noise is left when they are undone."""
     elements = sum(each.elements for each in samples)
     if len({each.sums.shape for each in samples}) != 1 or elements < LEAST_VALUES:

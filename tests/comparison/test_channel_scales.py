@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.comparison.channels import ChannelSums, channel_axes, fit_scales
-from detent.evaluation.noise import ChannelLayout, ChannelScales, NoiseSums
+from detent.comparison.channel_scales import ChannelProducts, channel_axes, fit_scales
+from detent.evaluation.tensor_noise import ChannelLayout, ChannelScales, NoiseSums
 from tests.models import normal
 
 SHAPE = (3, 5, 4, 4)
@@ -16,7 +16,7 @@ SHAPE = (3, 5, 4, 4)
 
 def fit(x, y, axis=1):
     """With every sample by itself, as they come."""
-    return fit_scales([[ChannelSums.of(x[at : at + 1], y[at : at + 1], axis, 1) for at in range(len(x))]])
+    return fit_scales([[ChannelProducts.of(x[at : at + 1], y[at : at + 1], axis, 1) for at in range(len(x))]])
 
 
 def along_channels(factors):
@@ -91,7 +91,7 @@ def test_factors_that_only_fit_the_noise():
 
 def test_another_number_of_channels():
     x = normal(2, 4, 6)
-    samples = [ChannelSums.of(array, 2 * array, 1, 1) for array in (x, x[:, :3])]
+    samples = [ChannelProducts.of(array, 2 * array, 1, 1) for array in (x, x[:, :3])]
     assert fit_scales([samples]) is None
     scales = fit_scales([samples[:1]])
     assert scales.fits(x.shape)
@@ -104,7 +104,7 @@ def test_the_axis_that_explains_more(axis):
     x = normal(2, 6, 8)
     factors = np.float32(2) ** np.arange(x.shape[axis])
     y = x * (factors[:, None] if axis == 1 else factors)
-    found = fit_scales([[ChannelSums.of(x, y, each, 1)] for each in channel_axes(3, 1)])
+    found = fit_scales([[ChannelProducts.of(x, y, each, 1)] for each in channel_axes(3, 1)])
     assert found.axis == axis
     assert NoiseSums.of(x, y, found).noise == 0
 
@@ -128,7 +128,7 @@ def test_undone_as_by_numpy(lanes, factors, n, positions):
     x = normal(n, 16, positions, seed=positions)
     y = (x * np.array(factors)[:, None] + 0.1 * normal(n, 16, positions, seed=n)).astype(np.float32)
     in_blocks = [a.reshape(n, 16 // lanes, lanes, positions).swapaxes(2, 3).reshape(n, 16, positions) for a in (x, y)]
-    sums = ChannelSums.of(*in_blocks, 1, lanes)
+    sums = ChannelProducts.of(*in_blocks, 1, lanes)
     a, b = x.astype(np.float64), y.astype(np.float64)
     fitted = (a * b).sum((0, 2)) / (a * a).sum((0, 2))
     np.testing.assert_allclose(sums.sums[1] / sums.sums[0], fitted, rtol=1e-9, atol=1e-9)

@@ -8,7 +8,7 @@ import pytest
 from detent.errors import DataError, ModelError
 from detent.observe.samples import PendingSample
 from detent.results.searched import decibels
-from detent.sensitivity_analysis.layers import FEWEST, sensitivity, some_of
+from detent.sensitivity_analysis.layer_errors import FEWEST, evenly_spaced, sensitivity
 from detent.sensitivity_analysis.units import quantized_units
 from tests.execute.test_probe import deep
 from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, plan_at, planned
@@ -66,7 +66,7 @@ def test_gains_are_measured_exactly_or_not_at_all():
 
 @pytest.mark.parametrize(("settled", "taken"), [(-1.0, 4), (1.1, 6)])
 def test_samples_are_added_until_two_halves_agree(monkeypatch, settled, taken):
-    monkeypatch.setattr("detent.sensitivity_analysis.layers.SETTLED", settled)
+    monkeypatch.setattr("detent.sensitivity_analysis.layer_errors.SETTLED", settled)
     model, plan = planned(SMALL_MODELS["residual"]())
     assert sensitivity(model, plan, SAMPLES).samples == taken
 
@@ -118,7 +118,7 @@ def test_sums_add():
     ("samples", "things", "expected"), [(32, 118, 4), (32, 64, 9), (32, 10, 32), (2, 10, 2), (32, 4000, 4)]
 )
 def test_fewer_samples_for_more_things(samples, things, expected):
-    chosen = some_of([pending({}) for _ in range(samples)], things)
+    chosen = evenly_spaced([pending({}) for _ in range(samples)], things)
     assert len(chosen) == expected >= min(FEWEST, samples)
 
 

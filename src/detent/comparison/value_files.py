@@ -13,14 +13,13 @@ emulator does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from detent.evaluation.candidate import AnyModel, Candidate
@@ -29,10 +28,12 @@ from detent.execute.inference import Batch, map_in_order
 from detent.execute.output_folder import OutputFolder, file_stems, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
-from detent.graph.values import constant, input_at
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
+from detent.qdq.families import is_fix_neuron, quantize_family
+from detent.qdq.reader import LinearParams, dequantized, params_of
 
 INFER_STAGE = "infer"
 FLOAT_FOLDER = "float"
@@ -53,7 +54,7 @@ class Dump:
     floats: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -63,7 +64,7 @@ def dump_codes(
     folder: Path,
     *,
     floats: bool = False,
-    rounding: EmulatedRounding | None = None,
+    rounding: DeviceRounding | None = None,
     origin: str = "the dumped sample",
     overwrite: bool = False,
 ) -> Dump:
@@ -80,7 +81,7 @@ def dump_codes(
     return Dump(str(folder), origin, len(codes), len(constants), written, numbered)
 
 
-def _emulated(model: ModelLike, feeds: Feeds, rounding: EmulatedRounding, origin: str) -> Parts:
+def _emulated(model: ModelLike, feeds: Feeds, rounding: DeviceRounding, origin: str) -> Parts:
     emulator = Emulator(model, rounding=rounding)
     constants = {name: _signed(array) for name, array in emulator.constants.items()}
     return {name: _signed(array) for name, array in emulator.codes(feeds, origin).items()}, constants, {}
@@ -88,24 +89,24 @@ def _emulated(model: ModelLike, feeds: Feeds, rounding: EmulatedRounding, origin
 
 def _from_onnxruntime(model: ModelLike, feeds: Feeds, floats: bool, origin: str) -> Parts:
     graph_model = read(model)
-    scales, constants = _written_codes(graph_model), _constant_codes(graph_model)
-    if not scales and not constants and not floats:
+    found = _find_codes(graph_model)
+    if not found.computed and not found.constants and not floats:
         raise ModelError(
             f"{name_of(model)} is not quantized: there are no codes to dump. Quantize it, or give --float"
             " for its float values."
         )
     wanted = _float_values(graph_model) if floats else []
-    fetched = list(dict.fromkeys([*scales, *wanted]))
+    fetched = list(dict.fromkeys([*found.computed, *wanted]))
     runner = Runner(graph_model, fetched, exact=True) if fetched else None
     values = {} if runner is None else dict(zip(fetched, runner(feeds, origin), strict=True))
-    centred = _around_128(graph_model)
     codes = {
-        name: (_signed(values[name]) if name in centred else values[name])
-        if scale is None
-        else np.rint(values[name] / scale).astype(np.int8)
-        for name, scale in scales.items()
+        name: values[name] if params is None else np.rint(values[name] / params.scale).astype(params.dtype)
+        for name, params in found.computed.items()
     }
-    constants = {name: _signed(array) if name in centred else array for name, array in constants.items()}
+    codes, constants = (
+        {name: _signed(array) if name in found.around_128 else array for name, array in each.items()}
+        for each in (codes, found.constants)
+    )
     return codes, constants, {name: values[name] for name in wanted}
 
 
@@ -114,32 +115,33 @@ def _signed(codes: Array) -> Array:
     return (codes.astype(np.int16) - 128).astype(np.int8) if codes.dtype == np.uint8 else codes
 
 
-def _written_codes(model: ir.Model) -> dict[str, Array | None]:
-    """Map each value that holds codes to None, and each that holds code times scale to its scale."""
-    found: dict[str, Array | None] = {}
+@dataclass(frozen=True)
+class _Codes:
+    """The values of a model that hold codes; parameters where a value is code times scale, as after a FixNeuron."""
+
+    computed: dict[str, LinearParams | None] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    around_128: set[str] = field(default_factory=set)
+
+
+def _find_codes(model: ir.Model) -> _Codes:
+    found = _Codes()
     for node in model.graph:
-        if node.op_type.endswith("QuantizeLinear") and node.op_type != "DynamicQuantizeLinear":
-            found[str(node.outputs[0].name)] = None
-        elif node.op_type == "FixNeuron" and node.inputs[1] is not None:
-            found[str(node.outputs[0].name)] = constant(node.inputs[1])
+        if is_fix_neuron(node):
+            found.computed[str(node.outputs[0].name)] = params_of(node)
+            continue
+        entry = dequantized(node)
+        if entry is not None and entry.stored is not None:
+            found.constants[str(entry.codes.name)] = entry.stored
+        elif quantize_family(node) is not None:
+            found.computed[str(node.outputs[0].name)] = None
+        elif entry is None:
+            continue
+        codes = node.outputs[0] if entry is None else entry.codes
+        params = params_of(node) if entry is None else entry.params
+        if params is not None and params.dtype == np.uint8 and (params.zero_point == 128).all():
+            found.around_128.add(str(codes.name))
     return found
-
-
-def _around_128(model: ir.Model) -> set[str]:
-    """Return the uint8 codes, computed or constant, whose zero point is 128."""
-    found = set()
-    for node in (node for node in model.graph if node.op_type.endswith("uantizeLinear")):
-        zero = constant(input_at(node, 2))
-        if zero is not None and zero.dtype == np.uint8 and (zero == 128).all():
-            codes = node.outputs[0] if node.op_type.endswith("QuantizeLinear") else node.inputs[0]
-            found.add(str(codes.name) if codes is not None else "")
-    return found
-
-
-def _constant_codes(model: ir.Model) -> dict[str, Array]:
-    readers = (node for node in model.graph if node.op_type.lower().endswith("dequantizelinear"))
-    sources = (node.inputs[0] for node in readers)
-    return {str(value.name): array for value in sources if value is not None and (array := constant(value)) is not None}
 
 
 def _float_values(model: ir.Model) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from detent.emulator.emulator import Emulator
 from detent.emulator.fixed import Fixed
-from detent.emulator.layers import Layer
+from detent.emulator.integer_layers import IntegerLayer
 from tests.emulator.qdq import Qdq, assert_same_codes, code_names, feeds_of
 from tests.emulator.test_rounding import half_up
 
@@ -155,7 +155,7 @@ def test_an_overflow_at_one_end(sign):
 def test_the_range_of_a_layer_is_that_of_its_extreme_inputs():
     weights, bias = integers(5, 3, largest=4), integers(5)
     source = Fixed(ir.Value(name="x"), 0, -2, 3)
-    found = Layer(source, weights, bias, 0, 0)
+    found = IntegerLayer(source, weights, bias, 0, 0)
     inputs = np.array(list(itertools.product([-2, 0, 3], repeat=3)))
     answers = inputs @ weights.T + bias
     assert found.range() == (answers.min(), answers.max())
@@ -169,7 +169,7 @@ def test_what_has_no_integer_form_is_said():
     result = model.op("Conv", [model.input(1, 3, 4, 4, position=4), weight, floating])
     emulator = assert_same_codes(model.build(model.pair(result, 3)))
     (step,) = emulator.report().float_steps
-    assert (step.op_type, step.reason) == ("Conv", "its bias is no constant with a position")
+    assert (step.op_type, step.reason) == ("Conv", "its bias is not a constant with a position")
 
 
 def test_a_gemm_with_factors_is_left_float():
