@@ -68,8 +68,8 @@ def _errors_in_place(
     """Turn what enters the activation into the derivative of half the squared error; return the sums of both.
 
     `act` is the activation's low, high and slope; `grid` the output's scale, least and greatest number, and 1 where
-    ties are rounded up and not to even; scale 0 if it is not rounded. The rounding is that of `numerics.loops`, inlined.
-    It passes the gradient on as if it were not there, except where it saturates.
+    ties are rounded up and not to even; scale 0 if it is not rounded. The rounding is that of `numerics.loops`,
+    inlined. It passes the gradient on as if it were not there, except where it saturates.
     """
     low, high, slope = np.float32(act[0]), np.float32(act[1]), np.float32(act[2])
     scale, least, most = np.float32(grid[0]), np.float32(grid[1]), np.float32(grid[2])
@@ -252,7 +252,7 @@ def straight_through_step(
     rate: float,
     rounded: npt.NDArray[np.floating],
 ) -> None:
-    """Make a step of Adam on `values`, and round them: scale * clip(rint(values / scale), low, high), as the codec does.
+    """Make a step of Adam on `values`, and round them: scale * clip(rint(values / scale), low, high), as the codec.
 
     The gradient of a rounded number counts for the number itself, and is 0 where it saturates. All are (groups,
     channels, inputs), scale, low and high (groups, channels). `step` counts from 1; step 0 only rounds.
