@@ -17,7 +17,7 @@ from detent.convert import convert
 from detent.devices.constraints import SHIFTS
 from detent.emit.emitter import emit
 from detent.errors import ModelError, UsageError
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.conftest import tiny_model
 from tests.models import (
     IMAGE,

@@ -5,7 +5,7 @@ import pytest
 import detent
 from detent.device_check.check import placement
 from detent.recipe import Override
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.device_check.test_check import DATA, two_convs
 from tests.models import node, normal, planned
 

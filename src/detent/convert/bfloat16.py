@@ -33,7 +33,7 @@ from detent.graph.values import add_initializer, constant, is_standard
 from detent.prepare.base import main_opset
 from detent.qdq.families import quantize_family
 from detent.qdq.reader import largest_of, params_of
-from detent.recipe import BFLOAT16_OPSET
+from detent.recipe.recipe import BFLOAT16_OPSET
 
 _BFLOAT16 = ir.DataType.BFLOAT16
 FORMS = ("cast", "simulated", "pure")

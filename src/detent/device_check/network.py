@@ -40,8 +40,8 @@ from detent.prepare import default_passes, prepare
 from detent.prepare.base import Change
 from detent.qdq.families import OperatorName
 from detent.qdq.float_network import ValueCodes
-from detent.recipe import FUSABLE_ACTIVATIONS
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
+from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.results.checked import MODEL, Finding
 
 _NEUTRAL = ("Identity", "Dropout")

@@ -15,7 +15,7 @@ import onnx
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
-from detent.recipe_file import to_plain, to_toml
+from detent.recipe.file import to_plain, to_toml
 from detent.results import Result, finite
 from detent.results.checked import Placement
 from detent.results.paired import Interval

@@ -29,7 +29,7 @@ from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.precision import assign
 from detent.sensitivity_analysis.proposal import literal
-from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
+from detent.sensitivity_analysis.variants import QuantizedUnit, all_quantized, quantized_units
 
 Bound = Callable[[float], float]
 """The error to stay below, as noise power over signal power, from the mean of |y|^2 over the samples."""

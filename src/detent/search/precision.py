@@ -23,13 +23,13 @@ from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override, Recipe
-from detent.recipe_file import parse_format
+from detent.recipe.file import parse_format
 from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
 from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.precision import assign, bits_of
 from detent.sensitivity_analysis.proposal import literal
-from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
+from detent.sensitivity_analysis.variants import QuantizedUnit, all_quantized, quantized_units
 
 ROLES: Mapping[SearchedRole, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
 
