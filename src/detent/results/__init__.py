@@ -60,5 +60,5 @@ def plain(value: Any) -> Any:
 
 
 def finite(value: float) -> float | None:
-    """Return the number, or None (null in JSON) where it is NaN or infinite."""
+    """Return the number, or None (null in JSON) if it is NaN or infinite."""
     return value if math.isfinite(value) else None
