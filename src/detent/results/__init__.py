@@ -5,7 +5,7 @@ evaluated   Evaluation, and the scores that it is made of; their statistics are 
 searched    SensitivityReport, PrecisionReport, Tuning
 compared    ModelComparison, FolderComparison, Emulation
 checked     DeviceCheck
-summarized  StatisticsSummary
+summarized  StatisticsView
 """
 
 from __future__ import annotations

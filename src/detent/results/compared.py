@@ -94,7 +94,7 @@ class ModelComparison:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one result is from its baseline. PSNR is infinite if they are equal; SSIM is None unless they are images."""
+    """How far one result is from its baseline. PSNR is infinite if they are equal; only images have an SSIM."""
 
     name: str
     cosine: float
