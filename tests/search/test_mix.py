@@ -10,7 +10,7 @@ import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.numerics.formats import IntegerFormat
 from detent.recipe_file import find_recipe, read_recipe
-from detent.search.precision import parse_candidates
+from detent.search.mixed import parse_candidates
 from tests.conftest import tiny_model
 
 DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "2"]

@@ -21,8 +21,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.presets import LAYERS
 from detent.results.searched import decibels
-from detent.search.layers import LayerSearch, OtherFormats, search_layers
-from detent.search.precision import Layers
+from detent.search.mixed import Layers, LayerSearch, OtherFormats, search_layers
 from detent.search.probing import SAMPLES
 
 Metric = Literal["l2", "sqnr", "cosine"]

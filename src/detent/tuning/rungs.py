@@ -19,7 +19,7 @@ from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
 from detent.results.searched import Proposal, Sensitivity, Way
-from detent.sensitivity_analysis.proposal import propose
+from detent.search.proposal import propose
 
 SHARES = (0.5, 0.25, 0.1, 0.03)
 """Of the output error: how much the layers that stay quantized may leave, rung after rung."""
