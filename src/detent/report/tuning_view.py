@@ -7,7 +7,7 @@ from rich.console import Console
 from detent.report.figures import PERCENTAGES, loss_form
 from detent.report.names import inert
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
-from detent.results.searched import RungOutcome, Tuning
+from detent.results.searched import StepOutcome, Tuning
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",
@@ -16,7 +16,7 @@ SHORT_UNITS = {
 }
 
 
-def print_rung(outcome: RungOutcome, console: Console) -> None:
+def print_rung(outcome: StepOutcome, console: Console) -> None:
     """One line: what it lost, in what time."""
     mark = "[green]+[/]" if outcome.kept else "[dim]-[/]"
     took = "[dim]known from before[/]" if outcome.resumed else f"{outcome.seconds:.0f} s"
@@ -48,7 +48,7 @@ def print_tuning(tuning: Tuning, console: Console) -> None:
         console.print(f"Written to {inert(tuning.output)} in {tuning.seconds:.0f} s.")
 
 
-def _loss(outcome: RungOutcome) -> str:
+def _loss(outcome: StepOutcome) -> str:
     unit = SHORT_UNITS.get(outcome.unit, outcome.unit)
     form = loss_form(outcome.unit, outcome.loss, outcome.interval)
     if outcome.interval is None:

@@ -11,7 +11,7 @@ from detent.report.page.parts import Contents, Level, Section, Tile, Verdict, co
 from detent.report.page.table import Cell, Column, Row, number, table, words
 from detent.report.tuning_view import SHORT_UNITS
 from detent.results.paired import interval_text
-from detent.results.searched import RungOutcome, Tuning
+from detent.results.searched import StepOutcome, Tuning
 
 
 def tuning(result: Tuning) -> Contents:
@@ -31,11 +31,11 @@ def tuning(result: Tuning) -> Contents:
     )
 
 
-def _unit(outcome: RungOutcome) -> str:
+def _unit(outcome: StepOutcome) -> str:
     return SHORT_UNITS.get(outcome.unit, outcome.unit)
 
 
-def _form(outcome: RungOutcome) -> str:
+def _form(outcome: StepOutcome) -> str:
     return loss_form(outcome.unit, outcome.loss, outcome.interval)
 
 
@@ -95,7 +95,7 @@ def _ladder(result: Tuning) -> Section:
     return Section("Rungs", "The same as numbers.", table(columns, rows, "rungs"), folded=False, count=str(len(rows)))
 
 
-def _cells(place: int, rung: RungOutcome, result: Tuning) -> list[Cell]:
+def _cells(place: int, rung: StepOutcome, result: Tuning) -> list[Cell]:
     state = "taken" if rung.name == result.taken else "better than below" if rung.kept else "no better"
     error, written = rung.output_error, rung.bytes_after
     return [
