@@ -29,9 +29,9 @@ from benchmarks.quark_parity import run_quark
 from detent.errors import UsageError
 from detent.methods import METHODS, Method
 from detent.observe.inputs import input_specs
-from detent.observe.methods.choose import check_method, choose_params
 from detent.observe.sources import open_source
 from detent.observe.sweep import sweep
+from detent.plan.parameters import choose_params
 from detent.presets import PRESETS
 from detent.recipe import Recipe
 from detent.recipe_file import find_recipe
@@ -215,7 +215,7 @@ def recipe_for(method: Method) -> str | None:
     """The first preset whose formats the method can serve; None for none."""
     for name, recipe in PRESETS.items():
         try:
-            check_method(recipe.activations, method)
+            method.check(recipe.activations)
         except UsageError:
             continue
         return name

@@ -23,11 +23,11 @@ import onnxruntime
 
 import detent
 from benchmarks.common import CALIBRATION, CASES, Case, arguments, chosen, print_table
-from detent.emulator.arithmetic import ROUNDINGS
 from detent.emulator.emulator import Emulator
 from detent.graph.load import load
 from detent.graph.save import complete_proto, serialize
 from detent.graph.session import Runner, session_options
+from detent.numerics.rounding import DEVICE_ROUNDINGS
 from detent.observe.sources import open_source
 
 RUNS = 12
@@ -98,7 +98,7 @@ def as_written(model: ir.Model, names: Sequence[str]) -> Callable[[dict[str, np.
 
 
 def compare(file: Path, feeds: Sequence[dict[str, np.ndarray]]) -> list[object]:
-    exact, device = (Emulator(file, rounding=rounding) for rounding in ROUNDINGS)
+    exact, device = (Emulator(file, rounding=rounding) for rounding in DEVICE_ROUNDINGS)
     names = exact.tensors
     model = load(file)
     before = sources(model)
@@ -160,7 +160,7 @@ def speed(file: Path, feeds: dict[str, np.ndarray], threads: int) -> list[str]:
     runs = {
         "float": Runner(model, exact=True),
         "qdq": Runner(model),
-        **{rounding: Emulator(file, rounding=rounding) for rounding in ROUNDINGS},
+        **{rounding: Emulator(file, rounding=rounding) for rounding in DEVICE_ROUNDINGS},
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     with ThreadPoolExecutor(threads) as pool:
@@ -170,7 +170,7 @@ def speed(file: Path, feeds: dict[str, np.ndarray], threads: int) -> list[str]:
                 list(pool.map(run, [feeds] * threads))
                 times[name].append(time.perf_counter() - start)
     middle = {name: 1000 * statistics.median(each[2:]) for name, each in times.items()}
-    ratios = [f"{middle[rounding] / middle['float']:.2f}" for rounding in ROUNDINGS]
+    ratios = [f"{middle[rounding] / middle['float']:.2f}" for rounding in DEVICE_ROUNDINGS]
     return [f"{middle['float']:.1f}", f"{middle['qdq']:.1f}", f"{middle['half-even']:.1f}", *ratios]
 
 

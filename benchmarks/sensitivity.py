@@ -22,7 +22,7 @@ from detent.pipeline.job import make_job
 from detent.pipeline.run import Run
 from detent.results.searched import Sensitivity
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:

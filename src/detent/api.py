@@ -284,7 +284,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError.
     """
-    from detent.comparison.dump import save_outputs
+    from detent.comparison.value_files import save_outputs
     from detent.evaluation.candidate import as_models
     from detent.option_values import image_options, providers_of
     from detent.progress import silent
@@ -323,7 +323,7 @@ def emulate(
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError.
     """
-    from detent.measure.emulation import emulate as run_emulation
+    from detent.emulator.emulator import emulate as run_emulation
     from detent.option_values import image_options
     from detent.progress import silent
 

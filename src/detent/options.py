@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 from detent.errors import nearest
 
 if TYPE_CHECKING:
-    from detent.equalizations import EqualizationChoice
+    from detent.equalizations.channel_problem import Equalizer
     from detent.evaluation.dataset import LabelsLike
     from detent.evaluation.metric_file import Metric
     from detent.methods import Method
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from detent.refinements import Refinement
     from detent.results.searched import StepOutcome
 else:  # annotations are evaluated for the command line, which starts without the libraries behind these types
-    EqualizationChoice = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
+    Equalizer = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
     PreprocessOptions = Progress = Refinement = StepOutcome = Any
 
 DATA = "Data"
@@ -206,7 +206,7 @@ class RecipeOptions(SettingOptions, total=False):
     format: Annotated[str | None, Flag("qdq, qoperator, extended-qdq, vitis-qdq, fix-neuron, ...")]
     opset: Annotated[int | None, Flag("The least operator set of the result.")]
     equalize: Annotated[
-        EqualizationChoice | str | bool | None,
+        Equalizer | str | bool | None,
         Flag(
             "Rescale channels first, all layers at once.", "--equalize/--no-equalize", reads=bool | None, panel=ACCURACY
         ),

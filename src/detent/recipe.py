@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from detent.equalizations import EqualizationChoice, GlobalEqualization, equalization_of
+from detent.equalizations import GlobalEqualization, equalization_of
+from detent.equalizations.channel_problem import Equalizer
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, NonOverflow
 from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
@@ -110,7 +111,7 @@ class Recipe:
     clip_outputs: bool = False
     dynamic: bool = False
     target: str = "npu-cnn"
-    equalize: EqualizationChoice | None = GlobalEqualization()  # noqa: RUF009
+    equalize: Equalizer | None = GlobalEqualization()  # noqa: RUF009
     smooth: float | None = None
     search_ranges: bool = False
     refinement: Refinement | None = BiasCorrection()  # noqa: RUF009

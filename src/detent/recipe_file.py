@@ -23,7 +23,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from detent.equalizations import EQUALIZATIONS, EqualizationChoice, equalization_of, parse_equalization
+from detent.equalizations import EQUALIZATIONS, equalization_of, parse_equalization
+from detent.equalizations.channel_problem import Equalizer
 from detent.errors import UsageError, nearest
 from detent.methods import METHODS, Method, parse_method
 from detent.numerics.blocks import BlockFloat, Microscaling
@@ -231,7 +232,7 @@ def _listed(value: Any) -> Any:
     return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
 
 
-def _named(choice: Method | Refinement | EqualizationChoice) -> Plain:
+def _named(choice: Method | Refinement | Equalizer) -> Plain:
     return {"name": type(choice).__name__, **_fields(choice)}
 
 

@@ -69,7 +69,7 @@ def test_a_slope_that_the_device_does_not_have():
     model = Qdq()
     proto = model.build(model.pair(model.op("LeakyRelu", [model.input(300, position=4)], alpha=0.1), 4))
     (step,) = assert_same_codes(proto).report().float_steps
-    assert "0.1 is no whole number of 256ths" in step.reason
+    assert "0.1 is not a whole number of 256ths" in step.reason
 
 
 @pytest.mark.parametrize("position", [6, 0, -1])

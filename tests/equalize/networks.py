@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from detent.equalize.channels import ChannelMap, map_channels
-from detent.equalize.factors import equalize_again
+from detent.equalize.equalize import equalize_again
 from detent.observe.samples import PendingSample
 from tests.models import IMAGE, as_ir, build, info, node, normal, values_of
 from tests.prepare.equivalence import random_feeds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detent.equalizations.channel_problem import ChannelMoments
 from detent.equalize.absorb import Absorption, absorb, absorb_again, find_givers, safe_amounts
 from detent.equalize.channels import map_channels
-from detent.equalize.moments import Moments
 from detent.errors import UsageError
 from tests.equalize.networks import assert_close, between_convs, constants_of, pending
 from tests.models import IMAGE, as_ir, build, info, node, normal, run
@@ -69,7 +69,7 @@ def test_known_amounts():
     ],
 )
 def test_the_safer_of_two_amounts(minimum, mean, deviation, amount):
-    seen = Moments(*(np.array([each]) for each in (minimum, 8.0, mean, mean**2 + deviation**2)))
+    seen = ChannelMoments(*(np.array([each]) for each in (minimum, 8.0, mean, mean**2 + deviation**2)))
     np.testing.assert_allclose(safe_amounts(seen), [amount], atol=1e-9)
     np.testing.assert_allclose(safe_amounts(seen, ceiling=10.0), [amount], atol=1e-9)
     assert safe_amounts(seen, ceiling=9.9) == 0  # less than a quarter to spare

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.equalize.channels import FIXED, map_channels
-from detent.equalize.factors import equalize_again
+from detent.equalize.equalize import equalize_again
 from detent.errors import UsageError
 from tests.equalize.networks import IMAGE_INPUT, assert_kept, between_convs
 from tests.models import as_ir, build, find, info, node, normal, residual

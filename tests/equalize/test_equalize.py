@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from detent.equalizations import GlobalEqualization
 from detent.equalize.channels import map_channels
-from detent.equalize.equalize import equalize
-from detent.equalize.factors import Equalization, equalize_again
+from detent.equalize.equalize import Equalization, equalize, equalize_again
 from tests.equalize.networks import assert_close, between_convs, constants_of, pending
 from tests.models import as_ir, build, conv_relu_conv, info, laid_out, node, normal, run, values_of
 
@@ -30,7 +30,7 @@ def equalized(proto, arrays=IMAGES, threads=0):
     model, layout = laid_out(proto)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        done = equalize(model, layout.sites, pending(*arrays), threads)
+        done = equalize(model, GlobalEqualization(), pending(*arrays), threads, codes=dict.fromkeys(layout.sites, 0))
     return model, done
 
 
@@ -102,7 +102,7 @@ def test_it_is_deterministic():
 
 def test_what_is_not_quantized_makes_no_noise():
     model = as_ir(unequal())
-    done = equalize(model, (), pending(*IMAGES))
+    done = equalize(model, GlobalEqualization(), pending(*IMAGES), codes={})
     assert done.noise_before == done.noise_after == 0
     assert done.factors == (0, 0, 0, 0)
 
@@ -193,7 +193,7 @@ def test_channels_that_are_not_cut_grow_beside_power_of_two_scales():
     cut = float(highest(clipped(1e6, 1e6), "c0").max()) / 2
     proto = clipped(cut, 1e6)
     model, layout = laid_out(proto)
-    done = equalize(model, layout.sites, pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
+    done = equalize(model, GlobalEqualization(), pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
     assert_same_outputs(proto, model)
     channels = map_channels(as_ir(proto))
     factors = np.array(done.factors)[channels.of_value["c0"]]
@@ -215,7 +215,7 @@ def test_bounds_move_to_where_the_codes_end(cut, factor):
     proto = clipped(*bounds)
     model, layout = laid_out(proto)
     before = {name: highest(proto, name) for name in ("k0", "k1")}
-    done = equalize(model, layout.sites, pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
+    done = equalize(model, GlobalEqualization(), pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
     assert_same_outputs(proto, model)
     after = {name: highest(ir.to_proto(model), name) for name in ("k0", "k1")}
     for index, name in enumerate(("k0", "k1")):
@@ -246,7 +246,7 @@ def test_a_bound_that_several_clips_share_moves_for_each():
     weights = {f"w{number}": normal(4, 3 if number == 0 else 4, 1, 1, seed=number) for number in range(3)}
     proto = build(nodes, "y", weights | {"zero": np.float32(0), "bound": np.float32(1.5)})
     model, layout = laid_out(proto)
-    done = equalize(model, layout.sites, pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
+    done = equalize(model, GlobalEqualization(), pending(*IMAGES), codes=dict.fromkeys(layout.sites, 127))
     assert_same_outputs(proto, model)
     assert len(done.factors) == 8 + 2  # the bound of the last one, at an output, cannot move
     assert constants_of(model)["bound"] == 1.5
@@ -277,7 +277,7 @@ def test_a_clip_of_other_things():
     feeds = {"x": IMAGES[0], "v": normal(5), "z": normal(1, 7, 2)}
     (sample,) = pending(IMAGES[0])
     sample = type(sample)(0, "sample", False, lambda: feeds)
-    done = equalize(model, layout.sites, [sample])
+    done = equalize(model, GlobalEqualization(), [sample], codes=dict.fromkeys(layout.sites, 0))
     assert done.noise_after <= done.noise_before
     assert_close(run(model, feeds)["y"], run(proto, feeds)["y"])
 

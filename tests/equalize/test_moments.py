@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.equalize.moments import Moments, observe_channels
+from detent.equalizations.channel_problem import ChannelMoments
+from detent.equalize.equalize import observe_channels
 from tests.equalize.networks import pending
 from tests.models import as_ir, build, conv_relu_conv, info, node, normal, values_of
 
@@ -69,8 +70,8 @@ def test_rows_and_vectors():
 
 def test_the_signal_is_the_variance_of_what_varies():
     mean = np.array([0.1, 2.0])
-    assert Moments(mean, mean, mean, mean**2 + [0.5, 0.25]).signal == pytest.approx(0.75)
-    assert Moments(mean, mean, mean, mean**2 + [0.5, -1e-16]).signal == pytest.approx(0.5)
+    assert ChannelMoments(mean, mean, mean, mean**2 + [0.5, 0.25]).signal == pytest.approx(0.75)
+    assert ChannelMoments(mean, mean, mean, mean**2 + [0.5, -1e-16]).signal == pytest.approx(0.5)
     for rounding in (1e-18, -1e-18):
-        assert Moments(mean, mean, mean, mean**2 + rounding).signal == pytest.approx(4.01)
-    assert Moments(0 * mean, 0 * mean, 0 * mean, 0 * mean).signal == 0
+        assert ChannelMoments(mean, mean, mean, mean**2 + rounding).signal == pytest.approx(4.01)
+    assert ChannelMoments(0 * mean, 0 * mean, 0 * mean, 0 * mean).signal == 0

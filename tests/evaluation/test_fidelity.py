@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
 from detent.evaluation.fidelity import measure_fidelity
-from detent.evaluation.noise import NoiseSums
+from detent.evaluation.tensor_noise import NoiseSums
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample

@@ -12,7 +12,7 @@ from detent.numerics.power_of_two import min_mse_position, min_mse_position_of
 from detent.observe.counting import BINS, BLOCK, HALF
 from detent.observe.histogram import LOWEST_EXPONENT, Histogram, NonFiniteError, merged_bins
 from tests.grids import INT8, UINT8_ZERO_128
-from tests.observe.methods.data import error_of_bins
+from tests.methods.data import error_of_bins
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 SPECIAL = st.sampled_from(

@@ -12,11 +12,11 @@ from detent.report.page.page import page_of
 from detent.report.sensitivity_view import SHOWN, bar
 from detent.results.searched import Sensitivity, SensitivityReport
 from detent.search.proposal import propose
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 from tests.device_check.test_foresight import NETWORK
 from tests.models import SMALL_MODELS, XINT8, planned
-from tests.sensitivity_analysis.test_layers import SAMPLES
-from tests.sensitivity_analysis.test_proposal import THREE, layer
+from tests.search.test_proposal import THREE, layer
+from tests.sensitivity_analysis.test_layer_errors import SAMPLES
 
 
 @pytest.mark.parametrize(

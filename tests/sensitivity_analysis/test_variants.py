@@ -8,7 +8,7 @@ from detent.execute.probe import ITSELF
 from detent.sensitivity_analysis.units import quantized_units
 from detent.sensitivity_analysis.variants import EVERYTHING, VariantComparison, VariantErrors
 from tests.models import SMALL_MODELS, planned
-from tests.sensitivity_analysis.test_layers import SAMPLES
+from tests.sensitivity_analysis.test_layer_errors import SAMPLES
 
 
 def test_sums_by_hand():

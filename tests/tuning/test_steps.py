@@ -10,7 +10,7 @@ from detent.presets import find_preset
 from detent.recipe import Override
 from detent.refinements import BiasCorrection, Rounding
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.tuning.steps import exception_stages, exceptions, ingredients, plain, ways_up
 from tests.conftest import tiny_model
 

@@ -179,7 +179,7 @@ def dump(
 
     Example: detent dump mobilenetv2_int8.onnx --data images/ --out codes/ --rounding dpu
     """
-    from detent.comparison.dump import dump_codes
+    from detent.comparison.value_files import dump_codes
     from detent.graph.load import load
     from detent.observe.inputs import input_specs
     from detent.observe.sources import open_source

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.comparison.channels import FITTED_SAMPLES, ChannelSums, channel_axes, fit_scales
+from detent.comparison.channel_scales import FITTED_SAMPLES, ChannelProducts, channel_axes, fit_scales
 from detent.errors import ModelError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import Dataset, open_dataset
-from detent.evaluation.noise import ChannelScales, NoiseSums
+from detent.evaluation.tensor_noise import ChannelScales, NoiseSums
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
@@ -128,24 +128,24 @@ class ModelPair:
     def fit(self, batches: Sequence[Batch], threads: int) -> dict[str, ChannelScales]:
         """Return the scales of channels that differ in the second model, fitted to the first few samples."""
         limits = [FITTED_SAMPLES - sum(len(batch.names) for batch in batches[:at]) for at in range(len(batches))]
-        found: dict[str, dict[int, list[ChannelSums]]] = {}
+        found: dict[str, dict[int, list[ChannelProducts]]] = {}
         for _, sums in map_in_order(self._channel_sums, zip(batches, limits, strict=True), threads):
             for name, each in sums:
                 found.setdefault(name, {}).setdefault(each.axis, []).append(each)
         fitted = {name: fit_scales([*axes.values()]) for name, axes in found.items()}
         return {name: scales for name, scales in fitted.items() if scales is not None}
 
-    def _channel_sums(self, work: tuple[Batch, int]) -> list[tuple[str, ChannelSums]]:
+    def _channel_sums(self, work: tuple[Batch, int]) -> list[tuple[str, ChannelProducts]]:
         """Return the sums of each tensor and axis, over at most so many of the batch's samples."""
         batch, limit = work
         size = len(batch.names)
-        found: list[tuple[str, ChannelSums]] = []
+        found: list[tuple[str, ChannelProducts]] = []
         for name, pair in self._pairs(batch):
             if pair is None or name in self.outputs:
                 continue
             x, y = pair if size == 1 else (array[:limit] for array in pair)
             lanes = self.lanes.get(name, 1)
-            found += [(name, ChannelSums.of(x, y, axis, lanes)) for axis in channel_axes(x.ndim, lanes)]
+            found += [(name, ChannelProducts.of(x, y, axis, lanes)) for axis in channel_axes(x.ndim, lanes)]
         return found
 
     def differences(self, batch: Batch, scales: Mapping[str, ChannelScales]) -> dict[str, Array | None]:

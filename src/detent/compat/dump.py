@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from detent.comparison.dump import dump_codes
+from detent.comparison.value_files import dump_codes
 from detent.compat.readers import RandomDataReader
 from detent.errors import DataError
 from detent.graph.load import ModelLike

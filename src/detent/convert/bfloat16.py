@@ -25,7 +25,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.convert.precision import Retyping, has_float, is_fixed_input, narrow, prepare_types, retype
-from detent.convert.step import ConversionNotes, ConversionStep
+from detent.convert.step import ConversionNotes, ConversionStep, cast_node
 from detent.errors import ModelError, UsageError
 from detent.graph.names import Names
 from detent.graph.opset import raise_opset
@@ -44,6 +44,9 @@ _RUNS_IN_BFLOAT16 = (
 )
 _CAST_OPSET = 13
 """The opset with which Cast got bfloat16."""
+
+_CLIP_OPSET = 11
+"""The opset with which the bounds of Clip became inputs."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +135,9 @@ class _CastPairs:
         if not uses or tensor is None:
             return
         name = str(value.name)
-        stored = ir.Tensor(narrow(name, tensor.numpy(), _BFLOAT16, clip=clip))
-        narrowed = ir.Value(
-            name=self._names.fresh(f"{name}_bfloat16"),
-            type=ir.TensorType(_BFLOAT16),
-            shape=value.shape,
-            const_value=stored,
-        )
-        graph.register_initializer(narrowed)
-        cast = self._cast(narrowed, ir.DataType.FLOAT, f"{name}_float", value.shape)
+        array = narrow(name, tensor.numpy(), _BFLOAT16, clip=clip)
+        narrowed = add_initializer(graph, self._names.fresh(f"{name}_bfloat16"), array)
+        cast = cast_node(self._names, narrowed, ir.DataType.FLOAT, f"{name}_float")
         graph.insert_before(first, [cast])
         for node, index in uses:
             node.replace_input_with(index, cast.outputs[0])
@@ -155,8 +152,8 @@ class _CastPairs:
         if not uses and not is_output:
             return
         name = str(value.name)
-        down = self._cast(value, _BFLOAT16, f"{name}_bfloat16", value.shape)
-        up = self._cast(down.outputs[0], ir.DataType.FLOAT, f"{name}_rounded", value.shape)
+        down = cast_node(self._names, value, _BFLOAT16, f"{name}_bfloat16")
+        up = cast_node(self._names, down.outputs[0], ir.DataType.FLOAT, f"{name}_rounded")
         for node, index in uses:
             node.replace_input_with(index, up.outputs[0])
         producer = value.producer()
@@ -170,12 +167,6 @@ class _CastPairs:
             outputs[list(outputs).index(value)] = up.outputs[0]
             value.name, up.outputs[0].name = up.outputs[0].name, name
         self._notes.changed(name, "rounded to bfloat16 by a pair of Casts")
-
-    def _cast(self, value: ir.Value, target: ir.DataType, name: str, shape: ir.Shape | None) -> ir.Node:
-        node = ir.node("Cast", [value], {"to": int(target)}, name=self._names.fresh(f"{name}_Cast"))
-        result = node.outputs[0]
-        result.name, result.type, result.shape = self._names.fresh(name), ir.TensorType(target), shape
-        return node
 
 
 def _data_uses(value: ir.Value, opset: int) -> list[tuple[ir.Node, int]]:
@@ -197,9 +188,6 @@ def _is_rounded(node: ir.Node) -> bool:
     return source is not None and source.dtype == _BFLOAT16
 
 
-_CLIP_WITH_INPUTS = 11
-
-
 @dataclass(frozen=True)
 class Bfloat16Clip(ConversionStep):
     """Insert Clip before Cast to bfloat16 and before QuantizeLinear with bfloat16 codes; not behind constants."""
@@ -208,7 +196,7 @@ class Bfloat16Clip(ConversionStep):
 
     def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         """Look at all graphs of the model."""
-        if main_opset(model) < _CLIP_WITH_INPUTS:
+        if main_opset(model) < _CLIP_OPSET:
             raise ModelError(f"bfloat16-clip needs opset 11 or newer; the model has {main_opset(model)}.")
         names = Names(model)
         largest = np.float32(largest_of(_BFLOAT16.numpy()))

@@ -26,7 +26,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
-from detent.convert.step import ConversionNotes, ConversionStep
+from detent.convert.step import ConversionNotes, ConversionStep, cast_node
 from detent.errors import ModelError
 from detent.graph.names import Names
 from detent.graph.values import add_initializer, bypass, drop_if_unused, is_standard
@@ -99,21 +99,17 @@ class Retyping:
     stays: Callable[[ir.Node], bool] = lambda _: False
 
 
-def check_float_model(model: ir.Model) -> None:
-    """Raise ModelError, naming a node, if the model is quantized."""
+def prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
+    """Inline functions, make initializers of Constant nodes, infer types.
+
+    Raises:
+        ModelError: The model is quantized, or the type of a value stays unknown or is not a tensor.
+    """
     for node in model.graph.all_nodes():
         if is_quantizing(node):
             raise ModelError(
                 f"The model is quantized: node '{node.name}' is {node.op_type}. Convert it to float first: --to float."
             )
-
-
-def prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
-    """Inline functions, make initializers of Constant nodes, infer types.
-
-    ModelError if a value's type stays unknown or is not a tensor.
-    """
-    check_float_model(model)
     inline = InlineFunctions()
     inline(model)
     notes.declined += inline.declined
@@ -138,15 +134,15 @@ def retype(model: ir.Model, target: Retyping, notes: ConversionNotes) -> None:
         (graph, node, index, node in staying)
         for graph, node in nodes
         for index, value in enumerate(node.inputs)
-        if value is not None and value.dtype == ir.DataType.FLOAT and work.needs_float(node, index, staying)
+        if value is not None and value.dtype == ir.DataType.FLOAT
+        if node in staying or is_fixed_input(node, index, work.opset)
     ]
     made = [
         (graph, node, value)
         for graph, node in nodes
         for index, value in enumerate(node.outputs)
-        if value.dtype == ir.DataType.FLOAT
-        and value.name
-        and (node in staying or is_fixed_output(node, index, work.opset))
+        if value.dtype == ir.DataType.FLOAT and value.name
+        if node in staying or is_fixed_output(node, index, work.opset)
     ]
     work.change_types(graphs, staying)
     for graph, node, index, whole in fixed:
@@ -168,10 +164,6 @@ class _Retyper:
         self._names = Names(model)
         self._casts: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
         self._originals: dict[ir.Value, ir.TensorProtocol] = {}
-
-    def needs_float(self, node: ir.Node, index: int, staying: set[ir.Node]) -> bool:
-        """Return whether an input has to be float32 in this model."""
-        return node in staying or is_fixed_input(node, index, self.opset)
 
     def change_types(self, graphs: tuple[ir.Graph, ...], staying: set[ir.Node]) -> None:
         """Convert constants, the types of values, and attributes that name or hold a type."""
@@ -220,7 +212,7 @@ class _Retyper:
                 name = self._names.fresh(f"{value.name}_float")
                 self._casts[key] = add_initializer(graph, name, self._originals[value].numpy())
             else:
-                cast = self._cast(value, ir.DataType.FLOAT, f"{value.name}_float")
+                cast = cast_node(self._names, value, ir.DataType.FLOAT, f"{value.name}_float")
                 graph.insert_before(node, [cast])
                 self._casts[key] = cast.outputs[0]
         node.replace_input_with(index, self._casts[key])
@@ -229,7 +221,7 @@ class _Retyper:
     def write_float(self, graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
         """Put a Cast behind an output that is made in float32; the cast value takes the name."""
         name = str(value.name)
-        cast = self._cast(value, self._target.dtype, name)
+        cast = cast_node(self._names, value, self._target.dtype, name)
         result = cast.outputs[0]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
         cast.replace_input_with(0, value)
@@ -250,7 +242,7 @@ class _Retyper:
         value.type = ir.TensorType(ir.DataType.FLOAT)
         if not value.uses():
             return
-        cast = self._cast(value, self._target.dtype, f"{value.name}_{self._target.dtype.name.lower()}")
+        cast = cast_node(self._names, value, self._target.dtype, f"{value.name}_{self._target.dtype.name.lower()}")
         value.replace_all_uses_with(cast.outputs[0])
         cast.replace_input_with(0, value)
         graph.insert_before(next(iter(graph)), [cast])
@@ -259,35 +251,22 @@ class _Retyper:
         name = str(value.name)
         if value.is_graph_input():
             return
-        cast = self._cast(value, ir.DataType.FLOAT, name)
+        cast = cast_node(self._names, value, ir.DataType.FLOAT, name)
         graph.append(cast)
         graph.outputs[index] = cast.outputs[0]
         value.name = self._names.fresh(f"{name}_{self._target.dtype.name.lower()}")
         cast.outputs[0].name = name
 
-    def _cast(self, value: ir.Value, target: ir.DataType, name: str) -> ir.Node:
-        node = ir.node("Cast", [value], {"to": int(target)}, name=self._names.fresh(f"{name}_Cast"))
-        result = node.outputs[0]
-        result.name = self._names.fresh(name)
-        result.type, result.shape = ir.TensorType(target), value.shape
-        return node
-
 
 _FIXED = "tensor(float)"
 _CARRIERS = ("If", "Loop", "Scan")
+"""Operators that take any type: the graphs inside decide."""
+
 _MAKERS = (
-    "Bernoulli",
-    "BlackmanWindow",
-    "EyeLike",
-    "HammingWindow",
-    "HannWindow",
-    "MelWeightMatrix",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
+    *("Bernoulli", "BlackmanWindow", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix", "Multinomial"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
 )
+"""Operators whose attributes decide the type of what they make."""
 
 
 def stays_float(node: ir.Node, opset: int, target: ir.DataType) -> bool:

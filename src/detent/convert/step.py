@@ -119,6 +119,14 @@ class NodeStep(ConversionStep):
         """Remove from a graph what its converted nodes left behind."""
 
 
+def cast_node(names: Names, value: ir.Value, target: ir.DataType, name: str) -> ir.Node:
+    """Make a Cast of a value, whose output has a fresh name. It is in no graph yet."""
+    node = ir.node("Cast", [value], {"to": int(target)}, name=names.fresh(f"{name}_Cast"))
+    result = node.outputs[0]
+    result.name, result.type, result.shape = names.fresh(name), ir.TensorType(target), value.shape
+    return node
+
+
 def _label(where: ir.Node | ir.Value | str) -> str:
     if isinstance(where, str):
         return where

@@ -118,28 +118,6 @@ class Rules:
         return self.device.constraints.permits(node, plan, self.without)
 
 
-def check_rounding(recipe: Recipe) -> None:
-    """Raise UsageError if the recipe rounds as shifts do, and its numbers are not 8-bit integers that are shifted."""
-    if recipe.rounding == "half-even":
-        return
-    asked = f"Rounding {recipe.rounding} is that of shifts of 8-bit integers"
-    choose = "Choose a recipe with these, such as XINT8, or leave the rounding half-even."
-    for role, part, fmt in role_formats(recipe):
-        has = instead_of_shifts(fmt)
-        if has is None and dtype_of(fmt) not in _EMULATED[role]:
-            has = f"are {dtype_of(fmt)}"
-        if has is not None:
-            raise UsageError(f"{asked}, and the {role}{part} of recipe {recipe.name} {has}. {choose}")
-    if recipe.format != "qdq":
-        raise UsageError(
-            f"{asked}, and a file in format {recipe.format} cannot be emulated. Quantize with --format qdq; `detent "
-            "convert` writes the result in other forms."
-        )
-
-
-_EMULATED = {"activations": ("int8", "uint8"), "weights": ("int8", "uint8"), "biases": ("int8", "uint8", "int32")}
-
-
 def role_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat | None]]:
     """Yield each role, the words that name the part of the model (empty: all of it), and the format it has there."""
     for role, fmt in recipe.formats.items():

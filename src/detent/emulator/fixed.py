@@ -1,7 +1,11 @@
-"""Integers, as the compiled program holds them, and why computing with them in floating point is exact.
+"""Fixed-point numbers: how a quantized file holds them, how the compiled program does, and why that is exact.
 
-A tensor is of integers X in low .. high, and stands for X * 2^-position / divisor. It is held in onnxruntime as
-X * 2^-shift in float32 or, where `wide`, in float64. The factor 2^-shift changes exponents and no digits.
+In the file, a code stands for the integer code - zero_point, and that for (code - zero_point) * 2^-position (`Grid`).
+The device has 8-bit operands around zero: int8 with zero point 0, and uint8 with zero point 128, are the same integers
+-128 .. 127. Everything else is refused here, with the name of the tensor and what to do.
+
+In the program, a tensor is of integers X in low .. high, and stands for X * 2^-position / divisor (`Fixed`). It is held
+in onnxruntime as X * 2^-shift in float32 or, if `wide`, in float64. The factor 2^-shift changes exponents, not digits.
 
 float32 holds every integer below 2^24, float64 below 2^53. Products and sums of integers are integers; as long as no
 result, and no partial sum of it in whatever order, can reach that limit, none of them is ever rounded: each has the
@@ -9,13 +13,8 @@ value that an integer register of as many bits would hold. The limits follow fro
 a layer, from its very weights: sum |w| * max |x| + |bias| for each output channel. Where 2^24 may be reached, a
 program computes in float64, or in parts that stay below it. Nothing is assumed about the data.
 
-The device accumulates in int32. Where `low` and `high` lie within it, no overflow is possible; elsewhere a program
-counts the elements that leave it.
-
-Where a program is written: nodes are put before the node of the file that they stand for.
-
-Values of the file that hold integers are known here as `Fixed` or `Constant`; all others are float and stay as they
-are. Reading an integer tensor as float decodes it, once.
+The device accumulates in int32. If `low` and `high` lie within it, no overflow is possible; elsewhere a program counts
+the elements that leave it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.errors import ModelError
 from detent.graph.names import Names
 from detent.graph.values import add_initializer
+from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
+from detent.qdq.families import computes_on_codes, is_native_dequantize, is_native_quantize, is_quantizing
+from detent.qdq.reader import dequantized, params_of
 
 NARROW_LIMIT = 1 << 24
 WIDE_LIMIT = 1 << 53
@@ -41,7 +44,7 @@ FARTHEST_SHIFT = 40
 
 
 class NotIntegerError(Exception):
-    """A node that has no integer form here; its message is the reason. Such a node is computed in float."""
+    """A node has no integer form here, for the reason in the message, and is computed in float."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,7 @@ class Fixed:
         return self.position - self.shift
 
     def finer(self, bits: int) -> Fixed:
-        """The same numbers as integers that count in steps 2^bits times as fine. What is held stays as it is."""
+        """Count the same numbers in steps 2^bits times as fine. What is held stays as it is."""
         if bits > FARTHEST_SHIFT:
             raise NotIntegerError(f"its positions are {bits} apart, which no shift of the device spans")
         return replace(
@@ -79,12 +82,12 @@ class Fixed:
         )
 
     def reduced(self) -> Fixed:
-        """The same with the powers of two of the divisor moved into the position."""
+        """Move the powers of two of the divisor into the position."""
         twos = (self.divisor & -self.divisor).bit_length() - 1
         return replace(self, position=self.position + twos, divisor=self.divisor >> twos)
 
     def checked(self) -> Fixed:
-        """Itself; NotIntegerError past what float64 holds."""
+        """Return itself, or raise NotIntegerError if float64 cannot hold every element."""
         if self.reach >= WIDE_LIMIT:
             raise NotIntegerError("its result may need more than 53 bits")
         return self
@@ -103,14 +106,14 @@ class Constant:
         return int(np.abs(self.integers).max(initial=0))
 
     def shifted(self, bits: int) -> npt.NDArray[np.int64]:
-        """The integers in steps 2^bits times as fine."""
+        """Return the integers in steps 2^bits times as fine."""
         if bits > FARTHEST_SHIFT or self.reach << bits >= WIDE_LIMIT:
             raise NotIntegerError(f"its positions are {bits} apart, which no shift of the device spans")
         return self.integers << bits
 
 
 def dyadic(numbers: npt.NDArray[Any]) -> Constant | None:
-    """Numbers as integers of at most 24 bits with one position, or None where that takes more."""
+    """Return numbers as integers of at most 24 bits with one position, or None if that takes more bits."""
     wide = numbers.astype(np.float64)
     if not np.isfinite(wide).all():
         return None
@@ -122,12 +125,12 @@ def dyadic(numbers: npt.NDArray[Any]) -> Constant | None:
 
 
 def held(integers: npt.NDArray[np.int64], shift: int, wide: bool) -> npt.NDArray[Any]:
-    """integers * 2^-shift, as floats that hold them exactly."""
+    """Return integers * 2^-shift, as floats that hold them exactly."""
     return np.ldexp(integers.astype(np.float64), -shift).astype(np.float64 if wide else np.float32)
 
 
 def exact_bound(number: float, position: int) -> tuple[int, int]:
-    """A float as an integer in steps of 2^-(position + more), and `more`, the bits that it needs beyond `position`."""
+    """Return a float as an integer in steps of 2^-(position + more), and `more`, the bits beyond `position`."""
     if not math.isfinite(number):
         raise NotIntegerError(f"its bound is {number}")
     numerator, denominator = number.as_integer_ratio()
@@ -137,7 +140,7 @@ def exact_bound(number: float, position: int) -> tuple[int, int]:
 
 
 def rounded_range(low: int, high: int, cut: int, bounds: tuple[int, int]) -> tuple[int, int]:
-    """The range behind a shift by `cut` to the right, rounded outwards, and the bounds of the grid."""
+    """Return the range after a shift by `cut` to the right, rounded outwards, within the bounds of the grid."""
     if cut <= 0:
         least, most = low << -cut, high << -cut
     else:
@@ -146,12 +149,12 @@ def rounded_range(low: int, high: int, cut: int, bounds: tuple[int, int]) -> tup
 
 
 def average_of(count: int, total: Fixed) -> Fixed:
-    """A sum over `count` elements as their mean."""
+    """Turn a sum over `count` elements into their mean."""
     return replace(total, divisor=total.divisor * count).reduced()
 
 
 def times_constant(value: Fixed, factor: Constant) -> tuple[int, Fixed]:
-    """A product with one known number: what to multiply the integers by, and the result without its value.
+    """Multiply by one known number: return what to multiply the integers by, and the result without its value.
 
     What the factor and the divisor have in common cancels: an average, multiplied by its device factor, is the sum
     times a whole number.
@@ -167,8 +170,12 @@ def times_constant(value: Fixed, factor: Constant) -> tuple[int, Fixed]:
 
 
 @dataclass(eq=False)
-class Bench:
-    """A model that is being compiled in place, and what is known of its values."""
+class ProgramBuilder:
+    """A model that is compiled in place: new nodes go before the node of the file that they stand for, the `anchor`.
+
+    Values of the file that hold integers are known here as `Fixed` or `Constant`; all others are float and stay as they
+    are. Reading an integer tensor as float decodes it, once.
+    """
 
     model: ir.Model
     names: Names
@@ -178,13 +185,13 @@ class Bench:
     _decoded: dict[Fixed | Constant, ir.Value] = field(default_factory=dict)
 
     def node(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-        """The first output of a new node."""
+        """Add a node and return its first output."""
         return self.nodes(op_type, inputs, 1, attributes)[0]
 
     def nodes(
         self, op_type: str, inputs: Sequence[ir.Value | None], outputs: int, attributes: Mapping[str, Any]
     ) -> Sequence[ir.Value]:
-        """The outputs of a new node."""
+        """Add a node and return its outputs."""
         made = ir.node(op_type, list(inputs), dict(attributes), num_outputs=outputs, name=self._fresh("step"))
         for value in made.outputs:
             value.name = self._fresh("integers")
@@ -192,22 +199,22 @@ class Bench:
         return made.outputs
 
     def again(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> Sequence[ir.Value]:
-        """The outputs of the same operator, with the same attributes, on other inputs."""
+        """Add the same operator, with the same attributes, on other inputs, and return its outputs."""
         return self.nodes(node.op_type, inputs, len(node.outputs), dict(node.attributes.items()))
 
     def array(self, numbers: npt.NDArray[Any]) -> ir.Value:
-        """A constant of the program."""
+        """Add a constant to the program."""
         return add_initializer(self.model.graph, self._fresh("constant"), numbers)
 
     def scalar(self, number: float, wide: bool) -> ir.Value:
-        """One number, in the type of the tensors that it meets."""
+        """Add one number, in the type of the tensors that it meets."""
         return self.array(np.array(number, np.float64 if wide else np.float32))
 
     def _fresh(self, what: str) -> str:
         return self.names.fresh(f"{self.anchor.name}/emulated/{what}")
 
     def integers(self, value: ir.Value | None) -> Fixed:
-        """The integers of an operand; NotIntegerError where it has none."""
+        """Return the integers of an operand; raise NotIntegerError if it has none."""
         if value is not None and value in self.constants:
             known = self.constants[value]
             low, high = int(known.integers.min(initial=0)), int(known.integers.max(initial=0))
@@ -218,34 +225,34 @@ class Bench:
         return self.fixed[value]
 
     def whole(self, value: ir.Value | None) -> Fixed:
-        """The integers of an operand that no division is pending on."""
+        """Return the integers of an operand; raise NotIntegerError if a division is pending on them."""
         operand = self.integers(value)
         if operand.divisor != 1:
             raise NotIntegerError(f"an input of it is divided by {operand.divisor}, which no shift does")
         return operand
 
     def narrow(self, value: ir.Value | None) -> Fixed:
-        """The integers of an operand, held in float32."""
+        """Return the integers of an operand; raise NotIntegerError if float32 does not hold them."""
         operand = self.whole(value)
         if operand.wide:
             raise NotIntegerError("an input of it has more than 24 bits")
         return operand
 
     def widened(self, operand: Fixed) -> Fixed:
-        """The same integers in float64."""
+        """Hold the same integers in float64."""
         if operand.wide:
             return operand
         return replace(operand, value=self.node("Cast", [operand.value], to=ir.DataType.DOUBLE.value), wide=True)
 
     def in_unit(self, operand: Fixed, unit: int) -> Fixed:
-        """The same integers, held as numbers that count in 2^-unit."""
+        """Hold the same integers as numbers that count in 2^-unit."""
         if operand.unit == unit:
             return operand
         factor = self.scalar(2.0 ** (unit - operand.unit), operand.wide)
         return replace(operand, value=self.node("Mul", [operand.value, factor]), shift=operand.position - unit)
 
     def as_float(self, value: ir.Value) -> ir.Value:
-        """The numbers that a value of the file stands for."""
+        """Return the numbers that a value of the file stands for, in float."""
         key: Fixed | Constant | None = self.fixed.get(value) or self.constants.get(value)
         if key is None:
             return value
@@ -258,3 +265,86 @@ class Bench:
         if operand.divisor != 1:
             decoded = self.node("Div", [decoded, self.scalar(operand.divisor, operand.wide)])
         return self.node("Cast", [decoded], to=ir.DataType.FLOAT.value) if operand.wide else decoded
+
+
+ADVICE = "The recipe XINT8 writes what the emulator runs: 8 bits and power-of-two scales, one for each tensor."
+_ZERO_POINTS = {"int8": 0, "uint8": 128, "int32": 0}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integers of a tensor: codes of type `dtype`, of which `zero_point` stands for 0, in steps of 2^-position."""
+
+    position: int
+    dtype: np.dtype[Any]
+    zero_point: int
+
+    @property
+    def low(self) -> int:
+        """The least integer."""
+        return int(np.iinfo(self.dtype).min) - self.zero_point
+
+    @property
+    def high(self) -> int:
+        """The largest integer."""
+        return int(np.iinfo(self.dtype).max) - self.zero_point
+
+    def codes(self, integers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the codes of integers that lie on the grid."""
+        return (np.asarray(integers).astype(np.int64) + self.zero_point).astype(self.dtype)
+
+    def integers(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the integers of codes."""
+        return codes.astype(np.int64) - self.zero_point
+
+
+def check_form(model: ir.Model, where: str) -> None:
+    """Raise ModelError unless the model is in QDQ form, written with standard operators."""
+    pairs = 0
+    for node in model.graph.all_nodes():
+        native = is_native_quantize(node) or is_native_dequantize(node)
+        pairs += native
+        if computes_on_codes(node):
+            raise ModelError(
+                f"{where} is in QOperator form (node '{node.name}' is a {node.op_type}), which does not say what the "
+                "NPU computes. Emulate the QDQ form: quantize with --format qdq."
+            )
+        if is_quantizing(node) and not native:
+            raise ModelError(
+                f"{where} is written in {node.domain}::{node.op_type} (node '{node.name}'). Turn it into standard "
+                "operators first: `detent convert MODEL OUTPUT --to qdq`."
+            )
+    if not pairs:
+        raise ModelError(f"{where} is not quantized: it has no codes to compute with. {ADVICE}")
+
+
+def grid_of(node: ir.Node) -> Grid:
+    """Return the grid of a QuantizeLinear or DequantizeLinear; raise ModelError if the device has no such numbers."""
+    tensor = _tensor_name(node)
+    params = params_of(node)
+    if params is None:
+        raise ModelError(f"Tensor '{tensor}' has a scale or zero point that is computed while the model runs. {ADVICE}")
+    if not params.per_tensor:
+        raise ModelError(f"Tensor '{tensor}' has {params.scale.size} scales, one for each channel or block. {ADVICE}")
+    number, position = float(params.scale.reshape(-1)[0]), params.position
+    if position is None:
+        raise ModelError(f"The scale {number:.7g} of tensor '{tensor}' is not a power of two. {ADVICE}")
+    if not LOWEST_POSITION <= position <= HIGHEST_POSITION:
+        raise ModelError(f"The scale {number:.7g} of tensor '{tensor}' is out of all range. Quantize the model again.")
+    dtype, zero_point = params.dtype, int(params.zero_point.reshape(-1)[0])
+    expected = _ZERO_POINTS.get(dtype.name)
+    if expected is None:
+        raise ModelError(f"Tensor '{tensor}' has codes of type {dtype.name}; the device has 8-bit operands. {ADVICE}")
+    if zero_point != expected:
+        raise ModelError(
+            f"Tensor '{tensor}' has zero point {zero_point} where the device needs {expected} for {dtype.name}: "
+            f"its operands are symmetric around zero. {ADVICE}"
+        )
+    return Grid(position, dtype, zero_point)
+
+
+def _tensor_name(node: ir.Node) -> str:
+    """Return the name of the tensor that the codes stand for, as a user knows it."""
+    read = dequantized(node)
+    source = node.inputs[0] if read is None else read.tensor
+    return str(source.name if source is not None else node.name)

@@ -17,18 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.equalize.ceilings import CEILING_ROOM
-from detent.equalize.channels import FIXED, ChannelMap, ScaledLayer, map_channels
-from detent.equalize.factors import input_name, replace_constant
-from detent.equalize.moments import Moments, observe_channels
+from detent.equalizations.channel_problem import CEILING_ROOM, FIXED, ChannelMoments, Floats
+from detent.equalize.channels import ChannelMap, ScaledLayer, input_name, map_channels
+from detent.equalize.equalize import observe_channels, replace_constant
 from detent.errors import UsageError
-from detent.graph.values import constant
 from detent.observe.samples import PendingSample
-
-Floats = npt.NDArray[np.float64]
 
 DEVIATIONS = 3.0
 
@@ -91,15 +86,15 @@ def absorb_again(model: ir.Model, amounts: Mapping[str, Sequence[float]]) -> Abs
     return _apply(givers, {name: np.array(given, np.float64) for name, given in amounts.items()})
 
 
-def safe_amounts(seen: Moments, ceiling: float = np.inf) -> Floats:
-    """How much each channel can give: what all its values surely have, and 0 where a Clip may cut it off."""
+def safe_amounts(seen: ChannelMoments, ceiling: float = np.inf) -> Floats:
+    """Return how much each channel can give: what all its values surely have, and 0 if a Clip may cut it off."""
     deviation = np.sqrt(np.maximum(seen.power - seen.mean**2, 0.0))
     least = np.minimum(seen.minimum, seen.mean - DEVIATIONS * deviation)
     return np.where(seen.maximum * CEILING_ROOM <= ceiling, np.maximum(least, 0.0), 0.0)
 
 
 def find_givers(channels: ChannelMap) -> list[Giver]:
-    """The layers that can give, in the order of the graph."""
+    """Find the layers that can give, in the order of the graph."""
     layers = {layer.node: layer for layer in channels.layers if _adds_bias(layer.node)}
     bounds = {ceiling.node: ceiling.bound for ceiling in channels.ceilings}
     found = []
@@ -113,7 +108,7 @@ def find_givers(channels: ChannelMap) -> list[Giver]:
 
 
 def _between(first: ir.Node, layers: Mapping[ir.Node, ScaledLayer]) -> tuple[list[ir.Node], list[ir.Node]] | None:
-    """The layers that read what a layer computes, and the nodes on the way; None where anything else does."""
+    """Return the layers that read what a layer computes, and the nodes on the way; None if anything else does."""
     takers: dict[ir.Node, None] = {}
     passed: dict[ir.Node, None] = {}
     waiting = [first]
@@ -131,12 +126,12 @@ def _between(first: ir.Node, layers: Mapping[ir.Node, ScaledLayer]) -> tuple[lis
 
 
 def _adds_bias(node: ir.Node) -> bool:
-    """Whether there is a bias, added as it is."""
+    """Tell whether there is a bias, added as it is."""
     return bool(input_name(node, 2)) and node.attributes.get_float("beta", 1.0) == 1.0
 
 
 def _pads(node: ir.Node) -> bool:
-    """Whether a node may see values beyond the edge of its input."""
+    """Tell whether a node may see values beyond the edge of its input."""
     automatic = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     return automatic or any(node.attributes.get_ints("pads", ())) or node.attributes.get_int("ceil_mode", 0) != 0
 
@@ -159,14 +154,12 @@ def _give(giver: Giver, amounts: Floats) -> None:
     _add_to_bias(giver.layer, -amounts)
     by_variable = dict(zip(giver.layer.outputs.reshape(-1).tolist(), amounts.tolist(), strict=True))
     for taker in giver.takers:
-        weight = constant(taker.node.inputs[1])
-        assert weight is not None, "a scaled layer's weight is a constant"
         arriving = np.array([by_variable.get(number, 0.0) for number in taker.inputs.reshape(-1).tolist()])
-        summed = taker.grouped(weight).astype(np.float64).sum(axis=-1)  # groups x outputs x inputs
+        summed = taker.weight.astype(np.float64).sum(axis=-1)  # groups x outputs x inputs
         _add_to_bias(taker, np.einsum("goi,gi->go", summed, arriving.reshape(taker.inputs.shape)))
 
 
 def _add_to_bias(layer: ScaledLayer, more: Floats) -> None:
-    bias = constant(layer.node.inputs[2])
-    assert bias is not None, "a scaled layer's bias is a constant"
+    bias = layer.bias
+    assert bias is not None, f"'{layer.node.name}' has no bias"
     replace_constant(layer.node, 2, bias.astype(np.float64) + more.reshape(bias.shape))

@@ -14,18 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.equalizations.channel_problem import FIXED, Variables
 from detent.graph.values import constant, constant_ints, constant_scalar, input_at, is_constant, rank, static_shape
-
-Real = TypeVar("Real", np.float32, np.float64)
-
-FIXED = -1
-Variables = npt.NDArray[np.int64]
 
 PASSING = frozenset(
     ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Dropout")
@@ -43,15 +38,23 @@ class ScaledLayer:
     inputs: Variables
     outputs: Variables
 
-    def grouped(self, weight: npt.NDArray[Real]) -> npt.NDArray[Real]:
-        """A weight as groups x outputs x inputs x taps of the kernel."""
+    @property
+    def weight(self) -> npt.NDArray[np.float32]:
+        """The weight as groups x outputs x inputs x taps of the kernel."""
+        weight = constant(self.node.inputs[1])
+        assert weight is not None, "a scaled layer's weight is a constant"
         if self.node.op_type == "Conv":
             groups, outputs, inputs = len(self.inputs), self.outputs.shape[1], self.inputs.shape[1]
             return weight.reshape(groups, outputs, inputs, -1)
         return (weight if _transposed(self.node) else weight.T)[None, :, :, None]
 
+    @property
+    def bias(self) -> npt.NDArray[np.float32] | None:
+        """The bias, if there is one."""
+        return constant(self.node.inputs[2]) if input_name(self.node, 2) else None
+
     def ungrouped(self, weight: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The inverse of `grouped`."""
+        """Return an array like `weight` in the shape that the node reads."""
         if self.node.op_type == "Conv":
             shape = constant(self.node.inputs[1]).shape  # type: ignore[union-attr]  # a scaled layer's weight is one
             return weight.reshape(shape)
@@ -89,6 +92,12 @@ class ChannelMap:
 def map_channels(model: ir.Model) -> ChannelMap:
     """Find every channel that can be rescaled."""
     return _Mapper().run(model)
+
+
+def input_name(node: ir.Node, index: int) -> str:
+    """Return the name of an input; empty if there is none."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return "" if value is None else str(value.name)
 
 
 def _transposed(node: ir.Node) -> bool:
@@ -258,7 +267,7 @@ _RULES: Mapping[str, Callable[[_Mapper, ir.Node], bool]] = {
 
 
 def _channels(value: ir.Value) -> int | None:
-    """The size of axis 1, where channels are."""
+    """Return the size of axis 1, where channels are."""
     shape = value.shape
     return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
 
@@ -268,14 +277,14 @@ def _all_fixed(count: int | None) -> Variables:
 
 
 def _writable(value: ir.Value | None) -> bool:
-    """Whether a constant may be changed for the one node that reads it."""
+    """Tell whether a constant may be changed for the one node that reads it."""
     if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
         return False  # of a Constant node, say, or of doubles
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _bias_follows(node: ir.Node) -> bool:
-    """Whether the bias, if there is one, is a constant of one number per output channel."""
+    """Tell whether the bias, if there is one, is a constant of one number per output channel."""
     if node.attributes.get_int("transA", 0) != 0 or node.attributes.get_float("alpha", 1.0) != 1.0:  # of a Gemm
         return False
     if len(node.inputs) < 3 or node.inputs[2] is None:
@@ -286,7 +295,7 @@ def _bias_follows(node: ir.Node) -> bool:
 
 
 def _keeps_channels(node: ir.Node) -> bool:
-    """Whether axis 1 of a ReduceMean's output is axis 1 of its input."""
+    """Tell whether axis 1 of a ReduceMean's output is axis 1 of its input."""
     known = rank(node.inputs[0])
     axes = node.attributes.get_ints("axes") if "axes" in node.attributes else constant_ints(input_at(node, 1))
     if known is None or not axes:
@@ -296,7 +305,7 @@ def _keeps_channels(node: ir.Node) -> bool:
 
 
 def _pads_no_channels(node: ir.Node) -> bool:
-    """Whether a Pad leaves axis 1 as it is."""
+    """Tell whether a Pad leaves axis 1 as it is."""
     known, pads = rank(node.inputs[0]), constant_ints(input_at(node, 1))
     if known is None or pads is None:
         return False
@@ -308,12 +317,12 @@ def _pads_no_channels(node: ir.Node) -> bool:
 
 
 def _product(sizes: Sequence[int | None]) -> int | None:
-    """None where a size is unknown."""
+    """Return the product; None if a size is unknown."""
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _captured(model: ir.Model) -> list[ir.Value]:
-    """Values of the main graph that are read inside the bodies of an If, Loop or Scan."""
+    """Return values of the main graph that are read inside the bodies of an If, Loop or Scan."""
     values = (value for node in model.graph for value in node.outputs)
     return [value for value in values if any(user.graph is not model.graph for user in value.consumers())]

@@ -1,148 +1,219 @@
-"""Equalization: every channel gets the factor at which rounding the whole network adds the least noise.
+"""Equalizing the channels of a model: what a way to equalize has to know of it, and its factors written into constants.
 
-The float function stays what it was: `channels` knows what has to follow a factor, `ceilings` what Clips allow. First
-each channel gets its share of the range that it lies in (`noise`), then all channels of a value are moved to where they
-make the most of scales that are powers of two (`levels`).
+The float function stays what it was: `channels` knows what has to follow a factor, and a Clip's bound follows its
+channels (see `equalizations.channel_problem`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.equalize.ceilings import factor_bounds
-from detent.equalize.channels import Ceiling, ChannelMap, ScaledLayer, map_channels
-from detent.equalize.factors import Equalization, apply_factors, input_name, scaled_constants
-from detent.equalize.levels import Limit, Part, choose_levels, find_levels, level_of, size_of
-from detent.equalize.moments import Moments, observe_channels
-from detent.equalize.noise import LayerNoise, NoiseModel
-from detent.equalize.solve import minimise
-from detent.graph.values import constant
+from detent.equalizations import Equalizer
+from detent.equalizations.channel_problem import (
+    ChannelFactors,
+    ChannelMoments,
+    ChannelProblem,
+    ClipChannels,
+    Floats,
+    LayerChannels,
+    pad,
+)
+from detent.equalize.channels import ChannelMap, ScaledLayer, input_name, map_channels
+from detent.errors import UsageError
+from detent.graph.names import Names
+from detent.graph.session import Runner, usable_cores
+from detent.graph.values import add_initializer, set_input
+from detent.numerics.compiled import compiled
 from detent.observe.samples import PendingSample
 
-Floats = npt.NDArray[np.float64]
 
-STEPS, TOLERANCE = 100, 1e-3
-LEAST_MOVABLE = 0.5  # of the channels: where Clips hold most of them, what the others could gain is not worth it
-LEAST_SHARE = 1e-3  # of the largest channel: a channel below it counts as if it held that much
+@dataclass(frozen=True)
+class Equalization:
+    """What equalization did: how many channels it rescaled, and by at most what factor.
+
+    `noise_before` and `noise_after` are what the rounding noise was expected to be; None if the factors were known
+    already. `factors` are their logarithms, and after them those of the bounds of Clips.
+    """
+
+    channels: int
+    layers: int
+    largest_factor: float
+    noise_before: float | None = None
+    noise_after: float | None = None
+    factors: tuple[float, ...] = field(default=(), repr=False)
 
 
 def equalize(
     model: ir.Model,
-    sites: Collection[str],
+    equalizer: Equalizer,
     samples: Sequence[PendingSample],
     threads: int = 0,
     *,
-    codes: Mapping[str, int] | None = None,
+    codes: Mapping[str, int],
 ) -> Equalization:
     """Rescale the channels of `model`, in place.
 
-    `sites` are the values that will be quantized, weights and biases included. `codes` has, for those whose scales are
-    powers of two, the number of codes above zero.
+    `codes` has all values that will be quantized, weights and biases included: the number of codes above zero of those
+    whose scale is one power of two, and 0 for the others.
     """
     channels = map_channels(model)
-    unchanged = np.zeros(channels.count)
-    if not channels.count or not samples:
-        return apply_factors(model, channels, unchanged)
+    unchanged = ChannelFactors.unchanged(channels.count, len(channels.ceilings))
     wanted = {ceiling.value for ceiling in channels.ceilings}
-    for layer in channels.layers:
-        wanted |= {input_name(layer.node, 0), str(layer.node.outputs[0].name)}
-    moments = observe_channels(model, sorted(wanted), samples, threads)
+    if equalizer.needs_moments:
+        for layer in channels.layers:
+            wanted |= {input_name(layer.node, 0), str(layer.node.outputs[0].name)}
+    if not channels.count or (wanted and not samples):
+        return apply_factors(model, channels, unchanged)
+    moments = observe_channels(model, sorted(wanted), samples, threads) if wanted else {}
     if not all(np.isfinite(each.power).all() for each in moments.values()):
         return apply_factors(model, channels, unchanged)  # the sweep will name the sample and the tensor
-    noise = NoiseModel([_layer_noise(layer, moments, sites) for layer in channels.layers], channels.count)
-    low, high = factor_bounds(channels, moments)
-    movable = float((low < high).mean()) >= LEAST_MOVABLE
-    variables = minimise(noise, low, high, STEPS, TOLERANCE) if movable else unchanged
-    raised = _levels(channels, moments, noise, variables, codes or {})
-    done = apply_factors(model, channels, variables + raised[: channels.count], raised[channels.count :])
-    return replace(done, noise_before=noise(unchanged)[0], noise_after=noise(variables)[0])
+    return apply_factors(model, channels, equalizer.solve(problem_of(channels, moments, codes)))
 
 
-def _levels(
-    channels: ChannelMap, moments: Mapping[str, Moments], noise: NoiseModel, variables: Floats, codes: Mapping[str, int]
-) -> Floats:
-    """The logarithm of the common factor of each variable, and after these of each Clip."""
-    count, levels = find_levels(channels)
-    padded = np.append(variables, 0.0)
-    parts = [
-        part
-        for layer, noises in zip(channels.layers, noise.by_tensor(variables), strict=True)
-        for part in _parts(layer, noises, padded, moments, levels, codes)
-    ]
-    limits = [
-        _limit(ceiling, channels.of_value[ceiling.value], padded, moments, levels, codes)
-        for ceiling in channels.ceilings
-        if ceiling.result in codes
-    ]
-    chosen = np.append(choose_levels(count, parts, limits), 0.0) * np.log(2.0)
-    of_ceilings = [chosen[level_of(channels.of_value[each.value], levels)] for each in channels.ceilings]
-    return np.concatenate([chosen[levels[: channels.count]], of_ceilings])
+def equalize_again(model: ir.Model, factors: Sequence[float]) -> Equalization:
+    """Rescale by factors that an earlier equalization of the same model found."""
+    channels = map_channels(model)
+    expected = channels.count + len(channels.ceilings)
+    if expected != len(factors):
+        raise UsageError(
+            f"The statistics were counted on a model with {len(factors)} factors of channels and Clips; prepared in "
+            f"this way it has {expected}. Give the target that they were saved with, or calibrate again."
+        )
+    known = np.array(factors, np.float64)
+    return apply_factors(model, channels, ChannelFactors(known[: channels.count], known[channels.count :]))
 
 
-def _parts(
-    layer: ScaledLayer,
-    noises: tuple[float, float, float],
-    padded: Floats,
-    moments: Mapping[str, Moments],
-    levels: npt.NDArray[np.int64],
-    codes: Mapping[str, int],
-) -> list[Part]:
-    """What the levels beside a layer change in its noise."""
-    source, weight, bias = (input_name(layer.node, index) for index in range(3))
-    before, after = level_of(layer.inputs, levels), level_of(layer.outputs, levels)
-    scaled = scaled_constants(layer, padded)
-    found = []
-    if weight in codes:
-        found.append(Part(noises[0], size_of(scaled.weight, codes[weight]), after, before))
-    if source in codes:
-        seen = moments[source].largest * np.exp(padded[layer.inputs].reshape(-1))
-        found.append(Part(noises[1], size_of(seen, codes[source]), before))
-    if bias in codes and scaled.bias is not None:
-        found.append(Part(noises[2], size_of(scaled.bias, codes[bias]), after))
-    return found
-
-
-def _limit(
-    ceiling: Ceiling,
-    variables: npt.NDArray[np.int64],
-    padded: Floats,
-    moments: Mapping[str, Moments],
-    levels: npt.NDArray[np.int64],
-    codes: Mapping[str, int],
-) -> Limit:
-    """Where the edges of the codes may lie beside a Clip."""
-    seen = np.minimum(moments[ceiling.value].maximum * np.exp(padded[variables]), ceiling.bound)
-    above = codes[ceiling.result]
-    return Limit(
-        level_of(variables, levels), size_of(np.maximum(seen, 0.0), above), size_of(np.array(ceiling.bound), above)
+def problem_of(channels: ChannelMap, moments: Mapping[str, ChannelMoments], codes: Mapping[str, int]) -> ChannelProblem:
+    """Return the channels as arrays, with what they were observed to hold."""
+    return ChannelProblem(
+        channels.count,
+        [_layer_channels(layer, moments, codes) for layer in channels.layers],
+        [
+            ClipChannels(channels.of_value[each.value], each.bound, moments[each.value].maximum, codes.get(each.result))
+            for each in channels.ceilings
+        ],
+        list(channels.of_value.values()),
     )
 
 
-def _layer_noise(layer: ScaledLayer, moments: Mapping[str, Moments], sites: Collection[str]) -> LayerNoise:
+def _layer_channels(
+    layer: ScaledLayer, moments: Mapping[str, ChannelMoments], codes: Mapping[str, int]
+) -> LayerChannels:
     node = layer.node
-    source, weight = input_name(node, 0), constant(node.inputs[1])
-    assert weight is not None
-    seen, grouped = moments[source], layer.grouped(weight).astype(np.float64)
-    bias = constant(node.inputs[2]) if input_name(node, 2) in sites else None
-    return LayerNoise(
-        inputs=layer.inputs,
-        outputs=layer.outputs,
-        weight=np.abs(grouped).max(axis=-1) if input_name(node, 1) in sites else None,
-        taps=grouped.shape[-1],
-        energy=(grouped**2).sum(axis=(1, 3)),
-        largest=_at_least(seen.largest, layer.inputs) if source in sites else None,
-        power=seen.power.reshape(layer.inputs.shape),
-        bias=None if bias is None else _at_least(np.abs(bias.astype(np.float64)).reshape(-1), layer.outputs),
-        signal=max(moments[str(node.outputs[0].name)].signal, 1e-12),
+    source, weight, bias = (input_name(node, index) for index in range(3))
+    output = moments.get(str(node.outputs[0].name))
+    return LayerChannels(
+        str(node.name),
+        layer.inputs,
+        layer.outputs,
+        layer.weight,
+        layer.bias,
+        weight_codes=codes.get(weight),
+        input_codes=codes.get(source),
+        bias_codes=codes.get(bias),
+        seen=moments.get(source),
+        signal=1.0 if output is None else output.signal,
     )
 
 
-def _at_least(magnitudes: Floats, shape: npt.NDArray[np.int64]) -> Floats:
-    """Magnitudes with a floor under them, so that a dead channel is not scaled up without end."""
-    floor = max(LEAST_SHARE * float(magnitudes.max(initial=0.0)), 1e-30)
-    return np.maximum(magnitudes, floor).reshape(shape.shape)
+def apply_factors(model: ir.Model, channels: ChannelMap, factors: ChannelFactors) -> Equalization:
+    """Write factors into the layers, and into the bounds of Clips."""
+    for layer in channels.layers:
+        scaled = LayerChannels(str(layer.node.name), layer.inputs, layer.outputs, layer.weight, layer.bias)
+        bias = scaled.scaled_bias(pad(factors.variables))
+        replace_constant(layer.node, 1, layer.ungrouped(scaled.scaled_weight(pad(factors.variables))))
+        if bias is not None:
+            replace_constant(layer.node, 2, bias)
+    _move_bounds(model, channels, factors.clips)
+    return Equalization(
+        channels=int((np.abs(factors.variables) > 1e-6).sum()),
+        layers=len(channels.layers),
+        largest_factor=float(np.exp(np.abs(factors.variables).max(initial=0.0))),
+        noise_before=factors.noise_before,
+        noise_after=factors.noise_after,
+        factors=(*factors.variables.tolist(), *factors.clips.tolist()),
+    )
+
+
+def _move_bounds(model: ir.Model, channels: ChannelMap, logarithms: Floats) -> None:
+    """Multiply the upper bounds of Clips. One bound may serve several of them, so each gets one of its own."""
+    names = Names(model)
+    for ceiling, logarithm in zip(channels.ceilings, logarithms.tolist(), strict=True):
+        if logarithm:
+            bound = np.array(ceiling.bound * np.exp(logarithm), np.float32)
+            name = names.fresh(f"{ceiling.node.name}/bound")
+            set_input(ceiling.node, 2, add_initializer(model.graph, name, bound))
+
+
+def replace_constant(node: ir.Node, index: int, array: npt.NDArray[np.floating]) -> None:
+    """Give a node another constant of the same shape, in float32."""
+    value = node.inputs[index]
+    assert value is not None, f"'{node.name}' has no input {index}"
+    value.const_value = ir.tensor(np.ascontiguousarray(array, np.float32), name=value.name)
+
+
+def observe_channels(
+    model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample], threads: int = 0, *, last: bool = False
+) -> dict[str, ChannelMoments]:
+    """Run `samples` and describe the channels of the named values. Those of fewer than two axes are left out.
+
+    Channels lie along axis 1; with `last` along the last one.
+    """
+    inputs = {str(value.name) for value in model.graph.inputs}
+    fetched = [name for name in names if name not in inputs]
+    runner = Runner(model, fetched)
+
+    def run(pending: PendingSample) -> dict[str, Floats]:
+        sample = pending.load()
+        arrays = dict(zip(fetched, runner(sample.feeds, sample.origin, fetched), strict=True)) if fetched else {}
+        arrays |= {name: sample.feeds[name] for name in names if name in inputs}
+        found = {name: array for name, array in arrays.items() if array.ndim > 1 and array.size}
+        return {name: _sums(array.reshape(-1, array.shape[-1]) if last else array) for name, array in found.items()}
+
+    totals: dict[str, Floats] = {}
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
+        # In the order of the samples: floating-point sums must not depend on who was first.
+        for sums in pool.map(run, samples):
+            for name, more in sums.items():
+                totals[name] = _joined(totals[name], more) if name in totals else more
+    return {name: _moments(sums) for name, sums in totals.items()}
+
+
+def _sums(array: npt.NDArray[np.float32]) -> Floats:
+    """Return rows of least, greatest, sum, sum of squares and number of values; a column for each channel."""
+    values = np.ascontiguousarray(array, np.float32).reshape(array.shape[0], array.shape[1], -1)
+    sums = np.zeros((5, array.shape[1]))
+    sums[0], sums[1] = np.inf, -np.inf
+    _add_up(values, sums)
+    return sums
+
+
+@compiled
+def _add_up(values: npt.NDArray[np.float32], sums: npt.NDArray[np.float64]) -> None:
+    for n in range(values.shape[0]):
+        for channel in range(values.shape[1]):
+            low, high, total, squares = np.inf, -np.inf, 0.0, 0.0
+            for i in range(values.shape[2]):
+                value = np.float64(values[n, channel, i])
+                low, high = min(low, value), max(high, value)
+                total += value
+                squares += value * value
+            sums[0, channel] = min(sums[0, channel], low)
+            sums[1, channel] = max(sums[1, channel], high)
+            sums[2, channel] += total
+            sums[3, channel] += squares
+            sums[4, channel] += values.shape[2]
+
+
+def _joined(one: Floats, other: Floats) -> Floats:
+    return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1]), *(one[2:] + other[2:])])
+
+
+def _moments(sums: Floats) -> ChannelMoments:
+    return ChannelMoments(sums[0], sums[1], sums[2] / sums[4], sums[3] / sums[4])

@@ -10,12 +10,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.emulator import Emulator
 from detent.errors import DetentError, ModelError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.inputs import input_specs
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample
@@ -54,7 +54,7 @@ class Candidate:
         providers: Sequence[str] = DEFAULT_PROVIDERS,
         *,
         name: str | None = None,
-        emulate: EmulatedRounding | None = None,
+        emulate: DeviceRounding | None = None,
         runner: Runner | None = None,
     ) -> None:
         """Load `model`, which messages call `name`. A `runner` has loaded it already, and knows its outputs.

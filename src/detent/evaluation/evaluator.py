@@ -20,7 +20,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.errors import UsageError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name, same_model
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
@@ -36,6 +35,7 @@ from detent.evaluation.metric_file import Metric, as_metric
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import stored_bytes
 from detent.graph.session import DEFAULT_PROVIDERS
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 from detent.results.evaluated import (
@@ -66,7 +66,7 @@ class Evaluator:
         batch: int | None = None,
         threads: int = 0,
         providers: Sequence[str] = DEFAULT_PROVIDERS,
-        emulate: EmulatedRounding | None = None,
+        emulate: DeviceRounding | None = None,
         progress: Progress = silent,
     ) -> None:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emulator.arithmetic import EmulatedRounding
 from detent.emulator.emulator import EmulatedValues
-from detent.evaluation.noise import NoiseSums
+from detent.evaluation.tensor_noise import NoiseSums
 from detent.graph.session import Runner, usable_cores
+from detent.numerics.rounding import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
 from detent.results.tensors import Fidelity
@@ -40,7 +40,7 @@ def measure_fidelity(
     samples: Sequence[PendingSample],
     *,
     original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
-    emulate: EmulatedRounding | None = None,
+    emulate: DeviceRounding | None = None,
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
@@ -93,7 +93,7 @@ def measure_fidelity(
     )
 
 
-def _open(model: ir.Model, fetched: Sequence[str], emulate: EmulatedRounding | None) -> Runner | EmulatedValues:
+def _open(model: ir.Model, fetched: Sequence[str], emulate: DeviceRounding | None) -> Runner | EmulatedValues:
     return Runner(model, fetched, exact=True) if emulate is None else EmulatedValues(model, emulate)
 
 

@@ -22,7 +22,7 @@ from detent.errors import DataError, ModelError, OutputError, UsageError
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
-from detent.evaluation.noise import NoiseSums
+from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore

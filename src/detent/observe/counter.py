@@ -12,10 +12,11 @@ import onnx_ir as ir
 from detent.errors import DataError
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import Taps, open_taps
+from detent.methods.method import Vote
 from detent.observe.bank import HistogramBank, NonFiniteTensorError
 from detent.observe.histogram import Histogram
 from detent.observe.samples import Sample
-from detent.observe.statistics import Statistics, Vote
+from detent.observe.statistics import Statistics
 
 
 def taps_of(model: ir.Model, sites: Sequence[str], providers: Sequence[str] = DEFAULT_PROVIDERS) -> Taps:

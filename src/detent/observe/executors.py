@@ -17,13 +17,14 @@ import onnx_ir as ir
 
 from detent.errors import DataError, UsageError
 from detent.graph.session import Runner, usable_cores
+from detent.methods.method import Vote
 from detent.observe.counter import fetched
 from detent.observe.processes import LocalProcesses
 from detent.observe.shard_counts import Counting
 from detent.observe.shard_reader import ShardedSource
 from detent.observe.shards import R, Run, Shard, Work, divide, divisible, dump_work, first_samples
 from detent.observe.sources import Source
-from detent.observe.statistics import Statistics, TensorStatistics, Vote, merge
+from detent.observe.statistics import Statistics, TensorStatistics, merge
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, Observation
 from detent.observe.worker import Doing, do_from_folder, last_work, shared_folder
 from detent.progress import Progress, silent

@@ -10,10 +10,11 @@ from functools import partial
 import onnx_ir as ir
 
 from detent.graph.session import Runner
+from detent.methods.method import Vote
 from detent.observe.counter import SiteCounter, taps_of
 from detent.observe.samples import PendingSample
 from detent.observe.shards import Divisible, Shard, samples_of
-from detent.observe.statistics import Statistics, Vote
+from detent.observe.statistics import Statistics
 from detent.observe.statistics_bytes import pack, unpack
 
 _QUICK = 1  # a higher level of compression saves a few percent and takes several times as long

@@ -8,19 +8,17 @@ float32; MinMSE's MostCommon mode wants each sample's own best position, which i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
+from detent.methods.method import Vote
 from detent.observe.histogram import Histogram
 
 LEAST_FLOAT_EXPONENT = 149
 """Every finite float32 is a whole multiple of 2^-149, so sums of them as integers are exact in any order."""
-
-Vote = Callable[[Histogram], int]
-"""The position that a method would choose for one sample alone."""
 
 
 @dataclass

@@ -21,11 +21,12 @@ import onnx_ir as ir
 
 from detent.errors import DataError, DetentError
 from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
+from detent.methods.method import Vote
 from detent.observe.checkpoint import Checkpoint, Counted, Keeper
 from detent.observe.counter import SiteCounter, taps_of
 from detent.observe.samples import PendingSample
 from detent.observe.sources import Source
-from detent.observe.statistics import Statistics, Vote, merge
+from detent.observe.statistics import Statistics, merge
 from detent.observe.statistics_file import StatisticsFile
 from detent.progress import Progress, silent
 

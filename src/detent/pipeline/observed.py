@@ -11,15 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from detent.errors import UsageError
-from detent.methods import MinMSE
-from detent.numerics.formats import IntegerFormat
+from detent.methods.method import Vote
+from detent.numerics.formats import is_integer
 from detent.observe.checkpoint import Checkpoint
 from detent.observe.executors import sweep_on
-from detent.observe.methods.positions import vote_of
 from detent.observe.peek import peek
 from detent.observe.samples import PendingSample
 from detent.observe.sources import Source
-from detent.observe.statistics import Vote
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
 from detent.observe.sweep import Observation, look, recall, sweep
 from detent.pipeline.job import Job
@@ -193,7 +191,5 @@ def _save(prepared: Prepared, source: Source, observation: Observation, rescalin
 def _vote(recipe: Recipe) -> tuple[Vote | None, str]:
     """Return what each sample is asked, and a name for it; None and "" for most methods."""
     method, fmt = recipe.method, recipe.activations
-    if not isinstance(fmt, IntegerFormat) or not isinstance(method, MinMSE) or not fmt.power_of_two:
-        return None, ""
-    vote = vote_of(fmt, method)
-    return vote, "" if vote is None else f"{method} on {fmt.dtype}"
+    vote = method.vote(fmt) if is_integer(fmt) else None
+    return (None, "") if vote is None or fmt is None else (vote, f"{method} on {fmt.dtype}")

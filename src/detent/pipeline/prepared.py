@@ -18,8 +18,9 @@ import onnx
 import onnx_ir as ir
 
 from detent.devices.catalog import device_of, with_steps
-from detent.devices.device import Device, check_rounding
+from detent.devices.device import Device
 from detent.emit.output_formats import check_formats
+from detent.emulator.emulator import check_emulable
 from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
@@ -123,7 +124,7 @@ def check_recipe(recipe: Recipe, selection: Selection) -> Device:
     check_operator_types(recipe)
     check_refinement(recipe)
     target.check(recipe)
-    check_rounding(recipe)
+    check_emulable(recipe)
     return target
 
 

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.equalizations import CrossLayer, EqualizationChoice
 from detent.equalize.absorb import Absorption, absorb, absorb_again
-from detent.equalize.cross_layer import equalize_pairs
-from detent.equalize.equalize import equalize
-from detent.equalize.factors import Equalization, equalize_again
-from detent.equalize.smooth import Smoothing, smooth, smooth_again
-from detent.numerics.formats import IntegerFormat
+from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.smooth_quant import Smoothing, SmoothQuant
+from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.observe.samples import PendingSample
 from detent.observe.statistics_file import StatisticsFile
@@ -53,18 +50,17 @@ class Rescaling:
 
 
 def _bits(fmt: NumberFormat | None) -> int:
-    """The bits of a number that decide how coarsely it is rounded; those of float32 where it is not."""
+    """Return the bits of a number that decide how coarsely it is rounded; those of float32 if it is not."""
     if fmt is None:
         return 24
-    return fmt.bits if isinstance(fmt, IntegerFormat) else SIGNIFICANT_BITS
+    return fmt.bits if is_integer(fmt) else SIGNIFICANT_BITS
 
 
 def _codes(formats: Mapping[str, NumberFormat]) -> dict[str, int]:
-    """The number of codes above zero of each value whose scale is one power of two."""
+    """Return the number of codes above zero of each value whose scale is one power of two, and 0 for the others."""
     return {
-        name: fmt.high - fmt.middle
+        name: fmt.levels[1] if is_integer(fmt) and fmt.power_of_two and fmt.granularity == "per_tensor" else 0
         for name, fmt in formats.items()
-        if isinstance(fmt, IntegerFormat) and fmt.power_of_two and fmt.granularity == "per_tensor"
     }
 
 
@@ -85,8 +81,9 @@ def rescale(
     if recipe.smooth is not None:
         known = None if saved is None else saved.smoothed
         bits = _bits(recipe.activations), _bits(recipe.weights)
+        strategy = SmoothQuant(recipe.smooth)
         smoothing = (
-            smooth(model, few, recipe.smooth, threads, bits=bits) if known is None else smooth_again(model, known)
+            strategy.smooth(model, few, threads, bits=bits) if known is None else strategy.smooth_again(model, known)
         )
     if recipe.equalize is not None:
         if recipe.equalize.absorb:
@@ -95,17 +92,5 @@ def rescale(
         if saved is not None and saved.factors is not None:
             equalization = equalize_again(model, saved.factors)
         else:
-            equalization = _equalize(model, formats, recipe.equalize, few, threads)
+            equalization = equalize(model, recipe.equalize, few, threads, codes=_codes(formats))
     return Rescaling(smoothing, absorption, equalization)
-
-
-def _equalize(
-    model: ir.Model,
-    formats: Mapping[str, NumberFormat],
-    how: EqualizationChoice,
-    samples: Sequence[PendingSample],
-    threads: int,
-) -> Equalization:
-    if isinstance(how, CrossLayer):
-        return equalize_pairs(model, how, samples, threads)
-    return equalize(model, formats, samples, threads, codes=_codes(formats))

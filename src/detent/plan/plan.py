@@ -15,8 +15,9 @@ import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.graph.values import constant
-from detent.methods import Distribution, Method, MinMax, NonOverflow
-from detent.numerics.floats import FloatFormat, FloatParams, is_float
+from detent.methods import Method, MinMax, NonOverflow
+from detent.methods.points import Points
+from detent.numerics.floats import is_float
 from detent.numerics.formats import (
     LEAST_SCALE,
     IntegerFormat,
@@ -28,20 +29,10 @@ from detent.numerics.formats import (
     power_of_two_above,
 )
 from detent.numerics.interface import Params
-from detent.observe.methods.check import check_float_method
-from detent.observe.methods.choose import (
-    check_method,
-    choose_params,
-    choose_params_of_groups,
-    choose_params_of_values,
-    settled_params,
-)
-from detent.observe.methods.float8 import float8_scale
-from detent.observe.methods.percentile import check_tensors
-from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats
+from detent.plan.parameters import choose_params, choose_params_of_groups, choose_params_of_values, settled_params
 from detent.recipe import Recipe
 
 ROUNDING_MARGIN = 1.0 + 2.0**-22
@@ -131,7 +122,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
     if not layout.formats:
         assign_formats(model, layout, recipe)
     check_methods(recipe)
-    check_tensors(recipe.method, layout.sites)
+    recipe.method.check_tensors(layout.sites)
     outputs = {layout.leader(str(value.name)) for value in model.graph.outputs}
     params: dict[str, Params] = {}
     for site in layout.sites.values():
@@ -163,9 +154,9 @@ def check_methods(recipe: Recipe) -> None:
             formats.append((override.biases, recipe.method_of_weights))
     for fmt, method in formats:
         if is_integer(fmt):
-            check_method(fmt, method)
+            method.check(fmt)
         elif is_float(fmt):
-            check_float_method(fmt, method)
+            method.check_float(fmt)
     _refuse_idle(recipe)
 
 
@@ -194,7 +185,7 @@ def _choose(
         return fmt.along(site.summed)
     if is_float(fmt):
         chosen = method if site.role is Role.ACTIVATION else recipe.method_of_weights
-        return _scaled_float(model, site, fmt, statistics, chosen)
+        return chosen.choose_float(lambda: _points(model, site, statistics), _largest(model, site, statistics), fmt)
     assert is_integer(fmt), f"'{site.value}' is {fmt.label}"
     if given is not None:
         return fmt.fit(*given)
@@ -212,16 +203,10 @@ def _choose(
     )
 
 
-def _scaled_float(
-    model: ir.Model, site: Site, fmt: FloatFormat, statistics: Mapping[str, TensorStatistics], method: Method
-) -> FloatParams:
-    if not isinstance(method, Distribution):
-        return fmt.fit(0.0, _largest(model, site, statistics))
+def _points(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> Points:
     if site.role is Role.ACTIVATION:
-        points = Points.of_histogram(statistics[site.value].histogram)
-    else:
-        points = Points.of_values(_elements(model, site))
-    return FloatParams(fmt, float8_scale(points, fmt.dtype, method.scenario))
+        return Points.of_histogram(statistics[site.value].histogram)
+    return Points.of_values(_elements(model, site))
 
 
 def _largest(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> float:

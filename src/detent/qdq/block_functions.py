@@ -231,72 +231,26 @@ def _axes(axis: int, layout: BlockLayout) -> tuple[int, ...]:
     return tuple(axis + 1 + index for index in range(len(layout.sizes)))
 
 
-METHODS = ("to_bfp", "to_bfp_prime")
+_METHODS = ("to_bfp", "to_bfp_prime")
 """One level of exponents, and two."""
 
-
-@dataclass(frozen=True)
-class BlockFloatNode:
-    """The format, where its blocks are, and whether numbers are rounded to bfloat16 before."""
-
-    format: BlockFloat
-    layout: BlockLayout
-    from_bfloat16: bool = False
-
-    @property
-    def label(self) -> str:
-        """See `Definition`."""
-        name = str(self.format).replace(" ", "_").lower()
-        return name + "_from_bfloat16" * self.from_bfloat16 + self.layout.label
-
-    inputs = ("x",)
-    attributes = (
-        ir.AttrString("bfp_method", "to_bfp"),
-        ir.AttrInt64("axis", 1),
-        ir.AttrInt64("bit_width", 16),
-        ir.AttrInt64("block_size", 8),
-        ir.AttrInt64("rounding_mode", 0),
-        ir.AttrInt64("sub_block_size", 2),
-        ir.AttrInt64("sub_block_shift_bits", 1),
-        ir.AttrInt64("convert_to_bfloat_before_bfp", 0),
-        ir.AttrInt64("use_compiler_version_cpu_kernel", 0),
-    )
-
-    @property
-    def general(self) -> Definition:
-        """See `Definition`."""
-        return BlockFloatNode(self.format, _bfp_layout(self.format), self.from_bfloat16)
-
-    def write(self, body: Body) -> ir.Value:
-        """See `Definition`."""
-        (x,) = body.inputs
-        if self.from_bfloat16:
-            x = body.cast(body.cast(x, ir.DataType.BFLOAT16), ir.DataType.FLOAT)
-        pieces = cut(body, x, self.layout)
-        snap = self._one_level if self.format.sub_block_size is None else self._two_levels
-        return pieces.joined(body, snap(body, pieces), self.layout)
-
-    def _one_level(self, body: Body, pieces: Blocks) -> ir.Value:
-        largest = largest_finite(body, pieces.values, *pieces.axes)
-        step = shared_power(body, largest, 1 - self.format.mantissa_bits)
-        snapped = self._to_multiples(body, pieces.values, step)
-        return with_infinities(body, snapped, pieces.values)
-
-    def _two_levels(self, body: Body, pieces: Blocks) -> ir.Value:
-        magnitude = body("Abs", pieces.values)
-        power = magnitude
-        if self.layout.inner_size > 1:
-            power = body.reduce("ReduceMax", power, pieces.axes[-1])
-        power = shared_power(body, power, 1 - self.format.mantissa_bits)
-        most_shift = (1 << self.format.sub_block_shift_bits) - 1
-        least = body("Mul", body.reduce("ReduceMax", power, pieces.axes[0]), np.float64(2.0**-most_shift))
-        step = body("Mul", body("Max", power, least), all_finite(body, magnitude, pieces.axes))
-        normal = compared(body, "GreaterOrEqual", magnitude, LEAST_NORMAL)
-        return self._to_multiples(body, body("Mul", pieces.values, normal), step)
-
-    def _to_multiples(self, body: Body, x: ir.Value, step: ir.Value) -> ir.Value:
-        largest = (1 << self.format.mantissa_bits) - 1
-        return to_multiples(body, x, body.cast(step, ir.DataType.FLOAT), -largest, largest, self.format.rounding)
+_BLOCK_FLOAT_ATTRIBUTES = (
+    ir.AttrString("bfp_method", "to_bfp"),
+    ir.AttrInt64("axis", 1),
+    ir.AttrInt64("bit_width", 16),
+    ir.AttrInt64("block_size", 8),
+    ir.AttrInt64("rounding_mode", 0),
+    ir.AttrInt64("sub_block_size", 2),
+    ir.AttrInt64("sub_block_shift_bits", 1),
+    ir.AttrInt64("convert_to_bfloat_before_bfp", 0),
+    ir.AttrInt64("use_compiler_version_cpu_kernel", 0),
+)
+_MICROSCALING_ATTRIBUTES = (
+    ir.AttrString("element_dtype", "int8"),
+    ir.AttrInt64("axis", 1),
+    ir.AttrInt64("block_size", 32),
+    ir.AttrInt64("rounding_mode", 0),
+)
 
 
 def read_block_float(node: ir.Node, opset: int) -> Definition:
@@ -306,7 +260,7 @@ def read_block_float(node: ir.Node, opset: int) -> Definition:
         raise ModelError(
             f"{described(node)} has use_compiler_version_cpu_kernel=1: that has no definition here. Set it to 0."
         )
-    method = string_attribute(node, "bfp_method", "to_bfp", among=METHODS)
+    method = string_attribute(node, "bfp_method", "to_bfp", among=_METHODS)
     try:
         fmt = BlockFloat(
             int_attribute(node, "bit_width", 16),
@@ -317,65 +271,48 @@ def read_block_float(node: ir.Node, opset: int) -> Definition:
         )
     except UsageError as error:
         raise ModelError(f"{described(node)} cannot be computed: {error}") from error
-    return BlockFloatNode(fmt, _bfp_layout(fmt).at(node), bool(int_attribute(node, "convert_to_bfloat_before_bfp", 0)))
-
-
-def _bfp_layout(fmt: BlockFloat) -> BlockLayout:
+    from_bfloat16 = bool(int_attribute(node, "convert_to_bfloat_before_bfp", 0))
     inner = fmt.sub_block_size or 1
-    return BlockLayout(fmt.block_size // inner, inner)
+    anywhere = BlockLayout(fmt.block_size // inner, inner)
+    general = _block_float(fmt, anywhere, from_bfloat16)
+    return _block_float(fmt, anywhere.at(node), from_bfloat16, general)
 
 
-@dataclass(frozen=True)
-class MicroscalingNode:
-    """The format, and where its blocks are."""
+def _block_float(
+    fmt: BlockFloat, layout: BlockLayout, from_bfloat16: bool, general: Definition | None = None
+) -> Definition:
+    def write(body: Body) -> ir.Value:
+        (x,) = body.inputs
+        if from_bfloat16:
+            x = body.cast(body.cast(x, ir.DataType.BFLOAT16), ir.DataType.FLOAT)
+        pieces = cut(body, x, layout)
+        snap = _one_level if fmt.sub_block_size is None else _two_levels
+        return pieces.joined(body, snap(body, pieces, fmt), layout)
 
-    format: Microscaling
-    layout: BlockLayout
-
-    @property
-    def label(self) -> str:
-        """See `Definition`."""
-        return str(self.format).replace(" ", "_").lower() + self.layout.label
-
-    inputs = ("x",)
-    attributes = (
-        ir.AttrString("element_dtype", "int8"),
-        ir.AttrInt64("axis", 1),
-        ir.AttrInt64("block_size", 32),
-        ir.AttrInt64("rounding_mode", 0),
-    )
-
-    @property
-    def general(self) -> Definition:
-        """See `Definition`."""
-        return MicroscalingNode(self.format, BlockLayout(self.format.block_size))
-
-    def write(self, body: Body) -> ir.Value:
-        """See `Definition`."""
-        pieces = cut(body, body.inputs[0], self.layout)
-        largest = largest_finite(body, pieces.values, *pieces.axes)
-        element = FLOAT_ELEMENTS.get(self.format.element)
-        if element is None:
-            snapped = self._integers(body, pieces.values, largest)
-        else:
-            snapped = _floats(body, pieces.values, largest, element)
-        return pieces.joined(body, with_infinities(body, snapped, pieces.values), self.layout)
-
-    def _integers(self, body: Body, x: ir.Value, largest: ir.Value) -> ir.Value:
-        step = body.cast(shared_power(body, largest, -INT8_FRACTION_BITS), ir.DataType.FLOAT)
-        multiples = to_multiples(body, x, step, -128, 127, self.format.rounding)
-        # -128 times the greatest step is past the range of float32: there the lowest element is -127.
-        return body("Clip", multiples, np.float32(-127 * 2.0 ** (GREATEST_EXPONENT - INT8_FRACTION_BITS)))
+    label = _label(fmt) + "_from_bfloat16" * from_bfloat16 + layout.label
+    return Definition(label, write, _BLOCK_FLOAT_ATTRIBUTES, fallback=general)
 
 
-def _floats(body: Body, x: ir.Value, largest: ir.Value, element: FloatElement) -> ir.Value:
-    power = shared_power(body, largest, -element.greatest_exponent)
-    scale = body.cast(body("Max", power, np.float64(2.0**LEAST_SCALE_EXPONENT)), ir.DataType.FLOAT)
-    # The largest element is on the grid, so that clipping may go before rounding; it leaves no infinity behind.
-    ratio = body("Clip", body("Div", x, scale), np.float32(-element.largest), np.float32(element.largest))
-    least_step = np.float32(2.0 ** (element.least_exponent - element.mantissa_bits))
-    step = body("Clip", own_power(body, ratio, -element.mantissa_bits), least_step)
-    return body("Mul", body("Mul", body("Round", body("Div", ratio, step)), step), scale)
+def _one_level(body: Body, pieces: Blocks, fmt: BlockFloat) -> ir.Value:
+    largest = largest_finite(body, pieces.values, *pieces.axes)
+    step = shared_power(body, largest, 1 - fmt.mantissa_bits)
+    return with_infinities(body, _to_mantissas(body, pieces.values, step, fmt), pieces.values)
+
+
+def _two_levels(body: Body, pieces: Blocks, fmt: BlockFloat) -> ir.Value:
+    magnitude = body("Abs", pieces.values)
+    power = body.reduce("ReduceMax", magnitude, pieces.axes[-1]) if len(pieces.axes) > 1 else magnitude
+    power = shared_power(body, power, 1 - fmt.mantissa_bits)
+    most_shift = (1 << fmt.sub_block_shift_bits) - 1
+    least = body("Mul", body.reduce("ReduceMax", power, pieces.axes[0]), np.float64(2.0**-most_shift))
+    step = body("Mul", body("Max", power, least), all_finite(body, magnitude, pieces.axes))
+    normal = compared(body, "GreaterOrEqual", magnitude, LEAST_NORMAL)
+    return _to_mantissas(body, body("Mul", pieces.values, normal), step, fmt)
+
+
+def _to_mantissas(body: Body, x: ir.Value, step: ir.Value, fmt: BlockFloat) -> ir.Value:
+    largest = (1 << fmt.mantissa_bits) - 1
+    return to_multiples(body, x, body.cast(step, ir.DataType.FLOAT), -largest, largest, fmt.rounding)
 
 
 def read_microscaling(node: ir.Node, opset: int) -> Definition:
@@ -389,4 +326,40 @@ def read_microscaling(node: ir.Node, opset: int) -> Definition:
         )
     except UsageError as error:
         raise ModelError(f"{described(node)} cannot be computed: {error}") from error
-    return MicroscalingNode(fmt, BlockLayout(fmt.block_size).at(node))
+    anywhere = BlockLayout(fmt.block_size)
+    return _microscaling(fmt, anywhere.at(node), _microscaling(fmt, anywhere))
+
+
+def _microscaling(fmt: Microscaling, layout: BlockLayout, general: Definition | None = None) -> Definition:
+    def write(body: Body) -> ir.Value:
+        pieces = cut(body, body.inputs[0], layout)
+        largest = largest_finite(body, pieces.values, *pieces.axes)
+        element = FLOAT_ELEMENTS.get(fmt.element)
+        if element is None:
+            snapped = _to_integers(body, pieces.values, largest, fmt)
+        else:
+            snapped = _to_floats(body, pieces.values, largest, element)
+        return pieces.joined(body, with_infinities(body, snapped, pieces.values), layout)
+
+    return Definition(_label(fmt) + layout.label, write, _MICROSCALING_ATTRIBUTES, fallback=general)
+
+
+def _to_integers(body: Body, x: ir.Value, largest: ir.Value, fmt: Microscaling) -> ir.Value:
+    step = body.cast(shared_power(body, largest, -INT8_FRACTION_BITS), ir.DataType.FLOAT)
+    multiples = to_multiples(body, x, step, -128, 127, fmt.rounding)
+    # -128 times the greatest step is past the range of float32: there the lowest element is -127.
+    return body("Clip", multiples, np.float32(-127 * 2.0 ** (GREATEST_EXPONENT - INT8_FRACTION_BITS)))
+
+
+def _to_floats(body: Body, x: ir.Value, largest: ir.Value, element: FloatElement) -> ir.Value:
+    power = shared_power(body, largest, -element.greatest_exponent)
+    scale = body.cast(body("Max", power, np.float64(2.0**LEAST_SCALE_EXPONENT)), ir.DataType.FLOAT)
+    # The largest element is on the grid, so that clipping may go before rounding; it leaves no infinity behind.
+    ratio = body("Clip", body("Div", x, scale), np.float32(-element.largest), np.float32(element.largest))
+    least_step = np.float32(2.0 ** (element.least_exponent - element.mantissa_bits))
+    step = body("Clip", own_power(body, ratio, -element.mantissa_bits), least_step)
+    return body("Mul", body("Mul", body("Round", body("Div", ratio, step)), step), scale)
+
+
+def _label(fmt: BlockFloat | Microscaling) -> str:
+    return str(fmt).replace(" ", "_").lower()

@@ -108,13 +108,15 @@ def read_codes(model: ir.Model) -> QuantizedNetwork:
 
 
 class _Reader:
+    """Takes quantizing nodes out of a model, in topological order."""
+
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.graph = model.graph
         self.codes: dict[str, ValueCodes] = {}
 
     def visit(self, node: ir.Node) -> None:
-        """Take one node out, if it is one that quantizes. Nodes come in topological order."""
+        """Take one node out, if it is one that quantizes."""
         source = node.inputs[0] if node.inputs else None
         if source is None:
             return
@@ -162,14 +164,12 @@ class _Reader:
         tensor, output = tensor_of(stored), node.outputs[0]
         assert tensor is not None
         name, held, shape = str(output.name), tensor, ir.Shape(tensor.shape.numpy())
-        decoded = ir.LazyTensor(
-            lambda: ir.tensor(linear.decode(held.numpy()).astype(np.float32)),
-            dtype=ir.DataType.FLOAT,
-            shape=shape,
-            name=name,
-        )
-        value = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT))
-        value.const_value = decoded
+
+        def decode() -> ir.TensorProtocol:
+            return ir.tensor(linear.decode(held.numpy()).astype(np.float32))
+
+        decoded = ir.LazyTensor(decode, dtype=ir.DataType.FLOAT, shape=shape, name=name)
+        value = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=decoded)
         output.replace_all_uses_with(value, replace_graph_outputs=True)
         self.graph.remove(node, safe=True)
         self.graph.register_initializer(value)
@@ -240,6 +240,8 @@ def _write_out(model: ir.Model) -> dict[str, OperatorName]:
 
 
 class _WriteOut:
+    """Replaces operators on codes by float operators between Q and DQ, in topological order."""
+
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
         self.written: dict[str, OperatorName] = {}
@@ -247,7 +249,7 @@ class _WriteOut:
         self._scales: dict[ir.Value, _Scale] = {}
 
     def visit(self, node: ir.Node) -> None:
-        """Replace one node, if it is one on codes. Nodes come in topological order."""
+        """Replace one node, if it is one on codes."""
         form = on_codes(node)
         if form is not None:
             self._compute(node, form)

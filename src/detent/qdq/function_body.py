@@ -6,9 +6,10 @@ Attributes of the call are read with `ref`, so that one body serves all their va
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,27 +30,25 @@ Argument = ir.Value | npt.NDArray[Any] | np.generic
 """What a node reads: a value, or a constant."""
 
 
-class Definition(Protocol):
-    """What an operator does in one model: the types and attributes that its body is written for."""
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """What an operator does in one model: the body for the types and attributes of some of its nodes.
 
-    @property
-    def label(self) -> str:
-        """A few words that no other definition of the same operator has."""
+    `label` are a few words that no other definition of the same operator has. `write` adds the nodes to a body and
+    returns the result. `attributes` are all that a call may have, with their defaults. `fallback` serves these nodes
+    and as many others as one body can, if more slowly.
+    """
 
-    @property
-    def inputs(self) -> Sequence[str]:
-        """The names of the inputs."""
-
-    @property
-    def attributes(self) -> Sequence[ir.Attr]:
-        """Every attribute that a call may have, with its default."""
+    label: str
+    write: Callable[[Body], ir.Value]
+    attributes: Sequence[ir.Attr]
+    inputs: Sequence[str] = ("x",)
+    fallback: Definition | None = None
 
     @property
     def general(self) -> Definition:
-        """The definition that serves this node and as many others as one body can, if more slowly."""
-
-    def write(self, body: Body) -> ir.Value:
-        """Add the nodes to `body` and return the result."""
+        """The definition that serves as many nodes as one body can."""
+        return self.fallback or self
 
 
 class Body:

@@ -14,8 +14,6 @@ folded when the model is loaded. A zero point of 0 and a scale of 1 go away in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
@@ -24,6 +22,7 @@ from detent.qdq.families import STANDARD, native_family
 from detent.qdq.function_body import Body, Definition, described, ref, string_attribute
 
 AXIS = ir.AttrInt64("axis", 1)
+_INPUTS = ("x", "scale", "zero_point")
 
 _WIDE = frozenset({ir.DataType.INT32, ir.DataType.UINT32})
 _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -31,141 +30,83 @@ _NARROW = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.
 _CODE_TYPES = _NARROW | _WIDE | _FLOATS
 
 
-@dataclass(frozen=True)
-class StandardOperator:
-    """QuantizeLinear or DequantizeLinear as it is: for all the types that it has, scalar or per channel."""
+def _standard(op_type: str, fallback: Definition | None = None) -> Definition:
+    """Define an operator as QuantizeLinear or DequantizeLinear: for all types that it has, scalar or per channel."""
 
-    op_type: str
+    def write(body: Body) -> ir.Value:
+        return body(op_type, *body.inputs, axis=ref("axis", "axis"))
 
-    @property
-    def label(self) -> str:
-        """See `Definition`."""
-        return "standard"
-
-    inputs = ("x", "scale", "zero_point")
-    attributes = (AXIS,)
-
-    @property
-    def general(self) -> Definition:
-        """See `Definition`."""
-        return self if self.op_type == "QuantizeLinear" else Dequantize(wide=True, per_axis=True)
-
-    def write(self, body: Body) -> ir.Value:
-        """See `Definition`."""
-        return body(self.op_type, *body.inputs, axis=ref("axis", "axis"))
+    return Definition("standard", write, (AXIS,), _INPUTS, fallback)
 
 
-@dataclass(frozen=True)
-class Quantize:
-    """Numbers to codes of one type, step by step."""
+def _quantize(dtype: ir.DataType, *, per_axis: bool) -> Definition:
+    """Define numbers to codes of one type, operation by operation."""
+    wide = ir.DataType.DOUBLE if dtype in _WIDE else ir.DataType.FLOAT
 
-    dtype: ir.DataType
-    per_axis: bool
-
-    @property
-    def label(self) -> str:
-        """See `Definition`."""
-        return self.dtype.name.lower() + "_per_axis" * self.per_axis
-
-    inputs = ("x", "scale", "zero_point")
-    attributes = (AXIS,)
-
-    @property
-    def general(self) -> Definition:
-        """See `Definition`."""
-        return Quantize(self.dtype, per_axis=True)
-
-    def write(self, body: Body) -> ir.Value:
-        """See `Definition`."""
-        x, scale, zero_point = _along_axis(body, self.per_axis)
-        wide = ir.DataType.DOUBLE if self.dtype in _WIDE else ir.DataType.FLOAT
+    def write(body: Body) -> ir.Value:
+        x, scale, zero_point = _along_axis(body, per_axis)
         quotient = body("Div", x, scale)
-        if self.dtype not in _FLOATS:
+        if dtype not in _FLOATS:
             quotient = body("Round", quotient)
         if wide is ir.DataType.DOUBLE:
             quotient = body.cast(quotient, wide)
         codes = body("Add", quotient, body.cast(zero_point, wide))
-        if self.dtype not in _FLOATS:
-            limits = np.iinfo(self.dtype.numpy())
+        if dtype not in _FLOATS:
+            limits = np.iinfo(dtype.numpy())
             codes = body("Clip", codes, wide.numpy().type(limits.min), wide.numpy().type(limits.max))
-        return body.cast(codes, self.dtype)
+        return body.cast(codes, dtype)
+
+    fallback = None if per_axis else _quantize(dtype, per_axis=True)
+    return Definition(dtype.name.lower() + "_per_axis" * per_axis, write, (AXIS,), _INPUTS, fallback)
 
 
-@dataclass(frozen=True)
-class Dequantize:
-    """Codes to numbers, step by step; `wide` subtracts 32-bit zero points exactly."""
+def _dequantize(*, exact: bool, per_axis: bool) -> Definition:
+    """Define codes to numbers, operation by operation; `exact` subtracts 32-bit zero points in float64."""
+    wide = ir.DataType.DOUBLE if exact else ir.DataType.FLOAT
 
-    wide: bool
-    per_axis: bool
-
-    @property
-    def label(self) -> str:
-        """See `Definition`."""
-        return ("32_bits" if self.wide else "16_bits") + "_per_axis" * self.per_axis
-
-    inputs = ("x", "scale", "zero_point")
-    attributes = (AXIS,)
-
-    @property
-    def general(self) -> Definition:
-        """See `Definition`."""
-        return Dequantize(wide=True, per_axis=True)
-
-    def write(self, body: Body) -> ir.Value:
-        """See `Definition`."""
-        x, scale, zero_point = _along_axis(body, self.per_axis)
-        wide = ir.DataType.DOUBLE if self.wide else ir.DataType.FLOAT
+    def write(body: Body) -> ir.Value:
+        x, scale, zero_point = _along_axis(body, per_axis)
         difference = body("Sub", body.cast(x, wide), body.cast(zero_point, wide))
-        if self.wide:
+        if exact:
             difference = body.cast(difference, ir.DataType.FLOAT)
         return body("Mul", difference, scale)
 
+    fallback = None if exact and per_axis else _dequantize(exact=True, per_axis=True)
+    label = ("32_bits" if exact else "16_bits") + "_per_axis" * per_axis
+    return Definition(label, write, (AXIS,), _INPUTS, fallback)
 
-@dataclass(frozen=True)
-class FixNeuron:
-    """Quantize to `bits` signed bits and back; the scale and the zero point are scalars."""
 
-    bits: int
+def _fix_neuron(bits: int) -> Definition:
+    """Define rounding to signed codes and back; the scale and the zero point are scalars."""
 
-    @property
-    def label(self) -> str:
-        """See `Definition`."""
-        return f"{self.bits}_bits"
-
-    inputs = ("x", "scale", "zero_point")
-    attributes = (ir.Attr("bit_width", ir.AttributeType.STRING, None), ir.Attr("pos", ir.AttributeType.STRING, None))
-
-    @property
-    def general(self) -> Definition:
-        """See `Definition`."""
-        return self
-
-    def write(self, body: Body) -> ir.Value:
-        """See `Definition`."""
+    def write(body: Body) -> ir.Value:
         x, scale, zero_point = body.inputs
-        if self.bits == 8:  # the bits of its zero point
+        if bits == 8:  # the bits of its zero point
             return body("DequantizeLinear", body("QuantizeLinear", x, scale, zero_point), scale, zero_point)
         offset = body.cast(zero_point, ir.DataType.FLOAT)
-        half = 1 << (self.bits - 1)
+        half = 1 << (bits - 1)
         codes = body("Add", body("Round", body("Div", x, scale)), offset)
         codes = body("Clip", codes, np.float32(-half), np.float32(half - 1))
         return body("Mul", body("Sub", codes, offset), scale)
+
+    attributes = [ir.Attr(name, ir.AttributeType.STRING, None) for name in ("bit_width", "pos")]
+    return Definition(f"{bits}_bits", write, attributes, _INPUTS)
 
 
 def read_quantize(node: ir.Node, opset: int) -> Definition:
     """Read what an ExtendedQuantizeLinear of a model has to do."""
     dtype = _code_type(node, _input(node, 2, "zero point"))
     if _is_standard(dtype, opset):
-        return StandardOperator("QuantizeLinear")
-    return Quantize(dtype, _is_per_axis(node))
+        return _standard("QuantizeLinear")
+    return _quantize(dtype, per_axis=_is_per_axis(node))
 
 
 def read_dequantize(node: ir.Node, opset: int) -> Definition:
     """Read what an ExtendedDequantizeLinear of a model has to do."""
     dtype = _code_type(node, _input(node, 2, "zero point"))
     if _is_standard(dtype, opset):
-        return StandardOperator("DequantizeLinear")
-    return Dequantize(dtype in _WIDE, _is_per_axis(node))
+        return _standard("DequantizeLinear", _dequantize(exact=True, per_axis=True))
+    return _dequantize(exact=dtype in _WIDE, per_axis=_is_per_axis(node))
 
 
 def read_fix_neuron(node: ir.Node, opset: int) -> Definition:
@@ -175,7 +116,7 @@ def read_fix_neuron(node: ir.Node, opset: int) -> Definition:
     width = string_attribute(node, "bit_width")
     if not width.isdecimal() or not 2 <= int(width) <= 16:
         raise ModelError(f"{described(node)} has bit_width '{width}': it must be a number from 2 to 16.")
-    return FixNeuron(int(width))
+    return _fix_neuron(int(width))
 
 
 def _is_standard(dtype: ir.DataType, opset: int) -> bool:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from detent.errors import ModelError
 from detent.graph.values import constant, input_at, tensor_of
+from detent.numerics import codec
 from detent.numerics.power_of_two import position_of
 from detent.qdq.families import dequantize_family, is_fix_neuron, quantize_family
 
@@ -64,13 +65,14 @@ class LinearParams:
     def encode(self, values: npt.ArrayLike) -> Array:
         """Return the codes of float numbers."""
         array = np.asarray(values, np.float32)
-        scale, zero_point = self._spread(self.scale, array.shape), self._spread(self.zero_point, array.shape)
-        ratio = array / scale.astype(np.float32)
+        scale, zero_point = self._spread(array.shape)
         if is_integer(self.dtype):
-            # Past 2^24 float32 would lose the zero point.
-            codes = np.rint(ratio).astype(np.float64) + zero_point.astype(np.float64)
-            return codes.clip(*code_range(self.dtype)).astype(self.dtype)
-        shifted = ratio + zero_point.astype(np.float32)
+            # Nodes divide in float32, whatever the width of their codes.
+            low, high = code_range(self.dtype)
+            return codec.encode(array, scale, zero_point.astype(np.int64), low, high, codec.FLOAT32_BITS).astype(
+                self.dtype
+            )
+        shifted = array / scale.astype(np.float32) + zero_point.astype(np.float32)
         if self.dtype.itemsize == 1:  # float8 saturates
             largest = largest_of(self.dtype)
             shifted = shifted.clip(-largest, largest)
@@ -78,22 +80,19 @@ class LinearParams:
 
     def decode(self, codes: Array) -> Array:
         """Return the float numbers that codes stand for, in the type of the scale."""
-        scale, zero_point = self._spread(self.scale, codes.shape), self._spread(self.zero_point, codes.shape)
+        scale, zero_point = self._spread(codes.shape)
         if is_integer(self.dtype):
-            levels = (codes.astype(np.int64) - zero_point.astype(np.int64)).astype(np.float32)
-        else:
-            levels = codes.astype(np.float32) - zero_point.astype(np.float32)
+            return codec.decode(codes, scale, zero_point).astype(self.scale.dtype)
+        levels = codes.astype(np.float32) - zero_point.astype(np.float32)
         return (levels * scale.astype(np.float32)).astype(self.scale.dtype)
 
-    def _spread(self, parameter: Array, shape: tuple[int, ...]) -> Array:
-        """Return a parameter in a shape that broadcasts to `shape`."""
-        if parameter.size == 1:
-            return parameter.reshape(())
+    def _spread(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Return the scale and the zero point in shapes that broadcast to `shape`."""
+        if self.per_tensor:
+            return self.scale.reshape(()), self.zero_point.reshape(())
         axis = self.axis % len(shape)
-        if self.block_size:
-            spread: Array = np.repeat(parameter, self.block_size, axis=axis)
-            return spread[tuple(slice(0, size) for size in shape)]
-        return parameter.reshape([-1 if index == axis else 1 for index in range(len(shape))])
+        scale, zero_point = (codec.spread(each, shape, axis, self.block_size) for each in (self.scale, self.zero_point))
+        return scale, zero_point
 
 
 @dataclass(frozen=True, eq=False)

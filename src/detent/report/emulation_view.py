@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.comparison.dump import Dump
+from detent.comparison.value_files import Dump
 from detent.report.names import printable
 from detent.results.compared import Emulation
 

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from detent.equalizations import CrossLayer
 from detent.methods import MinMax
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
@@ -71,7 +70,7 @@ def print_recipe(recipe: Recipe, console: Console) -> None:
     """One recipe: a sentence, what it does and all of its fields."""
     console.print(Text(f"{recipe.name}: {recipe.description}", "bold"))
     steps = [] if recipe.equalize is None else ["equalize channels"]
-    steps = ["equalize layer by layer"] if isinstance(recipe.equalize, CrossLayer) else steps
+    steps = ["equalize layer by layer"] if recipe.equalize is not None and recipe.equalize.by_layers else steps
     steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
     steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
     steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {type(recipe.method).__name__}"]

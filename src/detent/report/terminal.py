@@ -12,8 +12,8 @@ from rich.text import Text
 
 from detent.comparison.inspection import Inspection
 from detent.equalize.absorb import Absorption
-from detent.equalize.factors import Equalization
-from detent.equalize.smooth import Smoothing
+from detent.equalize.equalize import Equalization
+from detent.equalize.smooth_quant import Smoothing
 from detent.report.check_view import device_notes
 from detent.report.figures import decibels, extent, ratio, size, step
 from detent.report.names import inert

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from detent.numerics.formats import IntegerFormat
+from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
 from detent.plan.layout import Decision
-from detent.recipe import Recipe, has_power_of_two_scale
+from detent.recipe import Recipe
 from detent.results.paired import Interval, interval_text, wilson_interval
 from detent.results.tensors import Fidelity, TensorReport
 

@@ -16,8 +16,8 @@ from typing import Any
 import onnx
 
 from detent.equalize.absorb import Absorption
-from detent.equalize.factors import Equalization
-from detent.equalize.smooth import Smoothing
+from detent.equalize.equalize import Equalization
+from detent.equalize.smooth_quant import Smoothing
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.prepare.base import Change

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import constant
+from detent.methods.points import Points
 from detent.numerics.formats import QuantParams
 from detent.numerics.interface import Params
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.counting import BINS, HALF
 from detent.observe.histogram import Histogram
-from detent.observe.methods.points import Points
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Layout, Role, Site
 from detent.plan.plan import Plan

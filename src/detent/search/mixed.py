@@ -36,7 +36,7 @@ from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRol
 from detent.search.assignment import assign, assign_measured, bits_of
 from detent.search.probing import SAMPLES, unrefined
 from detent.search.proposal import literal
-from detent.sensitivity_analysis.layers import errors_of, some_of
+from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
 
 ROLES: Mapping[SearchedRole, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
@@ -181,7 +181,7 @@ class _FormatSearch:
             fmt: _by_slot(quantized_units(planned.model, _uniform_plan(planned, what, fmt)), planned.plan, what, among)
             for fmt in candidates
         }
-        self._samples = some_of(planned.probes, len(candidates) * len(self._usual))
+        self._samples = evenly_spaced(planned.probes, len(candidates) * len(self._usual))
         slots = self._units[candidates[0]]
         variants = {
             (slot, fmt): replace(all_quantized("", of_format[slot]), name=f"{slot} {number}")
@@ -252,7 +252,7 @@ class _FormatSearch:
 def _errors(planned: Planned, variants: Sequence[Variant], samples: Sequence[PendingSample] = ()) -> dict[str, float]:
     """Measure the variants on `samples`, or on as many probes as they are worth."""
     job = planned.job
-    few = list(samples) or some_of(planned.probes, len(variants))
+    few = list(samples) or evenly_spaced(planned.probes, len(variants))
     threads = job.collecting.threads
     return errors_of(planned.model, planned.plan, variants, few, threads=threads, progress=job.progress)
 

@@ -1,15 +1,15 @@
-"""The things of a model that can be quantized alone: the constants of each layer together, and each activation."""
+"""Find the units of a model that can be quantized alone: the constants of each layer together, and each activation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import onnx_ir as ir
 
-from detent.execute.probe import Array, Variant
+from detent.execute.probe import UNCHANGED, Array, Variant
 from detent.graph.values import constant, values_of
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
@@ -17,53 +17,39 @@ from detent.results.searched import ErrorSource
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedUnit:
-    """What is quantized alone, as a variant of the float model, and the layer that it belongs to.
+class QuantizedUnit(ErrorSource):
+    """A source of error, with the variant of the float model that quantizes it alone.
 
-    `touches` are the layers that compute or read it: only where all of these are left float, it is. `original` are the
-    numbers of its constants as they were. `elements` is how many numbers it has for one sample, and
-    `operations` how many products its layer computes with them; of an activation, as many as it has numbers. What only
-    the data tells, such as the size of an image of any size, counts as 1.
+    `original` has the numbers of its constants before they were quantized.
     """
 
-    name: str
-    layer: str
-    variant: Variant
-    touches: frozenset[str]
+    variant: Variant = UNCHANGED
     original: Mapping[str, Array] = field(default_factory=dict)
-    elements: int = 0
-    operations: int = 0
-
-    @property
-    def is_weight(self) -> bool:
-        """Whether it is the constants of a layer."""
-        return bool(self.variant.constants)
 
     @property
     def source(self) -> ErrorSource:
-        """What results say of it."""
-        constants, activations = tuple(self.variant.constants), tuple(self.variant.rounding)
-        return ErrorSource(self.name, self.layer, self.touches, constants, activations, self.elements, self.operations)
+        """The unit without its arrays."""
+        return ErrorSource(*(getattr(self, item.name) for item in fields(ErrorSource)))
 
 
 def quantized_units(model: ir.Model, plan: Plan) -> list[QuantizedUnit]:
-    """All things, with the parameters of the plan: the constants first, then the activations, in graph order."""
+    """Return all units, with the parameters of the plan: constants first, then activations, in graph order."""
     return [*_constants(model, plan), *_activations(model, plan)]
 
 
-def all_quantized(name: str, things: Sequence[QuantizedUnit]) -> Variant:
-    """The variant that has all things quantized."""
-    constants = {key: array for thing in things for key, array in thing.variant.constants.items()}
-    return Variant(name, constants, {key: params for each in things for key, params in each.variant.rounding.items()})
+def all_quantized(name: str, units: Sequence[QuantizedUnit]) -> Variant:
+    """Return the variant in which all these units are quantized."""
+    constants = {key: array for unit in units for key, array in unit.variant.constants.items()}
+    return Variant(name, constants, {key: params for unit in units for key, params in unit.variant.rounding.items()})
 
 
-def left_float(things: Sequence[QuantizedUnit]) -> Iterator[Variant]:
-    """For each layer, the variant of the quantized model that leaves it float; its name is the layer's."""
-    for layer in dict.fromkeys(thing.layer for thing in things):
-        freed = [thing for thing in things if thing.touches == {layer}]
+def left_float(units: Sequence[QuantizedUnit]) -> Iterator[Variant]:
+    """Yield for each layer the variant of the quantized model that leaves it float, under the layer's name."""
+    for layer in dict.fromkeys(unit.layer for unit in units):
+        freed = [unit for unit in units if unit.touches == {layer}]
         if freed:
-            constants = {key: array for thing in freed for key, array in thing.original.items()}
-            yield Variant(layer, constants, {key: None for thing in freed for key in thing.variant.rounding})
+            constants = {key: array for unit in freed for key, array in unit.original.items()}
+            yield Variant(layer, constants, {key: None for unit in freed for key in unit.variant.rounding})
 
 
 def _constants(model: ir.Model, plan: Plan) -> Iterator[QuantizedUnit]:
@@ -85,17 +71,17 @@ def _constants(model: ir.Model, plan: Plan) -> Iterator[QuantizedUnit]:
             touches.setdefault(owner, set()).add(layer)
             output.setdefault(owner, node.outputs[0])
     for layer, arrays in original.items():
-        stored = {name: _stored(plan, name, array) for name, array in arrays.items()}
-        elements = sum(array.size for array in arrays.values())
+        name = f"weights of {layer}"
         weights = max(arrays.values(), key=lambda array: array.size)
         yield QuantizedUnit(
-            name=f"weights of {layer}",
-            layer=layer,
-            variant=Variant(f"weights of {layer}", stored),
-            touches=frozenset(touches[layer]),
-            original=arrays,
-            elements=elements,
+            name,
+            layer,
+            frozenset(touches[layer]),
+            constants=tuple(arrays),
+            elements=sum(array.size for array in arrays.values()),
             operations=weights.size * _positions(output[layer]),
+            variant=Variant(name, {key: _stored(plan, key, array) for key, array in arrays.items()}),
+            original=arrays,
         )
 
 
@@ -105,11 +91,15 @@ def _stored(plan: Plan, name: str, array: Array) -> Array:
 
 
 def _positions(value: ir.Value) -> int:
-    """How often a weight is used for one sample: the places of a feature map, or the rows of a matrix."""
-    dims = [dim if isinstance(dim, int) else 1 for dim in value.shape or ()]
+    """Return how often a weight is used for one sample: the places of a feature map, or the rows of a matrix."""
     producer = value.producer()
     maps = producer is not None and producer.op_type in ("Conv", "ConvTranspose")
-    return math.prod(dims[2:] if maps else dims[1:-1])
+    return math.prod(_dims(value)[2:] if maps else _dims(value)[1:-1])
+
+
+def _dims(value: ir.Value) -> list[int]:
+    """Return the shape; a size that only the data tells is 1."""
+    return [dim if isinstance(dim, int) else 1 for dim in value.shape or ()]
 
 
 def _activations(model: ir.Model, plan: Plan) -> Iterator[QuantizedUnit]:
@@ -118,13 +108,13 @@ def _activations(model: ir.Model, plan: Plan) -> Iterator[QuantizedUnit]:
         value = values[site.value]
         nodes = [value.producer(), *(node for node, index in value.uses() if index in site_inputs(node))]
         quantized = [node for node in nodes if node is not None and plan.layout.quantizes(node)]
-        dims = [dim if isinstance(dim, int) else 1 for dim in value.shape or ()]
-        elements = math.prod(dims[1:])
+        name, elements = f"activation {site.value}", math.prod(_dims(value)[1:])
         yield QuantizedUnit(
-            name=f"activation {site.value}",
-            layer=site.node,
-            variant=Variant(f"activation {site.value}", rounding={site.value: plan.of(site.value)}),
-            touches=frozenset(str(plan.layout.layer_of(node).name) for node in quantized),
+            name,
+            site.node,
+            frozenset(str(plan.layout.layer_of(node).name) for node in quantized),
+            activations=(site.value,),
             elements=elements,
             operations=elements,
+            variant=Variant(name, rounding={site.value: plan.of(site.value)}),
         )

@@ -22,7 +22,7 @@ from detent.results.evaluated import Loss, Scores
 from detent.results.quantized import Report
 from detent.results.searched import StepOutcome
 from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layers import sensitivity
+from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.tuning.record import Record, key_of
 from detent.tuning.steps import TuningStep, exception_stages, exceptions, ingredients, plain
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from detent.equalize.factors import Equalization
+from detent.equalize.equalize import Equalization
 from detent.recipe_file import to_toml
 from detent.refine.ranges import RULE as RANGES
 from detent.report.figures import decibels, ratio, size

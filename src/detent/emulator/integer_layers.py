@@ -1,0 +1,328 @@
+"""Layers on integers, pools, and operators that move integers.
+
+A layer sums products of codes in the accumulator, and its bias is shifted to them. With positions in, weight and bias,
+products count in 2^-(in + weight). If that is the finer of both steps, the bias is shifted left to it, by
+in + weight - bias; if the bias is finer, the products are. Either way nothing is lost. The accumulator is held in steps
+of the layer's output: its weights are multiplied by 2^-cut beforehand, with cut = in + weight - out. That changes
+exponents only, and saves a pass over the result.
+
+Whether float32 is exact is decided from the weights themselves (see `fixed`). If it may not be, Gemm and MatMul compute
+in float64, and a Conv, which onnxruntime has in float32 only, is cut along its input channels into parts that are exact
+and are added up in float64.
+
+A move of codes is the operator itself on the integers. An average is a sum with a division pending: the device factor
+behind it in the file, n * k / 2^m for n elements, turns it into the sum times k and a shift by m.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from detent.emulator.arithmetic import aligned
+from detent.emulator.fixed import (
+    NARROW_LIMIT,
+    Constant,
+    Fixed,
+    NotIntegerError,
+    ProgramBuilder,
+    average_of,
+    exact_bound,
+    grid_of,
+    held,
+)
+from detent.graph.values import constant_ints, constant_scalar, input_at, static_shape
+from detent.qdq.families import is_native_quantize
+
+_FOLLOWED = ("Relu", "Clip", "LeakyRelu", "PRelu")
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerLayer:
+    """A layer's operands in the steps of its accumulator.
+
+    `weights` have their output channels in front and all that is summed behind: [channels, ...].
+    """
+
+    source: Fixed
+    weights: Integers
+    bias: Integers
+    position: int
+    unit: int
+
+    def magnitudes(self) -> Integers:
+        """Return for each output channel what no partial sum of its products exceeds."""
+        sums: Integers = np.abs(self.weights).reshape(len(self.weights), -1).sum(1)
+        return sums * self.source.reach
+
+    def exact_in_float32(self) -> bool:
+        """Whether every sum, in whatever order, stays below 2^24."""
+        return int((self.magnitudes() + np.abs(self.bias)).max(initial=0)) < NARROW_LIMIT
+
+    def range(self) -> tuple[int, int]:
+        """Return the least and the largest accumulator. Padding adds zeros, so an input may always be zero."""
+        flat = self.weights.reshape(len(self.weights), -1)
+        rising, falling = np.maximum(flat, 0).sum(1), np.minimum(flat, 0).sum(1)
+        low, high = min(self.source.low, 0), max(self.source.high, 0)
+        least = rising * low + falling * high + self.bias
+        most = rising * high + falling * low + self.bias
+        return int(least.min(initial=0)), int(most.max(initial=0))
+
+    def held_weights(self, original: Callable[[Integers], Integers], wide: bool) -> npt.NDArray[Any]:
+        """Return the weights to compute with, in the file's order of axes."""
+        return held(original(self.weights), self.position - self.unit - self.source.shift, wide)
+
+    def held_bias(self, wide: bool) -> npt.NDArray[Any]:
+        """Return the bias to add."""
+        return held(self.bias, self.position - self.unit, wide)
+
+    def result(self, value: ir.Value, wide: bool) -> Fixed:
+        """Return the accumulator, whose numbers are in `value`."""
+        low, high = self.range()
+        return Fixed(value, self.position, low, high, shift=self.position - self.unit, wide=wide).checked()
+
+
+def landing(value: ir.Value) -> int | None:
+    """Return the position of the codes that a value becomes, if it only passes activation functions on the way."""
+    while len(value.consumers()) == 1 and not value.is_graph_output():
+        consumer = value.consumers()[0]
+        if is_native_quantize(consumer):
+            return grid_of(consumer).position
+        if consumer.op_type not in _FOLLOWED or consumer.inputs[0] is not value:
+            return None
+        value = consumer.outputs[0]
+    return None
+
+
+def _layer(builder: ProgramBuilder, node: ir.Node, channels_first: Callable[[Integers], Integers]) -> IntegerLayer:
+    source = builder.narrow(node.inputs[0])
+    weight = builder.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
+    if weight is None:
+        raise NotIntegerError("its weight is not a constant with a position")
+    given = input_at(node, 2)
+    bias = builder.constants.get(given) if given is not None else Constant(np.zeros(1, np.int64), source.position)
+    if bias is None:
+        raise NotIntegerError("its bias is not a constant with a position")
+    products = source.position + weight.position
+    position = max(products, bias.position) if given is not None else products
+    weights = channels_first(weight.shifted(position - products))
+    biases = bias.shifted(position - bias.position) if given is not None else bias.integers
+    if biases.size not in (1, len(weights)):
+        raise NotIntegerError("its bias differs from row to row")
+    reached = landing(node.outputs[0])
+    unit = position if reached is None else reached
+    return IntegerLayer(source, weights, np.broadcast_to(biases.reshape(-1), len(weights)), position, unit)
+
+
+def conv(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """Conv, in parts if one sum would be too long."""
+    layer = _layer(builder, node, _as_it_is)
+    if layer.exact_in_float32():
+        weights = builder.array(layer.held_weights(_as_it_is, wide=False))
+        bias = builder.array(layer.held_bias(wide=False))
+        return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
+    if node.attributes.get_int("group", 1) != 1:
+        raise NotIntegerError("the sums of its groups may need more than 24 bits")
+    shape = [1, -1] + [1] * (layer.weights.ndim - 2)
+    total = builder.array(layer.held_bias(wide=True).reshape(shape))
+    weights_held = layer.held_weights(_as_it_is, wide=False)
+    for start, stop in _parts(layer):
+        ends = [builder.array(np.array([end], np.int64)) for end in (start, stop, 1)]
+        some = builder.node("Slice", [layer.source.value, *ends])
+        part = builder.again(node, [some, builder.array(weights_held[:, start:stop])])[0]
+        total = builder.node("Add", [total, builder.node("Cast", [part], to=ir.DataType.DOUBLE.value)])
+    return layer.result(total, wide=True)
+
+
+def _as_it_is(weights: Integers) -> Integers:
+    return weights
+
+
+def _parts(layer: IntegerLayer) -> list[tuple[int, int]]:
+    """Divide the input channels into ranges, each as long as its sums stay below 2^24."""
+    channels = layer.weights.shape[1]
+    sizes = np.abs(layer.weights).reshape(*layer.weights.shape[:2], -1).sum(2) * layer.source.reach
+    if int(sizes.max()) >= NARROW_LIMIT:
+        raise NotIntegerError("the sum of a single channel may need more than 24 bits")
+    parts, start = [], 0
+    while start < channels:
+        longest = (np.cumsum(sizes[:, start:], 1) < NARROW_LIMIT).all(0)
+        stop = start + (int(np.argmin(longest)) if not longest.all() else channels - start)
+        parts.append((start, stop))
+        start = stop
+    return parts
+
+
+def conv_transpose(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """ConvTranspose: an output sums at most all that its channel has weights for."""
+    groups = node.attributes.get_int("group", 1)
+
+    def channels_first(weights: Integers) -> Integers:
+        split = weights.reshape(groups, -1, *weights.shape[1:])
+        return np.moveaxis(split, 2, 1).reshape(groups * weights.shape[1], -1, *weights.shape[2:])
+
+    def original(weights: Integers) -> Integers:
+        split = weights.reshape(groups, -1, *weights.shape[1:])
+        return np.moveaxis(split, 2, 1).reshape(-1, len(weights) // groups, *weights.shape[2:])
+
+    layer = _layer(builder, node, channels_first)
+    if not layer.exact_in_float32():
+        raise NotIntegerError("its sums may need more than 24 bits")
+    weights = builder.array(layer.held_weights(original, wide=False))
+    bias = builder.array(layer.held_bias(wide=False))
+    return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
+
+
+def gemm(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """Gemm without factors."""
+    if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
+        raise NotIntegerError("its alpha and beta are not 1")
+    if node.attributes.get_int("transA", 0):
+        raise NotIntegerError("its input is transposed")
+    order = _as_it_is if node.attributes.get_int("transB", 0) else np.transpose
+    layer = _layer(builder, node, order)
+    wide = not layer.exact_in_float32()
+    source = builder.widened(layer.source) if wide else layer.source
+    weights = builder.array(layer.held_weights(order, wide))
+    value = builder.again(node, [source.value, weights, builder.array(layer.held_bias(wide))])[0]
+    return layer.result(value, wide)
+
+
+def matmul(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """MatMul with a matrix of weights, or of two tensors of codes."""
+    if node.inputs[1] in builder.constants and builder.constants[node.inputs[1]].integers.ndim == 2:
+        layer = _layer(builder, node, np.transpose)
+        wide = not layer.exact_in_float32()
+        source = builder.widened(layer.source) if wide else layer.source
+        weights = builder.array(layer.held_weights(np.transpose, wide))
+        return layer.result(builder.node("MatMul", [source.value, weights]), wide)
+    first, second = (builder.whole(value) for value in node.inputs)
+    shape = static_shape(node.inputs[0])
+    length = shape[-1] if shape else None
+    if length is None:
+        raise NotIntegerError("the length of its sums is not known")
+    reach = length * first.reach * second.reach
+    wide = first.wide or second.wide or reach >= NARROW_LIMIT
+    if wide:
+        first, second = builder.widened(first), builder.widened(second)
+    return Fixed(
+        builder.node("MatMul", [first.value, second.value]),
+        first.position + second.position,
+        -reach,
+        reach,
+        shift=first.shift + second.shift,
+        wide=wide,
+    ).checked()
+
+
+_RECOVERABLE = 1 << 22
+"""A whole number below it is found again by rounding after a division and a multiplication, each off by 2^-24."""
+
+
+def move(builder: ProgramBuilder, node: ir.Node) -> list[Fixed]:
+    """Reshape, Transpose, Slice, MaxPool and all that copies or picks elements."""
+    operand = builder.narrow(node.inputs[0])
+    if node.op_type == "MaxPool" and len(node.outputs) > 1 and node.outputs[1].uses():
+        raise NotIntegerError("it also answers where the largest elements are")
+    values = builder.again(node, [operand.value, *node.inputs[1:]])
+    return [replace(operand, value=value) for value in values]
+
+
+def resize(builder: ProgramBuilder, node: ir.Node) -> list[Fixed]:
+    """Resize to the nearest element."""
+    mode = node.attributes.get_string("mode", "nearest")
+    if mode != "nearest" or node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize":
+        raise NotIntegerError(f"its mode '{mode}' computes new values between those it has")
+    return move(builder, node)
+
+
+def concat(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """Concat; operands at other positions are shifted first."""
+    operands = [builder.whole(value) for value in node.inputs]
+    same = aligned(builder, operands, 0)
+    value = builder.again(node, [operand.value for operand in same])[0]
+    low, high = min(operand.low for operand in same), max(operand.high for operand in same)
+    return replace(same[0], value=value, low=low, high=high)
+
+
+def pad(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """Pad, with a constant or with elements of its own."""
+    operand = builder.narrow(node.inputs[0])
+    if node.attributes.get_string("mode", "constant") != "constant":
+        return replace(operand, value=builder.again(node, [operand.value, *node.inputs[1:]])[0])
+    filling = 0.0
+    given = input_at(node, 2)
+    if given is not None and given in builder.constants:
+        known = builder.constants[given]
+        filling = math.ldexp(int(known.integers.reshape(-1)[0]), -known.position)
+    elif given is not None:
+        number = constant_scalar(node, 2)
+        if number is None:
+            raise NotIntegerError("what it fills in is computed while the model runs")
+        filling = number
+    operand = operand.finer(exact_bound(filling, operand.position)[1])
+    whole = exact_bound(filling, operand.position)[0]
+    if abs(whole) >= NARROW_LIMIT:
+        raise NotIntegerError(f"it fills in {filling:g}, which no code stands for")
+    fill = builder.scalar(math.ldexp(whole, -operand.shift), wide=False)
+    value = builder.again(node, [operand.value, node.inputs[1], fill, *node.inputs[3:]])[0]
+    return replace(operand, value=value, low=min(operand.low, whole), high=max(operand.high, whole))
+
+
+def average_pool(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """AveragePool with as many elements in every window.
+
+    onnxruntime has no sum over windows. It sums whole numbers exactly and divides; multiplied by the number of
+    elements and rounded, its mean is that sum again.
+    """
+    operand = builder.narrow(node.inputs[0])
+    padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    padded = padded or any(node.attributes.get_ints("pads", ()))
+    if node.attributes.get_int("ceil_mode", 0) or (padded and not node.attributes.get_int("count_include_pad", 0)):
+        raise NotIntegerError("its windows at the border have fewer elements")
+    count = math.prod(node.attributes.get_ints("kernel_shape", ()))
+    low, high = min(operand.low, 0) * count, max(operand.high, 0) * count
+    if max(-low, high) >= _RECOVERABLE:
+        raise NotIntegerError("the sum of a window may need more than 22 bits")
+    operand = builder.in_unit(operand, operand.position)
+    mean = builder.again(node, [operand.value])[0]
+    value = builder.node("Round", [builder.node("Mul", [mean, builder.scalar(count, wide=False)])])
+    return average_of(count, replace(operand, value=value, low=low, high=high))
+
+
+def global_average(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+    """GlobalAveragePool and ReduceMean over a known number of elements."""
+    operand = builder.whole(node.inputs[0])
+    shape = static_shape(node.inputs[0])
+    if shape is None:
+        raise NotIntegerError("the number of elements it averages is not known")
+    axes = list(range(2, len(shape))) if node.op_type == "GlobalAveragePool" else _reduced(node, len(shape))
+    sizes = [shape[axis] for axis in axes]
+    if None in sizes:
+        raise NotIntegerError("the number of elements it averages is not known")
+    count = math.prod(size for size in sizes if size is not None)
+    low, high = operand.low * count, operand.high * count
+    if max(-low, high) >= NARROW_LIMIT:
+        operand = builder.widened(operand)
+    keep: int = 1 if node.op_type == "GlobalAveragePool" else node.attributes.get_int("keepdims", 1)
+    total = builder.node("ReduceSum", [operand.value, builder.array(np.array(axes, np.int64))], keepdims=keep)
+    return average_of(count, replace(operand, value=total, low=low, high=high))
+
+
+def _reduced(node: ir.Node, rank: int) -> list[int]:
+    """Return the axes of a ReduceMean: an attribute, or from opset 18 on an input."""
+    given = input_at(node, 1)
+    axes = constant_ints(given) if given is not None else node.attributes.get_ints("axes", ())
+    if axes is None:
+        raise NotIntegerError("its axes are computed while the model runs")
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
+        raise NotIntegerError("it averages nothing")
+    return [axis % rank for axis in axes] if axes else list(range(rank))

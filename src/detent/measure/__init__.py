@@ -1,1 +1,0 @@
-"""What quantization cost: the quantized model beside the float one."""

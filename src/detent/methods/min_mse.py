@@ -1,0 +1,231 @@
+"""MinMSE: the scale with the least sum of squared errors.
+
+On power-of-two scales, of five positions around the base one that with the least squared error wins: over all values
+("All"), over those within a percentage, the others being dropped and not clipped ("Percentile"), or over each sample
+apart, the position that won most often being taken ("MostCommon", on ties the larger scale).
+
+On float scales the range is searched. The error is not smooth in its ends (values cross rounding thresholds), so:
+
+
+1. Candidates over the whole plane. Symmetric: thresholds t, in even steps from the largest magnitude A down to A / 2
+   and by a constant ratio from there down to A / 2^13. Asymmetric: the best pair of such ends under the smooth
+   approximation `noise s^2 / 12 + clipped tails`, and windows of 50 to 100 percent of the range. In both cases the
+   ranges of some percentiles too.
+2. From the best of them, a pattern of neighbours whose spacing halves each time.
+
+Every candidate is judged by its true error, so the result is never worse than any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.errors import UsageError
+from detent.methods.error_table import ErrorTable, error_table, grid_error, tail_errors
+from detent.methods.method import Method, ObservedTensor, Vote, alternatives, check_choice, check_percentage, fit
+from detent.methods.percentile import percentile_range, percentile_ranges
+from detent.methods.points import Counts, FloatArray, Points, Range, squared_error
+from detent.numerics.compiled import compiled
+from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams
+from detent.numerics.power_of_two import min_mse_position, min_mse_position_of, scale_of
+
+MinMSEMode = Literal["All", "MostCommon", "Percentile"]
+
+PERCENTILES = (99.9, 99.99, 99.999, 99.9999)
+EVEN_STEPS = 64
+OCTAVES = 12
+STEPS_PER_OCTAVE = 6
+ROUNDS = 9
+
+Codes = tuple[float, float, float, bool]
+"""A format for compiled code: its lowest, highest and middle code, and whether it is symmetric."""
+
+BITS_WITHIN_BINS = 8
+"""Up to this width, all values of a histogram's bin round to one code, and its centre speaks for them."""
+
+
+@dataclass(frozen=True)
+class MinMSE(Method):
+    """The scale with the least sum of squared errors.
+
+    `mode`: "All" searches over all values, "Percentile" over the values within `percentile` percent; "MostCommon", for
+    power-of-two scales only, over each sample apart and takes the position that won most often.
+    """
+
+    mode: MinMSEMode = "All"
+    percentile: float = 99.999
+
+    def __post_init__(self) -> None:
+        check_choice("The mode of MinMSE", self.mode, get_args(MinMSEMode))
+        check_percentage("The percentile of MinMSE", self.percentile)
+
+    def check(self, fmt: IntegerFormat) -> None:
+        """Raise UsageError for mode MostCommon on float scales."""
+        if self.mode == "MostCommon" and not fmt.power_of_two:
+            raise UsageError(
+                f"{self.name} with mode MostCommon takes the most common power-of-two scale, and this {fmt.dtype} has "
+                f"float scales. Choose mode All or Percentile, or one of {alternatives(fmt)}."
+            )
+
+    def choose(self, points: Points, fmt: IntegerFormat, tensor: str) -> QuantParams:
+        """Return the parameters with the least squared error over points."""
+        if self.mode == "Percentile":
+            points = points.within(*percentile_range(points, self.percentile, fmt.symmetric))
+            if fmt.power_of_two:
+                return QuantParams.at(fmt, min_mse_of_points(points, fmt))
+        return fit(fmt, min_mse_range(points, fmt))
+
+    def choose_observed(self, observed: ObservedTensor, fmt: IntegerFormat, tensor: str) -> QuantParams:
+        """Return the parameters of an activation; with power-of-two scales the bins are searched themselves."""
+        if not fmt.power_of_two or self.mode == "Percentile":
+            return super().choose_observed(observed, fmt, tensor)
+        if self.mode == "MostCommon" and observed.samples:
+            return QuantParams.at(fmt, _most_common(observed, tensor))
+        return QuantParams.at(fmt, min_mse_of_histogram(observed.histogram, fmt))
+
+    def choose_values(
+        self, values: npt.NDArray[np.float32], fmt: IntegerFormat, tensor: str, points_of: Callable[[Any], Points]
+    ) -> QuantParams:
+        """Return the parameters of a constant; with power-of-two scales its elements are searched themselves."""
+        if fmt.power_of_two and self.mode != "Percentile":
+            return QuantParams.at(fmt, min_mse_position_of(values, fmt))
+        return super().choose_values(values, fmt, tensor, points_of)
+
+    def vote(self, fmt: IntegerFormat) -> Vote | None:
+        """Ask each sample for its own best position in mode MostCommon."""
+        if self.mode != "MostCommon" or not fmt.power_of_two:
+            return None
+        return partial(min_mse_of_histogram, fmt=fmt)  # picklable: it may be asked on another machine
+
+
+def min_mse_of_histogram(histogram: Counts, fmt: IntegerFormat) -> int:
+    """Return the position with the least squared error over all values."""
+    if fmt.bits > BITS_WITHIN_BINS:
+        return min_mse_of_points(Points.of_histogram(histogram), fmt)
+    if not histogram.total:
+        return min_mse_of_points(Points.of_values(()), fmt)
+    bins = np.flatnonzero(histogram.counts)
+    centres = (bins.astype(np.float64) - histogram.counts.size // 2 + 0.5) * histogram.width
+    counts = histogram.counts[bins].astype(np.float64)
+    return min_mse_of_points(Points(centres, centres, counts, histogram.minimum, histogram.maximum), fmt)
+
+
+def min_mse_of_points(points: Points, fmt: IntegerFormat) -> int:
+    """Return the position with the least squared error over points."""
+    low, high = map(float, fmt.levels)
+
+    def error(position: int) -> float:
+        return squared_error(points.lower, points.upper, points.counts, scale_of(position), low, high)
+
+    return min_mse_position(points.largest, fmt, error)
+
+
+def _most_common(observed: ObservedTensor, tensor: str) -> int:
+    if not observed.votes:
+        raise UsageError(
+            f"MinMSE with mode MostCommon needs each sample's own best position, and these statistics have none for "
+            f"'{tensor}': they were collected for another method. Calibrate again with this method, or choose mode All."
+        )
+    most = max(observed.votes.values())
+    return min(position for position, votes in observed.votes.items() if votes == most)
+
+
+def min_mse_range(points: Points, fmt: IntegerFormat) -> Range:
+    """Return the range with the least squared error on the codes of `fmt`."""
+    if points.largest == 0.0:
+        return Range(0.0, 0.0)
+    bound_low, bound_high = min(points.minimum, 0.0), max(points.maximum, 0.0)
+    table = error_table(points)
+    codes = (float(fmt.low), float(fmt.high), float(fmt.middle), fmt.symmetric)
+    candidates = percentile_ranges(points, PERCENTILES, fmt.symmetric)
+    if fmt.symmetric:
+        # Unsigned codes reach half a step less far above the middle one: the bound is where the highest is the largest.
+        bound_high = points.largest * (fmt.high - fmt.low) / (2.0 * (fmt.high - fmt.middle))
+        bound_low = -bound_high
+        thresholds = [chosen.largest for chosen in candidates] + (bound_high * _shares()).tolist()
+        starts = [Range(-threshold, threshold) for threshold in thresholds]
+    else:
+        ends = _best_ends(table, -bound_low * _shares(), bound_high * _shares(), fmt.high - fmt.low)
+        windows = np.linspace(0.5, 1.0, EVEN_STEPS // 2 + 1)
+        starts = [*candidates, Range(-ends[0], ends[1])]
+        starts += [Range(bound_low * share, bound_high * share) for share in windows.tolist()]
+    low, high = _search(table, np.array(starts, np.float64), bound_low, bound_high, codes)
+    return Range(float(low), float(high))
+
+
+def _shares() -> FloatArray:
+    """Return candidates for a threshold, as shares of the largest magnitude, from the largest down."""
+    even = np.linspace(1.0, 0.5, EVEN_STEPS, endpoint=False)
+    return np.concatenate((even, np.exp2(-1.0 - np.arange(OCTAVES * STEPS_PER_OCTAVE + 1) / STEPS_PER_OCTAVE)))
+
+
+@compiled
+def fitted(low: float, high: float, codes: Codes) -> tuple[float, float, float]:
+    """`IntegerFormat.fit` in compiled code: the scale, and the levels of the lowest and the highest code."""
+    lowest, highest, middle, symmetric = codes
+    low, high = min(low, 0.0), max(high, 0.0)
+    steps = highest - lowest
+    scale = 2.0 * (max(-low, high) / steps) if symmetric else high / steps - low / steps
+    if scale == 0.0:
+        zero_point = middle if symmetric else min(max(0.0, lowest), highest)
+        return 1.0, lowest - zero_point, highest - zero_point
+    scale = np.float64(np.float32(max(scale, LEAST_SCALE)))
+    zero_point = middle if symmetric else min(max(np.rint(lowest - low / scale), lowest), highest)
+    return scale, lowest - zero_point, highest - zero_point
+
+
+@compiled
+def _range_error(table: ErrorTable, low: float, high: float, codes: Codes, limit: float) -> float:
+    scale, low_level, high_level = fitted(low, high, codes)
+    return grid_error(table, scale, low_level, high_level, limit)
+
+
+@compiled
+def _best_ends(table: ErrorTable, lows: FloatArray, highs: FloatArray, steps: int) -> tuple[float, float]:
+    """Return the pair of magnitudes -low..high with the least noise and tails, by the smooth approximation."""
+    tails = np.empty((lows.size, 2))
+    for i in range(lows.size):
+        tails[i, 0], tails[i, 1] = tail_errors(table, -lows[i], highs[i])
+    least, best = np.inf, (lows[0], highs[0])
+    for i in range(lows.size):
+        for j in range(highs.size):
+            scale = (highs[j] + lows[i]) / steps
+            error = tails[i, 0] + tails[j, 1] + table.sums[0] * scale * scale / 12.0
+            if error < least:
+                least, best = error, (lows[i], highs[j])
+    return best
+
+
+@compiled
+def _search(
+    table: ErrorTable, starts: FloatArray, bound_low: float, bound_high: float, codes: Codes
+) -> tuple[float, float]:
+    """Return the best of the starts, then of ever closer neighbours, within the bounds."""
+    low, high, least = bound_low, bound_high, _range_error(table, bound_low, bound_high, codes, np.inf)
+    for i in range(starts.shape[0]):
+        error = _range_error(table, starts[i, 0], starts[i, 1], codes, least)
+        if error < least:
+            low, high, least = starts[i, 0], starts[i, 1], error
+    step = (high - low) / 24.0
+    for _ in range(ROUNDS):
+        centre_low, centre_high = low, high
+        for neighbour in range(9):
+            i, j = neighbour // 3 - 1, neighbour % 3 - 1
+            if codes[3]:
+                near_high = min(centre_high + (neighbour - 4) * step / 4.0, bound_high)
+                near_low = -near_high
+            else:
+                near_low = min(max(centre_low + i * step, bound_low), 0.0)
+                near_high = min(max(centre_high + j * step, 0.0), bound_high)
+            if near_low < near_high:
+                error = _range_error(table, near_low, near_high, codes, least)
+                if error < least:
+                    low, high, least = near_low, near_high, error
+        step *= 0.6
+    return low, high
