@@ -32,9 +32,9 @@ from detent.observe.inputs import input_specs
 from detent.observe.sources import open_source
 from detent.observe.sweep import sweep
 from detent.plan.parameters import choose_params
-from detent.presets import PRESETS
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
+from detent.recipe.presets import PRESETS
 
 CASE = CASES[0]
 XINT8 = find_recipe("XINT8")

@@ -24,7 +24,7 @@ from detent.convert import convert
 from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 
 RECIPE = Recipe(
     "A8W8-asymmetric",

@@ -20,7 +20,7 @@ from detent.plan.select import Selection
 from detent.prepare import prepare
 from detent.prepare.infer_shapes import InferShapes
 from detent.recipe import Recipe
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 
 XINT8 = find_recipe("XINT8").replace(clip_outputs=True)  # so that outputs are chosen as any other value
 IMAGE = (1, 3, 8, 8)

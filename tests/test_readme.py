@@ -31,7 +31,8 @@ from detent.compat.run import run_script
 from detent.demo.run import copy_files
 from detent.devices.catalog import ALIASES, DEVICES, OPTIONAL, leavable_steps
 from detent.numerics.named import NAMED_FORMATS
-from detent.recipe import OutputFormat, Override, Recipe
+from detent.recipe import Override, Recipe
+from detent.recipe.recipe import OutputFormat
 from tests.compat.scripts import IMAGE_SCRIPT
 from tests.transformer_models import PLAIN, bert, bert_data
 

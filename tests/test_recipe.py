@@ -6,9 +6,10 @@ import pytest
 
 from detent.errors import UsageError, nearest
 from detent.methods import MinMSE, NonOverflow
-from detent.presets import PRESETS
-from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8, Recipe
-from detent.recipe_file import find_recipe, to_plain
+from detent.recipe import Recipe
+from detent.recipe.file import find_recipe, to_plain
+from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
 
 
 def test_xint8_is_what_the_device_wants():

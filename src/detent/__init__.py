@@ -10,39 +10,89 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from detent import aliases
 from detent.errors import DataError, DetentError, ModelError, OutputError, UsageError
 from detent.version import __version__
 
 if TYPE_CHECKING:
-    from detent.api import check, compare, emulate, evaluate, infer, mix, quantize, sensitivity, tune
-    from detent.emulator.emulator import Emulator
-    from detent.evaluation.evaluator import Evaluator
-    from detent.evaluation.metric_file import Metric
-    from detent.methods import MinMSE, NonOverflow
-    from detent.observe.preprocess import PreprocessOptions
-    from detent.recipe import Override, Recipe
-    from detent.recipe_file import find_recipe
-    from detent.report.page.page import write_page
-    from detent.results.checked import DeviceCheck
-    from detent.results.compared import Emulation
-    from detent.results.evaluated import Evaluation, compare_scores
-    from detent.results.quantized import Report
-    from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
+    # isort: off
+    # `as` tells type checkers that a name is public.
+    from detent.api import (
+        check as check,
+        compare as compare,
+        emulate as emulate,
+        evaluate as evaluate,
+        infer as infer,
+        mix as mix,
+        quantize as quantize,
+        sensitivity as sensitivity,
+        tune as tune,
+    )
+    from detent.emulator.emulator import Emulator as Emulator
+    from detent.evaluation.evaluator import Evaluator as Evaluator
+    from detent.evaluation.metric_file import Metric as Metric
+    from detent.methods import (
+        Distribution as Distribution,
+        Entropy as Entropy,
+        LayerwisePercentile as LayerwisePercentile,
+        MinMSE as MinMSE,
+        MinMax as MinMax,
+        NonOverflow as NonOverflow,
+        Percentile as Percentile,
+    )
+    from detent.numerics.floats import FloatFormat as FloatFormat
+    from detent.numerics.formats import IntegerFormat as IntegerFormat
+    from detent.numerics.named import BLOCK_FORMATS as BLOCK_FORMATS
+    from detent.observe.preprocess import PreprocessOptions as PreprocessOptions
+    from detent.prepare.base import Pass as Pass
+    from detent.recipe import Override as Override, Recipe as Recipe
+    from detent.recipe.file import find_recipe as find_recipe
+    from detent.recipe.presets import find_preset as find_preset
+    from detent.refinements import (
+        AdaQuant as AdaQuant,
+        AdaRound as AdaRound,
+        BiasCorrection as BiasCorrection,
+        Rounding as Rounding,
+    )
+    from detent.report.page import write_page as write_page
+    from detent.results.checked import DeviceCheck as DeviceCheck
+    from detent.results.compared import Emulation as Emulation
+    from detent.results.evaluated import Evaluation as Evaluation, compare_scores as compare_scores
+    from detent.results.quantized import Report as Report
+    from detent.results.searched import (
+        PrecisionReport as PrecisionReport,
+        SensitivityReport as SensitivityReport,
+        Tuning as Tuning,
+    )
+    # isort: on
 
 _LAZY = {
+    "AdaQuant": "detent.refinements",
+    "AdaRound": "detent.refinements",
+    "BLOCK_FORMATS": "detent.numerics.named",
+    "BiasCorrection": "detent.refinements",
     "DeviceCheck": "detent.results.checked",
+    "Distribution": "detent.methods",
     "Emulation": "detent.results.compared",
     "Emulator": "detent.emulator.emulator",
+    "Entropy": "detent.methods",
     "Evaluation": "detent.results.evaluated",
     "Evaluator": "detent.evaluation.evaluator",
+    "FloatFormat": "detent.numerics.floats",
+    "IntegerFormat": "detent.numerics.formats",
+    "LayerwisePercentile": "detent.methods",
     "Metric": "detent.evaluation.metric_file",
     "MinMSE": "detent.methods",
+    "MinMax": "detent.methods",
     "NonOverflow": "detent.methods",
     "Override": "detent.recipe",
+    "Pass": "detent.prepare.base",
+    "Percentile": "detent.methods",
     "PrecisionReport": "detent.results.searched",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
     "Report": "detent.results.quantized",
+    "Rounding": "detent.refinements",
     "SensitivityReport": "detent.results.searched",
     "Tuning": "detent.results.searched",
     "check": "detent.api",
@@ -50,51 +100,20 @@ _LAZY = {
     "compare_scores": "detent.results.evaluated",
     "emulate": "detent.api",
     "evaluate": "detent.api",
-    "find_recipe": "detent.recipe_file",
+    "find_preset": "detent.recipe.presets",
+    "find_recipe": "detent.recipe.file",
     "infer": "detent.api",
     "mix": "detent.api",
     "quantize": "detent.api",
     "sensitivity": "detent.api",
     "tune": "detent.api",
-    "write_page": "detent.report.page.page",
+    "write_page": "detent.report.page",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 
-__all__ = [
-    "DataError",
-    "DetentError",
-    "DeviceCheck",
-    "Emulation",
-    "Emulator",
-    "Evaluation",
-    "Evaluator",
-    "Metric",
-    "MinMSE",
-    "ModelError",
-    "NonOverflow",
-    "OutputError",
-    "Override",
-    "PrecisionReport",
-    "PreprocessOptions",
-    "Recipe",
-    "Report",
-    "SensitivityReport",
-    "Tuning",
-    "UsageError",
-    "__version__",
-    "check",
-    "compare",
-    "compare_scores",
-    "emulate",
-    "evaluate",
-    "find_recipe",
-    "infer",
-    "mix",
-    "quantize",
-    "sensitivity",
-    "tune",
-    "write_page",
-]
+__all__ = ["DataError", "DetentError", "ModelError", "OutputError", "UsageError", "__version__", *_LAZY]  # noqa: PLE0604
+
+aliases.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from detent.cli.quantizing import MISSED
 from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
-from detent.recipe_file import read_recipe
+from detent.recipe.file import read_recipe
 
 DEMO = ("--calib", CALIBRATION, "--preprocess", PREPROCESS)
 
@@ -18,7 +18,7 @@ def test_the_ladder_is_shown_and_the_result_written(detent, tmp_path):
     assert outcome.code == 0, outcome.err
     assert "+ plain" in outcome.out
     assert "points of top-1" in outcome.out
-    assert "within the 1 that was asked for" in outcome.out
+    assert "within the 1 asked for" in outcome.out
     assert read_recipe(tmp_path / "out.toml").name == "XINT8-tuned"
 
 

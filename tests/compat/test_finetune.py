@@ -6,7 +6,7 @@ from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig
 from detent.compat.finetune import refinement_of
 from detent.compat.preset_configs import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
 from detent.errors import UsageError
-from detent.presets import ADAQUANT, ADAROUND
+from detent.recipe.presets import ADAQUANT, ADAROUND
 from detent.refinements import AdaQuant, AdaRound
 
 

@@ -6,7 +6,7 @@ from detent.compat.algorithms import GPTQConfig
 from detent.compat.options import apply_options
 from detent.compat.request import Request
 from detent.errors import UsageError
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refinements import Gptq
 
 

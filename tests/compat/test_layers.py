@@ -37,8 +37,9 @@ from detent.errors import UsageError
 from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.formats import IntegerFormat
-from detent.presets import PRESETS
-from detent.recipe import POWER_OF_TWO_INT8, Override
+from detent.recipe import Override
+from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import POWER_OF_TWO_INT8
 from detent.refinements import AdaQuant, AdaRound, Gptq
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())

@@ -19,8 +19,8 @@ from detent.compat.specs import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XI
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
-from detent.presets import LAYERS
 from detent.recipe import Override
+from detent.recipe.presets import LAYERS
 from detent.search.mixed import Layers, OtherFormats
 from tests.conftest import tiny_model
 

@@ -26,7 +26,8 @@ from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, M
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.recipe import FUSED_ACTIVATIONS, Override
+from detent.recipe import Override
+from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.refinements import AdaRound
 
 NPU = {"calibrate_method": PowerOfTwoMethod.MinMSE, "activation_type": QuantType.QUInt8, "enable_npu_cnn": True}

@@ -24,8 +24,8 @@ from detent.equalizations import GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.formats import IntegerFormat
-from detent.presets import PRESETS
 from detent.recipe import Override
+from detent.recipe.presets import PRESETS
 from detent.refinements import AdaRound, BiasCorrection
 
 SEARCHED = {name for name in PRESET_FIELDS if "MIXED" in name}

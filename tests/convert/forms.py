@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from detent.convert import Conversion, convert
 from detent.emit.emitter import emit
 from detent.qdq.functions import add_functions
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.models import IMAGE, build, info, node, normal, planned, run
 
 IMAGES = [normal(*IMAGE, seed=seed) * size for seed, size in ((21, 1), (22, 3), (23, 40))]

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from detent.emit.emitter import emit
 from detent.errors import ModelError
 from detent.plan.layout import Role
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.convert.forms import constants, converted, foreign, ops, pair, quantized, same
 from tests.models import SMALL_MODELS, build, conv_relu_conv, info, node, normal, planned, run
 

@@ -17,7 +17,7 @@ from detent.convert import convert
 from detent.devices.constraints import SHIFTS
 from detent.emit.emitter import emit
 from detent.errors import ModelError, UsageError
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.conftest import tiny_model
 from tests.models import (
     IMAGE,
@@ -425,10 +425,10 @@ def test_every_option_and_step_that_a_fix_names_exists():
     from typer.main import get_command
 
     from detent.cli import app
-    from detent.convert.steps import parse_steps
+    from detent.convert.conversion import parse_steps
 
     folder = Path(detent.__file__).parent / "device_check"
-    text = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*_rules.py"))
+    text = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
     commands = get_command(app).commands.values()
     known = {option for command in commands for parameter in command.params for option in parameter.opts}
     named = set(re.findall(r"--[a-z][a-z-]+", text))

@@ -13,8 +13,8 @@ from detent.numerics.formats import IntegerFormat
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import make_plan
-from detent.presets import PRESETS
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
+from detent.recipe.presets import PRESETS
 from tests.models import XINT8, build, concat, conv_relu_conv, info, laid_out, node, normal, planned
 
 A8W8, A16W8 = find_recipe("A8W8"), find_recipe("A16W8")

@@ -7,9 +7,9 @@ from detent.devices.catalog import ALIASES, DEVICES, device_of, find_device
 from detent.devices.constraints import SHIFTS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.presets import PRESETS
 from detent.recipe import Override
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
+from detent.recipe.presets import PRESETS
 from tests.models import conv_relu_conv, plan_at
 
 

@@ -6,8 +6,8 @@ import pytest
 import detent
 from detent.emit.output_formats import check_formats
 from detent.errors import ModelError, UsageError
-from detent.presets import PRESETS
-from detent.recipe_file import with_settings
+from detent.recipe.file import with_settings
+from detent.recipe.presets import PRESETS
 
 NEWEST = onnx.defs.onnx_opset_version()
 

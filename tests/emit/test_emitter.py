@@ -13,7 +13,7 @@ from detent.graph.save import serialize
 from detent.numerics.formats import QuantParams
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
-from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
+from detent.recipe.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
 from tests.grids import INT8, UINT8_ZERO_128
 from tests.models import (
     IMAGE,

@@ -20,7 +20,7 @@ from detent.errors import UsageError
 from detent.methods import METHODS, MinMax, MinMSE
 from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Role
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.conftest import tiny_model
 from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, planned, run, values_of
 

@@ -16,7 +16,7 @@ from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.named import BLOCK_FORMATS
-from detent.presets import PRESETS
+from detent.recipe.presets import PRESETS
 from tests.emit.forms import LAYERS, emitted, layer, snapped
 from tests.models import build, info, normal, values_of
 

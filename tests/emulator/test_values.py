@@ -8,7 +8,7 @@ from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
 from detent.errors import ModelError
 from detent.graph.session import Runner
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.models import IMAGE, SMALL_MODELS, normal, planned
 
 FEEDS = {"x": normal(*IMAGE, seed=9)}

@@ -14,7 +14,7 @@ from detent.graph.session import Runner
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.observe.samples import Sample
 from detent.plan.layout import Role
-from detent.sensitivity_analysis.units import all_quantized, left_float, quantized_units
+from detent.sensitivity_analysis.variants import all_quantized, left_float, quantized_units
 from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
 
 SAMPLE = Sample(0, "the sample", {"x": normal(*IMAGE, seed=9)})

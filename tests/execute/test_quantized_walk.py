@@ -24,7 +24,7 @@ from detent.plan.layout import Role, lay_out
 from detent.plan.plan import make_plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
 
 FEEDS = [{"x": normal(*IMAGE, seed=seed)} for seed in (9, 10, 11)]

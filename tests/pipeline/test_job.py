@@ -8,7 +8,7 @@ import pytest
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.pipeline.job import Job, make_job
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refine.refine import MEMORY
 
 XINT8 = find_recipe("XINT8")

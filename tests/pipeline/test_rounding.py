@@ -9,7 +9,7 @@ import detent
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refinements import AdaRound, Rounding
 from tests.models import build, node, normal, run_all
 

@@ -16,8 +16,8 @@ import detent
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.methods import METHODS
 from detent.observe.preprocess import PreprocessOptions
-from detent.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
+from detent.recipe.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
 from tests.conftest import tiny_model
 
 DEMO = {"calibration": CALIBRATION, "preprocess": PreprocessOptions(file=PREPROCESS)}

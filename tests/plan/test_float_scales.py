@@ -13,7 +13,7 @@ from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import check_methods, make_plan
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.models import (
     IMAGE,
     SMALL_MODELS,

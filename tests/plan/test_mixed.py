@@ -18,8 +18,8 @@ from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import prepare
 from detent.prepare.infer_shapes import InferShapes
-from detent.presets import PRESETS
 from detent.recipe import Override
+from detent.recipe.presets import PRESETS
 from tests.emit.forms import emitted, snapped
 from tests.models import IMAGE, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
 

@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from detent.plan.operators import OPERATORS, is_fused_edge
-from detent.recipe import FUSED_ACTIVATIONS
+from detent.recipe.recipe import FUSED_ACTIVATIONS
 from tests.models import as_ir, build, find, node, normal
 
 # The operators that the reference tool quantizes for an NPU.

@@ -8,7 +8,7 @@ from detent.numerics.power_of_two import min_mse_position_of, non_overflow_posit
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import Move, make_plan
-from detent.recipe import POWER_OF_TWO_INT8
+from detent.recipe.recipe import POWER_OF_TWO_INT8
 from tests.grids import INT8, UINT8_ZERO_128
 from tests.models import (
     IMAGE,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.models import as_ir, residual
 
 DPU = find_recipe("XINT8").replace(rounding="dpu")

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from detent.numerics.floats import FloatFormat, FloatParams
-from detent.presets import PRESETS
 from detent.qdq.builder import CastWriter
+from detent.recipe.presets import PRESETS
 from tests.emit.forms import emitted
 from tests.models import IMAGE, build, node, values_of
 from tests.qdq.test_pairs import graph_writer

@@ -10,7 +10,7 @@ import detent
 from detent.graph.load import read
 from detent.graph.values import constant
 from detent.qdq.float_network import read_codes
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.models import IMAGE, SMALL_MODELS, build, find, info, node, normal, residual
 
 DATA = normal(4, *IMAGE[1:], seed=5)

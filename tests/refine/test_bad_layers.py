@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.presets import PRESETS
+from detent.recipe.presets import PRESETS
 from detent.refinements import AdaQuant, AdaRound, Gptq, Rounding
 from tests.models import build, info, node, normal
 

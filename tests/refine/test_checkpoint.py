@@ -9,7 +9,7 @@ import detent
 from detent.errors import OutputError
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import refinement_beside
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refinements import AdaRound, BiasCorrection, Refinement, Rounding
 from tests.models import conv_relu_conv, residual
 from tests.refine.test_refine import smooth

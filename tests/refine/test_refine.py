@@ -14,7 +14,7 @@ from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refine.refine import refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
 from detent.refinements.refinement import Choice

@@ -11,7 +11,7 @@ from detent.graph.session import Runner
 from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Role
 from detent.recipe import Override
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refine.refine import check_refinement, refine
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
 from tests.models import IMAGE, as_ir, build, conv_relu_conv, info, node, normal, planned, residual

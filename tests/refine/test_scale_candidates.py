@@ -7,7 +7,7 @@ import pytest
 
 from detent.devices.constraints import SHIFTS
 from detent.numerics.formats import IntegerFormat
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refine.layers import SCALE_RULE, find_layers
 from detent.refine.refine import refine, scale_candidates
 from detent.refinements import Rounding

@@ -9,7 +9,7 @@ import pytest
 import detent
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refinements import Gptq, Rounding, parse_refinement
 from detent.refinements.layer_problem import StepRounder
 from detent.refinements.least_squares import RowMoments

@@ -9,7 +9,7 @@ from detent.numerics.blocks import BlockFloat, BlockParams
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.named import BLOCK_FORMATS
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.refine.layers import find_layers
 from detent.refine.problems import weight_rounder
 from detent.refinements.layer_problem import BiasRounder, StepRounder, stored_bias

@@ -4,7 +4,7 @@ import math
 
 from detent.plan.layout import Decision
 from detent.prepare.base import Change
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.results.quantized import Calibration, Report
 from detent.results.tensors import Closeness, Fidelity, TensorReport
 

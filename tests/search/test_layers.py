@@ -11,8 +11,8 @@ from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job, make_job
 from detent.pipeline.run import Run
-from detent.presets import LAYERS
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
+from detent.recipe.presets import LAYERS
 from detent.search.mixed import Layers, OtherFormats, search_layers, signal_power
 from detent.search.probing import unrefined
 from tests.conftest import tiny_model

@@ -9,7 +9,7 @@ import pytest
 import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.numerics.formats import IntegerFormat
-from detent.recipe_file import find_recipe, read_recipe
+from detent.recipe.file import find_recipe, read_recipe
 from detent.search.mixed import parse_candidates
 from tests.conftest import tiny_model
 

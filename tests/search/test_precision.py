@@ -7,7 +7,7 @@ from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job, make_job
-from detent.recipe_file import find_recipe, to_toml
+from detent.recipe.file import find_recipe, to_toml
 from detent.search.mixed import search_precision
 from tests.conftest import tiny_model
 

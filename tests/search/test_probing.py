@@ -16,7 +16,7 @@ from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from detent.search.probing import unrefined
 from tests.conftest import tiny_model
 

@@ -6,7 +6,7 @@ from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.plan.mixed import assign_formats
 from detent.recipe import Override
-from detent.recipe_file import find_recipe, to_toml
+from detent.recipe.file import find_recipe, to_toml
 from detent.results.searched import ErrorSource, LayerSensitivity, Sensitivity
 from detent.search.proposal import LEFT_BY_4_BITS, LEFT_BY_8_BITS, propose
 from detent.sensitivity_analysis.layer_errors import sensitivity

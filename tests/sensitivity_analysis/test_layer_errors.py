@@ -9,7 +9,7 @@ from detent.errors import DataError, ModelError
 from detent.observe.samples import PendingSample
 from detent.results.searched import decibels
 from detent.sensitivity_analysis.layer_errors import FEWEST, evenly_spaced, sensitivity
-from detent.sensitivity_analysis.units import quantized_units
+from detent.sensitivity_analysis.variants import quantized_units
 from tests.execute.test_probe import deep
 from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, plan_at, planned
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from detent.execute.probe import ITSELF
-from detent.sensitivity_analysis.units import quantized_units
-from detent.sensitivity_analysis.variants import EVERYTHING, VariantComparison, VariantErrors
+from detent.sensitivity_analysis.variants import EVERYTHING, VariantComparison, VariantErrors, quantized_units
 from tests.models import SMALL_MODELS, planned
 from tests.sensitivity_analysis.test_layer_errors import SAMPLES
 

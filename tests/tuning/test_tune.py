@@ -14,7 +14,7 @@ from detent.errors import DataError, UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.observe.sweep import sweep
 from detent.pipeline import observed
-from detent.recipe_file import read_recipe
+from detent.recipe.file import read_recipe
 from detent.tuning import tuner as tuning
 from detent.tuning.record import folder_beside
 from detent.tuning.tuner import ENDED, MET, OUT_OF_TIME

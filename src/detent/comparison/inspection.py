@@ -1,4 +1,4 @@
-"""What is in a model, float or quantized: operators, types, and for every quantized tensor its scale and position."""
+"""List what is in a model, float or quantized: operators, types, and the scale and position of quantized tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from detent.qdq.reader import dequantized
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """One tensor with integer codes. `position` is None where the scale is no power of two (or not one number)."""
+    """One tensor with integer codes. `position` is None unless the scale is one power of two."""
 
     name: str
     constant: bool
@@ -30,7 +30,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """One node; `quantized_inputs` counts those that come from integer codes, of `inputs` in all."""
+    """One node. Of its `inputs`, `quantized_inputs` come from integer codes."""
 
     name: str
     op_type: str
@@ -53,7 +53,7 @@ class Inspection:
     nodes: Sequence[NodeEntry]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 

@@ -1,13 +1,13 @@
-"""Two models on the same samples, tensor against tensor: the outputs, and every value that has the same name in both.
+"""Compare two models tensor by tensor on the same samples: the outputs, and every value of the same name in both.
 
 With x the value in the first model, y in the second and e their difference, for each sample:
 
     cosine = sum x*y / sqrt(sum x^2 * sum y^2)      L1 = mean |e|      L2 = mean e^2
     SQNR   = 10 log10(sum x^2 / sum e^2)            PSNR = 10 log10(max |x|^2 / L2)
 
-What is kept are five numbers for each sample and tensor, never the tensors. Where the second model has a tensor's
-channels in scales of its own, these are undone before (measure/channels.py), but never in an output: there they are an
-error. For that, the first few samples are run twice.
+Five numbers are kept for each sample and tensor, never the tensors. If the second model scales the channels of a tensor
+by factors of its own, these are undone first (channel_scales.py), but never in an output: there they are an error. To
+find them, the first few samples are run twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
-from detent.recipe import FUSED_ACTIVATIONS
+from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.results.compared import ModelComparison, TensorDifference
 
 STAGE = "compare"
@@ -52,10 +52,10 @@ def compare_models(
     inner: bool = False,
     progress: Progress = silent,
 ) -> ModelComparison:
-    """Run both models on all samples. Raises a DetentError where they do not take or give the same.
+    """Run both models on all samples. Raises a DetentError if their inputs or outputs differ.
 
-    `inner`: also what a layer gives to the activation function behind it, which is seldom asked for and takes as long
-    as all the rest.
+    `inner` adds what a layer passes to the activation function behind it, which is seldom of interest and takes as
+    long as all the rest.
     """
     graphs = [model if isinstance(model, ir.Model) else read(model) for model in (before, after)]
     models = [model_name(model) for model in (before, after)]
@@ -93,7 +93,7 @@ def compare_models(
 
 
 def _shared(one: ir.Model, other: ir.Model, *, inner: bool) -> list[str]:
-    """The tensors that nodes of both models give under one name, in the order of the first."""
+    """Return the tensors that nodes of both models compute under the same name, in the order of the first."""
     theirs = {value.name: value for node in other.graph for value in node.outputs}
     return [
         str(value.name)
@@ -107,7 +107,7 @@ def _shared(one: ir.Model, other: ir.Model, *, inner: bool) -> list[str]:
 
 
 def _is_inside(value: ir.Value) -> bool:
-    """Whether nothing but one activation function reads it: devices and runtimes compute both at one go."""
+    """Tell whether only one activation function reads a value: devices and runtimes fuse the two."""
     readers = value.consumers()
     return len(readers) == 1 and readers[0].op_type in FUSED_ACTIVATIONS and not value.is_graph_output()
 

@@ -17,8 +17,8 @@ from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
-from detent.presets import LAYERS
 from detent.recipe import Override
+from detent.recipe.presets import LAYERS
 
 _MET = {
     "MetricOptimizeObject": "a search takes as few bits as the threshold allows, whichever format is the finer one",

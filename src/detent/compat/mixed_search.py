@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
-from detent.presets import LAYERS
+from detent.recipe.presets import LAYERS
 from detent.results.searched import decibels
 from detent.search.mixed import Layers, LayerSearch, OtherFormats, search_layers
 from detent.search.probing import SAMPLES

@@ -16,8 +16,8 @@ from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.readers import RandomDataReader
 from detent.compat.request import Request
 from detent.compat.translate import translate
+from detent.convert.conversion import parse_steps
 from detent.convert.step import ConversionNotes
-from detent.convert.steps import parse_steps
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save

@@ -42,8 +42,9 @@ from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, M
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.formats import IntegerFormat, Scale
 from detent.numerics.interface import NumberFormat
-from detent.presets import LAYERS, PRESETS
-from detent.recipe import OutputFormat, Override, Recipe
+from detent.recipe import Override, Recipe
+from detent.recipe.presets import LAYERS, PRESETS
+from detent.recipe.recipe import OutputFormat
 from detent.refinements import BiasCorrection
 
 _METHODS: dict[Any, tuple[Method, Scale]] = {

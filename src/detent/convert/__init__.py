@@ -5,7 +5,6 @@ A conversion is a step in the table `STEPS`. `convert` runs a list of them, chec
 
 from __future__ import annotations
 
-from detent.convert.conversion import Conversion, ModelSummary, convert
-from detent.convert.steps import STEPS, parse_step
+from detent.convert.conversion import STEPS, Conversion, ModelSummary, convert, parse_step
 
 __all__ = ["STEPS", "Conversion", "ModelSummary", "convert", "parse_step"]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.convert.precision import Retyping, has_float, is_fixed_input, narrow, prepare_types, retype
+from detent.convert.float_types import Retyping, has_float, is_fixed_input, narrow, prepare_types, retype
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node
 from detent.errors import ModelError, UsageError
 from detent.graph.names import Names
@@ -33,7 +33,7 @@ from detent.graph.values import add_initializer, constant, is_standard
 from detent.prepare.base import main_opset
 from detent.qdq.families import quantize_family
 from detent.qdq.reader import largest_of, params_of
-from detent.recipe import BFLOAT16_OPSET
+from detent.recipe.recipe import BFLOAT16_OPSET
 
 _BFLOAT16 = ir.DataType.BFLOAT16
 FORMS = ("cast", "simulated", "pure")

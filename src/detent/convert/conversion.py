@@ -1,11 +1,15 @@
-"""Convert a model: read it, run the steps, check the result, write it; and say what changed."""
+"""Convert a model: read it, run the steps, check the result, write it; and say what changed.
+
+`STEPS` is the table of conversions. A step is a class with its settings and its documentation; to add one, write the
+class in the module of its kind and give it a name here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +17,64 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.convert.inputs_and_weights import InputsWithoutInitializers, free_initializers
+from detent.convert.between_families import OpsetVersion, ToFixNeuron, ToGeneration, ToIntegerOperators, ToQdq
+from detent.convert.bfloat16 import Bfloat16Clip, ToBfloat16
+from detent.convert.code_types import Int16Bias, ToSignedness
+from detent.convert.float_types import ToFloat16, ToFloat32
+from detent.convert.inputs_and_weights import (
+    ChannelsLast,
+    FiniteWeights,
+    FixedShapes,
+    InputsWithoutInitializers,
+    UniqueInitializers,
+    free_initializers,
+)
 from detent.convert.step import ConversionNotes, ConversionStep
-from detent.convert.steps import parse_steps
+from detent.convert.to_float import ToFloat, WithoutQdqBetween
 from detent.errors import ModelError, UsageError
 from detent.graph.light import light_proto
 from detent.graph.load import ModelLike, name_of, read, stored_bytes
 from detent.graph.save import check_output, save
 from detent.graph.session import Runner
 from detent.prepare.base import Change
+from detent.qdq.families import EXTENDED, VITIS
 from detent.qdq.functions import add_functions
+from detent.settings import parse_choice
+
+STEPS: Mapping[str, ConversionStep] = {
+    "float": ToFloat(),
+    "qdq": ToQdq(),
+    "extended-qdq": ToGeneration(EXTENDED),
+    "vitis-qdq": ToGeneration(VITIS),
+    "fix-neuron": ToFixNeuron(),
+    "qoperator": ToIntegerOperators(),
+    "int8": ToSignedness("int8"),
+    "uint8": ToSignedness("uint8", weights=False),
+    "int16": ToSignedness("int16"),
+    "uint16": ToSignedness("uint16", weights=False),
+    "int16-bias": Int16Bias(),
+    "without-qdq-between": WithoutQdqBetween(),
+    "float16": ToFloat16(),
+    "float32": ToFloat32(),
+    "bfloat16": ToBfloat16(),
+    "bfloat16-clip": Bfloat16Clip(),
+    "opset": OpsetVersion(),
+    "nhwc": ChannelsLast(),
+    "fixed-shapes": FixedShapes(),
+    "unique-initializers": UniqueInitializers(),
+    "inputs-without-initializers": InputsWithoutInitializers(),
+    "finite-weights": FiniteWeights(),
+}
+ALIASES: Mapping[str, str] = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+# Not qdq and qoperator: what another tool wrote becomes standard first, and operators on codes then.
+EXCLUSIVE = (
+    ("float", "extended-qdq", "vitis-qdq", "fix-neuron", "qoperator"),
+    ("qdq", "extended-qdq", "vitis-qdq", "fix-neuron"),
+    ("qdq", "float"),
+    ("float16", "float32", "bfloat16"),
+    ("int8", "uint8"),
+    ("int16", "uint16"),
+)
 
 READING = "reading"
 
@@ -50,11 +102,11 @@ class Conversion:
     declined: list[Change]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """The whole of it as JSON."""
+        """Return everything as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
 
@@ -87,7 +139,7 @@ def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) ->
 
 
 def _own(model: ModelLike) -> ModelLike:
-    """The model, or a copy of a message: steps rename tensors, which would show in the caller's."""
+    """Return the model, or a copy of a message: steps rename tensors, which would show in the caller's."""
     if not isinstance(model, onnx.ModelProto):
         return model
     copy = onnx.ModelProto()
@@ -131,3 +183,27 @@ def _verify(model: ir.Model) -> None:
         Runner(model)
     except ModelError as error:
         raise ModelError(f"{error} That is the converted model; it is not written.") from error
+
+
+def parse_step(text: str) -> tuple[str, ConversionStep]:
+    """Parse a step, with settings after a colon: `opset:version=21`. Return its name and the step."""
+    given, colon, settings = text.partition(":")
+    name = ALIASES.get(given.lower(), given.lower())
+    step = parse_choice(f"{name}{colon}{settings}", STEPS, "conversion step", unsettable=("dtype", "family"))
+    return name, step
+
+
+def parse_steps(texts: Iterable[str]) -> list[tuple[str, ConversionStep]]:
+    """Parse several steps; UsageError if there is none, one comes twice, or one undoes another."""
+    steps = [parse_step(text) for text in texts]
+    names = [name for name, _ in steps]
+    if not steps:
+        raise UsageError(f"Give at least one step to convert with. Choose from {', '.join(STEPS)}.")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"The step '{name}' is given {names.count(name)} times. Give it once.")
+    for group in EXCLUSIVE:
+        both = [name for name in names if name in group]
+        if len(both) > 1:
+            raise UsageError(f"The steps '{both[0]}' and '{both[1]}' exclude each other. Choose one of the two.")
+    return steps

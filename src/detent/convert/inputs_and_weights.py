@@ -36,20 +36,24 @@ class ChannelsLast(ConversionStep):
 
     def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         """Insert the Transposes."""
-        names = Names(model)
-        for index, value in enumerate(tuple(model.graph.inputs)):
-            if value.shape is None or len(value.shape) != 4:
-                notes.decline(value, "it does not have four dimensions")
-                continue
-            _transpose_input(model.graph, index, value, names)
-            notes.changed(str(model.graph.inputs[index].name), "input is NHWC now, with a Transpose behind it")
-        for index, value in enumerate(tuple(model.graph.outputs) if self.outputs else ()):
-            if value.shape is None or len(value.shape) != 4:
-                notes.decline(value, "it does not have four dimensions")
-                continue
-            _transpose_output(model.graph, index, value, names)
-            notes.changed(str(model.graph.outputs[index].name), "output is NHWC now, with a Transpose before it")
+        names, graph = Names(model), model.graph
+        for index, value in enumerate(tuple(graph.inputs)):
+            if _is_image(value, notes):
+                _transpose_input(graph, index, value, names)
+                notes.changed(str(graph.inputs[index].name), "input is NHWC now, with a Transpose behind it")
+        for index, value in enumerate(tuple(graph.outputs) if self.outputs else ()):
+            if _is_image(value, notes):
+                _transpose_output(graph, index, value, names)
+                notes.changed(str(graph.outputs[index].name), "output is NHWC now, with a Transpose before it")
         return model
+
+
+def _is_image(value: ir.Value, notes: ConversionNotes) -> bool:
+    """Return whether a value has four dimensions; note it if not."""
+    if value.shape is not None and len(value.shape) == 4:
+        return True
+    notes.decline(value, "it does not have four dimensions")
+    return False
 
 
 def _permuted(shape: ir.Shape | None, order: tuple[int, ...]) -> ir.Shape:

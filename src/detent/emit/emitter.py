@@ -23,7 +23,7 @@ from detent.plan.plan import Plan
 from detent.qdq.builder import GraphWriter
 from detent.qdq.families import MICROSOFT
 from detent.qdq.functions import add_functions
-from detent.recipe import OutputFormat
+from detent.recipe.recipe import OutputFormat
 
 
 def emit(

@@ -28,7 +28,8 @@ from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat, Params
 from detent.qdq.builder import BlockWriter, CastWriter, FixNeuronWriter, GraphWriter, PairWriter, RoundingWriter
 from detent.qdq.families import EXTENDED, FIX_NEURON, VITIS, Family
-from detent.recipe import OutputFormat, Recipe
+from detent.recipe import Recipe
+from detent.recipe.recipe import OutputFormat
 
 _EIGHT_BITS = ("int8", "uint8")
 _NARROW = ("int8", "uint8", "int16", "uint16")

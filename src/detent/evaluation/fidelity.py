@@ -1,18 +1,11 @@
-"""How close the quantized model is to the float one, on the same samples: its outputs, and every site on the way.
+"""Compare the quantized model with the float one on the same samples: its outputs, and every site inside.
 
-With x the float value and e the difference:
-
-    SQNR   = 10 log10(sum x^2 / sum e^2)             signal against quantization noise, in dB
-    PSNR   = 10 log10(max |x|^2 / mean e^2)          the same against the peak
-    cosine = sum x*y / sqrt(sum x^2 * sum y^2)       1 for the same direction
-
-The sums of an output run over all samples, those of the values on the way over the first few.
+The sums of an output (see tensor_noise.py) run over all samples, those of inner values over the first few.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,7 +14,8 @@ import onnx_ir as ir
 
 from detent.emulator.emulator import EmulatedValues
 from detent.evaluation.tensor_noise import NoiseSums
-from detent.graph.session import Runner, usable_cores
+from detent.execute.inference import map_in_order
+from detent.graph.session import Runner
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
@@ -30,7 +24,7 @@ from detent.results.tensors import Fidelity
 STAGE = "measure"
 
 DETAILED_SAMPLES = 4
-"""Samples on which every tensor is compared: with thousands of elements each, a few settle which are the worst."""
+"""Samples on which every tensor is compared: with thousands of elements each, a few tell which are the worst."""
 
 
 def measure_fidelity(
@@ -47,16 +41,18 @@ def measure_fidelity(
     """Run both models on `samples`: the outputs on all of them, every site on the first few.
 
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
-    the float model to its name in the quantized one. `original`, where it is given, computes the outputs to compare
-    with: those of the model before its channels were rescaled. With `emulate` the quantized model is computed in
-    integers, with that rounding.
+    the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
+    of the model before its channels were rescaled. With `emulate` the quantized model is computed in integers, with
+    that rounding.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
     quantized = _open(quantized_model, list(renamed.values()), emulate)
     scores = looks_like_scores(quantized_model.graph.outputs[0])
 
-    def compare(names: Sequence[str], pending: PendingSample) -> tuple[dict[str, NoiseSums], list[bool]]:
+    def compare(work: tuple[PendingSample, Sequence[str]]) -> tuple[dict[str, NoiseSums], list[str], list[bool]]:
+        """Return the sums of each tensor, those of another shape, and which samples have the same top answer."""
+        pending, names = work
         sample = pending.load()
         expected = reference(sample.feeds, sample.origin, names)
         if original is not None:
@@ -65,22 +61,22 @@ def measure_fidelity(
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = list(zip(names, expected, found, strict=True))
         sums = {name: NoiseSums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}
-        resized.update(name for name, x, y in pairs if x.shape != y.shape)
+        changed = [name for name, x, y in pairs if x.shape != y.shape]
         comparable = scores and expected[0].shape == found[0].shape
         same = expected[0].argmax(-1) == found[0].argmax(-1) if comparable else np.zeros(pending.size, bool)
-        return sums, same.reshape(-1).tolist()
+        return sums, changed, same.reshape(-1).tolist()
 
     resized: set[str] = set()
     totals = {name: NoiseSums() for name in reference.outputs}
     agreement: list[bool] = []
     progress(STAGE, 0, len(samples))
-    fetched = [reference.outputs if index < DETAILED_SAMPLES else outputs for index in range(len(samples))]
-    with ThreadPoolExecutor(threads or usable_cores()) as pool:
-        # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
-        for done, (sums, same) in enumerate(pool.map(compare, fetched, samples), 1):
-            totals |= {name: totals[name] + more for name, more in sums.items()}
-            agreement += same
-            progress(STAGE, done, len(samples))
+    works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
+    # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
+    for done, (_, (sums, changed, same)) in enumerate(map_in_order(compare, works, threads), 1):
+        totals |= {name: totals[name] + more for name, more in sums.items()}
+        resized.update(changed)
+        agreement += same
+        progress(STAGE, done, len(samples))
     measured = {name: sums.closeness() for name, sums in totals.items() if sums.elements}
     return Fidelity(
         outputs={name: measured[name] for name in outputs if name in measured},
@@ -98,7 +94,7 @@ def _open(model: ir.Model, fetched: Sequence[str], emulate: DeviceRounding | Non
 
 
 def looks_like_scores(output: ir.Value) -> bool:
-    """Whether an output is a row of class scores per sample: [batch, classes] with at least two classes."""
+    """Tell whether an output is declared as a row of class scores per sample: [batch, classes], two or more."""
     shape = output.shape
     if shape is None or len(shape) != 2 or output.dtype != ir.DataType.FLOAT:
         return False

@@ -23,7 +23,7 @@ from detent.options import QuantizeOptions, settled
 from detent.plan.select import Selection
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.recipe_file import change, find_recipe, with_settings
+from detent.recipe.file import change, find_recipe, with_settings
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
 

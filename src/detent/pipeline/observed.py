@@ -23,7 +23,8 @@ from detent.observe.sweep import Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.pipeline.rescaling import Rescaling, rescale
-from detent.recipe import EQUALIZING_SAMPLES, Recipe
+from detent.recipe import Recipe
+from detent.recipe.recipe import EQUALIZING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
 from detent.settings import choice_text

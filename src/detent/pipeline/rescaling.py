@@ -14,7 +14,8 @@ from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.observe.samples import PendingSample
 from detent.observe.statistics_file import StatisticsFile
-from detent.recipe import EQUALIZING_SAMPLES, Recipe
+from detent.recipe import Recipe
+from detent.recipe.recipe import EQUALIZING_SAMPLES
 
 SIGNIFICANT_BITS = 8
 """Of small floats and blocks, near enough."""

@@ -23,7 +23,8 @@ from detent.plan.masks import find_masks
 from detent.plan.operators import OPERATORS, Operator, is_fused_edge, operator_of
 from detent.plan.parts import left_float
 from detent.plan.select import Selection
-from detent.recipe import FUSED_ACTIVATIONS, Recipe
+from detent.recipe import Recipe
+from detent.recipe.recipe import FUSED_ACTIVATIONS
 
 DYNAMIC_OPERATORS = ("Conv", "Gemm", "MatMul")
 

@@ -22,7 +22,7 @@ from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.prepare.base import Change
 from detent.recipe import Recipe
-from detent.recipe_file import to_plain
+from detent.recipe.file import to_plain
 from detent.refine.layers import LayerReport
 from detent.results import Result, plain
 from detent.results.advice import agreement_interval, judge, suggestions_for, warnings_for

@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from detent.errors import UsageError
-from detent.results.searched import Choice, Option
+from detent.results.searched import Choice, FormatOption
 
 ROUNDS = 4
 """How often formats are assigned at most before the finest are taken."""
 
 
 def assign(
-    options: Mapping[str, Sequence[Option]], *, max_error: float | None = None, max_bits: float | None = None
+    options: Mapping[str, Sequence[FormatOption]], *, max_error: float | None = None, max_bits: float | None = None
 ) -> Choice:
     """Return the format of each tensor. Exactly one of the two bounds is given: on the sum of errors, or of bits.
 
@@ -46,7 +46,7 @@ def assign(
 
 
 def assign_measured(
-    options: Mapping[str, Sequence[Option]], measure: Callable[[Choice], float], wanted: float
+    options: Mapping[str, Sequence[FormatOption]], measure: Callable[[Choice], float], wanted: float
 ) -> tuple[Choice, float]:
     """Assign formats so that the measured error of all together is at most `wanted`; also return that error.
 
@@ -63,9 +63,9 @@ def assign_measured(
     return choice, error
 
 
-def hull(options: Sequence[Option]) -> list[Option]:
+def hull(options: Sequence[FormatOption]) -> list[FormatOption]:
     """Return the options that are best at some price, from the fewest bits on."""
-    found: list[Option] = []
+    found: list[FormatOption] = []
     for option in sorted(options, key=lambda each: (each.bits, each.error)):
         if found and option.error >= found[-1].error:
             continue
@@ -75,7 +75,7 @@ def hull(options: Sequence[Option]) -> list[Option]:
     return found
 
 
-def _rate(before: Option, after: Option) -> float:
+def _rate(before: FormatOption, after: FormatOption) -> float:
     """Return the error that a step takes away for each bit that it adds."""
     added = after.bits - before.bits
     return (before.error - after.error) / added if added else math.inf

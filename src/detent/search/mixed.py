@@ -31,13 +31,13 @@ from detent.plan.layout import Role
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override, Recipe
-from detent.recipe_file import parse_format
-from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
+from detent.recipe.file import parse_format
+from detent.results.searched import Choice, FormatOption, PrecisionSearch, SearchedRole
 from detent.search.assignment import assign, assign_measured, bits_of
 from detent.search.probing import SAMPLES, unrefined
 from detent.search.proposal import literal
 from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
-from detent.sensitivity_analysis.units import QuantizedUnit, all_quantized, quantized_units
+from detent.sensitivity_analysis.variants import QuantizedUnit, all_quantized, quantized_units
 
 ROLES: Mapping[SearchedRole, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
 
@@ -192,7 +192,7 @@ class _FormatSearch:
         sizes = {slot: max(sum(_numbers(unit, planned.plan) for unit in units), 1) for slot, units in slots.items()}
         self.elements = sum(sizes.values())
         self.options = {
-            slot: [Option(fmt, sizes[slot] * fmt.bits, errors[variants[slot, fmt].name]) for fmt in candidates]
+            slot: [FormatOption(fmt, sizes[slot] * fmt.bits, errors[variants[slot, fmt].name]) for fmt in candidates]
             for slot in slots
         }
 
@@ -300,16 +300,16 @@ def _with(job: Job, other: OtherFormats, layers: Collection[str]) -> Job:
     return replace(job, recipe=recipe.replace(overrides=(*recipe.overrides, other.override(layers))))
 
 
-def _options_of_layers(planned: Planned, names: Sequence[str]) -> dict[str, Option]:
+def _options_of_layers(planned: Planned, names: Sequence[str]) -> dict[str, FormatOption]:
     """Return the bits of each layer, and its error alone, as this plan has it."""
     own: dict[str, list[QuantizedUnit]] = {name: [] for name in names}
     for unit in quantized_units(planned.model, planned.plan):
         if unit.layer in own:
             own[unit.layer].append(unit)
     errors = _errors(planned, [all_quantized(name, units) for name, units in own.items()])
-    label = IntegerFormat("int8")  # an Option has a format; here its identity tells which of the two ways it is
+    label = IntegerFormat("int8")  # an FormatOption has a format; here its identity tells which of the two ways it is
     return {
-        name: Option(label, sum(_bits(unit, planned.plan) for unit in units), errors[name])
+        name: FormatOption(label, sum(_bits(unit, planned.plan) for unit in units), errors[name])
         for name, units in own.items()
     }
 
@@ -329,12 +329,12 @@ def _numbers(unit: QuantizedUnit, plan: Plan) -> int:
     return sum(unit.original[name].size for name in weights)
 
 
-def _integers(option: Option) -> IntegerFormat:
+def _integers(option: FormatOption) -> IntegerFormat:
     assert isinstance(option.format, IntegerFormat), "only these are candidates"
     return option.format
 
 
-def _of_format(options: Sequence[Option], fmt: IntegerFormat) -> Option:
+def _of_format(options: Sequence[FormatOption], fmt: IntegerFormat) -> FormatOption:
     return next(option for option in options if option.format == fmt)
 
 

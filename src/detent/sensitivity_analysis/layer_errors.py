@@ -31,8 +31,14 @@ from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 from detent.results.searched import LayerSensitivity, Sensitivity
-from detent.sensitivity_analysis.units import QuantizedUnit, quantized_units
-from detent.sensitivity_analysis.variants import EVERYTHING, Experiment, VariantComparison, VariantErrors
+from detent.sensitivity_analysis.variants import (
+    EVERYTHING,
+    Experiment,
+    QuantizedUnit,
+    VariantComparison,
+    VariantErrors,
+    quantized_units,
+)
 from detent.sensitivity_analysis.workers import MeasureSamples, SampleWorkers, on_threads
 
 STAGE = "probe"

@@ -22,8 +22,7 @@ from detent.observe.samples import PendingSample
 from detent.observe.shards import Divisible, Run, Shard, divide_samples, divisible, samples_of
 from detent.observe.sources import Source
 from detent.plan.plan import Plan
-from detent.sensitivity_analysis.units import quantized_units
-from detent.sensitivity_analysis.variants import Experiment, VariantComparison, VariantErrors
+from detent.sensitivity_analysis.variants import Experiment, VariantComparison, VariantErrors, quantized_units
 
 MeasureSamples = Callable[[Sequence[PendingSample]], Generator[VariantErrors, None, None]]
 """Yields the sums of each sample in their order, whatever order they are computed in."""

@@ -14,7 +14,7 @@ from detent.graph.save import check_output, save, write_text
 from detent.observe.fingerprint import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
-from detent.recipe_file import to_toml
+from detent.recipe.file import to_toml
 from detent.results.searched import StepOutcome, Tuning
 from detent.results.tensors import in_integers
 from detent.tuning.judge import Judging, open_judge

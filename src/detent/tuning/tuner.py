@@ -17,7 +17,7 @@ from detent.pipeline.observed import Observed
 from detent.pipeline.run import Run
 from detent.progress import Progress
 from detent.recipe import Recipe
-from detent.recipe_file import to_toml
+from detent.recipe.file import to_toml
 from detent.results.evaluated import Loss, Scores
 from detent.results.quantized import Report
 from detent.results.searched import StepOutcome

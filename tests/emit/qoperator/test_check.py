@@ -5,7 +5,7 @@ import pytest
 from detent.emit.output_formats import check_formats
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.recipe_file import find_recipe
+from detent.recipe.file import find_recipe
 from tests.emit.qoperator.forms import RECIPES, U8
 
 

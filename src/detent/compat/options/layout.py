@@ -7,7 +7,7 @@ from typing import Any
 from detent.compat.options.base import Option, boolean, field, honoured, met, names, refused
 from detent.compat.request import Request
 from detent.errors import UsageError
-from detent.recipe import FUSABLE_ACTIVATIONS
+from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 
 _PAIRS = "Leave single nodes float with nodes_to_exclude, or give Recipe(overrides=...)."
 

@@ -1,0 +1,54 @@
+"""Import paths that scripts use and the source has left: one table, served when such a path is imported.
+
+`import detent` puts the finder in place. A path of the table gives the very module that it stands for, so classes keep
+their identity.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+ALIASES = {
+    "detent.presets": "detent.recipe.presets",
+    "detent.recipe_file": "detent.recipe.file",
+    "detent.measure": "detent.evaluation",
+    "detent.measure.scores": "detent.results.evaluated",
+}
+"""The path of a module, and the one that it has now."""
+
+RENAMED = {"detent.measure.scores": {"compare": "compare_scores"}}
+"""Names that such a module had, and what they are called now."""
+
+
+class _AliasFinder(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return a spec for the paths of the table."""
+        del path, target
+        return ModuleSpec(name, self) if name in ALIASES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that the path stands for."""
+        module = importlib.import_module(ALIASES[spec.name])
+        if spec.name in RENAMED:
+            renamed = {old: getattr(module, new) for old, new in RENAMED[spec.name].items()}
+            copy = ModuleType(spec.name, module.__doc__)
+            copy.__dict__.update({**vars(module), **renamed})
+            module = copy
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back: the import system has put that of the alias in its place."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def install() -> None:
+    """Serve the paths of the table, once."""
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_AliasFinder())

@@ -1,0 +1,358 @@
+"""Recipes as text: plain values, TOML files, and single settings such as `weights.granularity=per_channel`.
+
+    base = "A8W8"                     # start from this one; without it, from XINT8
+    method = "Percentile:percentile=99.99"
+
+    [weights]                         # what is not said stays as in the base
+    granularity = "per_channel"
+
+    [[overrides]]
+    nodes = ["head/*"]
+    activations = "int16"
+
+Unknown keys are errors that name the nearest known key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from detent.equalizations import EQUALIZATIONS, equalization_of, parse_equalization
+from detent.equalizations.channel_problem import Equalizer
+from detent.errors import UsageError, nearest
+from detent.methods import METHODS, Method, parse_method
+from detent.numerics.blocks import BlockFloat, Microscaling
+from detent.numerics.interface import NumberFormat
+from detent.numerics.named import NAMED_FORMATS
+from detent.recipe import Override, Recipe
+from detent.recipe.presets import find_preset
+from detent.refinements import REFINEMENTS, Refinement, parse_refinement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Plain = dict[str, Any]
+
+FORMAT_KINDS: Mapping[str, NumberFormat] = {"block_float": BlockFloat(), "microscaling": Microscaling("int8")}
+"""Block formats that have no name are written by their kind and all of their fields."""
+
+FLOAT = "float"
+"""How a role that stays float is written."""
+
+NONE = "none"
+"""How a field is written that has no value."""
+
+
+def to_plain(recipe: Recipe) -> Plain:
+    """A recipe as strings, numbers, lists and tables. What is None is left out, but for roles that stay float."""
+    plain = _fields(recipe)
+    for role, fmt in recipe.formats.items():
+        plain[role] = FLOAT if fmt is None else format_to_plain(fmt)
+    plain["method"] = _named(recipe.method)
+    if recipe.weight_method is not None:
+        plain["weight_method"] = _named(recipe.weight_method)
+    plain["equalize"] = NONE if recipe.equalize is None else _named(recipe.equalize)
+    plain["refinement"] = NONE if recipe.refinement is None else _named(recipe.refinement)
+    plain["overrides"] = [_override_to_plain(override) for override in recipe.overrides]
+    return plain
+
+
+def to_toml(recipe: Recipe) -> str:
+    """A recipe as a file to edit."""
+    return toml_text(to_plain(recipe))
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a TOML file."""
+    try:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"There is no recipe file {path}. `detent recipes XINT8 --toml` prints one to start from."
+        ) from None
+    except OSError as error:
+        raise UsageError(f"Cannot read the recipe {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"The recipe {path} is not TOML: {error}") from error
+    try:
+        return from_plain({"name": path.stem, **plain})
+    except UsageError as error:
+        raise UsageError(f"In the recipe {path}: {error}") from error
+
+
+def find_recipe(recipe: str | PathLike[str] | Recipe) -> Recipe:
+    """The named recipe, the one in a `.toml` file, or the given one."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if str(recipe).endswith(".toml"):
+        return read_recipe(Path(recipe))
+    return find_preset(str(recipe))
+
+
+def from_plain(plain: Mapping[str, Any]) -> Recipe:
+    """The recipe that plain values describe, on top of the one that `base` names."""
+    changes = dict(plain)
+    base = find_preset(str(changes.pop("base", "XINT8")))
+    return change(base, {"description": f"{base.name}, changed", **changes})
+
+
+def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with some fields given as plain values."""
+    hints = get_type_hints(Recipe)
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        _check_key(key, hints, "A recipe")
+        if key in recipe.formats:
+            found[key] = parse_format(value, recipe.formats[key], key)
+        elif key == "weight_method" and value == NONE:
+            found[key] = None
+        elif key in ("method", "weight_method"):
+            found[key] = _parse_named(value, parse_method, METHODS, key)
+        elif key == "equalize":
+            switch = isinstance(value, bool)
+            found[key] = (
+                equalization_of(value) if switch else _parse_named(value, parse_equalization, EQUALIZATIONS, key)
+            )
+        elif key == "refinement":
+            found[key] = _parse_named(value, parse_refinement, REFINEMENTS, key)
+        elif key == "overrides":
+            found[key] = tuple(_parse_override(table) for table in _expect(value, list, key))
+        else:
+            found[key] = _coerce(value, hints[key], key)
+    return recipe.replace(**found)
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with settings such as `weights.granularity=per_channel` or `method=Entropy`, one after another."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path:
+            raise UsageError(f"--set '{setting}': expected FIELD=VALUE, such as weights.granularity=per_channel.")
+        key, _, rest = path.partition(".")
+        value: Any = _parse_text(text)
+        if isinstance(value, str) and get_type_hints(Recipe).get(key) == tuple[str, ...]:
+            value = [word.strip() for word in value.split(",") if word.strip()]
+        for part in reversed(rest.split(".") if rest else ()):
+            value = {part: value}
+        if rest and key in ("method", "weight_method", "equalize", "refinement"):
+            value = _with_present(value, to_plain(recipe).get(key))
+        try:
+            recipe = change(recipe, {key: value})
+        except UsageError as error:
+            raise UsageError(f"--set '{setting}': {error}") from error
+    return recipe
+
+
+def _with_present(value: Plain, present: Any) -> Plain:
+    """A table with one setting of a method or refinement, and the other settings that it has now."""
+    if not isinstance(present, dict) or value.get("name", present["name"]) != present["name"]:
+        return value
+    return {**present, **value}
+
+
+def format_to_plain(fmt: NumberFormat) -> Plain:
+    """A number format as a table."""
+    fields = _fields(fmt)
+    return {"type": fields.pop("dtype", fmt.kind), **fields}
+
+
+def parse_format(value: Any, present: NumberFormat | None, where: str) -> NumberFormat | None:
+    """A format from its name or a table. What a table does not say is as in `present`, if that is of the same kind."""
+    if value == FLOAT:
+        return None
+    table = {"type": value} if isinstance(value, str) else dict(_expect(value, dict, where))
+    start = _start_of_format(table.pop("type", None), present, where)
+    hints = _field_types(start)
+    for key in table:
+        _check_key(key, [hint for hint in hints if hint != "dtype"], f"The format of {where} ({start.label})")
+    changes = {key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
+    return start.replace(**changes)
+
+
+def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> NumberFormat:
+    """The format that a table starts from: the present one, or that of its `type`."""
+    known: dict[str, NumberFormat] = {**NAMED_FORMATS, **FORMAT_KINDS}
+    if name is None and present is not None:
+        return present
+    if not isinstance(name, str) or name not in known:
+        raise UsageError(
+            f"{where}: there is no type '{name}'.{nearest(str(name), NAMED_FORMATS)} "
+            f'Choose from {", ".join(NAMED_FORMATS)}, or "{FLOAT}".'
+        )
+    start = known[name]
+    if present is None or present.kind != start.kind or start.in_blocks:
+        return start
+    return present.replace(dtype=start.dtype)
+
+
+def _override_to_plain(override: Override) -> Plain:
+    plain = {key: value for key, value in _fields(override).items() if value not in (False, [], [[], []])}
+    for role in ("activations", "weights", "biases"):
+        fmt = getattr(override, role)
+        if fmt is not None:
+            plain[role] = format_to_plain(fmt)
+    return plain
+
+
+def _parse_override(table: Any) -> Override:
+    hints, found = get_type_hints(Override), dict[str, Any]()
+    for key, value in _expect(table, dict, "overrides").items():
+        _check_key(key, hints, "An override")
+        if key in ("activations", "weights", "biases"):
+            found[key] = parse_format(value, None, f"overrides.{key}")
+            if found[key] is None:
+                raise UsageError(f'overrides.{key} is "{FLOAT}": say leave_float = true instead.')
+        else:
+            found[key] = _coerce(value, hints[key], f"overrides.{key}")
+    return Override(**found)
+
+
+def _fields(value: Any) -> Plain:
+    """The fields of a dataclass as plain values, without those that are None."""
+    shallow = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {key: _listed(entry) for key, entry in shallow.items() if entry is not None}
+
+
+def _field_types(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass with their types, without what its bases declare beside them."""
+    hints = get_type_hints(type(value))
+    return {field.name: hints[field.name] for field in dataclasses.fields(value)}
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
+
+
+def _named(choice: Method | Refinement | Equalizer) -> Plain:
+    return {"name": type(choice).__name__, **_fields(choice)}
+
+
+def _parse_named(value: Any, parse: Callable[[str], Any], known: Mapping[str, Any], where: str) -> Any:
+    """A method or refinement from text such as `Rounding:rows=128`, or from a table with its name."""
+    if isinstance(value, str):
+        return parse(value)
+    table = dict(_expect(value, dict, where))
+    choice = _choice_of(table.pop("name", None), known, where)
+    if choice is None:
+        return _refuse_settings(table, where)
+    hints = _field_types(choice)
+    for key in table:
+        _check_key(key, hints, type(choice).__name__)
+    return dataclasses.replace(
+        choice, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
+    )
+
+
+def _choice_of(name: Any, known: Mapping[str, Any], where: str) -> Any:
+    if name is None:
+        raise UsageError(f'{where} has settings and no name. Say which one: name = "{next(iter(known))}".')
+    if not isinstance(name, str) or name not in known:
+        offered = nearest(str(name), known)
+        raise UsageError(f"{where}: there is no '{name}'.{offered} Choose from {', '.join(known)}.")
+    return known[name]
+
+
+def _refuse_settings(table: Plain, where: str) -> None:
+    if table:
+        raise UsageError(f"{where} is none, which has no setting '{next(iter(table))}'.")
+
+
+def _check_key(key: str, known: Any, owner: str) -> None:
+    if key not in known:
+        raise UsageError(f"{owner} has no field '{key}'.{nearest(key, known)} Fields: {', '.join(known)}.")
+
+
+def _expect(value: Any, kind: type, where: str) -> Any:
+    if not isinstance(value, kind):
+        wanted = "a list" if kind is list else "a table"
+        raise UsageError(f"{where} is {value!r}: expected {wanted}.")
+    return value
+
+
+def _coerce(value: Any, hint: Any, where: str) -> Any:
+    """A plain value as the type that a field has: lists become tuples, whole numbers floats, and "none" is None."""
+    options = get_args(hint) if get_origin(hint) is UnionType or type(None) in get_args(hint) else (hint,)
+    if type(None) in options and value == NONE:
+        return None
+    for option in options:
+        origin, arguments = get_origin(option), get_args(option)
+        if origin is tuple and isinstance(value, list):
+            inner = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+            if len(inner) == len(value):
+                return tuple(_coerce(entry, each, where) for entry, each in zip(value, inner, strict=True))
+        elif origin is Literal and value in arguments:
+            return value
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif isinstance(option, type) and type(value) is option:
+            return value
+    wanted = " or ".join(_described(option) for option in options)
+    offered = nearest(value, get_args(hint)) if get_origin(hint) is Literal and isinstance(value, str) else ""
+    raise UsageError(f"{where} is {value!r}: expected {wanted}.{offered}")
+
+
+def _described(hint: Any) -> str:
+    """What a field holds, in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin is tuple:
+        inner = arguments[0]
+        plural = {str: "words", float: "numbers"}.get(inner, "lists")
+        return f"a list of {plural}" if arguments[-1] is Ellipsis else f"a list of {len(arguments)} {plural}"
+    words = {bool: "true or false", str: "a word", int: "a whole number", float: "a number", type(None): f"'{NONE}'"}
+    return words[hint]
+
+
+def _parse_text(text: str) -> Any:
+    """A value as TOML has it; what is none is a word."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """Return a table of scalars, lists, tables of these and lists of tables as a TOML document.
+
+    Python reads TOML and does not write it; recipes need little of the language.
+    """
+    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    lists = {key: value for key, value in table.items() if _is_table_list(value)}
+    lines = [f"{key} = {_inline(value)}" for key, value in table.items() if key not in tables and key not in lists]
+    for key, value in tables.items():
+        lines += ["", f"[{key}]", *_assignments(value)]
+    for key, entries in lists.items():
+        for entry in entries:
+            lines += ["", f"[[{key}]]", *_assignments(entry)]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, Mapping) for entry in value)
+
+
+def _assignments(table: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {_inline(value)}" for key, value in table.items()]
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(_assignments(value)) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # TOML's basic strings, booleans and numbers are written as JSON's, but for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
