@@ -11,6 +11,7 @@ import onnx_ir as ir
 from detent.device_check.network import Subject
 from detent.graph.values import is_standard
 from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.numerics.interface import Params
 from detent.plan.layout import Decision, Layout, Role, Site, bias_input
 from detent.plan.operators import operator_of
 from detent.plan.plan import Plan
@@ -163,19 +164,21 @@ def _check_positions(subject: Subject) -> Iterator[Finding]:
 
 def plan_of(subject: Subject) -> Plan:
     """A plan with the positions that a file has; nodes with a tensor that has none are left out of it."""
-    layout, params = Layout(), {}
+    decisions: dict[str, Decision] = {}
+    sites: dict[str, Site] = {}
+    params: dict[str, Params] = {}
     for node in subject.nodes:
-        sites = list(subject.roles(node))
+        roles = list(subject.roles(node))
         declines = operator_of(node).declines
-        shifted = bool(sites) and all(codes.position is not None for _, _, codes in sites)
+        shifted = bool(roles) and all(codes.position is not None for _, _, codes in roles)
         shifted = shifted and (declines is None or declines(node) is None)
-        layout.decisions[str(node.name)] = Decision(str(node.name), node.op_type, shifted, "read from the file")
-        for role, value, codes in sites:
+        decisions[str(node.name)] = Decision(str(node.name), node.op_type, shifted, "read from the file")
+        for role, value, codes in roles:
             name = str(value.name)
-            if codes.position is not None and name not in layout.sites:
-                layout.sites[name] = Site(name, _ROLES[role], str(node.name))
+            if codes.position is not None and name not in sites:
+                sites[name] = Site(name, _ROLES[role], str(node.name))
                 params[name] = QuantParams.at(IntegerFormat(codes.dtype, scale="power_of_two"), codes.position)
-    return Plan(layout, dict(params))
+    return Plan(Layout(sites=sites, decisions=decisions), params)
 
 
 def _called(role: str) -> str:
