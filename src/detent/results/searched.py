@@ -189,7 +189,7 @@ SearchedRole = Literal["weights", "activations"]
 
 
 @dataclass(frozen=True)
-class Option:
+class FormatOption:
     """A format that a tensor may have, the bits of all its numbers in it, and the error that it alone makes."""
 
     format: NumberFormat
@@ -199,11 +199,10 @@ class Option:
     @property
     def numbers(self) -> int:
         """How many numbers it is about."""
-        assert isinstance(self.format, IntegerFormat), "only integers are searched"
         return self.bits // self.format.bits
 
 
-Choice = dict[str, Option]
+Choice = dict[str, FormatOption]
 
 
 @dataclass(frozen=True)
@@ -269,7 +268,7 @@ class PrecisionReport(Result):
     def bits_before(self) -> int:
         """The same in the format of the recipe that the search began with."""
         usual = self.base.formats[self.found.what]
-        assert isinstance(usual, IntegerFormat), "only integers are searched"
+        assert usual is not None, "only numbers that have a format are searched"
         return self.numbers * usual.bits
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant
 from detent.methods.points import Points
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.counting import BINS, HALF
@@ -31,6 +31,10 @@ COLUMNS = 64
 CURVE = 64
 
 Magnitudes = npt.NDArray[np.float64]
+
+
+Column = tuple[float, float, int]
+"""Where a column begins and ends, and how many values are in it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class TensorReport:
 
 
 @dataclass(frozen=True)
-class Distribution:
+class ActivationHistogram:
     """The columns of an activation's histogram. `span` are the ends of the codes; None where blocks follow the values.
 
     `values` were counted.
@@ -122,11 +126,11 @@ class ChannelSizes:
 class Pictures:
     """By the names of tensors. Activations that share another's scale are not in it, weights only if rescaled."""
 
-    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    distributions: Mapping[str, ActivationHistogram] = field(default_factory=dict)
     channels: Mapping[str, ChannelSizes] = field(default_factory=dict)
 
 
-def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> dict[str, Distribution]:
+def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> dict[str, ActivationHistogram]:
     """The histogram of every activation that was counted, with the span of its final parameters."""
     return {
         name: distribution(seen.histogram, plan.of(name).span)
@@ -135,12 +139,12 @@ def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> 
     }
 
 
-def distribution(histogram: Histogram, span: tuple[float, float]) -> Distribution:
+def distribution(histogram: Histogram, span: tuple[float, float]) -> ActivationHistogram:
     """The picture of one histogram; values may all be the same."""
     low, high = min(histogram.minimum, 0.0), max(histogram.maximum, 0.0)
     margin = (high - low) / COLUMNS or histogram.width  # what sits at an extreme, as behind a Clip, has a column too
     columns = columns_of(histogram, low - margin, high + margin, COLUMNS)
-    return Distribution(tuple(columns), span if all(map(math.isfinite, span)) else None, histogram.total)
+    return ActivationHistogram(tuple(columns), span if all(map(math.isfinite, span)) else None, histogram.total)
 
 
 def channel_magnitudes(model: ir.Model, layout: Layout) -> dict[str, Magnitudes]:
@@ -173,9 +177,6 @@ def _curve(magnitudes: Magnitudes) -> tuple[float, ...]:
 def _spread(magnitudes: Magnitudes) -> float:
     middle = float(np.median(magnitudes))
     return float(magnitudes.max()) / middle if middle else math.inf
-
-
-# FUSED The report's entry for every quantized tensor.
 
 
 def describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
@@ -224,7 +225,7 @@ def _entry(
     closeness: Closeness | None = None,
 ) -> TensorReport:
     params = plan.of(site.value)
-    integers = params if isinstance(params, QuantParams) else None
+    integers = params if holds_integers(params) else None
     one_scale = integers is not None and integers.axis is None
     return TensorReport(
         name=site.value,
@@ -241,13 +242,6 @@ def _entry(
         shares=shares,
         closeness=closeness,
     )
-
-
-# FUSED A histogram with few columns: groups of bins, aligned to zero, whose number is a power of two.
-
-
-Column = tuple[float, float, int]
-"""Where a column begins and ends, and how many values are in it."""
 
 
 def columns_of(histogram: Histogram, low: float, high: float, most: int) -> Iterator[Column]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from detent.comparison.folders import compare_folders
 from detent.errors import UsageError
-from detent.report.results_view import results_table
+from detent.report.documents import text_of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,4 +30,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "evaluate compares two folders. Usage: evaluate BASELINE QUANTIZED, or "
             "--baseline_results_folder BASELINE --quantized_results_folder QUANTIZED."
         )
-    sys.stdout.write(results_table(compare_folders(baseline, quantized)))
+    sys.stdout.write(f"{text_of(compare_folders(baseline, quantized))}\n")
