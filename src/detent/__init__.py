@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         BiasCorrection as BiasCorrection,
         Rounding as Rounding,
     )
-    from detent.report.page.page import write_page as write_page
+    from detent.report.page import write_page as write_page
     from detent.results.checked import DeviceCheck as DeviceCheck
     from detent.results.compared import Emulation as Emulation
     from detent.results.evaluated import Evaluation as Evaluation, compare_scores as compare_scores
@@ -107,7 +107,7 @@ _LAZY = {
     "quantize": "detent.api",
     "sensitivity": "detent.api",
     "tune": "detent.api",
-    "write_page": "detent.report.page.page",
+    "write_page": "detent.report.page",
 }
 """Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 

@@ -69,6 +69,6 @@ def test_two_folders_have_a_page(detent, quantized_demo, tmp_path):
 def test_what_a_page_is_made_of_is_packed():
     root = Path(__file__).parents[2]
     settings = (root / "pyproject.toml").read_text(encoding="utf-8")
-    packed = [file for file in (root / "src/detent/report/page").iterdir() if file.is_file() and file.suffix != ".py"]
-    assert len(packed) == 2
-    assert all(f'"{file.name}"' in settings for file in packed)
+    assert '"detent.report" = ["templates/*"]' in settings
+    packed = {file.name for file in (root / "src/detent/report/templates").iterdir()}
+    assert packed == {"page.html", "document.html", "blocks.html", "page.css", "page.js"}

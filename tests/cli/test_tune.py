@@ -18,7 +18,7 @@ def test_the_ladder_is_shown_and_the_result_written(detent, tmp_path):
     assert outcome.code == 0, outcome.err
     assert "+ plain" in outcome.out
     assert "points of top-1" in outcome.out
-    assert "within the 1 that was asked for" in outcome.out
+    assert "within the 1 asked for" in outcome.out
     assert read_recipe(tmp_path / "out.toml").name == "XINT8-tuned"
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from detent.comparison.folders import WINDOW, compare_folders, cosine, difference, psnr, ssim
 from detent.errors import DataError
-from detent.report.results_view import results_table
+from detent.report.documents import text_of
 from detent.results.compared import Worst
 
 
@@ -122,8 +122,8 @@ def test_folders_of_arrays_and_images(folders):
     assert found.to_dict()["cosine"]["worst"] == pytest.approx(3 / math.sqrt(10))
     assert found.to_dict()["l1"]["file"] == "1.png"
     assert found.mean("ssim") == found.files[1].ssim  # the array has none
-    lines = results_table(found).splitlines()
-    assert lines[0] == f"2 files compared: {other} against {one}"
+    lines = text_of(found).splitlines()
+    assert lines[0] == f"2 files compared: {other} against {one}."
     assert next(line for line in lines if line.startswith("L2")).split()[-2:] == ["100", "1.png"]
 
 
@@ -131,7 +131,7 @@ def test_a_measure_that_no_file_has_is_left_out(folders):
     for folder in folders:
         np.save(folder / "0.npy", np.arange(1000.0))
     found = compare_folders(*folders)
-    assert "SSIM" not in results_table(found)
+    assert "SSIM" not in text_of(found)
     assert found.to_dict()["ssim"] is None
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.report.names import file_stem, printable
+from detent.report.figures import file_stem, printable
 
 
 @pytest.mark.parametrize(

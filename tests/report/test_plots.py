@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from detent.errors import OutputError
 from detent.observe.statistics import TensorStatistics
-from detent.report.plots import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, plot_statistics, svg_of
+from detent.report.charts import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, plot_statistics, svg_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>&\"'\0\x1b\ud800]]>"

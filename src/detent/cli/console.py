@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from detent.progress import Progress
-    from detent.report.page.page import Result
-    from detent.results.evaluated import Evaluation
-    from detent.results.quantized import Report
-    from detent.results.searched import SensitivityReport, Tuning
-
-    Told = TypeVar("Told", Report, Evaluation, Tuning, SensitivityReport)
-    Saved = TypeVar("Saved", Report, Evaluation, Tuning)
+    from detent.results import Result
 
 FloatModel = Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")]
 AnyModel = Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")]
@@ -57,8 +51,15 @@ def echo_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def tell(result: object) -> None:
+    """Print what a verb returned."""
+    from detent.report.documents import print_result
+
+    print_result(result, stdout())
+
+
 def _console(stream: IO[str]) -> Console:
-    from detent.report.console import PlainConsole
+    from detent.report.terminal import PlainConsole
 
     console = PlainConsole(file=stream)
     # Tools that read a file or a pipe do not want lines folded at column 80.
@@ -89,20 +90,20 @@ class PageOptions:
         """Refuse, before any work is done, a page that could not be written or that would destroy another file."""
         check_file(self.html, *others)
 
-    def write(self, result: Result) -> None:
+    def write(self, result: object) -> None:
         """Write the page, if one was asked for."""
-        from detent.report.page.page import write_page
+        from detent.report.page import write_page
 
         if self.html is not None:
             write_page(result, self.html)
 
-    def tell(self, result: Told, show: Callable[[Told, Console], None]) -> None:
-        """Write the page and print the result: as JSON, or as `show` does."""
+    def tell(self, result: Result) -> None:
+        """Write the page and print the result: as JSON, or as text."""
         self.write(result)
         if self.json:
             typer.echo(result.to_json())
         else:
-            show(result, stdout())
+            tell(result)
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,11 @@ class ResultOptions:
         check_file(self.report, *others)
         self.page.check(*others, self.report)
 
-    def tell(self, result: Saved, show: Callable[[Saved, Console], None]) -> None:
+    def tell(self, result: Result) -> None:
         """Write the files and print the result."""
         if self.report is not None:
             result.save(self.report)
-        self.page.tell(result, show)
+        self.page.tell(result)
 
 
 def check_file(file: Path | None, *others: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from detent.cli.console import AnyModel, Json, Output, echo_json, stderr, stdout
+from detent.cli.console import AnyModel, Json, Output, echo_json, stderr, stdout, tell
 
 NOT_TAKEN = 6
 """The exit code if the device does not take all of the model."""
@@ -27,13 +27,12 @@ def check(
     Example: detent check model_int8.onnx --target npu-xint8
     """
     from detent.device_check.check import check as run
-    from detent.report.check_view import print_check
 
     result = run(model, target)
     if json:
         typer.echo(result.to_json())
     else:
-        print_check(result, stdout())
+        tell(result)
     if not result.accepted:
         raise typer.Exit(NOT_TAKEN)
 
@@ -45,13 +44,14 @@ def inspect(
 ) -> None:
     """Show what is in a model: operators, types, and the scale and position of every quantized tensor."""
     from detent.comparison.inspection import inspect_model
-    from detent.report.terminal import print_inspection
+    from detent.report.listings import inspection_document
+    from detent.report.terminal import print_document
 
     inspection = inspect_model(model)
     if json:
         echo_json(inspection.to_dict())
     else:
-        print_inspection(inspection, stdout(), nodes=nodes)
+        print_document(inspection_document(inspection, nodes=nodes), stdout())
 
 
 def stats(
@@ -67,8 +67,7 @@ def stats(
 ) -> None:
     """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
     from detent.observe.statistics_file import load_statistics
-    from detent.report.plots import plot_statistics
-    from detent.report.statistics_view import print_statistics
+    from detent.report.charts import plot_statistics
     from detent.results.summarized import choices_of, view_statistics
 
     loaded = load_statistics(file)
@@ -79,7 +78,7 @@ def stats(
     if json:
         echo_json(view.to_dict())
     else:
-        print_statistics(view, stdout())
+        tell(view)
 
 
 def convert(
@@ -98,10 +97,9 @@ def convert(
     Example: detent convert model.onnx model_fp16.onnx --to fixed-shapes:batch=1 --to float16
     """
     from detent.convert import convert as run
-    from detent.report.conversion_view import print_conversion
 
     conversion = run(model, output, to)
     if json:
         typer.echo(conversion.to_json())
     else:
-        print_conversion(conversion, stdout())
+        tell(conversion)

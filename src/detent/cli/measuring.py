@@ -22,6 +22,7 @@ from detent.cli.console import (
     check_file,
     echo_json,
     stdout,
+    tell,
     working,
 )
 from detent.errors import UsageError
@@ -50,13 +51,12 @@ def evaluate(
 
     Example: detent evaluate mobilenetv2.onnx mobilenetv2_int8.onnx --data photos/
     """
-    from detent.report.evaluation_view import print_evaluation
 
     results.check(*models, options.get("metric"), options.get("labels"))
     with working() as progress:
         options["progress"] = progress
         evaluation = api.evaluate(models, data, **options)
-    results.tell(evaluation, print_evaluation)
+    results.tell(evaluation)
 
 
 def compare(
@@ -72,10 +72,7 @@ def compare(
     Example: detent compare model.onnx model_int8.onnx --data images/ --limit 8
     """
     page.check(before, after)
-    from detent.report.comparison_view import print_comparison
-    from detent.report.results_view import results_table
     from detent.results import plain
-    from detent.results.compared import ModelComparison
 
     with working() as progress:
         options["progress"] = progress
@@ -83,10 +80,8 @@ def compare(
     page.write(found)
     if page.json:
         echo_json(plain(found.to_dict()))
-    elif isinstance(found, ModelComparison):
-        print_comparison(found, stdout())
     else:
-        stdout().print(results_table(found), end="", markup=False)
+        tell(found)
 
 
 def sensitivity(
@@ -107,7 +102,6 @@ def sensitivity(
     if toml is not None and "max_error" not in options:
         raise UsageError("--toml writes the proposed recipe: say with --max-error what it should reach.")
     from detent.graph.save import write_text
-    from detent.report.sensitivity_view import print_sensitivity
 
     check_file(toml, model)
     page.check(model, toml, options.get("stats"))
@@ -116,7 +110,7 @@ def sensitivity(
         report = api.sensitivity(model, calib, recipe, **options)
     if toml is not None:
         write_text(report.to_toml(), toml)
-    page.tell(report, print_sensitivity)
+    page.tell(report)
 
 
 def infer(
@@ -151,7 +145,6 @@ def emulate(
 
     Example: detent emulate mobilenetv2_int8.onnx --data images/ --out answers/ --rounding dpu
     """
-    from detent.report.emulation_view import print_emulation
 
     with working() as progress:
         options["progress"] = progress
@@ -159,7 +152,7 @@ def emulate(
     if json:
         echo_json(done.to_dict())
     else:
-        print_emulation(done, stdout())
+        tell(done)
 
 
 def dump(
@@ -184,7 +177,6 @@ def dump(
     from detent.observe.inputs import input_specs
     from detent.observe.sources import open_source
     from detent.option_values import image_options
-    from detent.report.emulation_view import print_dump
 
     images = image_options(settled(ImageOptions, options))
     source = open_source(data, input_specs(load(model)), preprocess=images)
@@ -200,4 +192,4 @@ def dump(
     if json:
         echo_json(done.to_dict())
     else:
-        print_dump(done, stdout())
+        tell(done)

@@ -23,6 +23,7 @@ from detent.cli.console import (
     echo_json,
     stderr,
     stdout,
+    tell,
     working,
 )
 from detent.errors import UsageError
@@ -49,13 +50,12 @@ def quantize(
     """
     if output is None and not options.get("dry_run"):
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
-    from detent.report.terminal import print_report
 
     results.check(model, output, options.get("stats"), options.get("save_stats"))
     with _saying_what_is_kept(output), working() as progress:
         options["progress"] = progress
         result = api.quantize(model, output, calib, recipe, **options)
-    results.tell(result, print_report)
+    results.tell(result)
 
 
 @contextmanager
@@ -88,14 +88,17 @@ def tune(
 
     Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
     """
-    from detent.report.tuning_view import print_rung, print_tuning
+    from detent.report.losses import step_line
 
     results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
     console = stderr() if results.page.json else stdout()
     with working() as progress:
-        options["progress"], options["on_step"] = progress, lambda outcome: print_rung(outcome, console)
+        options["progress"], options["on_step"] = (
+            progress,
+            lambda outcome: console.print(step_line(outcome), markup=False),
+        )
         tuning = api.tune(model, output, calib, recipe, **options)
-    results.tell(tuning, print_tuning)
+    results.tell(tuning)
     if not tuning.met:
         raise typer.Exit(MISSED)
 
@@ -114,7 +117,6 @@ def mix(
     Example: detent mix model.onnx --calib images/ --candidates int4,int8 --max-error -30dB --toml mixed.toml
     """
     from detent.graph.save import write_text
-    from detent.report.precision_view import print_precision
 
     check_file(toml, model)
     with working() as progress:
@@ -125,7 +127,7 @@ def mix(
     if json:
         typer.echo(report.to_json())
     else:
-        print_precision(report, stdout())
+        tell(report)
     if not report.reached:
         raise typer.Exit(MISSED)
 
@@ -142,7 +144,8 @@ def recipes(
     """
     from detent.recipe.file import find_recipe, to_plain, to_toml, with_settings
     from detent.recipe.presets import PRESETS
-    from detent.report.recipes_view import print_recipe, print_recipes
+    from detent.report.listings import recipes_document
+    from detent.report.terminal import print_document
 
     settings = options.get("set", ())
     if name is None:
@@ -151,7 +154,7 @@ def recipes(
         if json:
             echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
         else:
-            print_recipes(list(PRESETS.values()), stdout())
+            print_document(recipes_document(list(PRESETS.values())), stdout())
         return
     recipe = with_settings(find_recipe(name), settings)
     if toml:
@@ -159,7 +162,7 @@ def recipes(
     elif json:
         echo_json(to_plain(recipe))
     else:
-        print_recipe(recipe, stdout())
+        tell(recipe)
 
 
 def demo(

@@ -13,7 +13,7 @@ from detent import evaluate, quantize
 from detent.errors import OutputError
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
-from detent.report.terminal import print_report
+from detent.report.documents import print_result
 from detent.results.evaluated import Answers, Evaluation
 from detent.results.quantized import Report
 
@@ -34,7 +34,7 @@ class DemoResult:
 
     def show(self, console: Console) -> None:
         """Print the report and the accuracies."""
-        print_report(self.report, console)
+        print_result(self.report, console)
         before, after = (result.scores for result in self.evaluation.models)
         loss = self.evaluation.models[1].loss
         assert isinstance(before, Answers) and isinstance(after, Answers) and loss is not None, "there are labels"

@@ -1,41 +1,77 @@
-"""What to print for each kind of result."""
+"""Which function builds the document of which result; and results as text."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
+from detent.comparison.inspection import Inspection
+from detent.comparison.value_files import Dump
+from detent.convert import Conversion
 from detent.errors import UsageError
-from detent.report.console import PlainConsole
-from detent.report.evaluation_view import print_evaluation
-from detent.report.precision_view import print_precision
-from detent.report.sensitivity_view import print_sensitivity
-from detent.report.terminal import print_report
-from detent.report.tuning_view import print_tuning
-from detent.results import Result
+from detent.recipe import Recipe
+from detent.report.differences import (
+    comparison_document,
+    conversion_document,
+    emulation_document,
+    folders_document,
+)
+from detent.report.document import Document
+from detent.report.findings import check_document
+from detent.report.listings import (
+    dump_document,
+    inspection_document,
+    recipe_document,
+    statistics_document,
+)
+from detent.report.losses import evaluation_document, tuning_document
+from detent.report.quantization import quantization_document
+from detent.report.searches import precision_document, sensitivity_document
+from detent.report.terminal import PlainConsole, print_document
+from detent.results.checked import DeviceCheck
+from detent.results.compared import Emulation, FolderComparison, ModelComparison
 from detent.results.evaluated import Evaluation
 from detent.results.quantized import Report
 from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
+from detent.results.summarized import StatisticsView
+
+BUILDERS: dict[type, Callable[[Any], Document]] = {
+    Report: quantization_document,
+    DeviceCheck: check_document,
+    Evaluation: evaluation_document,
+    Tuning: tuning_document,
+    SensitivityReport: sensitivity_document,
+    PrecisionReport: precision_document,
+    ModelComparison: comparison_document,
+    FolderComparison: folders_document,
+    Emulation: emulation_document,
+    Conversion: conversion_document,
+    Inspection: inspection_document,
+    Dump: dump_document,
+    StatisticsView: statistics_document,
+    Recipe: recipe_document,
+}
 
 
-def print_result(result: Result, console: Console) -> None:
+def document_of(result: object) -> Document:
+    """Return the document of a result. Raise UsageError for anything else."""
+    builder = BUILDERS.get(type(result))
+    if builder is None:
+        raise UsageError(
+            f"There is no page for {type(result).__name__}: give what quantize, evaluate, sensitivity or tune returned."
+        )
+    return builder(result)
+
+
+def print_result(result: object, console: Console) -> None:
     """Print a result."""
-    if isinstance(result, Report):
-        print_report(result, console)
-    elif isinstance(result, Evaluation):
-        print_evaluation(result, console)
-    elif isinstance(result, SensitivityReport):
-        print_sensitivity(result, console)
-    elif isinstance(result, PrecisionReport):
-        print_precision(result, console)
-    elif isinstance(result, Tuning):
-        print_tuning(result, console)
-    else:
-        raise UsageError(f"There is no text for {type(result).__name__}.")
+    print_document(document_of(result), console)
 
 
-def text_of(result: Result, width: int = 120) -> str:
+def text_of(result: object, width: int = 120) -> str:
     """Return what the command line prints, as plain text."""
     text = io.StringIO()
     print_result(result, PlainConsole(file=text, width=width))

@@ -1,26 +1,59 @@
-"""Figures as people read them: sizes, ratios, decibels and steps, the same in a terminal and on a page."""
+"""Figures and names as people read them, the same in a terminal and on a page.
+
+Names of tensors, nodes and files are anybody's text: they may hold line breaks, terminal codes or worse.
+"""
 
 from __future__ import annotations
 
 import math
 
-from detent.results.evaluated import CHANGED, POINTS
+from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
 from detent.results.paired import Interval
 from detent.results.tensors import TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
+SHORT_UNITS = {
+    POINTS.format(top=1): "points of top-1",
+    POINTS.format(top=5): "points of top-5",
+    CHANGED: "% of top answers changed",
+    OUTPUT_ERROR: "% of relative output error (noise power / signal power)",
+}
 
-def size(count: int) -> str:
-    """Bytes, in the unit that leaves three digits."""
+SQNR = "The power of the float signal over that of its error: 20 dB is an error of 1 %, 10 dB of 10 %; more is better."
+
+_KEPT_LENGTH = 60
+
+
+def printable(name: str) -> str:
+    """Spell out everything that does not print: line breaks, terminal codes, reversed writing."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in name
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Spell out everything that does not print, but keep line breaks."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def file_stem(index: int, name: str) -> str:
+    """Return a file name without ending: the tensor's number, for uniqueness, and the harmless part of its name."""
+    harmless = "".join(character if character.isascii() and character.isalnum() else "_" for character in name)
+    return f"{index:03d}_{harmless.strip('_')[:_KEPT_LENGTH]}".rstrip("_")
+
+
+def size(count: float) -> str:
+    """Write bytes in the unit that leaves three digits."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"
+    return f"{count:.0f} bytes"
 
 
 def ratio(before: int, after: int) -> str:
-    """How much smaller, or larger: nodes for each tensor make small models larger."""
+    """Say how much smaller or larger; the nodes for each tensor make small models larger."""
     if f"{max(before, after) / max(min(before, after), 1):.1f}" == "1.0":
         return "about the same"
     if after > before:
@@ -29,24 +62,29 @@ def ratio(before: int, after: int) -> str:
 
 
 def decibels(value: float) -> str:
-    """A ratio of powers; infinite where nothing differs."""
+    """Write a ratio of powers; it is infinite if nothing differs."""
     return "exact" if value == math.inf else f"{value:.1f}"
 
 
+def percent(share: float) -> str:
+    """Write a share with as many digits as matter."""
+    return f"{100 * share:.3g} %"
+
+
 def step(tensor: TensorReport) -> str:
-    """The distance between two codes, or what the format is where it has none."""
+    """Write the distance between two codes, or the format if it has none."""
     if tensor.position is not None:
         return f"2^{-tensor.position}"
     return tensor.dtype if tensor.scale is None or tensor.scale == 1.0 else f"{tensor.scale:.4g}"
 
 
 def extent(low: float | None, high: float | None) -> str:
-    """From where to where."""
+    """Write a range."""
     return "-" if low is None or high is None else f"{low:.4g} .. {high:.4g}"
 
 
 def form_of(*values: float | None) -> str:
-    """One form for numbers that stand together: as many digits behind the point as leave the largest four in all."""
+    """Return one format for numbers that stand together: digits that leave the largest four in all."""
     largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
     if largest == 0.0 or not 1e-4 <= largest < 1e6:
         return ".4g"
@@ -54,10 +92,21 @@ def form_of(*values: float | None) -> str:
 
 
 def loss_form(unit: str, loss: float, ends: Interval | None) -> str:
-    """How a loss and the ends of its interval are written: percentages with two digits, all else with four."""
+    """Return the format of a loss and its interval: percentages have two digits, all else four."""
     return ".2f" if unit in PERCENTAGES else form_of(loss, *(ends or ()))
 
 
+def unit_of(unit: str) -> str:
+    """Write a unit of loss in few words."""
+    return SHORT_UNITS.get(unit, unit)
+
+
 def probability(value: float | None) -> str:
-    """A p-value, to three digits behind the point."""
+    """Write a p-value to three decimal places."""
     return "-" if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
+
+
+def listed(names: list[str], shown: int) -> str:
+    """List a few names, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"

@@ -1,0 +1,467 @@
+"""Charts as SVG: one set of axes and shapes for the charts of a page and for the plots of `detent stats`.
+
+A chart of a page has no fixed width: places are percentages, so that text stays readable from a phone to a desktop. The
+plot is the SVG's own box, and labels stand beside it, where the style sheet leaves room. Curves cannot be written in
+percentages: they are drawn in a box of 100 by 100 that is stretched over the plot. A plot of `detent stats` is a file
+by itself, 1000 pixels wide, with its own colors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from detent.errors import OutputError
+from detent.graph.save import write_text
+from detent.observe.histogram import Histogram
+from detent.observe.statistics import TensorStatistics
+from detent.report.figures import file_stem, printable, printable_lines
+from detent.results.paired import Interval
+from detent.results.summarized import Choices
+from detent.results.tensors import ActivationHistogram, ChannelSizes, columns_of
+
+TICKS = 5
+
+MANY = 100
+"""Dots beyond which they are drawn smaller."""
+
+ONE_VALUE = 0.3
+"""Of a decade: how far a count of one stands above the axis, so that a single outlier can be seen."""
+
+Value = str | int | None
+
+
+def tag(element: str, /, *children: str | None, **attributes: Value) -> Markup:
+    """Return an element. Texts and values are escaped; `class_` is class, and `data_row` is data-row."""
+    opened = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_escaped(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{element}{opened}>{joined(children)}</{element}>")
+
+
+def joined(children: Iterable[str | None]) -> Markup:
+    """Return markup and texts, one after the other."""
+    return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in children if child))
+
+
+def _escaped(text: str) -> str:
+    return str(escape(printable_lines(text)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Numbers from low to high, with round ones between them that are labelled."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    @classmethod
+    def over(cls, values: Iterable[float]) -> Axis:
+        """Return an axis that has room for all finite values, and ends at round numbers."""
+        finite = [value for value in values if math.isfinite(value)] or [0.0]
+        low, high = min(finite), max(finite)
+        if not high > low:
+            low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+        step = round_step((high - low) / TICKS)
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        return cls(first * step, last * step, tuple(number * step for number in range(first, last + 1)))
+
+    @classmethod
+    def around(cls, values: Iterable[float], ticks: int = TICKS) -> Axis:
+        """Return an axis that ends a little beyond the finite values; its labels are round."""
+        finite = [value for value in values if math.isfinite(value)]
+        low, high = min(finite), max(finite)
+        margin = 0.02 * (high - low) or 1.0
+        low, high = low - margin, high + margin
+        step = round_step((high - low) / ticks)
+        inside = range(math.ceil(low / step), math.floor(high / step) + 1)
+        return cls(low, high, tuple(number * step for number in inside))
+
+    def along(self, value: float) -> float:
+        """Return 0 at the low end, 1 at the high end, and never more or less."""
+        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+
+
+def round_step(least: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, no smaller than `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+@dataclass(frozen=True)
+class CountAxis:
+    """A logarithmic axis of counts, up to a power of ten."""
+
+    decades: int
+
+    @classmethod
+    def over(cls, counts: Iterable[int]) -> CountAxis:
+        """Return an axis that has room for all counts."""
+        return cls(max(1, math.ceil(math.log10(max(counts) + 1))))
+
+    def along(self, count: float) -> float:
+        """Return 0 at the bottom, 1 at the top."""
+        return (math.log10(count) + ONE_VALUE) / (self.decades + ONE_VALUE)
+
+    def powers(self, most: int) -> range:
+        """Return the powers of ten to label, about as many as `most`."""
+        return range(0, self.decades + 1, 1 + self.decades // most)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value along the network, what is said if it is pointed at, and the row of a table that it opens."""
+
+    label: str
+    value: float
+    row: str | None = None
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class DepthChart:
+    """Values in the order of the network, a line for each series; None leaves a place empty.
+
+    Values that are not finite are at the edge.
+    """
+
+    series: Sequence[Sequence[Point | None]]
+    unit: str
+    names: Sequence[str] = ()
+
+    def draw(self) -> Markup:
+        """Return the chart as markup."""
+        axis = Axis.over(point.value for line in self.series for point in line if point is not None)
+        parts = [*_horizontal_grid(axis), *_ends("first", "last")]
+        styles = [f"line s{number}" for number in range(len(self.series))]
+        for number, line in enumerate(self.series):
+            placed = [
+                (_place(index, len(line)), 1 - axis.along(point.value), point)
+                for index, point in enumerate(line)
+                if point is not None
+            ]
+            parts.append(_curve(((x, y) for x, y, _ in placed), styles[number]))
+            radius = 3 if len(line) <= MANY else 2
+            parts += [
+                _dot(x, y, radius, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed
+            ]
+        return _figure(parts, "plot tall", f"{self.unit}, along the network", _legend(self.names, styles))
+
+
+@dataclass(frozen=True)
+class HistogramChart:
+    """CountAxis on a logarithmic axis, the range that has codes, and in another color what lies outside of it."""
+
+    shown: ActivationHistogram
+    label: str
+
+    def draw(self) -> Markup:
+        """Return the chart as markup."""
+        columns, span = self.shown.columns, self.shown.span
+        axis = Axis.around((0.0, *(span or ()), *(edge for left, right, _ in columns for edge in (left, right))))
+        counts = CountAxis.over(count for *_, count in columns)
+        paths: dict[str, list[str]] = {"bars": [], "bars out": []}
+        for left, right, count in columns:
+            clipped = span is not None and not span[0] <= (left + right) / 2 <= span[1]
+            top, start, end = 100 * (1 - counts.along(count)), 100 * axis.along(left), 100 * axis.along(right)
+            paths["bars out" if clipped else "bars"].append(f"M{start:.2f} 100V{top:.1f}H{end:.2f}V100z")
+        parts = [*_vertical_labels(axis), *_count_labels(counts)]
+        parts += [_box(tag("path", d="".join(drawn), class_=style)) for style, drawn in paths.items() if drawn]
+        names = {"bars": "values that were counted"}
+        if paths["bars out"]:
+            names["bars out"] = "beyond the range: clipped"
+        if span is not None:
+            parts += [_vertical(axis.along(end), "range") for end in span]
+            names["range"] = "ends of the codes"
+        return _figure(parts, "plot", self.label, _legend(list(names.values()), list(names)))
+
+
+@dataclass(frozen=True)
+class ChannelChart:
+    """The channels of a weight from the largest to the smallest, before and after, on a logarithmic axis."""
+
+    sizes: ChannelSizes
+    label: str
+
+    def draw(self) -> Markup:
+        """Return the chart as markup."""
+        drawn = [value for value in (*self.sizes.before, *self.sizes.after) if value > 0]
+        if not drawn:
+            return tag("p", "All channels are zero.", class_="quiet")
+        low, high = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
+        low = max(low, high - 6)  # a millionth of the largest does not matter
+        high = max(high, low + 1)
+        axis = Axis(low, high, tuple(float(power) for power in range(low, high + 1)))
+        parts = [*_horizontal_grid(axis, _power), *_ends("largest channel", "smallest")]
+        for style, curve in (("line old", self.sizes.before), ("line s0", self.sizes.after)):
+            heights = (1 - axis.along(math.log10(value) if value > 0 else -math.inf) for value in curve)
+            places = (_place(index, len(curve)) for index in range(len(curve)))
+            parts.append(_curve(zip(places, heights, strict=True), style))
+        return _figure(parts, "plot", self.label, _legend(("before", "after"), ("line old", "line s0")))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One row of an interval chart. `ends` is None if no interval is known."""
+
+    name: str
+    value: float
+    ends: Interval | None
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class IntervalChart:
+    """A row for each loss: a dot, its interval, and a line at zero and at the limit."""
+
+    losses: Sequence[Estimate]
+    limit: float | None
+    unit: str
+
+    def draw(self) -> Markup:
+        """Return the chart as markup."""
+        ends = [end for loss in self.losses for end in (loss.value, *(loss.ends or ()))]
+        axis = Axis.over([0.0, *ends, *([] if self.limit is None else [self.limit])])
+        rows = [
+            tag(
+                "div",
+                tag("div", loss.name, class_="who"),
+                tag("svg", *self._interval(loss, axis), class_="interval", aria_hidden="true"),
+                class_="row",
+            )
+            for loss in self.losses
+        ]
+        scale = tag("svg", *_vertical_labels(axis, grid=False), class_="interval scale", aria_hidden="true")
+        names = [] if self.limit is None else [_key("range", "the loss to accept")]
+        return tag(
+            "figure",
+            *rows,
+            tag("div", tag("div", class_="who"), scale, class_="row"),
+            tag("figcaption", f"Loss in {self.unit}. ", *names),
+            class_="intervals",
+        )
+
+    def _interval(self, loss: Estimate, axis: Axis) -> Iterator[Markup]:
+        yield _vertical(axis.along(0.0), "zero")
+        if self.limit is not None:
+            yield _vertical(axis.along(self.limit), "range")
+        style = " marked" if loss.marked else ""
+        if loss.ends is not None:
+            low, high = (_percent(axis.along(end)) for end in loss.ends)
+            yield tag("line", x1=low, x2=high, y1="50%", y2="50%", class_=f"whisker{style}")
+        yield tag("circle", cx=_percent(axis.along(loss.value)), cy="50%", r=5, class_=f"dot s0{style}")
+
+
+Chart = DepthChart | HistogramChart | ChannelChart | IntervalChart
+
+
+def _figure(parts: Sequence[Markup], style: str, label: str, legend: Markup | None = None) -> Markup:
+    drawn = tag("svg", *parts, class_=style, role="img", aria_label=label)
+    return tag("figure", drawn, tag("figcaption", label, " ", legend))
+
+
+def _legend(names: Sequence[str], styles: Sequence[str]) -> Markup:
+    return joined(_key(style, name) for name, style in zip(names, styles, strict=False))
+
+
+def _key(style: str, name: str) -> Markup:
+    return tag("span", tag("svg", tag("rect", width="100%", height="100%"), class_=style), name, class_="key")
+
+
+def _horizontal_grid(axis: Axis, spell: Callable[[float], str] = "{:.6g}".format) -> Iterator[Markup]:
+    for value in axis.ticks:
+        y = _percent(1 - axis.along(value))
+        yield tag("line", x1="0", x2="100%", y1=y, y2=y, class_="grid")
+        yield tag("text", spell(value), x=-8, y=y, dy="0.32em", text_anchor="end")
+
+
+def _vertical_labels(axis: Axis, *, grid: bool = True) -> Iterator[Markup]:
+    for value in axis.ticks:
+        if grid:
+            yield _vertical(axis.along(value), "grid")
+        yield tag("text", f"{value:.4g}", x=_percent(axis.along(value)), y="100%", dy=18, text_anchor="middle")
+
+
+def _count_labels(counts: CountAxis) -> Iterator[Markup]:
+    for power in counts.powers(5):
+        y = _percent(1 - counts.along(10.0**power))
+        yield tag("text", _power(power), x=-8, y=y, dy="0.32em", text_anchor="end")
+
+
+def _power(power: float) -> str:
+    return f"{10.0**power:,.6g}" if -4 <= power < 5 else f"1e{power:.0f}"
+
+
+def _ends(left: str, right: str) -> Iterator[Markup]:
+    yield tag("text", left, x=0, y="100%", dy=18)
+    yield tag("text", right, x="100%", y="100%", dy=18, text_anchor="end")
+
+
+def _curve(points: Iterable[tuple[float, float]], style: str) -> Markup:
+    places = " ".join(f"{100 * x:.2f},{100 * y:.2f}" for x, y in points)
+    return _box(tag("polyline", points=places, class_=style))
+
+
+def _box(child: Markup) -> Markup:
+    return tag("svg", child, viewBox="0 0 100 100", preserveAspectRatio="none", width="100%", height="100%")
+
+
+def _dot(x: float, y: float, radius: int, point: Point, style: str) -> Markup:
+    title = tag("title", point.label)
+    return tag("circle", title, cx=_percent(x), cy=_percent(y), r=radius, class_=style, data_opens=point.row)
+
+
+def _vertical(x: float, style: str) -> Markup:
+    return tag("line", x1=_percent(x), x2=_percent(x), y1="0", y2="100%", class_=style)
+
+
+def _place(index: int, count: int) -> float:
+    return index / (count - 1) if count > 1 else 0.5
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+WIDTH, LEFT, RIGHT = 1000, 175, 135
+PLOT_HEIGHT, ROW, TITLE, GAP, FOOT = 280, 18, 56, 34, 34
+COLUMNS = 400
+_TITLE_LENGTH = 90
+
+# Told apart with any color vision, and on white as well as on near-black.
+COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f", "#8c564b")
+
+STYLE = """
+:root { color-scheme: light dark; }
+.paper { fill: #ffffff; }
+text { font: 12px system-ui, sans-serif; fill: #222222; }
+.title { font-size: 15px; font-weight: 600; }
+.quiet { fill: #666666; }
+.bar { fill: #8ab4d8; }
+.axis { stroke: #888888; }
+.grid { stroke: #e4e4e4; }
+@media (prefers-color-scheme: dark) {
+  .paper { fill: #16181c; }
+  text { fill: #e8e8e8; }
+  .quiet { fill: #a0a0a0; }
+  .bar { fill: #4a7ba6; }
+  .axis { stroke: #8a8a8a; }
+  .grid { stroke: #2c3036; }
+}
+"""
+
+
+def plot_statistics(
+    statistics: Mapping[str, TensorStatistics], folder: Path, choices: Mapping[str, Choices]
+) -> list[Path]:
+    """Draw each tensor that `choices` names, with its ranges, into `folder`, which is made if it is missing.
+
+    Return the files. They are numbered by the place of the tensor in `statistics`. Raise OutputError if the folder or a
+    file cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"Cannot make the folder {folder} for the plots: {error.strerror}.") from error
+    files = []
+    for number, (name, each) in enumerate(statistics.items()):
+        if name in choices:
+            files.append(folder / f"{file_stem(number, name)}.svg")
+            write_text(svg_of(name, each, choices[name]), files[-1])
+    return files
+
+
+def svg_of(name: str, statistics: TensorStatistics, choices: Choices) -> str:
+    """Return the plot of one tensor: its histogram, and above it the range that each method would choose."""
+    top = TITLE + ROW * len(choices) + GAP
+    bottom = top + PLOT_HEIGHT
+    histogram = statistics.histogram
+    body = list(_title(name, statistics))
+    if histogram.total:
+        ends = [end for choice in choices.values() for end in choice]
+        axis = Axis.around([0.0, histogram.minimum, histogram.maximum, *ends], ticks=2 * TICKS)
+        body += [*_plot_counts(histogram, axis, bottom), *_plot_axis(axis, bottom)]
+        body.append(_plot_text(LEFT - 8, top - 14, "values", "end", "quiet"))
+        for row, (method, choice) in enumerate(choices.items()):
+            color = COLORS[row % len(COLORS)]
+            body += _plot_choice(method, choice, axis, TITLE + ROW * (row + 0.5), bottom, color)
+    else:
+        body.append(_plot_text(WIDTH / 2, (bottom + FOOT) / 2, "No values were counted.", "middle", "quiet"))
+    drawn = tag(
+        "svg",
+        tag("title", printable(name)),
+        Markup(f"<style>{STYLE}</style>"),
+        tag("rect", class_="paper", width="100%", height="100%"),
+        *body,
+        xmlns="http://www.w3.org/2000/svg",
+        width=WIDTH,
+        height=bottom + FOOT,
+        viewBox=f"0 0 {WIDTH} {bottom + FOOT}",
+        role="img",
+    )
+    return f"{drawn}\n"
+
+
+def _title(name: str, statistics: TensorStatistics) -> Iterator[Markup]:
+    shown = printable(name)
+    shown = shown if len(shown) <= _TITLE_LENGTH else f"{shown[: _TITLE_LENGTH - 1]}…"
+    yield _plot_text(LEFT, 24, shown, "start", "title")
+    histogram = statistics.histogram
+    if histogram.total:
+        extent = f"{histogram.minimum:.5g} to {histogram.maximum:.5g}"
+        counted = f"{histogram.total:,} values of {statistics.samples:,} samples, {extent}"
+        yield _plot_text(LEFT, 42, counted, "start", "quiet")
+
+
+def _plot_x(axis: Axis, value: float) -> float:
+    return LEFT + axis.along(value) * (WIDTH - LEFT - RIGHT)
+
+
+def _plot_counts(histogram: Histogram, axis: Axis, bottom: float) -> Iterator[Markup]:
+    """Draw the columns, on a logarithmic axis of powers of ten."""
+    columns = list(columns_of(histogram, axis.low, axis.high, COLUMNS))
+    counts = CountAxis.over(count for *_, count in columns)
+    for power in counts.powers(7):
+        y = bottom - PLOT_HEIGHT * counts.along(10.0**power)
+        yield _plot_line(LEFT, y, WIDTH - RIGHT, y, "grid")
+        yield _plot_text(LEFT - 8, y + 4, f"{10**power:,}" if power < 7 else f"1e{power}", "end", "quiet")
+    for left, right, count in columns:
+        x, height = _plot_x(axis, left), PLOT_HEIGHT * counts.along(count)
+        # Bars overlap by a hair: where two meet within a pixel, the background would shine through.
+        width = _plot_x(axis, right) - x + 0.3
+        place = {"x": f"{x:.2f}", "y": f"{bottom - height:.2f}", "width": f"{width:.2f}", "height": f"{height:.2f}"}
+        yield tag("rect", class_="bar", **place)
+
+
+def _plot_axis(axis: Axis, bottom: float) -> Iterator[Markup]:
+    yield _plot_line(LEFT, bottom, WIDTH - RIGHT, bottom, "axis")
+    for value in axis.ticks:
+        x = _plot_x(axis, value)
+        yield _plot_line(x, bottom, x, bottom + 5, "axis")
+        yield _plot_text(x, bottom + 20, f"{value:.6g}", "middle", "quiet")
+
+
+def _plot_choice(method: str, choice: Interval, axis: Axis, y: float, bottom: float, color: str) -> Iterator[Markup]:
+    """Draw a bar from the low to the high end of a method's range, and thin lines from its ends down to the axis."""
+    yield _plot_text(LEFT - 8, y + 4, method, "end")
+    ends = [_plot_x(axis, end) for end in choice]
+    yield _plot_line(ends[0], y, ends[1], y, stroke=color, stroke_width="4")
+    for x, value in zip(ends, choice, strict=True):
+        if value:  # all methods agree on zero
+            yield _plot_line(x, y - 5, x, bottom, stroke=color, stroke_width="1", stroke_dasharray="3 3")
+    yield _plot_text(WIDTH - RIGHT + 10, y + 4, f"{choice[0]:.4g} .. {choice[1]:.4g}", "start", "quiet")
+
+
+def _plot_line(x1: float, y1: float, x2: float, y2: float, style: str | None = None, **more: str) -> Markup:
+    return tag("line", class_=style, x1=f"{x1:.2f}", y1=f"{y1:.2f}", x2=f"{x2:.2f}", y2=f"{y2:.2f}", **more)
+
+
+def _plot_text(x: float, y: float, text: str, anchor: str, style: str | None = None) -> Markup:
+    return tag("text", text, x=f"{x:.2f}", y=f"{y:.2f}", text_anchor=anchor, class_=style)

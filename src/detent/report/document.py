@@ -1,0 +1,223 @@
+"""A document: what there is to say about a result, independent of where it is shown.
+
+Each result type has one function that builds its document (documents.py). Renderers know documents only: terminal.py
+prints them, page.py makes a page or a fragment of HTML. A new section is one function in the module of its result.
+
+Every text in a document may hold anything, because names come from model files that anybody may have written. The
+renderers escape all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from detent.report.charts import Chart
+
+Level = Literal["good", "warn", "bad", "plain"]
+"""How to color it."""
+
+Audience = Literal["both", "page", "terminal"]
+"""Where a part is shown. A page has room for every row; a terminal gets the short form."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the reader wants to know first, in a few words and a sentence."""
+
+    level: Level
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A large figure and its meaning. `name` is the name of a model, shown in front of the title."""
+
+    title: str
+    figure: str
+    meaning: str
+    level: Level = "plain"
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A line of text."""
+
+    text: str
+    level: Level = "plain"
+    on: Audience = "both"
+    strong: bool = False
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something to mind: a badge, what it is about, the text, and details such as the reason and the remedy."""
+
+    label: str
+    level: Level
+    text: str
+    subject: str = ""
+    details: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class NoteList:
+    """A list of notes."""
+
+    notes: Sequence[Note]
+    on: Audience = "both"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Short facts, each under its title. Those that are None are left out."""
+
+    pairs: Mapping[str, str | None]
+    on: Audience = "page"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A file as it is."""
+
+    text: str
+    on: Audience = "page"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart. A terminal has none."""
+
+    chart: Chart
+    on: Audience = "page"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    `meaning` explains it in a sentence. Narrow screens leave out columns that are `minor`. `below` is the title of the
+    small print that its cells have below them on a page; on a terminal that is a column of its own. A terminal writes
+    titles in lower case, except those that are `verbatim`.
+    """
+
+    title: str
+    meaning: str = ""
+    numeric: bool = False
+    minor: bool = False
+    below: str = ""
+    on: Audience = "both"
+    verbatim: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is shown, and the key to sort by; without a key a cell comes after all others.
+
+    `name` says that the text is a name out of a model or folder. `below` is small print. `bar` is drawn instead of the
+    text, full at 1. `short` is what a terminal shows instead.
+    """
+
+    text: str
+    key: float | str | None = None
+    name: bool = False
+    below: str = ""
+    below_is_name: bool = False
+    badges: Sequence[str] = ()
+    bar: float | None = None
+    short: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cells of a row. With `opens`, it has an `id`, and can be opened to show these blocks below it."""
+
+    cells: Sequence[Cell]
+    id: str | None = None
+    opens: Sequence[Block] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. A page shows all rows, which can be sorted by any column and searched.
+
+    `what` names the rows ("layers"). `order` is the column that they are sorted by, and whether that is ascending. A
+    terminal shows the first `shown` rows, and has `title` above the first column.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    what: str
+    order: tuple[int, bool] | None = None
+    shown: int | None = None
+    title: str = ""
+    on: Audience = "both"
+
+
+Block = Paragraph | NoteList | Facts | Code | Figure | Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a document, and what it means in a sentence or two.
+
+    On a page it is `folded` at first, with `count` beside the title. On a terminal, `brief` is printed instead of the
+    blocks if it is given.
+    """
+
+    title: str
+    meaning: str = ""
+    blocks: Sequence[Block] = ()
+    folded: bool = True
+    count: str = ""
+    brief: str = ""
+    on: Audience = "both"
+
+
+@dataclass(frozen=True)
+class Document:
+    """Everything that there is to say about one result.
+
+    `kind` is what was done, `title` to what. `headline` and `about` describe the run. `verdict` and `figures` are what
+    a summary of a few lines needs.
+    """
+
+    kind: str
+    title: str
+    headline: Sequence[str]
+    about: Sequence[str] = ()
+    verdict: Verdict | None = None
+    figures: Sequence[KeyFigure] = ()
+    sections: Sequence[Section | None] = field(default_factory=tuple)
+
+
+def name(text: str, **more: object) -> Cell:
+    """Return a cell with a name out of a model or folder."""
+    return Cell(text, text, name=True, **more)  # type: ignore[arg-type]  # fields of Cell
+
+
+def words(text: str, below: str = "") -> Cell:
+    """Return a cell that is sorted by its text."""
+    return Cell(text, text, below=below)
+
+
+def number(value: float | None, text: str | None = None, below: str = "") -> Cell:
+    """Return a cell that is sorted by a number; None is a dash."""
+    if value is None or math.isnan(value):
+        return Cell("–" if value is None else "NaN", short="-" if value is None else None)
+    return Cell(f"{value:,}" if text is None else text, value, below=below)
+
+
+def bar(value: float, share: float) -> Cell:
+    """Return a cell with a bar; it is full if the share is 1."""
+    return Cell("", value, bar=min(max(share, 0.0), 1.0))
+
+
+def numeric(title: str, meaning: str = "", *, minor: bool = False, below: str = "", on: Audience = "both") -> Column:
+    """Return a column of numbers."""
+    return Column(title, meaning, True, minor, below, on)

@@ -1,0 +1,206 @@
+"""The documents of what is only looked at: recipes, the contents of a model, dumped codes, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from detent.comparison.inspection import Inspection
+from detent.comparison.value_files import Dump
+from detent.recipe import Recipe
+from detent.recipe.file import to_toml
+from detent.report.document import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    name,
+    number,
+    numeric,
+    words,
+)
+from detent.report.figures import size
+from detent.results.summarized import StatisticsView
+
+TWINS = ("_ADAROUND", "_ADAQUANT")
+
+LEGEND = """
+asym: the zero point follows the data   2^n: power-of-two scales   a/b: b in part of the model
+Plain recipes take seconds, fine-tuned ones (A8W8_ADAROUND) minutes; names also work with _CONFIG.
+
+One in full:  detent recipes XINT8
+To edit:      detent recipes XINT8 --toml > my.toml; detent quantize MODEL OUTPUT --recipe my.toml
+One field:    detent quantize MODEL OUTPUT --recipe A8W8 --set weights.granularity=per_channel"""
+
+
+def recipes_document(recipes: Sequence[Recipe]) -> Document:
+    """Build a list of recipes, by target; fine-tuned twins are named beside the recipe that they are of."""
+    names = {recipe.name for recipe in recipes}
+    shown = [recipe for recipe in recipes if not _is_twin(recipe, names)]
+    rows = []
+    for target in dict.fromkeys(recipe.target for recipe in shown):
+        rows.append(Row([words(f"for {target}"), *[Cell("")] * 4]))
+        for recipe in (recipe for recipe in shown if recipe.target == target):
+            formats = (_formats(recipe, role) for role in ("activations", "weights"))
+            texts = (recipe.name, *formats, _calibration(recipe), _tuning(recipe, names))
+            rows.append(Row([words(text) for text in texts]))
+    columns = [Column(title) for title in ("Recipe", "Activations", "Weights", "Calibration", "Fine-tuned")]
+    blocks: list[Block] = [Table(columns, rows, "recipes"), Paragraph(LEGEND)]
+    return Document("recipes", "Recipes", (), sections=[Section("Recipes", blocks=blocks, folded=False)])
+
+
+def _is_twin(recipe: Recipe, names: Collection[str]) -> bool:
+    return any(recipe.name.endswith(twin) and recipe.name.removesuffix(twin) in names for twin in TWINS)
+
+
+def _formats(recipe: Recipe, role: str) -> str:
+    """Describe the format of a role, and after a slash those of parts of the model."""
+    parts = [getattr(override, role) for override in recipe.overrides]
+    usual = recipe.formats[role]
+    return "/".join(["float" if usual is None else usual.description, *(fmt.description for fmt in parts if fmt)])
+
+
+def _calibration(recipe: Recipe) -> str:
+    if recipe.dynamic:
+        return "at run time"
+    method = recipe.method
+    return ("mean " if method.averages else "") + method.name if _calibrates(recipe) else "none"
+
+
+def _tuning(recipe: Recipe, names: Collection[str]) -> str:
+    """Return the endings of the names of twins; or the refinement that the recipe has itself."""
+    own = recipe.refinement.name if recipe.refinement is not None and recipe.refinement.learns_by_gradient else ""
+    return " ".join(twin for twin in TWINS if recipe.name + twin in names) or own
+
+
+def recipe_document(recipe: Recipe) -> Document:
+    """Build the document of one recipe: a sentence, what it does and all of its fields."""
+    steps = [] if recipe.equalize is None else ["equalize channels"]
+    steps = ["equalize layer by layer"] if recipe.equalize is not None and recipe.equalize.by_layers else steps
+    steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
+    steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
+    steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {recipe.method.name}"]
+    refinement = recipe.refinement
+    if refinement is not None:
+        steps.append(refinement.name if refinement.learns_weights else "correct biases")
+    about = f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."
+    file = Section("File", blocks=[Code(to_toml(recipe), on="both")], folded=False)
+    return Document("recipe", recipe.name, [f"{recipe.name}: {recipe.description}"], [about], sections=[file])
+
+
+def _calibrates(recipe: Recipe) -> bool:
+    formats = [recipe.activations, *(override.activations for override in recipe.overrides)]
+    return any(fmt is not None and fmt.needs_data for fmt in formats)
+
+
+def inspection_document(inspection: Inspection, *, nodes: bool = False) -> Document:
+    """Build the document of the contents of a model, with a list of its nodes if that is asked for."""
+    opset = ", ".join(f"{domain} {version}" for domain, version in inspection.opset.items())
+    made_by = f", made by {inspection.producer}" if inspection.producer else ""
+    count = sum(inspection.operators.values())
+    values = (("input", inspection.inputs), ("output", inspection.outputs))
+    about = [f"{kind} {value}: {typed}" for kind, named in values for value, typed in named.items()]
+    about += [f"constants {dtype}: {size(stored)}" for dtype, stored in inspection.constants.items()]
+    operators = [Row([words(op_type), number(many, str(many))]) for op_type, many in inspection.operators.items()]
+    sections = [
+        Section("Operators", blocks=[Table([Column("Operator"), numeric("Nodes")], operators, "operators")]),
+        Section("Quantized tensors", blocks=[_quantized(inspection)])
+        if inspection.quantized
+        else Section("Quantized tensors", blocks=[Paragraph("Not quantized: no DequantizeLinear in it.")]),
+    ]
+    if nodes:
+        columns = [Column("Node"), Column("Operator"), numeric("Inputs"), numeric("Of them quantized")]
+        rows = [
+            Row([name(node.name), words(node.op_type), number(node.inputs), number(node.quantized_inputs)])
+            for node in inspection.nodes
+        ]
+        sections.append(Section("Nodes", blocks=[Table(columns, rows, "nodes")]))
+    headline = f"{size(inspection.bytes)}, {count} nodes, opset {opset}{made_by}"
+    return Document("inspection", "Contents", [headline], about, sections=sections)
+
+
+def _quantized(inspection: Inspection) -> Table:
+    columns = [
+        Column("Quantized tensor"),
+        Column("Kind"),
+        Column("Type"),
+        numeric("Scale"),
+        numeric("Zero point"),
+        numeric("Position"),
+    ]
+    rows = [
+        Row(
+            [
+                name(tensor.name),
+                words("constant" if tensor.constant else "activation"),
+                words(tensor.dtype),
+                Cell(f"{tensor.channels} channels")
+                if tensor.scale is None
+                else number(tensor.scale, f"{tensor.scale:.6g}"),
+                number(tensor.zero_point, str(tensor.zero_point)),
+                number(tensor.position, str(tensor.position)),
+            ]
+        )
+        for tensor in inspection.quantized
+    ]
+    return Table(columns, rows, "tensors")
+
+
+def dump_document(dump: Dump) -> Document:
+    """Build the document of dumped codes: what was written where."""
+    floats = f", {len(dump.floats)} float values" if dump.floats else ""
+    codes = f"Codes of {dump.activations} tensors and {dump.constants} constants{floats}"
+    return Document("dump", dump.origin, (), [f"{codes} for {dump.origin} in {dump.folder}, each as .bin and .txt."])
+
+
+def statistics_document(view: StatisticsView) -> Document:
+    """Build the document of statistics: the facts of each tensor, then the choices of the methods."""
+    columns = [
+        numeric("#"),
+        Column("Tensor"),
+        numeric("Minimum"),
+        numeric("Maximum"),
+        numeric("Near zero", "Closer to zero than 1/4096 of the largest magnitude."),
+        numeric("Outliers", "The largest magnitude over that of the 99.9th percentile."),
+    ]
+    rows = [
+        Row(
+            [
+                number(tensor.number),
+                name(tensor.name),
+                *(number(end, None if end is None else f"{end:.4g}") for end in (tensor.minimum, tensor.maximum)),
+                number(tensor.near_zero, f"{100 * tensor.near_zero:.1f} %"),
+                number(tensor.outlier_ratio, f"{tensor.outlier_ratio:.1f}"),
+            ]
+        )
+        for tensor in view.tensors
+    ]
+    legend = (
+        "outliers: the largest magnitude over that of the 99.9th percentile. "
+        "near zero: closer to it than 1/4096 of the largest."
+    )
+    sections = [
+        Section("Tensors", blocks=[Table(columns, rows, "tensors"), Paragraph(legend, quiet=True)], folded=False)
+    ]
+    methods = list(dict.fromkeys(method for tensor in view.tensors for method in tensor.choices))
+    if methods:
+        chosen = [
+            Row([number(tensor.number), *(_range(tensor.choices.get(method)) for method in methods)])
+            for tensor in view.tensors
+        ]
+        head = Paragraph("\nThe range that each method would choose:", on="terminal")
+        table = Table(
+            [numeric("#"), *(Column(method, numeric=True, verbatim=True) for method in methods)], chosen, "tensors"
+        )
+        sections.append(Section("Choices", "The range that each method would choose.", [head, table]))
+    shown = "" if len(view.tensors) == view.of else f"{len(view.tensors)} of "
+    headline = f"{shown}{view.of} tensors, counted over {view.samples} samples: {view.description}"
+    return Document("statistics", view.description, [headline], sections=sections)
+
+
+def _range(choice: tuple[float, float] | None) -> Cell:
+    return number(None) if choice is None else number(choice[1] - choice[0], f"{choice[0]:.3g} .. {choice[1]:.3g}")

@@ -1,0 +1,98 @@
+"""Documents as HTML: a page in one file that needs no other, or a fragment for a notebook.
+
+Names of nodes, tensors and files are anybody's text. The templates escape every text (autoescape is on), and spell out
+what does not print. The script never turns text into markup, and the policy in the head lets no other script or style
+run than the two whose hashes it has. So no text of a model becomes markup or a script, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from detent.graph.save import write_text
+from detent.report.document import Code, Document, Facts, Figure, NoteList, Paragraph, Table
+from detent.report.documents import document_of
+from detent.report.figures import printable_lines
+from detent.version import __version__
+
+FEW = 12
+"""Rows that are shown before the others are asked for."""
+
+_PARTS = re.compile(r"(?<=[/._:])(?=[^/._:])")
+
+_KINDS = {
+    Paragraph: "paragraph",
+    NoteList: "notes",
+    Facts: "facts",
+    Code: "code",
+    Figure: "figure",
+    Table: "table",
+}
+"""The macro in blocks.html that draws a block."""
+
+
+def write_page(result: object, path: str | Path) -> None:
+    """Write the page of a result, complete or not at all: of quantize, evaluate, compare, sensitivity or tune."""
+    write_text(page_of(result), Path(path))
+
+
+def page_of(result: object) -> str:
+    """Return the page as text."""
+    style, script = _own("page.css"), _own("page.js")
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            document=document_of(result),
+            policy=f"{policy}; base-uri 'none'; form-action 'none'",
+            style=Markup(style),
+            script=Markup(script),
+            version=__version__,
+        )
+    )
+
+
+def fragment_of(document: Document) -> str:
+    """Return a document as HTML to put into another page, such as a notebook. It has no style or script of its own."""
+    return _templates().get_template("document.html").render(document=document)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("detent.report"),
+        autoescape=True,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    templates.filters["parts"] = _PARTS.split
+    templates.tests["on_page"] = lambda part: part is not None and part.on != "terminal"
+    templates.globals.update(few=FEW, kind_of=lambda block: _KINDS[type(block)])
+    return templates
+
+
+def _finalize(value: Any) -> Any:
+    """Spell out what does not print in every text that a template shows."""
+    return printable_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _own(name: str) -> str:
+    loader = _templates().loader
+    assert loader is not None
+    return loader.get_source(_templates(), name)[0]
+
+
+def _hash(content: str) -> str:
+    """Return what allows an inline style or script of exactly this text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,167 @@
+"""The pages in a real browser: they are drawn, sorted, searched and opened, and a hostile name does nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from detent.report.page import write_page
+from tests.report.browser import Browser, find_browser
+from tests.report.results import RESULTS, quantization
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(find_browser() is None, reason="there is no Chromium on this machine"),
+]
+
+VISIBLE = "[...document.querySelector('div.table').querySelectorAll('tbody tr[data-name]')].filter(row => !row.hidden)"
+KEYS = f"{VISIBLE}.map(row => row.cells[COLUMN].dataset.key)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    for name, result in RESULTS.items():
+        write_page(result(), folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in RESULTS}
+
+
+@pytest.fixture
+def page(browser, files):
+    """The page of a quantization, which must not have complained when the test is over."""
+    browser.open(files["quantize"])
+    yield browser
+    assert browser.problems == []
+    assert browser.run("window.hurt") is None
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_pages_are_drawn_without_complaints_and_fit_the_width(browser, files, name, width, dark):
+    browser.open(files[name], width, dark)
+    browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+    browser.run("for (const each of document.querySelectorAll('.more')) each.click()")
+    browser.run("for (const each of document.querySelectorAll('.open')) each.click()")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run("document.querySelector('.verdict h2').getBoundingClientRect().height") > 10
+    assert browser.problems == []
+    assert browser.requests == [files[name].as_uri()]
+    assert browser.run("window.hurt") is None
+    assert browser.run("document.querySelectorAll('img, script:not(:last-child)').length") == 0
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", list(RESULTS))
+def test_no_table_is_cut_off(browser, files, name, width):
+    browser.open(files[name], width)
+    browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+    wide = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)"
+    assert browser.run(f"{wide}.map(each => each.textContent.slice(0, 80))") == []
+
+
+def test_names_of_models_are_broken_at_their_parts(browser, files):
+    browser.open(files["evaluate three"], 390)
+    lines = """
+        (() => {
+          const range = document.createRange(), found = [];
+          for (const node of document.querySelectorAll('.tile h3 bdi')[1].childNodes) {
+            if (node.nodeType === Node.TEXT_NODE) { range.selectNode(node); found.push(range.getClientRects().length); }
+          }
+          return found;
+        })()
+    """
+    assert browser.run(lines) == [1, 1, 1]  # mobilenetv2_ int8_ equalized: each part stays in one line
+
+
+def test_dark_is_dark_and_light_is_light(browser, files):
+    lightness = []
+    for dark in (False, True):
+        browser.open(files["tune"], dark=dark)
+        colour = browser.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        ink = browser.run("getComputedStyle(document.body).color.match(/\\d+/g).map(Number)")
+        lightness.append((sum(colour), sum(ink)))
+    (paper, ink), (dark_paper, dark_ink) = lightness
+    assert paper - ink > 450
+    assert dark_ink - dark_paper > 450
+
+
+def test_rows_are_sorted_by_any_column_both_ways(page):
+    page.click(".more")
+    for column, numeric in ((0, True), (1, False), (3, True), (5, True)):
+        page.click(f".table th:nth-child({column + 1}) button")
+        first = [key for key in page.run(KEYS.replace("COLUMN", str(column))) if key is not None]
+        page.click(f".table th:nth-child({column + 1}) button")
+        again = [key for key in page.run(KEYS.replace("COLUMN", str(column))) if key is not None]
+        if numeric:
+            first, again = ([float(key) for key in keys] for keys in (first, again))
+            assert sorted(first) in (first, first[::-1])
+        assert len(first) > 10
+        assert again != first
+        assert sorted(again) == sorted(first)
+        # Rows without a figure are last, whichever way.
+        assert page.run(KEYS.replace("COLUMN", str(column)))[: len(again)][0] is not None
+
+
+def test_the_worst_layer_comes_first(page):
+    worst = quantization().worst_tensors(1)[0].closeness.sqnr_db
+    assert float(page.run(KEYS.replace("COLUMN", "3"))[0]) == worst
+
+
+def test_few_rows_are_shown_until_all_are_asked_for(page):
+    assert len(page.run(KEYS.replace("COLUMN", "0"))) == 12
+    page.click(".more")
+    assert len(page.run(KEYS.replace("COLUMN", "0"))) == len(
+        page.run("[...document.querySelectorAll('tr[data-name]')]")
+    )
+
+
+def test_a_search_finds_rows_beyond_the_first_few(page):
+    page.type(".table input", "LAYER7/")
+    assert page.run(f"{VISIBLE}.length") == 1
+    assert page.run("document.querySelector('.found').textContent").startswith("1 of ")
+    page.run("document.querySelector('.table input').value = ''")
+    page.type(".table input", "<script>")
+    assert 1 <= page.run(f"{VISIBLE}.length") <= 3
+
+
+def test_a_histogram_is_drawn_when_its_row_is_opened(page):
+    drawn = "document.querySelectorAll('tr.below path.bars').length"
+    assert page.run(drawn) == 0
+    page.click("tr[data-opens] .open")
+    assert page.run(drawn) >= 1
+    assert page.run("document.querySelector('tr.below path.bars').getBoundingClientRect().height") > 40
+    assert page.run("document.querySelector('tr.below').previousSibling.querySelector('.open').ariaExpanded") == "true"
+    page.click(".table th:nth-child(1) button")  # and stays below its row
+    name = page.run("document.querySelector('tr.below').previousSibling.dataset.name")
+    page.click(f"tr[data-name='{name}'] .open")
+    assert page.run(drawn) == 0
+
+
+def test_a_dot_of_the_chart_opens_its_layer(page):
+    wanted = page.run("[...document.querySelectorAll('circle[data-opens]')].at(-1).dataset.opens")
+    page.click(f"circle[data-opens='{wanted}']")
+    assert page.run("document.querySelector('tr.below').previousSibling.dataset.name") == wanted
+
+
+def test_rows_are_opened_by_the_keyboard(page):
+    page.run("document.querySelector('tr[data-opens] .open').focus()")
+    page.run("document.activeElement.click()")
+    assert page.run("document.querySelectorAll('tr.below').length") == 1
+
+
+def test_nothing_may_run_but_the_page_itself(browser, files):
+    browser.open(files["tune"])
+    browser.run(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = true'}))"
+    )
+    browser.run("fetch('http://127.0.0.1:9/').catch(() => { window.refused = true })")
+    assert browser.run("window.hurt") is None
+    assert browser.run("window.refused") is True
+    assert any("Content Security Policy" in problem for problem in browser.problems)

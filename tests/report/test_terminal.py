@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import io
+
+from rich.text import Text
+
+from detent.report.document import Column, Document, Paragraph, Row, Section, Table, name
+from detent.report.terminal import PlainConsole, print_document
+
+HOSTILE = "\x1b[31mred \u202ereversed"
+SPELT = r"\x1b[31mred \u202ereversed"
+
+
+def printed(renderable, **settings):
+    stream = io.StringIO()
+    PlainConsole(file=stream, width=120, **settings).print(renderable)
+    return stream.getvalue()
+
+
+def shown(*blocks, **settings):
+    stream = io.StringIO()
+    console = PlainConsole(file=stream, width=120, **settings)
+    print_document(Document("test", "t", [HOSTILE], [HOSTILE], sections=[Section("S", blocks=blocks)]), console)
+    return stream.getvalue()
+
+
+def test_names_do_nothing_wherever_they_stand():
+    table = Table([Column(HOSTILE)], [Row([name(HOSTILE)])], "rows")
+    text = shown(table, Paragraph(HOSTILE))
+    assert text.count(SPELT) == 5
+    assert not set("\x1b\u202e") & set(text)
+    assert printed(Text(HOSTILE)).count(SPELT) == 1
+
+
+def test_our_own_colors_are_still_there_and_names_are_no_markup():
+    text = shown(Paragraph("[red]loud", "bad"), force_terminal=True, color_system="standard")
+    assert text.startswith("\x1b[1m")
+    assert "\x1b[31m[red]loud" in text
+
+
+def test_lines_of_a_paragraph_are_lines_and_those_of_a_name_are_not():
+    table = Table([Column("Name")], [Row([name("one\ntwo")])], "rows")
+    assert shown(Paragraph("one\ntwo")).endswith("\none\ntwo\n")
+    assert "one\\ntwo" in shown(table)
+
+
+def test_no_emoji():
+    assert printed("node :bomb:") == "node :bomb:\n"
