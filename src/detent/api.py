@@ -351,7 +351,7 @@ def check(model: FloatModel, target: str = "npu-xint8") -> DeviceCheck:
     Raises:
         DetentError: UsageError for an unknown target, ModelError for a file that is not a model.
     """
-    from detent.device_check import check as run_check
+    from detent.device_check.check import check as run_check
 
     return run_check(_path_or_proto(model), target)
 

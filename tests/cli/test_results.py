@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from detent.cli import console
 from detent.cli.console import PageOptions, ResultOptions, check_file
 from detent.errors import OutputError
 
@@ -16,15 +17,12 @@ class Result:
         path.write_text(self.to_json())
 
 
-def show(result, console):
-    console.print("shown")
-
-
-def test_a_result_is_shown_or_printed_as_json(capsys, tmp_path):
-    ResultOptions().tell(Result(), show)
+def test_a_result_is_shown_or_printed_as_json(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "tell", lambda result: console.stdout().print("shown"))
+    ResultOptions().tell(Result())
     assert capsys.readouterr().out == "shown\n"
     file = tmp_path / "report.json"
-    ResultOptions(report=file, page=PageOptions(json=True)).tell(Result(), show)
+    ResultOptions(report=file, page=PageOptions(json=True)).tell(Result())
     assert json.loads(capsys.readouterr().out) == json.loads(file.read_text()) == {"a": 1}
 
 

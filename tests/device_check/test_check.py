@@ -428,7 +428,7 @@ def test_every_option_and_step_that_a_fix_names_exists():
     from detent.convert.conversion import parse_steps
 
     folder = Path(detent.__file__).parent / "device_check"
-    text = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*_rules.py"))
+    text = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
     commands = get_command(app).commands.values()
     known = {option for command in commands for parameter in command.params for option in parameter.opts}
     named = set(re.findall(r"--[a-z][a-z-]+", text))

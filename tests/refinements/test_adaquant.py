@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.refinements import AdaQuant
-from detent.refinements.adaquant import bias_grid
+from detent.refinements.adaquant import bias_rounding
 from detent.refinements.gradient_loops import straight_through_step
 from tests.refinements.layer_problems import NOTHING, RELU6, code_errors, layer, learn
 
@@ -62,11 +62,11 @@ def test_bias_moves_where_it_may():
         assert np.array_equal(still.bias, problem.bias)
 
 
-def test_bias_grid_of_each_channel():
+def test_bias_rounding_of_each_channel():
     fmt = IntegerFormat("int8", scale="power_of_two")
     per_channel = QuantParams.stack([QuantParams.at(fmt, position) for position in (1, 2, 3, 4)], 0)
     problem = replace(layer(2, 2, 3), bias_params=per_channel)
-    scale, low, high = bias_grid(problem, (slice(1, 2), slice(0, 2)))
+    scale, low, high = bias_rounding(problem, (slice(1, 2), slice(0, 2)))
     assert scale.tolist() == [[0.125, 0.0625]]
     assert low.tolist() == [[-127, -127]]
     assert high.tolist() == [[127, 127]]

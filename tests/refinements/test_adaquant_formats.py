@@ -13,7 +13,7 @@ from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.named import BLOCK_FORMATS
 from detent.refinements import AdaQuant
-from detent.refinements.adaquant import OverSteps, ThroughRounder
+from detent.refinements.adaquant import ChannelGrid, Moving
 from detent.refinements.layer_problem import FormatRounder, LayerProblem, StepRounder
 from tests.refinements.layer_problems import NOTHING, RELU6, errors, layer, learn
 
@@ -43,19 +43,19 @@ def test_both_ways_to_make_a_step_agree():
     shape = (2, 3, 5)
     scale = 2.0 ** random.integers(-4, 0, shape[:2])
     low, high = np.full(shape[:2], -3.0), np.full(shape[:2], 4.0)
-    general = ThroughRounder(StepRounder(*(each[..., None] for each in (scale, low, high))))
-    states = [[random.normal(size=shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, np.float32)]]
-    states.append([array.copy() for array in states[0]])
+    general = StepRounder(*(each[..., None] for each in (scale, low, high)))
+    start = random.normal(size=shape)
+    fast, slow = (
+        Moving(start, rounding, np.zeros(shape, np.float32)) for rounding in (ChannelGrid(scale, low, high), general)
+    )
     saturated = 0
-    for step in range(60):
+    for step in range(1, 60):
         gradient = random.normal(size=shape).astype(np.float32)
-        for stepper, (values, mean, square, rounded) in zip(
-            (OverSteps(scale, low, high), general), states, strict=True
-        ):
-            stepper(gradient, values, mean, square, step, 0.02, rounded)
-        for fast, slow in zip(*states, strict=True):
-            np.testing.assert_array_equal(fast, slow)
-        saturated += int((~general.rounder.passes(states[0][0])).sum())
+        for moving in (fast, slow):
+            moving.move(step, 0.02, gradient)
+        np.testing.assert_array_equal(fast.values, slow.values)
+        np.testing.assert_array_equal(fast.rounded, slow.rounded)
+        saturated += int((~general.passes(fast.values)).sum())
     assert saturated > 10
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.report.charts import tag
-from detent.report.document import Column, Document, Note, Notes, Paragraph, Row, Section, Table, name, number, words
+from detent.report.document import Column, Document, Note, NoteList, Paragraph, Row, Section, Table, name, number, words
 from detent.report.page import fragment_of
 
 COLUMNS = [Column("Name", "What it is called."), Column("Size", numeric=True, minor=True)]
@@ -56,7 +56,9 @@ def test_numbers_that_are_none():
 
 
 def test_what_is_for_a_terminal_is_not_on_a_page():
-    markup = drawn(Paragraph("here"), Paragraph("there", on="terminal"), Notes([Note("Note", "warn", "<mind>", "it")]))
+    markup = drawn(
+        Paragraph("here"), Paragraph("there", on="terminal"), NoteList([Note("Note", "warn", "<mind>", "it")])
+    )
     assert "here" in markup
     assert "there" not in markup
     assert '<span class="badge warn">Note</span><strong>it</strong>: &lt;mind&gt;' in markup

@@ -18,7 +18,7 @@ from detent.report.charts import (
     Point,
     round_step,
 )
-from detent.results.tensors import ChannelSizes, Distribution
+from detent.results.tensors import ActivationHistogram, ChannelSizes
 
 
 def drawn(chart):
@@ -69,7 +69,7 @@ BAR = re.compile(r"M([\d.]+) 100V([\d.]+)H([\d.]+)V100z")
 
 
 def test_what_lies_outside_of_the_codes_is_drawn_apart():
-    shown = Distribution(((0.0, 1.0, 1000), (1.0, 2.0, 10), (2.0, 3.0, 1)), (-2.0, 2.0), 1011)
+    shown = ActivationHistogram(((0.0, 1.0, 1000), (1.0, 2.0, 10), (2.0, 3.0, 1)), (-2.0, 2.0), 1011)
     root = drawn(HistogramChart(shown, "label"))
     inside, outside = columns(root, "bars"), columns(root, "bars out")
     assert (len(inside), len(outside)) == (2, 1)
@@ -80,7 +80,7 @@ def test_what_lies_outside_of_the_codes_is_drawn_apart():
 
 
 def test_blocks_have_no_ends():
-    root = drawn(HistogramChart(Distribution(((0.0, 0.0, 4),), None, 4), "label"))
+    root = drawn(HistogramChart(ActivationHistogram(((0.0, 0.0, 4),), None, 4), "label"))
     assert not [line for line in root.iter("line") if line.get("class") == "range"]
     assert "clipped" not in "".join(root.itertext())
 

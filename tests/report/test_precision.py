@@ -3,7 +3,7 @@ from __future__ import annotations
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.file import find_recipe
 from detent.report.searches import SHOWN_FORMATS
-from detent.results.searched import Option, PrecisionReport, PrecisionSearch
+from detent.results.searched import FormatOption, PrecisionReport, PrecisionSearch
 
 A8W8 = find_recipe("A8W8")
 INT4, INT8, INT16 = (IntegerFormat(dtype) for dtype in ("int4", "int8", "int16"))
@@ -16,7 +16,7 @@ def report(choice, *, error=0.001, reached=True, **wish):
     return PrecisionReport("model.onnx", A8W8, found, **wish)
 
 
-TWO = {"first": Option(INT4, 4000, 0.01), "second\n": Option(INT8, 8000, 0.0)}
+TWO = {"first": FormatOption(INT4, 4000, 0.01), "second\n": FormatOption(INT8, 8000, 0.0)}
 
 
 def test_the_table():
@@ -32,8 +32,10 @@ def test_the_table():
 
 
 def test_more_than_before_and_as_much():
-    assert "take 1 kB more than with A8W8 (100.0 %)" in str(report({"a": Option(INT16, 16000, 0.1)}, mean_bits=16.0))
-    assert "take as much as with A8W8" in str(report({"a": Option(INT8, 8000, 0.1)}, mean_bits=8.0))
+    assert "take 1 kB more than with A8W8 (100.0 %)" in str(
+        report({"a": FormatOption(INT16, 16000, 0.1)}, mean_bits=16.0)
+    )
+    assert "take as much as with A8W8" in str(report({"a": FormatOption(INT8, 8000, 0.1)}, mean_bits=8.0))
 
 
 def test_what_was_missed_is_said():
@@ -51,5 +53,5 @@ def test_plain_values():
 
 
 def test_many_layers():
-    many = {f"layer{index}": Option(INT4, 400, 0.01) for index in range(SHOWN_FORMATS + 2)}
+    many = {f"layer{index}": FormatOption(INT4, 400, 0.01) for index in range(SHOWN_FORMATS + 2)}
     assert "and 2 more" in str(report(many, mean_bits=4.0))

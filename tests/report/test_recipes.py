@@ -12,7 +12,7 @@ from detent.numerics.named import NAMED_FORMATS
 from detent.recipe.file import from_plain
 from detent.recipe.presets import PRESETS
 from detent.report.documents import print_result
-from detent.report.listings import describe, recipes_document
+from detent.report.listings import recipes_document
 from detent.report.terminal import print_document
 from tests.recipe.test_toml_text import tomllib
 
@@ -81,7 +81,6 @@ def test_steps():
 
 
 def test_formats_in_a_few_words():
-    assert describe(None) == "float"
-    assert describe(IntegerFormat("int8", symmetric=False, scale="int16")) == "int8 asym M/2^N"
-    assert describe(FloatFormat("float8_e4m3", scaled=True)) == "float8_e4m3 scaled"
-    assert all(describe(fmt) == name for name, fmt in NAMED_FORMATS.items())
+    assert IntegerFormat("int8", symmetric=False, scale="int16").description == "int8 asym M/2^N"
+    assert FloatFormat("float8_e4m3", scaled=True).description == "float8_e4m3 scaled"
+    assert all(fmt.description == name for name, fmt in NAMED_FORMATS.items())

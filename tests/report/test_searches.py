@@ -13,7 +13,7 @@ from detent.report.searches import SHOWN, bar_length
 from detent.results.searched import Sensitivity, SensitivityReport
 from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.sensitivity_analysis.proposal import propose
-from tests.device_check.test_foresight import NETWORK
+from tests.device_check.test_placement import NETWORK
 from tests.models import SMALL_MODELS, XINT8, planned
 from tests.sensitivity_analysis.test_layer_errors import SAMPLES
 from tests.sensitivity_analysis.test_proposal import THREE, layer

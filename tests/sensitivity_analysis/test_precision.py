@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.results.searched import Option
+from detent.results.searched import FormatOption
 from detent.sensitivity_analysis.precision import assign, bits_of, error_of, hull
 
 INT8 = IntegerFormat("int8")
 
 
 def option(bits, error):
-    return Option(INT8, bits, error)
+    return FormatOption(INT8, bits, error)
 
 
 def test_hull_by_hand():

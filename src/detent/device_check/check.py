@@ -2,36 +2,35 @@
 
     read -> find the float network and its codes (or prepare a float model) -> rules -> partition -> verdict
 
-Nothing is run and nothing is changed: the model is read, or copied where it is one in memory.
-
-What another recipe changes on the device: more nodes left float are fewer on it, and divide the rest.
+Nothing is run and nothing is changed: the model is read, or copied if it is in memory. `placement` compares two
+recipes: more nodes left float are fewer on the device, and divide the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from detent.device_check.model_rules import check_file, check_model
 from detent.device_check.network import (
-    Subject,
+    CheckedNetwork,
     drop_device_factors,
     is_fixed,
     is_neutral,
     laid_out,
     mended,
-    prepared_subject,
+    quantized_later,
 )
-from detent.device_check.node_rules import check_nodes
-from detent.device_check.number_rules import check_numbers
 from detent.device_check.partition import macs_of, partition
+from detent.device_check.rules import apply_rules, listed, of_model
 from detent.devices.catalog import DEVICES, device_of, find_device
 from detent.devices.device import Device
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
+from detent.graph.save import PROTOBUF_LIMIT
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
@@ -52,7 +51,7 @@ def check(model: ModelLike, target: str = "npu-xint8") -> DeviceCheck:
             f"Choose from {known}."
         )
     read_model = read(model)
-    of_file = list(check_file(proto, stored_bytes(model)))
+    of_file = list(_check_file(proto, stored_bytes(model)))
     return check_graph(read_model, device, name_of(model), of_file)
 
 
@@ -62,20 +61,64 @@ def _activation_type(proto: onnx.ModelProto) -> str:
     return next((wide[each.data_type] for each in proto.graph.initializer if each.data_type in wide), "")
 
 
+def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[Finding]:
+    """Find what reading a file mends: names that are not unique, nodes out of order; and its size."""
+    names = Counter(node.name for node in proto.graph.node if node.name)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        yield of_model(
+            "warning",
+            f"{len(twice)} names belong to several nodes ({listed(twice)})",
+            "compilers and profilers tell nodes apart by their names",
+            "`detent quantize` and `detent convert` write unique names",
+        )
+    if not _is_in_order(proto.graph):
+        yield of_model(
+            "note",
+            "its nodes are not in the order of computation",
+            "onnxruntime puts them in order itself; onnx.checker refuses the file",
+            "`detent convert` writes them in order, with any step",
+        )
+    if size > PROTOBUF_LIMIT:
+        yield of_model(
+            "warning",
+            f"it is {size / 2**30:.1f} GB large",
+            "a compiler that takes the model as one message cannot take more than 2 GB",
+            "use a recipe with fewer bits for weights (`detent quantize --recipe XINT8`), or divide the model",
+        )
+    if proto.functions:
+        yield of_model(
+            "note",
+            f"it has {len(proto.functions)} functions of its own",
+            "a compiler may not look into them; this check did",
+            "`detent quantize` writes their bodies in their places",
+        )
+
+
+def _is_in_order(graph: onnx.GraphProto) -> bool:
+    known = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
+    known.update(tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        if not known.issuperset(node.input):
+            return False
+        known.update(node.output)
+    return True
+
+
 def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Finding] = ()) -> DeviceCheck:
-    """Check a model in memory, which stays as it is. `known` are findings that somebody has already."""
-    network = model.clone()
+    """Check a model in memory, which stays as it is. `known` are findings that come first."""
+    copy = model.clone()
     if not device.accelerated:
-        subject = Subject(network, device, (), quantized=_has_codes(network, read_codes(network).quantized))
-        return _conclude(subject, source, [*known, *_apply_rules(subject)])
-    take_out_functions(network)  # of quantizing operators, which are known by their names
-    prepare(network, [InlineFunctions()])
-    if _has_open_shapes(network):
-        prepare(network, [InferShapes()])
-    reading = read_codes(network)
+        network = CheckedNetwork(copy, device, (), quantized=_has_codes(copy, read_codes(copy).quantized))
+        return _conclude(network, source, [*known, *apply_rules(network)])
+    take_out_functions(copy)  # of quantizing operators, which are known by their names
+    prepare(copy, [InlineFunctions()])
+    if _has_open_shapes(copy):
+        prepare(copy, [InferShapes()])
+    reading = read_codes(copy)
     if _has_open_shapes(reading.model):  # again, past operators of other tools and shapes that nodes compute
         prepare(reading.model, [InferShapes(), FoldConstants(), InferShapes()])
-    subject = Subject(
+    network = CheckedNetwork(
         reading.model,
         device,
         frozenset(reading.codes),
@@ -84,61 +127,57 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
         written=reading.written,
     )
     if device.shifts:
-        drop_device_factors(subject.model, subject.coded)
-    findings = _apply_rules(subject)
-    if device.integers and not _has_codes(network, reading.quantized):
-        subject, findings = _foresee(network, device, source, findings)
-    return _conclude(subject, source, [*known, *findings])
+        drop_device_factors(network.model, network.coded)
+    findings = apply_rules(network)
+    if device.integers and not _has_codes(copy, reading.quantized):
+        network, findings = _check_quantized_later(copy, device, source, findings)
+    return _conclude(network, source, [*known, *findings])
 
 
 def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str) -> DeviceCheck:
-    """What a device will take of a float model that is prepared for it, once it is quantized with a recipe."""
-    network = model.clone()
+    """Check a prepared float model as it will be once it is quantized with a recipe."""
+    copy = model.clone()
     if device.shifts:
-        drop_device_factors(network, ())  # first, because they are written behind a layout, not before it
-    subject = laid_out(network, device, arrange(network, Selection(), recipe))
-    return _conclude(subject, source, _apply_rules(subject))
+        drop_device_factors(copy, ())  # first, because they are written behind a layout, not before it
+    network = laid_out(copy, device, arrange(copy, Selection(), recipe))
+    return _conclude(network, source, apply_rules(network))
 
 
 def _has_open_shapes(model: ir.Model) -> bool:
-    """Whether a shape or type is missing, or a size is open although those of the inputs are fixed."""
+    """Return whether a shape or type is missing, or a size is open although those of the inputs are fixed."""
     values = [value for node in model.graph for value in node.outputs if value.name]
     fixed = all(is_fixed(value) for value in model.graph.inputs)
     return any(value.shape is None or value.dtype is None or (fixed and not is_fixed(value)) for value in values)
 
 
 def _has_codes(model: ir.Model, found: bool) -> bool:
-    """Whether a model is quantized, be it with operators on codes."""
+    """Return whether a model is quantized, be it with operators on codes."""
     return found or any("Linear" in node.op_type or node.op_type.endswith("Integer") for node in model.graph)
 
 
-def _apply_rules(subject: Subject) -> list[Finding]:
-    return [*check_model(subject), *check_nodes(subject), *check_numbers(subject)]
-
-
-def _foresee(
-    network: ir.Model, device: Device, source: str, before: Sequence[Finding]
-) -> tuple[Subject, list[Finding]]:
-    """The network as it will be once it is quantized, and what there is to say about it then."""
-    subject, changes, failed = prepared_subject(network, device, source)
+def _check_quantized_later(
+    copy: ir.Model, device: Device, source: str, before: Sequence[Finding]
+) -> tuple[CheckedNetwork, list[Finding]]:
+    """Return the network as it will be once it is quantized, and the findings about it then."""
+    network, changes, failed = quantized_later(copy, device, source)
     if failed:
-        return subject, [*before, *failed]
-    after = _apply_rules(subject)
-    return subject, [*after, *mended(before, after, changes)]
+        return network, [*before, *failed]
+    after = apply_rules(network)
+    return network, [*after, *mended(before, after, changes)]
 
 
-def _conclude(subject: Subject, source: str, findings: Sequence[Finding]) -> DeviceCheck:
+def _conclude(network: CheckedNetwork, source: str, findings: Sequence[Finding]) -> DeviceCheck:
     refused = {finding.node for finding in findings if finding.level == "error"}
-    on_device = {str(node.name) for node in subject.nodes if str(node.name) not in refused}
-    places = _places(subject, on_device if subject.device.accelerated else ())
+    on_device = {str(node.name) for node in network.nodes if str(node.name) not in refused}
+    places = _places(network, on_device if network.device.accelerated else ())
     device = [place for place in places if place.subgraph is not None]
     rest = [place for place in places if place.subgraph is None]
     return DeviceCheck(
-        target=subject.device.name,
+        target=network.device.name,
         source=source,
-        quantized=subject.quantized,
-        recipe="" if subject.quantized or not subject.device.integers else subject.device.recipe,
-        verdict=_verdict(findings, bool(device) or not subject.device.accelerated),
+        quantized=network.quantized,
+        recipe="" if network.quantized or not network.device.integers else network.device.recipe,
+        verdict=_verdict(findings, bool(device) or not network.device.accelerated),
         subgraphs=len({place.subgraph for place in device}),
         device_nodes=len(device),
         cpu_nodes=len(rest),
@@ -156,9 +195,9 @@ def _verdict(findings: Sequence[Finding], anything: bool) -> Verdict:
     return "partly" if anything and all(finding.node for finding in errors) else "rejected"
 
 
-def _places(subject: Subject, on_device: Collection[str]) -> list[NodePlace]:
-    """Every node with the subgraph that it is in. Nodes that compute nothing go with those before them."""
-    nodes = [node for node in subject.model.graph if node not in subject.folded]
+def _places(network: CheckedNetwork, on_device: Collection[str]) -> list[NodePlace]:
+    """Return every node with the subgraph that it is in. Nodes that compute nothing go with those before them."""
+    nodes = [node for node in network.model.graph if node not in network.folded]
     placed = {*on_device, *(str(node.name) for node in nodes if is_neutral(node) and on_device)}
     order = [str(node.name) for node in nodes]
     inputs = {str(node.name): _sources(node, set(order)) for node in nodes}
@@ -168,12 +207,12 @@ def _places(subject: Subject, on_device: Collection[str]) -> list[NodePlace]:
             number = 1 + max(numbers.values(), default=0)
             numbers.update(dict.fromkeys(region.nodes, number))
     return [
-        NodePlace(str(node.name), node.op_type, numbers.get(str(node.name)), macs_of(node)) for node in subject.nodes
+        NodePlace(str(node.name), node.op_type, numbers.get(str(node.name)), macs_of(node)) for node in network.nodes
     ]
 
 
 def _sources(node: ir.Node, known: Collection[str]) -> list[str]:
-    """The nodes whose results a node reads, those that the graphs inside it capture included."""
+    """Return the nodes whose results a node reads, including those that the graphs inside it capture."""
     values = [value for value in node.inputs if value is not None]
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -189,10 +228,10 @@ def _sum(places: Sequence[NodePlace]) -> int | None:
 
 
 def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Placement | None:
-    """How much of a prepared float model runs on the device of its recipe.
+    """Compare how much of a prepared float model runs on the device with two recipes for the same device.
 
-    Both recipes are for the same device, and differ in what they leave float. None where the device computes no
-    integers, or where nothing at all would be quantized: `detent quantize` refuses such a recipe.
+    They differ in what they leave float. Return None if the device computes no integers, or if nothing at all would be
+    quantized: `detent quantize` refuses such a recipe.
     """
     device = device_of(before)
     if not device.integers or not device.takes_models_of(before):

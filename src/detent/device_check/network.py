@@ -1,14 +1,12 @@
-"""What is looked at: a float network, the device, and which of its values have codes (or will have).
+"""What the rules look at: a float network, the device, and which of its values have codes (or will have).
 
-Multiplications that are no part of the network: they say by how much the device's own result is off.
+Two things are made of a model before it is checked. A file for a shifting device says by how much the device's own
+average or HardSigmoid is off, which it computes with k / 2^m instead of a fraction: by a Mul with a constant close to 1
+that has no codes of its own. The device has no such node, so it is taken out.
 
-An average or a HardSigmoid that the device computes with k / 2^m in the place of a fraction is followed, in the file,
-by a Mul with a constant close to 1, which has no codes of its own. The device has no such node.
-
-A float model for a device: what will become of it once it is quantized for it.
-
-The model is prepared and laid out as `detent quantize` does it, with the recipe of the device; nothing is calibrated.
-What is wrong with the model as it is, and not any more after that, is a note that names the step that mends it.
+A float model is prepared and laid out as `detent quantize` does it, with the recipe of the device; nothing is
+calibrated. What is wrong with the model as it is, and no longer after that, is a note that names the step that
+mends it.
 """
 
 from __future__ import annotations
@@ -32,9 +30,11 @@ from detent.graph.values import (
     take_over,
     tensor_of,
 )
-from detent.plan.layout import Layout, bias_input, data_inputs
+from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.plan.layout import Decision, Layout, Role, Site, bias_input, data_inputs
 from detent.plan.mixed import arrange
 from detent.plan.operators import is_fused_edge, operator_of
+from detent.plan.plan import Plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.prepare.base import Change
@@ -46,14 +46,17 @@ from detent.results.checked import MODEL, Finding
 
 _NEUTRAL = ("Identity", "Dropout")
 """Gone before anything is computed: a conversion between codes, or nothing at all."""
+_ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
+_CORRECTED = ("AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean")
+_CLOSE_TO_ONE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class CheckedNetwork:
     """A float network for a device.
 
-    `coded` are the values that have codes. Where the model is quantized, `codes` says which; where it is not yet,
-    `reasons` says why a node will stay float. `written` are the operators on codes that nodes are in the file.
+    `coded` are the values that have codes. If the model is quantized, `codes` says which; if not, `reasons` says why a
+    node will stay float. `written` are the operators on codes that nodes are in the file.
     """
 
     model: ir.Model
@@ -66,7 +69,7 @@ class Subject:
 
     @cached_property
     def folded(self) -> frozenset[ir.Node]:
-        """The nodes whose results are constants, which are computed once and not on the device."""
+        """Return the nodes whose results are constants, which are computed once and not on the device."""
         found: set[ir.Node] = set()
         for node in self.model.graph:
             present = [value for value in node.inputs if value is not None]
@@ -77,11 +80,22 @@ class Subject:
 
     @cached_property
     def nodes(self) -> list[ir.Node]:
-        """The nodes that something has to compute, in topological order."""
+        """Return the nodes that something has to compute, in topological order."""
         return [node for node in self.model.graph if node not in self.folded and not is_neutral(node)]
 
+    @cached_property
+    def open_inputs(self) -> list[ir.Value]:
+        """Return the inputs with a size that is not fixed, other than the batch."""
+        shapes = {value: static_shape(value) for value in self.model.graph.inputs}
+        return [value for value, shape in shapes.items() if shape is None or None in shape[1:]]
+
+    @cached_property
+    def open_batch(self) -> list[ir.Value]:
+        """Return the inputs whose batch alone is not fixed."""
+        return [value for value in self.model.graph.inputs if not is_fixed(value) and value not in self.open_inputs]
+
     def is_coded(self, value: ir.Value) -> bool:
-        """Whether a value has codes, or only moves values that have."""
+        """Return whether a value has codes, or only moves values that have."""
         if str(value.name) in self.coded:
             return True
         producer = value.producer()
@@ -91,7 +105,7 @@ class Subject:
         return source is not None and self.is_coded(source)
 
     def uncoded(self, node: ir.Node) -> Iterator[tuple[str, ir.Value]]:
-        """The float data of a node that has no codes, with what it is to the node; fused edges need none."""
+        """Yield the float data of a node that has no codes, with what it is to the node; fused edges need none."""
         for value in data_inputs(node):
             if not self.is_coded(value) and not _is_inside(value, node) and value.producer() not in self.folded:
                 yield ("constant" if is_constant(value) else "input"), value
@@ -103,7 +117,7 @@ class Subject:
                 yield "result", value
 
     def roles(self, node: ir.Node) -> Iterator[tuple[str, ir.Value, ValueCodes]]:
-        """The values around a node that have codes: activations, weights and the bias."""
+        """Yield the values around a node that have codes: activations, weights and the bias."""
         bias = bias_input(node)
         for value in (*node.inputs, *node.outputs):
             codes = None if value is None else self.codes.get(str(value.name))
@@ -112,14 +126,30 @@ class Subject:
             role = "biases" if value is bias else "weights" if is_constant(value) else "activations"
             yield role, value, codes
 
+    def plan(self) -> Plan:
+        """Return a plan with the positions that a file has; nodes with a tensor that has none are not part of it."""
+        layout, params = Layout(), {}
+        for node in self.nodes:
+            sites = list(self.roles(node))
+            declines = operator_of(node).declines
+            shifted = bool(sites) and all(codes.position is not None for _, _, codes in sites)
+            shifted = shifted and (declines is None or declines(node) is None)
+            layout.decisions[str(node.name)] = Decision(str(node.name), node.op_type, shifted, "read from the file")
+            for role, value, codes in sites:
+                name = str(value.name)
+                if codes.position is not None and name not in layout.sites:
+                    layout.sites[name] = Site(name, _ROLES[role], str(node.name))
+                    params[name] = QuantParams.at(IntegerFormat(codes.dtype, scale="power_of_two"), codes.position)
+        return Plan(layout, dict(params))
+
 
 def is_neutral(node: ir.Node) -> bool:
-    """Whether a node computes nothing."""
+    """Return whether a node computes nothing."""
     return is_standard(node, *_NEUTRAL)
 
 
 def _is_inside(value: ir.Value, consumer: ir.Node) -> bool:
-    """Whether a value exists only between two nodes that the device computes at once."""
+    """Return whether a value exists only between two nodes that the device computes at once."""
     producer = value.producer()
     alone = producer is not None and len(value.uses()) == 1 and not value.is_graph_output()
     return (
@@ -131,17 +161,13 @@ def _is_inside(value: ir.Value, consumer: ir.Node) -> bool:
 
 
 def is_fixed(value: ir.Value) -> bool:
-    """Whether every size of a value is known."""
+    """Return whether every size of a value is known."""
     shape = static_shape(value)
     return shape is not None and None not in shape
 
 
-_SIMULATED = ("AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean")
-_CLOSE = 0.05
-
-
 def drop_device_factors(model: ir.Model, coded: Collection[str]) -> None:
-    """Take these multiplications out of a model, in place; `coded` are the values with codes."""
+    """Remove the multiplications that simulate a device's constants, in place; `coded` are the values with codes."""
     for node in tuple(model.graph):
         source = node.inputs[0] if _is_factor(node, coded) else None
         if source is not None:
@@ -156,18 +182,12 @@ def _is_factor(node: ir.Node, coded: Collection[str]) -> bool:
     if source is None or factor is None or str(factor.name) in coded or str(source.name) in coded:
         return False
     producer, number = source.producer(), constant_scalar(node, 1)
-    close = number is not None and abs(number - 1.0) < _CLOSE
-    return close and producer is not None and is_standard(producer, *_SIMULATED) and len(source.uses()) == 1
+    close = number is not None and abs(number - 1.0) < _CLOSE_TO_ONE
+    return close and producer is not None and is_standard(producer, *_CORRECTED) and len(source.uses()) == 1
 
 
-ANNOTATIONS = ("InferShapes",)
-
-
-def prepared_subject(model: ir.Model, device: Device, source: str) -> tuple[Subject, list[Change], list[Finding]]:
-    """The model as it will be before it is calibrated, what was changed, and why that failed where it did.
-
-    `model` is changed.
-    """
+def quantized_later(model: ir.Model, device: Device, source: str) -> tuple[CheckedNetwork, list[Change], list[Finding]]:
+    """Prepare a float model, in place, as quantizing does. Return it, what was changed, and why that failed if so."""
     recipe = find_recipe(device.recipe)
     try:
         model = raise_opset(model, MINIMUM_OPSET, source)
@@ -177,22 +197,22 @@ def prepared_subject(model: ir.Model, device: Device, source: str) -> tuple[Subj
         changes += prepare(model, passes)
     except DetentError as error:
         failed = Finding("error", MODEL, "", "it cannot be quantized", str(error), "see `detent quantize --dry-run`")
-        return Subject(model, device, (), quantized=False), [], [failed]
+        return CheckedNetwork(model, device, (), quantized=False), [], [failed]
     return laid_out(model, device, layout), changes, []
 
 
-def laid_out(model: ir.Model, device: Device, layout: Layout) -> Subject:
-    """A prepared float model with what will be quantized of it."""
+def laid_out(model: ir.Model, device: Device, layout: Layout) -> CheckedNetwork:
+    """Return a prepared float model with what will be quantized of it."""
     reasons = {name: each.reason for name, each in layout.decisions.items() if not each.quantized}
-    return Subject(model, device, frozenset(layout.sites), reasons=reasons, quantized=False)
+    return CheckedNetwork(model, device, frozenset(layout.sites), reasons=reasons, quantized=False)
 
 
 def mended(before: Sequence[Finding], after: Sequence[Finding], changes: Sequence[Change]) -> Iterator[Finding]:
-    """The findings on the model as it is that are gone once it is prepared, as notes that say what mends them."""
+    """Yield findings that are gone once the model is prepared, as notes that say what mends them."""
     still = {(finding.node, finding.what) for finding in after}
     by: dict[str, str] = {}
     for change in changes:
-        if change.by not in ANNOTATIONS:
+        if change.by != "InferShapes":
             by[change.node] = change.by
     for finding in before:
         if finding.level != "note" and (finding.node, finding.what) not in still:

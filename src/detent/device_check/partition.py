@@ -1,20 +1,20 @@
-"""Which nodes run together on the device: regions of it that can each be computed at one go.
+"""Which nodes run together on the device, and how much each of them multiplies.
 
-A region can be computed at one go if nothing on the way from one of its nodes to another leaves it: else it would wait
-for a result that waits for it. Regions are found in two steps, both linear but for the few merges.
+A region is what the device computes without waiting for the CPU: nothing on the way from one of its nodes to another
+leaves it, or it would wait for a result that waits for it. Regions are found in two steps, both linear but for the few
+merges.
 
 1. Nodes are given levels in topological order. A CPU node has the level of the latest device node before it (-1 without
    any); a device node that of its device inputs, but one more than its CPU inputs. Device nodes of one level that are
    connected make a region: a way out through the CPU comes back at a higher level, so never into the same region.
 2. Two regions with an edge between them are joined wherever no other way leads from one to the other.
 
-How much a node multiplies: the products that it sums up, for one sample.
+The multiplications of a node are the products that it sums up, for one sample. A batch that is not fixed counts as one
+sample; if any other size is unknown, so is the number.
 
     Conv            output elements * (input channels / groups) * window
     ConvTranspose   input elements * (output channels / groups) * window
     MatMul, Gemm    output elements * length of the sums
-
-A batch that is not fixed counts as one sample; where any other size is unknown, so is the number.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Edges = Mapping[str, Collection[str]]
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that the device computes at one go, in topological order."""
+    """Nodes that the device computes without waiting for the CPU, in topological order."""
 
     nodes: tuple[str, ...]
 
 
 def partition(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> list[Region]:
-    """The regions of `on_device`. `order` is topological, `inputs` names the nodes whose results each node reads."""
+    """Return the regions of `on_device`. `order` is topological; `inputs` names the nodes that each node reads from."""
     regions = _Groups(order)
     levels = _levels(order, inputs, on_device)
     for node in order:
@@ -65,7 +65,7 @@ def _levels(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> 
 
 
 def _merge(regions: _Groups, order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> None:
-    """Join neighbouring regions for as long as that closes no circle."""
+    """Join neighboring regions as long as that closes no cycle."""
     readers: dict[str, set[str]] = {}
     for node in order:
         for source in inputs.get(node, ()):
@@ -88,7 +88,7 @@ def _merge(regions: _Groups, order: Sequence[str], inputs: Edges, on_device: Col
 
 
 def _another_way(readers: Mapping[str, Collection[str]], start: str, end: str) -> bool:
-    """Whether a path leads from one to the other through anything else."""
+    """Return whether a path leads from one to the other through anything else."""
     pending = [each for each in readers.get(start, ()) if each != end]
     seen = set(pending)
     while pending:
@@ -126,7 +126,7 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def macs_of(node: ir.Node) -> int | None:
-    """The multiplications of a node; 0 for one that is no layer, None where they are not known."""
+    """Return the multiplications of a node: 0 unless it is a layer, None if they are not known."""
     if not is_standard(node, *LAYERS):
         return 0
     source, weight = _sizes(input_at(node, 0)), _sizes(input_at(node, 1))
@@ -144,7 +144,7 @@ def macs_of(node: ir.Node) -> int | None:
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
-    """The shape as numbers, an unknown batch being 1."""
+    """Return the shape as numbers, with 1 for an unknown batch."""
     tensor = tensor_of(value)
     shape = static_shape(value) if tensor is None else [int(size) for size in tensor.shape.numpy()]
     if shape is None:

@@ -95,7 +95,7 @@ class SigmoidToHardSigmoid(NodePass):
     op_types = ("Sigmoid",)
 
     def rewrite(self, model: ir.Model, node: ir.Node) -> None:
-        """Put a HardSigmoid in the place of a Sigmoid, under the same names."""
+        """Replace a Sigmoid by a HardSigmoid, under the same names."""
         output = node.outputs[0]
         hard = ir.node("HardSigmoid", node.inputs, {"alpha": 1 / 6, "beta": 0.5}, name=node.name)
         model.graph.insert_before(node, hard)
@@ -127,7 +127,7 @@ class _FactorPass(NodePass):
 
     @abstractmethod
     def factor(self, node: ir.Node) -> float | None:
-        """The factor, or None where it is not known."""
+        """Return the factor, or None if it is not known."""
 
 
 class ScaleHardSigmoid(_FactorPass):
@@ -136,7 +136,7 @@ class ScaleHardSigmoid(_FactorPass):
     op_types = ("HardSigmoid",)
 
     def factor(self, node: ir.Node) -> float | None:  # noqa: ARG002 - the common signature
-        """The same for every node."""
+        """Return the same factor for every node."""
         return HARD_SIGMOID_FACTOR
 
 

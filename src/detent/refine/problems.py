@@ -230,7 +230,8 @@ def weight_rounder(layer: MatrixLayer, params: Params) -> Rounder:
     shape = np.asarray(constant(layer.weight)).shape
     if holds_integers(params):
         scale, zero_point = (layer.as_matrix(np.broadcast_to(numbers, shape)) for numbers in params.broadcast(shape))
-        return StepRounder(scale, params.format.low - zero_point, params.format.high - zero_point)
+        low, high = params.format.low - zero_point, params.format.high - zero_point
+        return StepRounder(scale, low, high, params.format.bits)
     fmt = params.format
     if not is_block(fmt):
         return FormatRounder(params)
@@ -322,6 +323,7 @@ def _without_rows(layer: MatrixLayer, walk: QuantizedWalk) -> LayerProblem:
         weight_scale=np.broadcast_to(scale.astype(np.float64), (groups, channels)).copy(),
         low=params.format.low - zero_point,
         high=params.format.high - zero_point,
+        bits=params.format.bits,
     )
 
 

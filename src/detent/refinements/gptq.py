@@ -98,14 +98,14 @@ def round_in_order(
     backwards = order[:, None, ::-1]
     columns = np.take_along_axis(second, backwards, 2)
     lower: Floats = np.linalg.cholesky(np.take_along_axis(columns, backwards[:, 0, :, None], 1)).astype(np.float64)
-    parts = [np.take_along_axis(part, backwards, 2) for part in (center, grid.scale, grid.low, grid.high)]
-    flat = flat_rows(*parts)
+    turned = [flat_rows(np.take_along_axis(part, backwards, 2)) for part in (grid.scale, grid.low, grid.high)]
+    around, box = flat_rows(np.take_along_axis(center, backwards, 2)), np.stack(turned)
     steps, errors, pulls = (np.zeros((groups * channels, inputs)) for _ in range(3))
     for last in range(inputs, 0, -block):
         first = max(last - block, 0)
 
         def round_piece(begin: int, end: int, span: tuple[int, int] = (first, last)) -> None:
-            _round(flat[0], flat[1], flat[2], flat[3], lower, steps, errors, pulls, channels, *span, begin, end)
+            _round(around, box, lower, steps, errors, pulls, channels, span, begin, end)
 
         in_pieces(groups * channels, round_piece, pool)
         for g in range(groups if first else 0):
@@ -119,20 +119,22 @@ def round_in_order(
 @compiled
 def _round(
     center: Floats,
-    scale: Floats,
-    low: Floats,
-    high: Floats,
+    box: Floats,
     lower: Floats,
     steps: Floats,
     errors: Floats,
     pulls: Floats,
     channels: int,
-    first: int,
-    last: int,
+    span: tuple[int, int],
     begin: int,
     end: int,
 ) -> None:
-    """Round the weights first..last of the channels begin..end; `pulls` are the sums of the later errors times L."""
+    """Round the weights in `span` of the channels begin..end; `pulls` are the sums of the later errors times L.
+
+    `box` has the scales, least and greatest steps.
+    """
+    scale, low, high = box[0], box[1], box[2]
+    first, last = span
     for c in range(begin, end):
         factor = lower[c // channels]
         for j in range(last - 1, first - 1, -1):

@@ -65,11 +65,11 @@ def mixtures(shares: Singles, rows: Singles, out: Singles) -> None:
 def _errors_in_place(
     values: Singles, bias: float, target: Singles, count: int, act: Doubles, grid: Doubles
 ) -> tuple[float, float]:
-    """What enters the activation becomes the derivative of half the squared error; the sums of squares and of those.
+    """Turn what enters the activation into the derivative of half the squared error; return the sums of both.
 
     `act` is the activation's low, high and slope; `grid` the output's scale, least and greatest number, and 1 where
-    ties are rounded up and not to even; scale 0 where it is not rounded. Rounding passes the gradient on as if it were
-    not there, except where it saturates.
+    ties are rounded up and not to even; scale 0 if it is not rounded. The rounding is that of `numerics.loops`,
+    inlined. It passes the gradient on as if it were not there, except where it saturates.
     """
     low, high, slope = np.float32(act[0]), np.float32(act[1]), np.float32(act[2])
     scale, least, most = np.float32(grid[0]), np.float32(grid[1]), np.float32(grid[2])
@@ -112,8 +112,8 @@ def forward(
     squares: Doubles,
     sums: Doubles,
 ) -> None:
-    """The derivatives of half the squared error over the first `count` rows; for each channel the sum of the squared
-    errors and of the derivatives.
+    """Fill in the derivatives of half the squared error over the first `count` rows, and for each channel the sum of
+    the squared errors and of the derivatives.
 
     by_sample is (groups, rows, inputs), by_input (groups, inputs, rows), weights (groups, channels, inputs), target and
     derivatives (groups, channels, rows), bias, squares and sums (groups, channels).
@@ -151,7 +151,7 @@ def rounding_step(
     beta: float,
     weights: Singles,
 ) -> float:
-    """One step of Adam on the rounding variables alpha, then `soft` and the weights; the sum of 1 - |2 soft - 1|^beta.
+    """Make a step of Adam on the variables alpha, then `soft` and the weights; return the sum of 1 - |2 soft - 1|^beta.
 
     soft = clip(sigmoid(alpha) * (ZETA - GAMMA) + GAMMA, 0, 1) and weights = scale * clip(floors + soft, low, high);
     `share` (groups, channels) is what the sum weighs in the loss, 0 if it does not count. `step` counts from 1.
@@ -189,7 +189,7 @@ def rounding_step(
 
 @compiled
 def soft_step(alpha: np.float32) -> np.float32:
-    """The rectified sigmoid of alpha, in 0..1."""
+    """Return the rectified sigmoid of alpha, in 0..1."""
     if abs(alpha) > 2.4:  # beyond log 11 = 2.398 it is cut: that needs no exponential
         return np.float32(alpha > 0)
     one = np.float32(1)
@@ -199,20 +199,20 @@ def soft_step(alpha: np.float32) -> np.float32:
 
 @compiled
 def soft_slope(soft: np.float32) -> np.float32:
-    """The derivative of the rectified sigmoid where it has this value, between 0 and 1."""
+    """Return the derivative of the rectified sigmoid where it has this value, between 0 and 1."""
     sigmoid = (soft - np.float32(GAMMA)) / np.float32(ZETA - GAMMA)
     return np.float32(ZETA - GAMMA) * sigmoid * (np.float32(1) - sigmoid)
 
 
 @compiled
 def adam_factors(step: int, rate: float) -> tuple[float, float]:
-    """By what the rate and the root of the squares' mean are multiplied, because both means began at 0."""
+    """Return what multiplies the rate and the root of the squares' mean, because both means began at 0."""
     return rate / (1.0 - DECAY**step), 1.0 / np.sqrt(1.0 - DECAY_SQUARES**step)
 
 
 @compiled
 def adam(slide: float, mean: float, square: float, pace: float, correction: float) -> tuple[float, float, float]:
-    """The means after a gradient `slide`, and what is to be taken off the number that has it."""
+    """Return the means after a gradient `slide`, and what is to be taken off the number that has it."""
     moment = DECAY * mean + (1.0 - DECAY) * slide
     energy = DECAY_SQUARES * square + (1.0 - DECAY_SQUARES) * slide * slide
     return moment, energy, pace * moment / (np.sqrt(energy) * correction + TINY)
@@ -228,7 +228,7 @@ def adam_step(
     step: int,
     rate: float,
 ) -> None:
-    """One step of Adam on `values`; the gradient is 0 where it does not pass. All are (groups, channels, inputs)."""
+    """Make a step of Adam on `values`; the gradient is 0 where it does not pass. All are (groups, channels, inputs)."""
     pace, correction = adam_factors(step, rate)
     for g in range(values.shape[0]):
         for c in range(values.shape[1]):
@@ -252,7 +252,7 @@ def straight_through_step(
     rate: float,
     rounded: npt.NDArray[np.floating],
 ) -> None:
-    """One step of Adam on `values`, and their rounding: scale * clip(rint(values / scale), low, high).
+    """Make a step of Adam on `values`, and round them: scale * clip(rint(values / scale), low, high), as the codec.
 
     The gradient of a rounded number counts for the number itself, and is 0 where it saturates. All are (groups,
     channels, inputs), scale, low and high (groups, channels). `step` counts from 1; step 0 only rounds.

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from detent.numerics import codec
 from detent.numerics.blocks import BlockFormat
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
@@ -31,6 +32,9 @@ Where = tuple[slice, slice]
 """Some channels of some groups."""
 
 EVERYWHERE: Where = (slice(None), slice(None))
+AT_ZERO = np.zeros((), np.int64)
+"""The zero point of codes that are counted as steps from zero."""
+
 INPUT_CHANNELS = 2
 """The axis of (groups, channels, input channels, positions) that blocks lie along."""
 
@@ -76,14 +80,15 @@ class StepRounder:
     scale: Floats
     low: Floats
     high: Floats
+    bits: int = 8
 
     def part(self, where: Where) -> StepRounder:
         """Return that of some channels."""
-        return StepRounder(self.scale[where], self.low[where], self.high[where])
+        return replace(self, scale=self.scale[where], low=self.low[where], high=self.high[where])
 
     def steps(self, values: Floats) -> Floats:
         """Return how many times its scale each number becomes."""
-        return np.asarray(np.clip(np.rint(values / self.scale), self.low, self.high))
+        return np.asarray(np.clip(self._levels(values), self.low, self.high))
 
     def round(self, values: Floats) -> Floats:
         """Return multiples of the scales."""
@@ -91,8 +96,11 @@ class StepRounder:
 
     def passes(self, values: Floats) -> Bools:
         """Tell which have a code."""
-        steps = np.rint(values / self.scale)
+        steps = self._levels(values)
         return np.asarray((steps >= self.low) & (steps <= self.high))
+
+    def _levels(self, values: Floats) -> Floats:
+        return codec.levels(values, self.scale, AT_ZERO, self.bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +200,7 @@ class LayerProblem:
     free_bias: bool = True  # if False, `bias` is what the quantized layer adds
     rounder: Rounder | None = None
     output_ties: Rounding = "half_even"
+    bits: int = 8  # of the codes of the weights
 
     @property
     def samples(self) -> int:
@@ -206,7 +215,8 @@ class LayerProblem:
         """Return the codes that the weights of some channels are rounded to."""
         if self.rounder is not None:
             return self.rounder.part(where).round(weights)
-        return np.clip(np.rint(weights / self.weight_scale[where][..., None]), self.low, self.high)
+        levels = codec.levels(weights, self.weight_scale[where][..., None], AT_ZERO, self.bits)
+        return np.clip(levels, self.low, self.high)
 
     def grid(self) -> StepRounder:
         """Return the scale and the limits of every weight, if they are integers."""
@@ -215,7 +225,7 @@ class LayerProblem:
             return self.rounder
         shape = self.weight.shape
         scale = np.broadcast_to(self.weight_scale[..., None], shape)
-        return StepRounder(scale, np.full(shape, self.low), np.full(shape, self.high))
+        return StepRounder(scale, np.full(shape, self.low), np.full(shape, self.high), self.bits)
 
     def codes_of_steps(self, steps: Floats) -> Floats:
         """Return the codes of weights that are so many times their scale in `grid`."""

@@ -120,9 +120,14 @@ class RowMoments:
         return second, added
 
 
-def flat_rows(*arrays: Floats) -> list[Floats]:
-    """Return arrays (groups, channels, inputs) as contiguous rows, one for each channel of each group."""
-    return [np.ascontiguousarray(array).reshape(-1, array.shape[2]) for array in arrays]
+def flat_rows(array: Floats) -> Floats:
+    """Return an array (groups, channels, inputs) as contiguous rows, one for each channel of each group."""
+    return np.ascontiguousarray(array).reshape(-1, array.shape[2])
+
+
+def flat_box(box: StepRounder) -> Floats:
+    """Return scales, least and greatest steps as one array of rows, for the compiled loops."""
+    return np.stack([flat_rows(part) for part in (box.scale, box.low, box.high)])
 
 
 def in_pieces(count: int, task: Callable[[int, int], None], pool: Executor) -> None:
@@ -133,13 +138,14 @@ def in_pieces(count: int, task: Callable[[int, int], None], pool: Executor) -> N
 
 def descend(start: Floats, error: Quadratic, box: StepRounder, sweeps: int, pool: Executor) -> Floats:
     """Return the steps that `start` comes to within the limits of `box`. An input of zeros alone keeps its step."""
-    flat = flat_rows(start.copy(), error.residual(start * box.scale), box.scale, box.low, box.high)
+    steps, residual = flat_rows(start.copy()), flat_rows(error.residual(start * box.scale))
+    limits = flat_box(box)
 
     def descend_piece(first: int, last: int) -> None:
-        _descend(flat[0], flat[1], flat[2], flat[3], flat[4], error.second, start.shape[1], sweeps, first, last)
+        _descend(steps, residual, limits, error.second, start.shape[1], sweeps, first, last)
 
-    in_pieces(len(flat[0]), descend_piece, pool)
-    return flat[0].reshape(start.shape)
+    in_pieces(len(steps), descend_piece, pool)
+    return steps.reshape(start.shape)
 
 
 def search_exhaustively(start: Floats, error: Quadratic, box: StepRounder, pool: Executor) -> Floats:
@@ -147,29 +153,21 @@ def search_exhaustively(start: Floats, error: Quadratic, box: StepRounder, pool:
 
     So it does in groups whose second moments cannot be inverted.
     """
-    flat = flat_rows(start.copy(), error.cross, box.scale, box.low, box.high)
+    steps, cross, limits = flat_rows(start.copy()), flat_rows(error.cross), flat_box(box)
 
     def search_piece(first: int, last: int) -> None:
-        _search(flat[0], flat[1], flat[2], flat[3], flat[4], error.second, start.shape[1], first, last)
+        _search(steps, cross, limits, error.second, start.shape[1], first, last)
 
-    in_pieces(len(flat[0]), search_piece, pool)
-    return flat[0].reshape(start.shape)
+    in_pieces(len(steps), search_piece, pool)
+    return steps.reshape(start.shape)
 
 
 @compiled
 def _descend(
-    steps: Floats,
-    residual: Floats,
-    scale: Floats,
-    low: Floats,
-    high: Floats,
-    second: Floats,
-    channels: int,
-    sweeps: int,
-    first: int,
-    last: int,
+    steps: Floats, residual: Floats, box: Floats, second: Floats, channels: int, sweeps: int, first: int, last: int
 ) -> None:
-    """Coordinate descent of the rows first..last of `steps`, in place."""
+    """Descend in the rows first..last of `steps`, in place. `box` has the scales, least and greatest steps."""
+    scale, low, high = box[0], box[1], box[2]
     inputs = steps.shape[1]
     for c in range(first, last):
         moments, r = second[c // channels], residual[c]
@@ -233,13 +231,7 @@ def _center(lower: Floats, x: Floats, q: Floats, j: int) -> float:
 
 
 @compiled
-def _improve(
-    steps: Floats,
-    x: Floats,
-    lower: Floats,
-    low: Floats,
-    high: Floats,
-) -> None:
+def _improve(steps: Floats, x: Floats, lower: Floats, low: Floats, high: Floats) -> None:
     """Replace the steps of one channel by the best ones."""
     inputs = steps.size
     bound = 0.0
@@ -277,18 +269,9 @@ def _improve(
 
 
 @compiled
-def _search(
-    steps: Floats,
-    cross: Floats,
-    scale: Floats,
-    low: Floats,
-    high: Floats,
-    second: Floats,
-    channels: int,
-    first: int,
-    last: int,
-) -> None:
-    """The best steps of the rows first..last, in place."""
+def _search(steps: Floats, cross: Floats, box: Floats, second: Floats, channels: int, first: int, last: int) -> None:
+    """Find the best steps of the rows first..last, in place."""
+    scale, low, high = box[0], box[1], box[2]
     lower = np.zeros((steps.shape[1], steps.shape[1]))
     for c in range(first, last):
         if _factor(second[c // channels], scale[c], lower):

@@ -8,7 +8,7 @@ the nearest steps, and from those that GPTQ finds around the weights that would 
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -105,7 +105,7 @@ def box_around(weight: Floats, grid: StepRounder, span: int) -> StepRounder:
     """Return the grid with limits around each weight: `span` steps below and above it, and always the nearest step."""
     nearest, below = grid.steps(weight), np.floor(weight / grid.scale)
     low = np.minimum(np.maximum(below - (span - 1), grid.low), nearest)
-    return StepRounder(grid.scale, low, np.maximum(np.minimum(below + span, grid.high), nearest))
+    return replace(grid, low=low, high=np.maximum(np.minimum(below + span, grid.high), nearest))
 
 
 def gptq_start(error: Quadratic, box: StepRounder, pool: Executor) -> Floats | None:

@@ -1,1 +1,1 @@
-"""What was done to a model and what it cost: as data, as JSON and as text in a terminal."""
+"""How results are shown: one document for each result (documents.py), rendered to a terminal and to HTML."""

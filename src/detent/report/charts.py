@@ -22,7 +22,7 @@ from detent.observe.statistics import TensorStatistics
 from detent.report.figures import file_stem, printable, printable_lines
 from detent.results.paired import Interval
 from detent.results.summarized import Choices
-from detent.results.tensors import ChannelSizes, Distribution, columns_of
+from detent.results.tensors import ActivationHistogram, ChannelSizes, columns_of
 
 TICKS = 5
 
@@ -96,13 +96,13 @@ def round_step(least: float) -> float:
 
 
 @dataclass(frozen=True)
-class Counts:
+class CountAxis:
     """A logarithmic axis of counts, up to a power of ten."""
 
     decades: int
 
     @classmethod
-    def over(cls, counts: Iterable[int]) -> Counts:
+    def over(cls, counts: Iterable[int]) -> CountAxis:
         """Return an axis that has room for all counts."""
         return cls(max(1, math.ceil(math.log10(max(counts) + 1))))
 
@@ -157,16 +157,16 @@ class DepthChart:
 
 @dataclass(frozen=True)
 class HistogramChart:
-    """Counts on a logarithmic axis, the range that has codes, and in another color what lies outside of it."""
+    """CountAxis on a logarithmic axis, the range that has codes, and in another color what lies outside of it."""
 
-    shown: Distribution
+    shown: ActivationHistogram
     label: str
 
     def draw(self) -> Markup:
         """Return the chart as markup."""
         columns, span = self.shown.columns, self.shown.span
         axis = Axis.around((0.0, *(span or ()), *(edge for left, right, _ in columns for edge in (left, right))))
-        counts = Counts.over(count for *_, count in columns)
+        counts = CountAxis.over(count for *_, count in columns)
         paths: dict[str, list[str]] = {"bars": [], "bars out": []}
         for left, right, count in columns:
             clipped = span is not None and not span[0] <= (left + right) / 2 <= span[1]
@@ -289,7 +289,7 @@ def _vertical_labels(axis: Axis, *, grid: bool = True) -> Iterator[Markup]:
         yield tag("text", f"{value:.4g}", x=_percent(axis.along(value)), y="100%", dy=18, text_anchor="middle")
 
 
-def _count_labels(counts: Counts) -> Iterator[Markup]:
+def _count_labels(counts: CountAxis) -> Iterator[Markup]:
     for power in counts.powers(5):
         y = _percent(1 - counts.along(10.0**power))
         yield tag("text", _power(power), x=-8, y=y, dy="0.32em", text_anchor="end")
@@ -427,7 +427,7 @@ def _plot_x(axis: Axis, value: float) -> float:
 def _plot_counts(histogram: Histogram, axis: Axis, bottom: float) -> Iterator[Markup]:
     """Draw the columns, on a logarithmic axis of powers of ten."""
     columns = list(columns_of(histogram, axis.low, axis.high, COLUMNS))
-    counts = Counts.over(count for *_, count in columns)
+    counts = CountAxis.over(count for *_, count in columns)
     for power in counts.powers(7):
         y = bottom - PLOT_HEIGHT * counts.along(10.0**power)
         yield _plot_line(LEFT, y, WIDTH - RIGHT, y, "grid")

@@ -66,7 +66,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Notes:
+class NoteList:
     """A list of notes."""
 
     notes: Sequence[Note]
@@ -159,7 +159,7 @@ class Table:
     on: Audience = "both"
 
 
-Block = Paragraph | Notes | Facts | Code | Figure | Table
+Block = Paragraph | NoteList | Facts | Code | Figure | Table
 
 
 @dataclass(frozen=True)

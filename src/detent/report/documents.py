@@ -13,7 +13,6 @@ from detent.comparison.value_files import Dump
 from detent.convert import Conversion
 from detent.errors import UsageError
 from detent.recipe import Recipe
-from detent.report.accuracy import evaluation_document, tuning_document
 from detent.report.differences import (
     comparison_document,
     conversion_document,
@@ -28,6 +27,7 @@ from detent.report.listings import (
     recipe_document,
     statistics_document,
 )
+from detent.report.losses import evaluation_document, tuning_document
 from detent.report.quantization import quantization_document
 from detent.report.searches import precision_document, sensitivity_document
 from detent.report.terminal import PlainConsole, print_document

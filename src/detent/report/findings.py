@@ -11,7 +11,7 @@ from detent.report.document import (
     KeyFigure,
     Level,
     Note,
-    Notes,
+    NoteList,
     Paragraph,
     Row,
     Section,
@@ -46,7 +46,7 @@ def check_document(check: DeviceCheck) -> Document:
         blocks=[
             Paragraph(summary(check), "good" if check.accepted else "plain", strong=True),
             *([on_cpu] if left and check.target != "cpu" else []),
-            Notes([_finding_note(group) for group in grouped(check.findings)]),
+            NoteList([_finding_note(group) for group in grouped(check.findings)]),
         ],
         on="terminal",
     )
@@ -101,9 +101,9 @@ def device_section(check: DeviceCheck, on: Audience = "both") -> Section:
         "subgraphs: one is best.",
         [
             Paragraph(summary(check), "bad" if check.verdict == "rejected" else "plain"),
-            Notes(found, on="page") if found else Paragraph("There is nothing in the way.", on="page", quiet=True),
+            NoteList(found, on="page") if found else Paragraph("There is nothing in the way.", on="page", quiet=True),
             Table(columns, rows, "nodes", on="page"),
-            Notes(notes[:DEVICE_NOTES], on="terminal"),
+            NoteList(notes[:DEVICE_NOTES], on="terminal"),
             *([Paragraph(more, on="terminal")] if len(notes) > DEVICE_NOTES else []),
         ],
         count=_VERDICTS[check.verdict][0],

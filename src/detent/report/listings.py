@@ -6,10 +6,6 @@ from collections.abc import Collection, Sequence
 
 from detent.comparison.inspection import Inspection
 from detent.comparison.value_files import Dump
-from detent.methods import MinMax
-from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report.document import (
@@ -64,14 +60,15 @@ def _is_twin(recipe: Recipe, names: Collection[str]) -> bool:
 def _formats(recipe: Recipe, role: str) -> str:
     """Describe the format of a role, and after a slash those of parts of the model."""
     parts = [getattr(override, role) for override in recipe.overrides]
-    return "/".join(describe(fmt) for fmt in (recipe.formats[role], *(fmt for fmt in parts if fmt is not None)))
+    usual = recipe.formats[role]
+    return "/".join(["float" if usual is None else usual.description, *(fmt.description for fmt in parts if fmt)])
 
 
 def _calibration(recipe: Recipe) -> str:
     if recipe.dynamic:
         return "at run time"
-    averaged = isinstance(recipe.method, MinMax) and recipe.method.moving_average
-    return ("mean " if averaged else "") + type(recipe.method).__name__ if _calibrates(recipe) else "none"
+    method = recipe.method
+    return ("mean " if method.averages else "") + method.name if _calibrates(recipe) else "none"
 
 
 def _tuning(recipe: Recipe, names: Collection[str]) -> str:
@@ -86,7 +83,7 @@ def recipe_document(recipe: Recipe) -> Document:
     steps = ["equalize layer by layer"] if recipe.equalize is not None and recipe.equalize.by_layers else steps
     steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
     steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
-    steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {type(recipe.method).__name__}"]
+    steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {recipe.method.name}"]
     refinement = recipe.refinement
     if refinement is not None:
         steps.append(refinement.name if refinement.learns_weights else "correct biases")
@@ -95,20 +92,9 @@ def recipe_document(recipe: Recipe) -> Document:
     return Document("recipe", recipe.name, [f"{recipe.name}: {recipe.description}"], [about], sections=[file])
 
 
-def describe(fmt: NumberFormat | None) -> str:
-    """Describe a format in a few words: `int8 2^n`."""
-    if fmt is None:
-        return "float"
-    if not isinstance(fmt, IntegerFormat):
-        return fmt.label
-    scale = {"power_of_two": " 2^n", "int16": " M/2^N", "float": ""}[fmt.scale]
-    spread = "" if fmt.granularity == "per_tensor" else f" {fmt.granularity}"
-    return fmt.dtype + ("" if fmt.symmetric else " asym") + scale + spread
-
-
 def _calibrates(recipe: Recipe) -> bool:
     formats = [recipe.activations, *(override.activations for override in recipe.overrides)]
-    return any(isinstance(fmt, IntegerFormat) or (isinstance(fmt, FloatFormat) and fmt.scaled) for fmt in formats)
+    return any(fmt is not None and fmt.needs_data for fmt in formats)
 
 
 def inspection_document(inspection: Inspection, *, nodes: bool = False) -> Document:

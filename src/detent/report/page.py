@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from detent.graph.save import write_text
-from detent.report.document import Code, Document, Facts, Figure, Notes, Paragraph, Table
+from detent.report.document import Code, Document, Facts, Figure, NoteList, Paragraph, Table
 from detent.report.documents import document_of
 from detent.report.figures import printable_lines
 from detent.version import __version__
@@ -30,7 +30,7 @@ _PARTS = re.compile(r"(?<=[/._:])(?=[^/._:])")
 
 _KINDS = {
     Paragraph: "paragraph",
-    Notes: "notes",
+    NoteList: "notes",
     Facts: "facts",
     Code: "code",
     Figure: "figure",

@@ -27,7 +27,7 @@ from detent.report.document import (
     KeyFigure,
     Level,
     Note,
-    Notes,
+    NoteList,
     Paragraph,
     Row,
     Section,
@@ -172,12 +172,12 @@ def _advice_notes(report: Report) -> list[Note]:
 def _what_to_know(report: Report) -> Section | None:
     errors = [] if report.device is None else rejections(report.device)
     notes = [*(Note("Error", "bad", text) for text in errors), *_advice_notes(report)]
-    return Section("What to know", blocks=[Notes(notes)], folded=False, on="page") if notes else None
+    return Section("What to know", blocks=[NoteList(notes)], folded=False, on="page") if notes else None
 
 
 def _advice(report: Report) -> Section | None:
     # On a terminal the end is what stays in sight, so advice comes last; a page begins with it.
-    return Section("Advice", blocks=[Notes(_advice_notes(report))], on="terminal")
+    return Section("Advice", blocks=[NoteList(_advice_notes(report))], on="terminal")
 
 
 def _operators(report: Report) -> Section:

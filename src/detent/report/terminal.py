@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from detent.report.document import Block, Cell, Code, Column, Document, Level, Notes, Paragraph, Section, Table
+from detent.report.document import Block, Cell, Code, Column, Document, Level, NoteList, Paragraph, Section, Table
 from detent.report.figures import printable, printable_lines
 
 _STYLES: dict[Level, str] = {"good": "green", "warn": "yellow", "bad": "red", "plain": ""}
@@ -65,13 +65,13 @@ def _print_block(block: Block, console: Console) -> None:
         hidden = len(block.rows) - (block.shown or len(block.rows))
         if hidden > 0 and not block.title:  # a title says how many are shown
             console.print(Text(f"and {hidden} more; --json lists them."))
-    elif isinstance(block, Notes):
+    elif isinstance(block, NoteList):
         _print_notes(block, console)
     elif isinstance(block, Code):
         console.print(Text(f"\n{printable_lines(block.text)}"), end="", soft_wrap=True)
 
 
-def _print_notes(block: Notes, console: Console) -> None:
+def _print_notes(block: NoteList, console: Console) -> None:
     for note in block.notes:
         subject = f"{note.subject}: " if note.subject else ""
         line = Text(printable(f"{note.label}: {subject}{note.text}"), _STYLES[note.level])

@@ -5,7 +5,7 @@ evaluated   Evaluation, and the scores that it is made of; their statistics are 
 searched    SensitivityReport, PrecisionReport, Tuning
 compared    ModelComparison, FolderComparison, Emulation
 checked     DeviceCheck
-summarized  StatisticsSummary
+summarized  StatisticsView
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ def plain(value: Any) -> Any:
 
 
 def finite(value: float) -> float | None:
-    """Return the number, or None (null in JSON) where it is NaN or infinite."""
+    """Return the number, or None (null in JSON) if it is NaN or infinite."""
     return value if math.isfinite(value) else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
+from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.plan.layout import Decision
 from detent.recipe import Recipe
 from detent.results.paired import Interval, interval_text, wilson_interval
@@ -170,7 +170,7 @@ def suggestions_for(report: Report) -> list[str]:
 
 
 def _refinement_for(recipe: Recipe) -> str:
-    if isinstance(recipe.weights, IntegerFormat):
+    if is_integer(recipe.weights):
         return "Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs."
     return "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding."
 

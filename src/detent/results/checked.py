@@ -46,9 +46,9 @@ class NodePlace:
 class DeviceCheck(Result):
     """Whether a device takes a model, node by node.
 
-    Quantizing nodes are not listed: they belong to the tensors. `quantized` says whether the model has any; where not,
+    Quantizing nodes are not listed: they belong to the tensors. `quantized` says whether the model has any; if not,
     this is what will become of it once it is quantized for the device with `recipe` (empty: it need not be).
-    Multiplications (`macs`) are those of one sample in Conv, ConvTranspose, Gemm and MatMul; None where shapes are not
+    Multiplications (`macs`) are those of one sample in Conv, ConvTranspose, Gemm and MatMul; None if shapes are not
     known.
     """
 
@@ -81,11 +81,11 @@ class DeviceCheck(Result):
         return [finding for finding in self.findings if finding.level == "warning"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        """The verdict in a sentence."""
+        """Return the verdict in a sentence."""
         return summary(self)
 
 
@@ -99,7 +99,7 @@ class FindingGroup:
 
 
 def grouped(findings: Sequence[Finding]) -> list[FindingGroup]:
-    """Equal findings together, errors first, those about the model first, then those with the most nodes."""
+    """Put equal findings together, errors first, those about the model first, then those with the most nodes."""
     alike: dict[tuple[str, str, str, str, bool], list[Finding]] = {}
     for finding in findings:
         key = (finding.level, finding.what, finding.why, finding.fix, finding.node == MODEL)
@@ -115,7 +115,7 @@ def grouped(findings: Sequence[Finding]) -> list[FindingGroup]:
 
 
 def summary(check: DeviceCheck) -> str:
-    """How much of the model runs where."""
+    """Say how much of the model runs on the device."""
     total = check.device_nodes + check.cpu_nodes
     if check.target == "cpu":
         return "onnxruntime takes it." if check.accepted else "onnxruntime does not take it."
@@ -131,13 +131,13 @@ def summary(check: DeviceCheck) -> str:
 
 
 def _percent(part: int, rest: int) -> str:
-    """A share that says 100 % only where it is all."""
+    """Write a share that says 100 % only if it is all."""
     share = 100 * part / (part + rest)
     return f"{share:.1f} %" if not rest or round(share, 1) < 100 else "over 99.9 %"
 
 
 def operators_left(check: DeviceCheck) -> dict[str, int]:
-    """The operators that run on the CPU, with how many nodes of each."""
+    """Count the nodes of each operator that run on the CPU."""
     return dict(Counter(place.op_type for place in check.nodes if place.subgraph is None).most_common())
 
 

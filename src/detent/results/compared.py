@@ -34,16 +34,16 @@ class TensorDifference:
     rescaled: bool = False
 
     def mean(self, measure: str) -> float:
-        """The mean over the samples; infinite decibels (equal tensors) make it infinite."""
+        """Return the mean over the samples; infinite decibels (equal tensors) make it infinite."""
         return float(self.values[MEASURES.index(measure)].mean())
 
     def worst(self, measure: str) -> float:
-        """The value of the sample on which it is worst."""
+        """Return the value of the sample on which it is worst."""
         values = self.values[MEASURES.index(measure)]
         return float(values.min() if measure in HIGHER_IS_BETTER else values.max())
 
     def worst_samples(self, count: int = 3) -> list[str]:
-        """The samples of the least SQNR, the worst first."""
+        """Return the samples of the least SQNR, the worst first."""
         order = np.argsort(self.values[MEASURES.index("sqnr_db")], kind="stable")
         return [self.samples[at] for at in order[:count].tolist()]
 
@@ -60,12 +60,12 @@ class ModelComparison:
     skipped: Sequence[str]
 
     def worst_first(self) -> list[TensorDifference]:
-        """The tensors by their mean SQNR."""
+        """Return the tensors by their mean SQNR."""
         return sorted(self.tensors, key=lambda tensor: tensor.mean("sqnr_db"))
 
     @property
     def rescaling(self) -> str:
-        """A sentence on the tensors that were rescaled; empty where none were."""
+        """A sentence on the tensors that were rescaled; empty if none were."""
         count = sum(tensor.rescaled for tensor in self.tensors)
         if not count:
             return ""
@@ -73,7 +73,7 @@ class ModelComparison:
         return f"{count} inner {were} compared with the scales of {their} channels undone."
 
     def to_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
+        """Return values for JSON."""
         return {
             "before": self.before,
             "after": self.after,
@@ -94,7 +94,7 @@ class ModelComparison:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one result is from its baseline. PSNR is infinite where they are equal; SSIM is None but for images."""
+    """How far one result is from its baseline. PSNR is infinite if they are equal; only images have an SSIM."""
 
     name: str
     cosine: float
@@ -121,22 +121,22 @@ class FolderComparison:
     other: str
 
     def measures(self) -> list[str]:
-        """Those that at least one file has."""
+        """Return the measures that at least one file has."""
         return [measure for measure in FOLDER_MEASURES if self._values(measure)]
 
     def mean(self, measure: str) -> float:
-        """The mean of a measure over the files that have it."""
+        """Return the mean of a measure over the files that have it."""
         return float(np.mean(list(self._values(measure).values())))
 
     def worst(self, measure: str) -> Worst:
-        """The worst value of a measure: the largest of a distance, the least of a likeness."""
+        """Return the worst value of a measure: the largest of a distance, the least of a likeness."""
         values = self._values(measure)
         choose = max if measure in LOWER_IS_BETTER else min
         name = choose(values, key=values.__getitem__)
         return Worst(values[name], name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. A measure that no file has is null."""
+        """Return plain values for JSON. A measure that no file has is null."""
         found = {
             measure: {"mean": self.mean(measure), "worst": self.worst(measure).value, "file": self.worst(measure).file}
             for measure in self.measures()
@@ -153,7 +153,7 @@ class FolderComparison:
 class OutputDifference:
     """One output of the emulated model against onnxruntime's: elements in all, those that differ, and by how much.
 
-    `same_top1` counts the rows with the same largest element, where the output looks like class scores.
+    `same_top1` counts the rows with the same largest element, if the output looks like class scores.
     """
 
     name: str
@@ -184,7 +184,7 @@ class EmulationReport:
     overflows: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -201,5 +201,5 @@ class Emulation:
     folder: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)

@@ -45,7 +45,7 @@ OUTPUT_ERROR = "percent of relative output error (noise power over signal power,
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedAnswer:
     """A sample that the second model answers differently. `label` is None if the data has none."""
 
     name: str
@@ -69,7 +69,7 @@ class Loss:
     became_wrong: int | None = None
     became_right: int | None = None
     p_value: float | None = None
-    changed: Sequence[Change] = ()
+    changed: Sequence[ChangedAnswer] = ()
 
     @property
     def beyond_chance(self) -> bool | None:
@@ -298,9 +298,9 @@ class Deviation(Scores):
         return {"count": self.agreeing, "percent": 100 * self.agreeing / len(self.names), "interval": interval}
 
 
-def _changed(names: Sequence[str], labels: Integers | None, before: Integers, after: Integers) -> list[Change]:
+def _changed(names: Sequence[str], labels: Integers | None, before: Integers, after: Integers) -> list[ChangedAnswer]:
     return [
-        Change(names[at], None if labels is None else int(labels[at]), int(before[at]), int(after[at]))
+        ChangedAnswer(names[at], None if labels is None else int(labels[at]), int(before[at]), int(after[at]))
         for at in np.flatnonzero(before != after).tolist()
     ]
 

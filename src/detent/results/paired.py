@@ -43,9 +43,9 @@ def interval_text(ends: Interval | None, form: str = ".2f") -> str:
 
 
 def wilson_interval(right: int, samples: int) -> Interval:
-    """Where a fraction lies with 95 % confidence, after `right` of `samples`."""
+    """Return where a fraction lies with 95 % confidence, after `right` of `samples`."""
     if not 0 <= right <= samples or samples == 0:
-        raise ValueError(f"{right} of {samples} is no fraction")
+        raise ValueError(f"{right} of {samples} is not a fraction")
     z2 = NORMAL_QUANTILE**2
     centre = right + z2 / 2
     half = NORMAL_QUANTILE * math.sqrt(right * (samples - right) / samples + z2 / 4)
@@ -55,7 +55,7 @@ def wilson_interval(right: int, samples: int) -> Interval:
 
 
 def mcnemar_exact(became_wrong: int, became_right: int) -> float:
-    """The two-sided p-value of these counts of changes, if neither model were better."""
+    """Return the two-sided p-value of these counts of changes, if neither model were better."""
     tosses, fewer = became_wrong + became_right, min(became_wrong, became_right)
     ways = term = 1
     for heads in range(1, fewer + 1):
@@ -66,7 +66,7 @@ def mcnemar_exact(became_wrong: int, became_right: int) -> float:
 
 
 def paired_loss_interval(became_wrong: int, became_right: int, samples: int) -> Interval:
-    """Where the loss (as a fraction of all samples, positive is worse) lies with 95 % confidence."""
+    """Return where the loss (as a fraction of all samples, positive is worse) lies with 95 % confidence."""
     size = samples + 2
     worse, better = (became_wrong + 1) / size, (became_right + 1) / size
     centre = worse - better
@@ -75,7 +75,7 @@ def paired_loss_interval(became_wrong: int, became_right: int, samples: int) -> 
 
 
 def mean_interval(values: Floats) -> Interval | None:
-    """Where the mean of what these values are drawn from lies with 95 % confidence; None for fewer than two."""
+    """Return where the mean of what these values are drawn from lies with 95 % confidence; None for fewer than two."""
     if len(values) < 2:
         return None
     half = student_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
@@ -84,10 +84,10 @@ def mean_interval(values: Floats) -> Interval | None:
 
 
 def mean_ratio(parts: Floats, wholes: Floats) -> tuple[float, Interval | None]:
-    """The mean over the columns of sum(parts) / sum(wholes), and where it lies with 95 % confidence.
+    """Return the mean over the columns of sum(parts) / sum(wholes), and where it lies with 95 % confidence.
 
     Rows are samples. To first order a ratio r is off by the mean of (part - r whole) / mean(whole). A ratio of nothing
-    to nothing is 0, of something to nothing infinite; where one is not finite there is no interval.
+    to nothing is 0, of something to nothing infinite; if one is not finite, there is no interval.
     """
     noise, signal = parts.sum(0), wholes.sum(0)
     ratios = np.where(noise == 0.0, 0.0, np.divide(noise, signal, out=np.full_like(noise, np.inf), where=signal > 0.0))
@@ -100,7 +100,7 @@ def mean_ratio(parts: Floats, wholes: Floats) -> tuple[float, Interval | None]:
 
 
 def student_quantile(degrees: int) -> float:
-    """t such that a variable of Student's distribution is in -t..t with 95 % probability."""
+    """Return t such that a variable of Student's distribution is in -t..t with 95 % probability."""
     z = NORMAL_QUANTILE
     if degrees > _NEARLY_NORMAL:
         return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
@@ -111,7 +111,7 @@ def student_quantile(degrees: int) -> float:
 
 
 def _student_within(t: float, degrees: int) -> float:
-    """The probability of -t..t."""
+    """Return the probability of -t..t."""
     angle = math.atan(t / math.sqrt(degrees))
     odd = degrees % 2
     term = math.cos(angle) if odd else 1.0

@@ -189,7 +189,7 @@ SearchedRole = Literal["weights", "activations"]
 
 
 @dataclass(frozen=True)
-class Option:
+class FormatOption:
     """A format that a tensor may have, the bits of all its numbers in it, and the error that it alone makes."""
 
     format: NumberFormat
@@ -199,11 +199,10 @@ class Option:
     @property
     def numbers(self) -> int:
         """How many numbers it is about."""
-        assert isinstance(self.format, IntegerFormat), "only integers are searched"
         return self.bits // self.format.bits
 
 
-Choice = dict[str, Option]
+Choice = dict[str, FormatOption]
 
 
 @dataclass(frozen=True)
@@ -269,7 +268,7 @@ class PrecisionReport(Result):
     def bits_before(self) -> int:
         """The same in the format of the recipe that the search began with."""
         usual = self.base.formats[self.found.what]
-        assert isinstance(usual, IntegerFormat), "only integers are searched"
+        assert usual is not None, "only numbers that have a format are searched"
         return self.numbers * usual.bits
 
     def to_dict(self) -> dict[str, Any]:
@@ -330,12 +329,12 @@ class RungOutcome:
     resumed: bool = False
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RungOutcome:
-        """The outcome of an earlier run."""
+        """Read the outcome of an earlier run."""
         interval = plain["interval"]
         return cls(**{**plain, "interval": None if interval is None else tuple(interval), "resumed": True})
 
@@ -369,15 +368,15 @@ class Tuning(Result):
 
     @property
     def outcome(self) -> RungOutcome:
-        """That of the rung that was taken."""
+        """The outcome of the step that was taken."""
         return min(self.rungs, key=lambda rung: rung.loss)
 
     def to_toml(self) -> str:
-        """The winning recipe, as a file for `--recipe`."""
+        """Return the winning recipe, as a file for `--recipe`."""
         return to_toml(self.recipe)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the model, as plain values."""
+        """Return everything but the model, as plain values."""
         skipped = ("model", "recipe", "rungs")
         plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
         return {**plain, "recipe": to_plain(self.recipe), "rungs": [rung.to_plain() for rung in self.rungs]}

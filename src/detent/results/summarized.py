@@ -38,7 +38,7 @@ Order = Literal["graph", "outliers"]
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """One tensor. `number` is its place in the graph; `minimum` and `maximum` are None where nothing was counted.
+    """One tensor. `number` is its place in the graph; `minimum` and `maximum` are None if nothing was counted.
 
     `near_zero` and `zeros_at_most` are fractions of all values.
     """
@@ -70,14 +70,14 @@ class StatisticsView:
     """How many tensors there are in all."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         plain = dataclasses.asdict(self)
         plain["tensors"] = [dataclasses.asdict(tensor) for tensor in self.tensors]
         return plain
 
 
 def choices_of(statistics: TensorStatistics, name: str) -> Choices:
-    """What each method would choose for 8 bits: with float scales and any zero point, or with powers of two."""
+    """Return what each method would choose for 8 bits: with float scales and any zero point, or with powers of two."""
     return method_choices(
         statistics, IntegerFormat("uint8", symmetric=False), IntegerFormat("uint8", scale="power_of_two"), name
     )
@@ -86,7 +86,7 @@ def choices_of(statistics: TensorStatistics, name: str) -> Choices:
 def view_statistics(
     file: StatisticsFile, choose: Choose | None = None, *, patterns: Sequence[str] = (), order: Order = "graph"
 ) -> StatisticsView:
-    """Summaries of the tensors that match a pattern (`*` and `?` stand for other characters), or of all.
+    """Summarize the tensors that match a pattern (`*` and `?` stand for other characters), or of all.
 
     In the order of the graph, or by outlier ratio, the largest first.
     """
@@ -104,7 +104,7 @@ def view_statistics(
 
 
 def selected(file: StatisticsFile, patterns: Sequence[str]) -> set[str]:
-    """The names that match any pattern, or all. Raises UsageError where a pattern matches none."""
+    """Return the names that match any pattern, or all. Raise UsageError if a pattern matches none."""
     names = list(file.statistics)
     wanted = set() if patterns else set(names)
     for pattern in patterns:
@@ -116,7 +116,7 @@ def selected(file: StatisticsFile, patterns: Sequence[str]) -> set[str]:
 
 
 def summarise(number: int, name: str, statistics: TensorStatistics, choose: Choose | None = None) -> TensorSummary:
-    """The summary of one tensor."""
+    """Summarize one tensor."""
     histogram = statistics.histogram
     total = histogram.total
     below, above = (int(histogram.counts[bin_]) for bin_ in (HALF - 1, HALF))
@@ -136,7 +136,7 @@ def summarise(number: int, name: str, statistics: TensorStatistics, choose: Choo
 
 
 def outlier_ratio(histogram: Histogram) -> float:
-    """The largest magnitude over the upper edge of the bin that reaches the percentile; 1 where all is zero."""
+    """Return the largest magnitude over the upper edge of the bin that reaches the percentile; 1 if all is zero."""
     largest = histogram.largest
     if largest == 0.0:
         return 1.0

@@ -3,7 +3,7 @@
 Of an activation: a histogram of at most 64 columns, and the ends of the numbers that have a code. Of a layer's weight:
 the largest magnitude of its output channels, largest channel first, before and after channels were rescaled; of more
 than 64 channels, 64 that are evenly spaced in that order. Rounding to one step for all channels is fair to all of them
-where that curve is flat.
+if that curve is flat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant
 from detent.methods.points import Points
-from detent.numerics.formats import QuantParams
+from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.counting import BINS, HALF
@@ -33,9 +33,13 @@ CURVE = 64
 Magnitudes = npt.NDArray[np.float64]
 
 
+Column = tuple[float, float, int]
+"""Where a column begins and ends, and how many values are in it."""
+
+
 @dataclass(frozen=True)
 class Closeness:
-    """How close one tensor is to its float original. Decibels are infinite where they are equal."""
+    """How close one tensor is to its float original. Decibels are infinite if they are equal."""
 
     sqnr_db: float
     psnr_db: float
@@ -46,10 +50,10 @@ class Closeness:
 class Fidelity:
     """The outputs and sites of a quantized model against the float one.
 
-    `same_top1` counts samples with the same largest class, where the first output looks like class scores. `resized`
+    `same_top1` counts samples with the same largest class, if the first output looks like class scores. `resized`
     are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
     are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
-    `emulated` is the rounding with which the quantized model was computed in integers; None where onnxruntime computed
+    `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
     it in float.
     """
 
@@ -63,7 +67,7 @@ class Fidelity:
 
 
 def in_integers(emulated: DeviceRounding | None) -> str:
-    """Words behind what was measured on; none where onnxruntime computed it."""
+    """Say that the quantized model was computed in integers, if it was."""
     return "" if emulated is None else f", in integers, with the rounding {emulated}"
 
 
@@ -73,7 +77,7 @@ class TensorReport:
 
     `dtype` is the short name of its format. `position` is that of a power-of-two scale. Where each of `channels` (or
     groups) has its own scale, `scale` is the largest; blocks have none. `minimum` and `maximum` were observed (of a
-    weight: are its own), and are None where the format did not need it. `clipped` is the fraction of values beyond the
+    weight: are its own), and are None if the format did not need it. `clipped` is the fraction of values beyond the
     ends of the grid, `shares` names the tensor whose position this one has, `closeness` compares it with float.
     """
 
@@ -93,8 +97,8 @@ class TensorReport:
 
 
 @dataclass(frozen=True)
-class Distribution:
-    """The columns of an activation's histogram. `span` are the ends of the codes; None where blocks follow the values.
+class ActivationHistogram:
+    """The columns of an activation's histogram. `span` are the ends of the codes; None if blocks follow the values.
 
     `values` were counted.
     """
@@ -122,12 +126,12 @@ class ChannelSizes:
 class Pictures:
     """By the names of tensors. Activations that share another's scale are not in it, weights only if rescaled."""
 
-    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    distributions: Mapping[str, ActivationHistogram] = field(default_factory=dict)
     channels: Mapping[str, ChannelSizes] = field(default_factory=dict)
 
 
-def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> dict[str, Distribution]:
-    """The histogram of every activation that was counted, with the span of its final parameters."""
+def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> dict[str, ActivationHistogram]:
+    """Return the histogram of every activation that was counted, with the span of its final parameters."""
     return {
         name: distribution(seen.histogram, plan.of(name).span)
         for name, seen in statistics.items()
@@ -135,16 +139,16 @@ def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> 
     }
 
 
-def distribution(histogram: Histogram, span: tuple[float, float]) -> Distribution:
-    """The picture of one histogram; values may all be the same."""
+def distribution(histogram: Histogram, span: tuple[float, float]) -> ActivationHistogram:
+    """Reduce a histogram to a few columns; values may all be the same."""
     low, high = min(histogram.minimum, 0.0), max(histogram.maximum, 0.0)
     margin = (high - low) / COLUMNS or histogram.width  # what sits at an extreme, as behind a Clip, has a column too
     columns = columns_of(histogram, low - margin, high + margin, COLUMNS)
-    return Distribution(tuple(columns), span if all(map(math.isfinite, span)) else None, histogram.total)
+    return ActivationHistogram(tuple(columns), span if all(map(math.isfinite, span)) else None, histogram.total)
 
 
 def channel_magnitudes(model: ir.Model, layout: Layout) -> dict[str, Magnitudes]:
-    """The largest magnitude of each output channel of every layer's weight."""
+    """Return the largest magnitude of each output channel of every layer's weight."""
     found = {}
     for site in layout.of_role(Role.WEIGHT):
         array = constant(model.graph.initializers[site.value])
@@ -156,7 +160,7 @@ def channel_magnitudes(model: ir.Model, layout: Layout) -> dict[str, Magnitudes]
 
 
 def channel_sizes(before: Mapping[str, Magnitudes], after: Mapping[str, Magnitudes]) -> dict[str, ChannelSizes]:
-    """Both curves of every weight that has other channels than before."""
+    """Return both curves of every weight whose channels were rescaled."""
     return {
         name: ChannelSizes(was.size, _curve(was), _curve(after[name]), _spread(was), _spread(after[name]))
         for name, was in before.items()
@@ -175,11 +179,8 @@ def _spread(magnitudes: Magnitudes) -> float:
     return float(magnitudes.max()) / middle if middle else math.inf
 
 
-# FUSED The report's entry for every quantized tensor.
-
-
 def describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
-    """Weights and biases: their own range, and what of them saturates at the final position."""
+    """Describe weights and biases: their own range, and what of them saturates at the final position."""
     described = []
     for site in plan.layout.sites.values():
         if site.role is Role.ACTIVATION:
@@ -194,7 +195,7 @@ def describe_constants(model: ir.Model, plan: Plan) -> list[TensorReport]:
 def describe_activations(
     plan: Plan, statistics: Mapping[str, TensorStatistics], measured: Mapping[str, Closeness]
 ) -> list[TensorReport]:
-    """Activations: the observed range, that of the leader where a position is shared, and the closeness to float."""
+    """Describe activations: the observed range (of the tensor whose scale is shared), and the closeness to float."""
     described = []
     for site in plan.layout.of_role(Role.ACTIVATION):
         leader = plan.layout.leader(site.value)
@@ -224,7 +225,7 @@ def _entry(
     closeness: Closeness | None = None,
 ) -> TensorReport:
     params = plan.of(site.value)
-    integers = params if isinstance(params, QuantParams) else None
+    integers = params if holds_integers(params) else None
     one_scale = integers is not None and integers.axis is None
     return TensorReport(
         name=site.value,
@@ -243,15 +244,11 @@ def _entry(
     )
 
 
-# FUSED A histogram with few columns: groups of bins, aligned to zero, whose number is a power of two.
-
-
-Column = tuple[float, float, int]
-"""Where a column begins and ends, and how many values are in it."""
-
-
 def columns_of(histogram: Histogram, low: float, high: float, most: int) -> Iterator[Column]:
-    """The columns between low and high that are not empty, so wide that half of `most` to `most` fill the range."""
+    """Yield the columns between low and high that are not empty.
+
+    A column is a group of bins. Groups are aligned to zero, and so wide that half of `most` to `most` fill the range.
+    """
     shown = (high - low) / histogram.width
     group = 1 << min(max(0, math.ceil(math.log2(shown / most))), HALF.bit_length() - 1)
     grouped = histogram.counts.reshape(BINS // group, group).sum(axis=1)

@@ -23,7 +23,7 @@ from detent.pipeline.planned import Planned
 from detent.pipeline.run import Run
 from detent.plan.plan import Plan
 from detent.recipe import Override, Recipe
-from detent.results.searched import Option
+from detent.results.searched import FormatOption
 from detent.search.precision import ROUNDS, WHOLE, Layers, numbers_of
 from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
@@ -119,7 +119,7 @@ def _with(job: Job, other: OtherFormats, layers: Collection[str]) -> Job:
     return replace(job, recipe=recipe.replace(overrides=(*recipe.overrides, other.override(layers))))
 
 
-def _errors_alone(job: Job, planned: Planned, names: Sequence[str]) -> dict[str, Option]:
+def _errors_alone(job: Job, planned: Planned, names: Sequence[str]) -> dict[str, FormatOption]:
     """What each layer costs and takes, the way that this plan has it."""
     own: dict[str, list[QuantizedUnit]] = {name: [] for name in names}
     for thing in quantized_units(planned.model, planned.plan):
@@ -128,7 +128,7 @@ def _errors_alone(job: Job, planned: Planned, names: Sequence[str]) -> dict[str,
     errors = _errors(job, planned, [all_quantized(name, things) for name, things in own.items()])
     label = IntegerFormat("int8")  # an option has a format; which of the two ways it is, it tells by itself
     return {
-        name: Option(label, sum(_bits(thing, planned.plan) for thing in things), errors[name])
+        name: FormatOption(label, sum(_bits(thing, planned.plan) for thing in things), errors[name])
         for name, things in own.items()
     }
 

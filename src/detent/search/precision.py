@@ -24,7 +24,7 @@ from detent.plan.plan import Plan, make_plan
 from detent.plan.select import names_matching
 from detent.recipe import Override, Recipe
 from detent.recipe.file import parse_format
-from detent.results.searched import Choice, Option, PrecisionSearch, SearchedRole
+from detent.results.searched import Choice, FormatOption, PrecisionSearch, SearchedRole
 from detent.search.probing import SAMPLES, unrefined
 from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.precision import assign, bits_of
@@ -172,7 +172,7 @@ class _Search:
         }
         self.elements = sum(sizes.values())
         self.options = {
-            slot: [Option(fmt, sizes[slot] * fmt.bits, errors[variants[slot, fmt].name]) for fmt in candidates]
+            slot: [FormatOption(fmt, sizes[slot] * fmt.bits, errors[variants[slot, fmt].name]) for fmt in candidates]
             for slot in slots
         }
 
@@ -233,7 +233,7 @@ class _Search:
         return Override(tensors=slots, activations=fmt)
 
 
-def _integers(option: Option) -> IntegerFormat:
+def _integers(option: FormatOption) -> IntegerFormat:
     assert isinstance(option.format, IntegerFormat), "only these are candidates"
     return option.format
 
@@ -247,7 +247,7 @@ def numbers_of(thing: QuantizedUnit, plan: Plan) -> int:
     return sum(thing.original[name].size for name in weights)
 
 
-def _of_format(options: Sequence[Option], fmt: IntegerFormat) -> Option:
+def _of_format(options: Sequence[FormatOption], fmt: IntegerFormat) -> FormatOption:
     return next(option for option in options if option.format == fmt)
 
 

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from detent.errors import UsageError
-from detent.results.searched import Choice, Option
+from detent.results.searched import Choice, FormatOption
 
 
 def assign(
-    options: Mapping[str, Sequence[Option]], *, max_error: float | None = None, max_bits: float | None = None
+    options: Mapping[str, Sequence[FormatOption]], *, max_error: float | None = None, max_bits: float | None = None
 ) -> Choice:
     """The format of each tensor. Exactly one of the two bounds is given: on the sum of errors, or on that of bits.
 
@@ -42,9 +42,9 @@ def assign(
     return chosen
 
 
-def hull(options: Sequence[Option]) -> list[Option]:
+def hull(options: Sequence[FormatOption]) -> list[FormatOption]:
     """The options that are best at some price, from the fewest bits on."""
-    found: list[Option] = []
+    found: list[FormatOption] = []
     for option in sorted(options, key=lambda each: (each.bits, each.error)):
         if found and option.error >= found[-1].error:
             continue
@@ -54,7 +54,7 @@ def hull(options: Sequence[Option]) -> list[Option]:
     return found
 
 
-def _rate(before: Option, after: Option) -> float:
+def _rate(before: FormatOption, after: FormatOption) -> float:
     """The error that a step takes away for each bit that it adds."""
     added = after.bits - before.bits
     return (before.error - after.error) / added if added else math.inf

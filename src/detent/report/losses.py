@@ -16,7 +16,7 @@ from detent.report.document import (
     KeyFigure,
     Level,
     Note,
-    Notes,
+    NoteList,
     Paragraph,
     Row,
     Section,
@@ -32,7 +32,7 @@ from detent.results.evaluated import (
     CHANCE,
     NO_ANSWER,
     Answers,
-    Change,
+    ChangedAnswer,
     Deviation,
     Evaluation,
     Loss,
@@ -302,7 +302,7 @@ def _unanswered(result: Evaluation) -> Section | None:
         for each in result.models
         if isinstance(each.scores, Answers) and each.scores.unanswered
     ]
-    return Section("Not a number", blocks=[Notes(notes)], folded=False) if notes else None
+    return Section("Not a number", blocks=[NoteList(notes)], folded=False) if notes else None
 
 
 def _changes(result: ModelResult) -> Section | None:
@@ -330,14 +330,14 @@ def _changes(result: ModelResult) -> Section | None:
     )
 
 
-def _change_cells(change: Change) -> list[Cell]:
+def _change_cells(change: ChangedAnswer) -> list[Cell]:
     label = [] if change.label is None else [number(change.label, str(change.label))]
     kind = [] if change.label is None else [words(change_kind(change))]
     answers = [number(each, "NaN" if each == NO_ANSWER else str(each)) for each in (change.before, change.after)]
     return [name(change.name), *label, *answers, *kind]
 
 
-def change_kind(change: Change) -> str:
+def change_kind(change: ChangedAnswer) -> str:
     """Say what became of a labelled sample; nothing if there is no label."""
     if change.label is None:
         return ""

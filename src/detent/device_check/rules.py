@@ -1,0 +1,454 @@
+"""What a device asks of a model, rule by rule: each yields findings about the model or one of its nodes.
+
+on the model     opset, fixed shapes, enough to compute, quantizing operators that the compiler knows
+on each node     the device has the operator, attributes are written out, neighbors fit, all data has codes
+on its numbers   types, scales, zero points, the bias in the unit of the products, positions
+
+To add a rule, write a function and name it in `NODE_RULES`, `NUMBER_RULES` or `MODEL_RULES`. What depends on the device
+is asked of its description (`detent.devices`), never of its name.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from detent.device_check.network import CheckedNetwork, is_fixed
+from detent.graph.session import RUNTIME_DOMAINS
+from detent.graph.values import input_at, is_standard, static_shape
+from detent.plan.layout import bias_input
+from detent.plan.operators import OPERATORS, operator_of
+from detent.prepare.base import int_attribute, main_opset
+from detent.qdq.families import DYNAMIC, FOREIGN_DOMAINS
+from detent.qdq.float_network import ValueCodes
+from detent.results.checked import MODEL, Finding, Level
+
+LEAST_OPSET, ADVISED_OPSET = 10, 17
+WRITTEN_OUT = ("kernel_shape", "strides", "pads", "dilations", "group")
+LEAKY_SLOPE = 26 / 256
+_SHOWN_NAMES, _SHORT_NAME = 3, 10
+_BODIES = ("If", "Loop", "Scan")
+_LAYERS_BEFORE_LEAKY = ("Conv", "ConvTranspose", "Gemm", "Add")
+_BIAS_TOLERANCE = 1e-5
+_MIDDLE_CODES = {"uint8": (127, 128), "uint16": (32767, 32768)}
+_TO_OPSET = f"`detent convert MODEL OUTPUT --to opset:version={ADVISED_OPSET}`"
+
+_REPLACEMENTS = {
+    "Sigmoid": "`detent quantize --target npu-xint8` writes HardSigmoid, the sigmoid of this device",
+    "Split": "`detent quantize` writes Slices, where the sizes are constant",
+    "ReduceMean": "`detent quantize` writes a GlobalAveragePool if the model averages axes 2 and 3 with keepdims=1",
+    "Gelu": "`detent quantize --set without=fuse_gelu` leaves it in the operators that it is made of",
+    "LayerNormalization": "`detent quantize --set without=fuse_layer_norm`, if the model was exported without it",
+}
+
+ModelRule = Callable[[CheckedNetwork], Iterator[Finding]]
+NodeRule = Callable[[ir.Node, CheckedNetwork], Iterator[Finding]]
+
+
+def apply_rules(network: CheckedNetwork) -> list[Finding]:
+    """Return the findings of every rule on a network."""
+    if not network.device.accelerated:
+        return [finding for node in network.nodes for finding in _known_to_the_runtime(node, network)]
+    findings = [finding for rule in MODEL_RULES for finding in rule(network)]
+    for node in network.nodes:
+        found = list(_has_operator(node, network))
+        if not any(finding.level == "error" for finding in found):  # else it runs on the CPU whatever else is said
+            found += [finding for rule in NODE_RULES for finding in rule(node, network)]
+        findings += found
+    findings += [*_is_large_enough(network), *_quantizing_operators_are_known(network)]
+    findings += [finding for node in network.nodes for rule in NUMBER_RULES for finding in rule(node, network)]
+    return [*findings, *_keeps_constraints(network)]
+
+
+def _error(node: ir.Node, what: str, why: str, fix: str) -> Finding:
+    return Finding("error", str(node.name), node.op_type, what, why, fix)
+
+
+def _warning(node: ir.Node, what: str, why: str, fix: str) -> Finding:
+    return Finding("warning", str(node.name), node.op_type, what, why, fix)
+
+
+def of_model(level: Level, what: str, why: str, fix: str) -> Finding:
+    """Return a finding about the model as a whole."""
+    return Finding(level, MODEL, "", what, why, fix)
+
+
+def listed(names: list[str]) -> str:
+    """Quote the first few names and count the others."""
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES]) + more
+
+
+# Rules on the model
+
+
+def _has_opset(network: CheckedNetwork) -> Iterator[Finding]:
+    opset = main_opset(network.model)
+    if opset < LEAST_OPSET:
+        yield of_model(
+            "error", f"it has opset {opset}", f"the device's compiler starts with opset {LEAST_OPSET}", _TO_OPSET
+        )
+    elif opset < ADVISED_OPSET:
+        yield of_model("note", f"it has opset {opset}", f"opset {ADVISED_OPSET} is advised", _TO_OPSET)
+
+
+def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
+    open_inputs, open_batch = network.open_inputs, network.open_batch
+    for value in network.model.graph.inputs:
+        shape = static_shape(value)
+        if shape and len(shape) == 4 and None not in shape and shape[0] != 1:
+            yield of_model(
+                "error",
+                f"input '{value.name}' has a batch of {shape[0]}",
+                "the device computes one sample at a time",
+                "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`, if the batch was left open in the original; "
+                "else export the model again",
+            )
+    if open_inputs:
+        yield of_model(
+            "error",
+            f"the shape of input {listed([str(value.name) for value in open_inputs])} is not fixed",
+            "the device is programmed for one shape; without it everything stays on the CPU",
+            _fix_of(open_inputs, f"fixed-shapes:shapes={'+'.join(_assignment(value, '/') for value in open_inputs)}"),
+        )
+    if open_batch:
+        yield of_model(
+            "error",
+            f"the batch of input {listed([str(value.name) for value in open_batch])} is not fixed",
+            "the device computes one sample at a time; with an open batch everything stays on the CPU",
+            _fix_of(open_batch, "fixed-shapes:batch=1"),
+        )
+
+
+def _fix_of(inputs: list[ir.Value], step: str) -> str:
+    """Return the commands that fix these inputs, and what to fill in if a size other than the batch is open."""
+    options = " ".join(f"--fix-shape {shlex.quote(_assignment(value, ','))}" for value in inputs)
+    missing = list(dict.fromkeys(size for value in inputs for size in _sizes(value) if not size.isdigit()))
+    filled = f", with your sizes in the place of {' and '.join(missing)}" if missing else ""
+    return f"`detent quantize {options}`, or `detent convert MODEL OUTPUT --to {shlex.quote(step)}`{filled}"
+
+
+def _assignment(value: ir.Value, between: str) -> str:
+    return f"{value.name}={between.join(_sizes(value))}"
+
+
+def _sizes(value: ir.Value) -> list[str]:
+    """Return the shape of an input for one sample; an open size by its name if that is short, or else as a ?."""
+    if value.shape is None:
+        return ["1", "..."]
+    sizes = [str(size) if isinstance(size, int) else _open_size(size.value) for size in value.shape]
+    return [size if at or isinstance(value.shape[0], int) else "1" for at, size in enumerate(sizes)]
+
+
+def _open_size(name: str | None) -> str:
+    return name if name is not None and name.isidentifier() and len(name) <= _SHORT_NAME else "?"
+
+
+def _has_fixed_results(network: CheckedNetwork) -> Iterator[Finding]:
+    """Find shapes that stay open although those of the inputs are fixed; only the first node of each chain."""
+    for node in network.nodes if not network.open_inputs and not network.open_batch else ():
+        unknown = [value for value in node.outputs if value.name and not is_fixed(value)]
+        if unknown and all(value is None or is_fixed(value) or value.is_initializer() for value in node.inputs):
+            yield _error(
+                node,
+                "the shape of its result is not known",
+                "it depends on the data, or shape inference does not know the operator; what follows stays on the CPU",
+                "end the device's part before it: `detent quantize --to NODE --exclude NODE`",
+            )
+
+
+MODEL_RULES: tuple[ModelRule, ...] = (_has_opset, _has_fixed_inputs, _has_fixed_results)
+
+
+def _is_large_enough(network: CheckedNetwork) -> Iterator[Finding]:
+    if sum(is_standard(node, "Conv", "ConvTranspose") for node in network.nodes) == 1:
+        yield of_model(
+            "warning",
+            "it has a single Conv",
+            "models with fewer than two are left on the CPU: starting the device would cost more",
+            "`detent check` the whole model, not a part of it",
+        )
+
+
+def _quantizing_operators_are_known(network: CheckedNetwork) -> Iterator[Finding]:
+    integers = network.device.integers
+    foreign = Counter((each.domain, each.operator) for each in network.codes.values() if each.domain in FOREIGN_DOMAINS)
+    for (domain, operator), count in foreign.items():
+        wanted = "standard Q/DQ" if integers else "Casts to bfloat16, or a float32 model"
+        yield of_model(
+            "warning" if integers else "error",
+            f"{count} tensors are quantized with {operator} of {domain}",
+            f"the device's compiler looks for {wanted}",
+            "`detent convert MODEL OUTPUT --to qdq`",
+        )
+
+
+# Rules on single nodes
+
+
+def _known_to_the_runtime(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Check what onnxruntime on a CPU can know."""
+    functions = {(function.domain, function.name) for function in network.model.functions.values()}
+    standard = node.domain in ("", "ai.onnx")
+    known = node.domain in RUNTIME_DOMAINS or (node.domain, node.op_type) in functions
+    if not known and not (standard and onnx.defs.has(node.op_type)):
+        yield _error(
+            node,
+            f"onnxruntime does not know {node.op_type if standard else f'{node.domain}::{node.op_type}'}",
+            "no function in the file defines it",
+            "`detent convert MODEL OUTPUT --to qdq` (of quantizing operators), or load the library that has it",
+        )
+
+
+def _has_operator(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    device, op_type, written = network.device, node.op_type, network.written.get(str(node.name))
+    if written is not None:
+        if written.domain != "" or written.name not in device.operators:
+            yield _error(
+                node,
+                f"it is written as {written.name}, an operator on codes",
+                f"{device.name} is given {op_type} between Q/DQ pairs",
+                f"`detent quantize --recipe {device.recipe} --format qdq` of the float model",
+            )
+    elif op_type in _BODIES and node.domain == "":
+        yield _error(
+            node,
+            "it chooses what to compute at run time",
+            "control flow stays on the CPU, with all inside",
+            "export the model without it, or leave it at the end: `--exclude NODE`",
+        )
+    elif node.domain != "":
+        yield _error(
+            node,
+            f"it is an operator of domain {node.domain}",
+            f"{device.name} has operators of ONNX only",
+            "leave it on the CPU (`detent quantize --exclude NODE`), or export the model with operators of ONNX",
+        )
+    elif (other_form := _other_form(node, network)) is not None:
+        yield _error(
+            node,
+            "the device has this operator in another form",
+            other_form,
+            "let it run on the CPU (`detent quantize --exclude NODE`), or export it as Sigmoid, which becomes the one "
+            "that the device has",
+        )
+    elif op_type in device.likely and op_type not in device.operators:
+        what = f"{op_type} is not in the list for {device.name}, but expected"
+        yield Finding("note", str(node.name), op_type, what, device.likely[op_type], "")
+    elif op_type not in device.operators:
+        yield _error(node, "the device does not have this operator", *_why_and_fix(node, network))
+
+
+def _other_form(node: ir.Node, network: CheckedNetwork) -> str | None:
+    """Say why a shifting device cannot compute this HardSigmoid, which it has with one slope only."""
+    declines = operator_of(node).declines if network.device.shifts and node.op_type == "HardSigmoid" else None
+    return None if declines is None else declines(node)
+
+
+def _why_and_fix(node: ir.Node, network: CheckedNetwork) -> tuple[str, str]:
+    device, op_type = network.device, node.op_type
+    if op_type in DYNAMIC:
+        fix = f"quantize the float model with `detent quantize --recipe {device.recipe} --calib DATA`"
+        return "scales that are found at run time are for CPUs", fix
+    unlisted = f"{op_type} is not among the operators that are published for {device.name}"
+    otherwise = "let it run on the CPU (`detent quantize --exclude NODE`), or replace it before the export"
+    return device.refused.get(op_type, unlisted), _REPLACEMENTS.get(op_type, otherwise)
+
+
+def _writes_attributes_out(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:  # noqa: ARG001
+    if not is_standard(node, "Conv", "ConvTranspose"):
+        return
+    missing = [name for name in WRITTEN_OUT if name not in node.attributes]
+    automatic = (node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET") != "NOTSET"
+    if missing or automatic:
+        yield _error(
+            node,
+            f"it relies on the default of {', '.join(missing)}" if missing else "its padding is automatic",
+            "the device's compiler stops where these are not written out",
+            "`detent quantize` writes them out",
+        )
+
+
+def _rounds_its_size_down(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    if network.device.shifts and is_standard(node, "MaxPool", "AveragePool") and int_attribute(node, "ceil_mode", 0):
+        yield _warning(
+            node,
+            "it rounds its output size up (ceil_mode)",
+            "the device's compiler has been seen to compute another size",
+            "export it with ceil_mode 0 and a Pad, or `detent quantize --exclude NODE`",
+        )
+
+
+def _has_leaky_slope(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    if not network.device.shifts or not is_standard(node, "LeakyRelu"):
+        return
+    slope = node.attributes.get_float("alpha", 0.01)
+    if slope != LEAKY_SLOPE and round(256 * slope) == 26:
+        why = "the device computes with 26/256, so its results differ from those of the file"
+        yield _warning(node, f"its slope is {slope:g}", why, "`detent quantize` writes 26/256")
+    elif slope != LEAKY_SLOPE:
+        why = "the device has one slope, 26/256; others run by themselves, or on the CPU"
+        yield _warning(node, f"its slope is {slope:g}", why, "train or export with a slope of 0.1")
+    source = input_at(node, 0)
+    producer = None if source is None else source.producer()
+    if producer is None or producer.op_type not in _LAYERS_BEFORE_LEAKY or (source and len(source.uses()) > 1):
+        yield _warning(
+            node,
+            "no layer stands right before it",
+            "the device computes a LeakyRelu together with a layer; alone it divides the graph",
+            "put it behind a Conv in the model; `detent quantize` cannot move it",
+        )
+
+
+def _has_codes_around(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Check that all float data of a node has codes, on a device that computes on these."""
+    bare = list(network.uncoded(node)) if network.device.integers and network.coded else []
+    if not bare:
+        return
+    again, reason = f"`detent quantize --recipe {network.device.recipe}`", network.reasons.get(str(node.name))
+    if reason is not None:
+        asked = f"`detent quantize --set more_operators={node.op_type}` asks for it"
+        fix = asked if node.op_type not in OPERATORS else "change the node before the export, or let it run on the CPU"
+        yield _error(node, "it will stay float", reason, fix)
+    elif not network.quantized:
+        yield _error(
+            node,
+            "it will read or make values that stay float",
+            "a node beside it stays float",
+            "mend that one, or let this one run on the CPU too (`detent quantize --exclude NODE`)",
+        )
+    elif not any(True for _ in network.roles(node)) and all(role != "constant" for role, _ in bare):
+        yield _error(
+            node,
+            "it is float: nothing around it is quantized",
+            "the device computes on codes only",
+            f"{again} quantizes it; with `--set more_operators={node.op_type}` if it left it out",
+        )
+    else:
+        roles = list(dict.fromkeys(role for role, _ in bare))
+        yield _error(
+            node,
+            f"its {' and '.join(roles)} {'is' if len(roles) == 1 else 'are'} not quantized",
+            "no Q/DQ pair stands there, nor is it computed with its neighbour as one",
+            f"{again} writes all pairs that the device needs",
+        )
+
+
+NODE_RULES: tuple[NodeRule, ...] = (_writes_attributes_out, _rounds_its_size_down, _has_leaky_slope, _has_codes_around)
+
+
+# Rules on the numbers of quantized models
+
+
+def _requantize(network: CheckedNetwork) -> str:
+    return f"`detent quantize --recipe {network.device.recipe}` of the float model"
+
+
+def _subject_of(role: str) -> str:
+    return "its bias is" if role == "biases" else f"its {role} are"
+
+
+def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    types = network.device.types
+    for role, dtype in sorted({(role, each.dtype) for role, _, each in network.roles(node)}):
+        if dtype not in types[role]:
+            what = f"{_subject_of(role)} {'in blocks' if dtype == 'blocks' else dtype}"
+            yield _error(
+                node, what, f"{network.device.name} has {' or '.join(types[role])} there", _requantize(network)
+            )
+
+
+def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Check for one power-of-two scale per tensor, with the middle code for zero."""
+    found: dict[str, str] = {}
+    for role, _, codes in network.roles(node) if network.device.shifts else ():
+        if codes.linear is None or codes.dtype not in network.device.types[role]:
+            continue
+        middle = 128 if codes.dtype == "uint8" else 0
+        if not codes.per_tensor:
+            found.setdefault(f"{_subject_of(role)} scaled per channel", "the device shifts whole tensors")
+        elif codes.position is None:
+            what = f"{_subject_of(role)} scaled by a number that is no power of two"
+            found.setdefault(what, "the device scales by shifting")
+        elif int(codes.zero_points[0]) != middle:
+            what = f"{_subject_of(role)} centred on code {codes.zero_points[0]}"
+            found.setdefault(what, f"the device's zero is {middle}")
+    yield from (_error(node, what, why, _requantize(network)) for what, why in found.items())
+
+
+def _is_symmetric(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find zero points other than the middle, which cost the device a correction for every product."""
+    if network.device.shifts or not network.device.integers:
+        return
+    lopsided = [role for role, _, codes in network.roles(node) if codes.linear is not None and not _is_centred(codes)]
+    for role in dict.fromkeys(lopsided):
+        yield _warning(
+            node,
+            f"{_subject_of(role)} not symmetric (the zero point is not the middle code)",
+            "the device's own recipes are symmetric; other models may run more slowly, or on the CPU",
+            _requantize(network),
+        )
+
+
+def _is_centred(codes: ValueCodes) -> bool:
+    return bool(np.isin(codes.zero_points, _MIDDLE_CODES.get(codes.dtype, (0,))).all())
+
+
+def _has_bias_in_products(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Check that a 32-bit bias counts in the unit of the products that it is added to: input scale * weight scale."""
+    bias = bias_input(node)
+    if network.device.shifts or not network.device.integers or bias is None or None in node.inputs[:2]:
+        return
+    held = [network.codes.get(str(value.name)) for value in (*node.inputs[:2], bias) if value is not None]
+    scales = [codes.linear.scale.reshape(-1) for codes in held if codes is not None and codes.linear is not None]
+    if len(scales) != 3 or held[-1] is None or held[-1].dtype != "int32":
+        return
+    source, weight, added = (scale.astype(np.float64) for scale in scales)
+    if added.size not in (1, weight.size) or not np.allclose(source * weight, added, rtol=_BIAS_TOLERANCE, atol=0.0):
+        yield _error(
+            node,
+            "the scale of its bias is not that of its input times that of its weights",
+            "the device adds the bias to the products as it is",
+            _requantize(network),
+        )
+
+
+def _joins_one_scale(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    if network.device.shifts or not network.device.integers or not is_standard(node, "Concat"):
+        return
+    around = [codes for role, _, codes in network.roles(node) if role == "activations"]
+    if any(not around[0].same_as(codes) for codes in around[1:]):
+        yield _warning(
+            node,
+            "what it joins has several scales",
+            "the device copies codes: it has to rescale",
+            "`detent quantize --target npu-a8w8` gives them one scale",
+        )
+
+
+NUMBER_RULES: tuple[NodeRule, ...] = (
+    _has_types,
+    _has_shifted_scales,
+    _is_symmetric,
+    _has_bias_in_products,
+    _joins_one_scale,
+)
+
+
+def _keeps_constraints(network: CheckedNetwork) -> Iterator[Finding]:
+    constraints = network.device.constraints
+    for violation in constraints.violations(network.model, network.plan()) if network.device.shifts else ():
+        move = violation.move
+        yield Finding(
+            "error",
+            violation.node,
+            violation.op_type,
+            f"it breaks the rule '{move.rule}': position {move.before:g} of '{move.value}' should be {move.after:g}",
+            "the device's shifters do not reach that far, or it copies codes that have different units",
+            "`detent quantize --target npu-xint8` keeps every rule",
+        )
