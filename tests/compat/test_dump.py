@@ -5,9 +5,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from detent.compat import vai_q_onnx
-from detent.compat.dump import dump_model
 from detent.compat.enums import QuantFormat, VitisQuantFormat
+from detent.compat.functions import dump_model, vai_quantize_static
 from detent.errors import DataError, ModelError
 from tests.compat.test_quantizer import Reader
 from tests.conftest import tiny_model
@@ -17,7 +16,7 @@ from tests.models import values_of
 @pytest.mark.parametrize("written", [QuantFormat.QDQ, VitisQuantFormat.QDQ, VitisQuantFormat.FixNeuron])
 def test_codes_of_every_value(tiny, tmp_path, samples, written):
     output = tmp_path / "out.onnx"
-    vai_q_onnx.quantize_static(tiny, output, Reader(samples), written, print_summary=False)
+    vai_quantize_static(tiny, output, Reader(samples), written, print_summary=False)
     dump_model(output, Reader(samples), output_dir=tmp_path / "dump", dump_float=True)
     model = onnx.load(output)
     files = {path.name for path in (tmp_path / "dump").iterdir()}
@@ -34,7 +33,7 @@ def test_codes_of_every_value(tiny, tmp_path, samples, written):
 
 def test_constants_are_dumped_as_they_are_stored(tiny, tmp_path, samples):
     output = tmp_path / "out.onnx"
-    vai_q_onnx.quantize_static(tiny, output, Reader(samples), QuantFormat.QDQ, print_summary=False)
+    vai_quantize_static(tiny, output, Reader(samples), QuantFormat.QDQ, print_summary=False)
     dump_model(str(output), Reader(samples), output_dir=str(tmp_path / "dump"))
     model = onnx.load(output)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

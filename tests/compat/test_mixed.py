@@ -11,11 +11,10 @@ from onnx import TensorProto
 
 from detent.compat.algorithms import AutoMixprecisionConfig
 from detent.compat.configs import QConfig
+from detent.compat.data_types import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.compat.enums import ExtendedQuantType, VitisQuantType
-from detent.compat.mixed import mixed_of
-from detent.compat.mixed_search import MixedSearch
+from detent.compat.mixed import MixedSearch, mixed_of
 from detent.compat.quantizer import ModelQuantizer
-from detent.compat.specs import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from detent.compat.finder import other_tools
 from detent.compat.preset_configs import PRESET_FIELDS
-from detent.compat.quark import onnx as quark_onnx
 from detent.errors import UsageError
+
+quark_onnx = importlib.import_module("detent.compat.quark.onnx")
 
 IMPORTS = """
 import quark

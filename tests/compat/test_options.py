@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from detent.compat.configs import QuantizationConfig
+from detent.compat.data_types import Int8Spec, QLayerConfig
 from detent.compat.enums import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
@@ -15,9 +16,7 @@ from detent.compat.enums import (
     PowerOfTwoMethod,
     QuantType,
 )
-from detent.compat.options import OPTIONS, SECTIONS
-from detent.compat.specs import Int8Spec, QLayerConfig
-from detent.compat.table import page
+from detent.compat.table import OPTIONS, SECTIONS, page
 from detent.compat.translate import translate
 from detent.devices.catalog import check_steps
 from detent.equalizations import CrossLayer, GlobalEqualization
@@ -297,7 +296,7 @@ def test_tensors_take_the_scales_of_the_rest_of_the_model():
 
 def test_a_percentage_is_for_methods_that_cut():
     assert recipe(NPU, Percentile=99.0, MinMSEMode="Percentile").method == MinMSE("Percentile", 99.0)
-    with pytest.raises(UsageError, match="Percentile=99.0 is for the method Percentile, and the method is MinMSE"):
+    with pytest.raises(UsageError, match="Percentile=99.0 is for Percentile, and the method is MinMSE"):
         recipe(NPU, Percentile=99.0)
 
 
@@ -343,7 +342,7 @@ def test_a_met_option_changes_nothing_or_says_that_it_cannot_be_had(name):
         ({"RemoveQDQBetweenOps": "Conv,Relu"}, "RemoveQDQBetweenOps"),
         ({"FixShapes": "x=1,3"}, "expected 'input:"),
         ({"ConvertOpsetVersion": "21"}, "ConvertOpsetVersion is '21'"),
-        ({"Percentile": 99.9}, "Percentile=99.9 is for the method Percentile"),
+        ({"Percentile": 99.9}, "Percentile=99.9 is for Percentile"),
         ({"LWPMetric": "mse"}, "LWPMetric='mse' is for LayerwisePercentile"),
         ({"MinMSEModePof2Scale": "All"}, "is for MinMSE"),
         ({"WeightCalibrateMethod": PowerOfTwoMethod.MinMSE}, "not for weights"),

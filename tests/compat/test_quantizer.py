@@ -6,21 +6,21 @@ import numpy as np
 import onnx
 import pytest
 
-from detent.compat import vai_q_onnx
 from detent.compat.configs import Config, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
-from detent.compat.onnxruntime_quantization import (
+from detent.compat.functions import (
     DynamicQuantConfig,
     StaticQuantConfig,
+    get_library_path,
     quantize,
     quantize_dynamic,
     quantize_static,
+    vai_quantize_static,
 )
+from detent.compat.functions import quark_quantize_dynamic as quark_dynamic
+from detent.compat.functions import quark_quantize_static as quark_static
 from detent.compat.preset_configs import get_default_config
 from detent.compat.quantizer import ModelQuantizer
-from detent.compat.quark.onnx import get_library_path
-from detent.compat.quark.onnx import quantize_dynamic as quark_dynamic
-from detent.compat.quark.onnx import quantize_static as quark_static
 from detent.errors import UsageError
 from tests.conftest import tiny_model
 from tests.models import build, node, run
@@ -166,10 +166,10 @@ def test_what_is_not_calibrated_does_not_warn_of_random_data(tiny, tmp_path):
 
 def test_the_functions_take_their_arguments_by_position_and_by_name(tiny, tmp_path, samples):
     outputs = [tmp_path / f"{index}.onnx" for index in range(4)]
-    vai_q_onnx.quantize_static(
+    vai_quantize_static(
         str(tiny), str(outputs[0]), Reader(samples), QuantFormat.QDQ, PowerOfTwoMethod.MinMSE, print_summary=False
     )
-    vai_q_onnx.quantize_static(
+    vai_quantize_static(
         model_input=str(tiny),
         model_output=str(outputs[1]),
         calibration_data_reader=Reader(samples),
@@ -190,14 +190,14 @@ def test_the_functions_take_their_arguments_by_position_and_by_name(tiny, tmp_pa
 
 @pytest.mark.parametrize("flag", ["use_dpu", "enable_dpu", "enable_ipu_cnn", "enable_npu_cnn"])
 def test_the_npu_flag_under_all_its_names(tiny, tmp_path, samples, flag, capsys):
-    vai_q_onnx.quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), QuantFormat.QDQ, **{flag: True})
+    vai_quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), QuantFormat.QDQ, **{flag: True})
     assert "for npu-cnn" in capsys.readouterr().out
 
 
 def test_vai_q_onnx_writes_fix_neurons_unless_told_otherwise(tiny, tmp_path, samples):
-    vai_q_onnx.quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), print_summary=False)
+    vai_quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), print_summary=False)
     assert "FixNeuron" in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
-    vai_q_onnx.quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), VitisQuantFormat.QDQ, print_summary=False)
+    vai_quantize_static(tiny, tmp_path / "out.onnx", Reader(samples), VitisQuantFormat.QDQ, print_summary=False)
     assert "VitisQuantizeLinear" in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
 
 

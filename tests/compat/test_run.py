@@ -157,7 +157,7 @@ def test_evaluate(detent, results, module):
     rows = {line.split()[0]: line.split()[-3:-1] for line in by_order.out.splitlines()[2:]}
     assert rows["L2"] == ["0.25", "0.25"]
     assert rows["L1"] == ["0.5", "0.5"]
-    assert float(rows["cosine"][0]) == pytest.approx(28.5 / (5 * np.hypot(3.5, 4.5)), abs=1e-5)
+    assert float(rows["Cosine"][0]) == pytest.approx(28.5 / (5 * np.hypot(3.5, 4.5)), abs=1e-5)
 
 
 def test_evaluate_complains_by_name(detent, results, tmp_path):

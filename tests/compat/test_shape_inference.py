@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from detent.compat.onnxruntime_quantization import shape_inference
+from detent.compat import shape_inference
 from detent.errors import ModelError, UsageError
 from tests.models import build, node, normal, run
 

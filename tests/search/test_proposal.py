@@ -97,7 +97,7 @@ def test_16_bits_for_the_worst_activations():
     assert override.activations.power_of_two
     # and it does what it says
     again, layout = laid_out(SMALL_MODELS["residual"]())
-    assign_formats(again, layout, proposal.recipe)
+    layout = assign_formats(again, layout, proposal.recipe)
     wide = [name for name, fmt in layout.formats.items() if fmt.bits == 16]
     assert wide == list(proposal.tensors)
     assert 'type = "uint16"' in to_toml(proposal.recipe)

@@ -1,7 +1,13 @@
 """Scripts written for AMD Quark, vai_q_onnx and onnxruntime's quantizer, run on Detent.
 
     detent run quantize.py --model_input float.onnx        the script as it is
+    from detent.compat.quark.onnx import ModelQuantizer    the same names, without `detent run`
 
-`quark`, `vai_q_onnx` and `onnxruntime_quantization` hold the names that such scripts import; the other modules are the
-translation: `translate` turns a configuration into a Recipe, `options` says of every option what becomes of it.
+Data: `names` (modules and names of the tools), `enums`, `data_types`, `algorithms`, `configs`, `preset_configs`,
+`table` (what becomes of every option), `tools`. Code: `finder` serves the names, `translate` turns a configuration
+into a Recipe, `quantizer` and `functions` are the entry points that scripts call.
 """
+
+from detent.compat.finder import serve
+
+serve()

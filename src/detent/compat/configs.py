@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from detent.compat.algorithms import AlgoConfig
+from detent.compat.data_types import QLayerConfig
 from detent.compat.enums import CalibrationMethod, QuantFormat, QuantType
-from detent.compat.specs import QLayerConfig
 from detent.errors import UsageError
+from detent.recipe import Recipe
 
 
 @dataclass
@@ -130,10 +131,31 @@ def _different_from_default(config: QuantizationConfig) -> str:
 
 def _meaning(config: QuantizationConfig | QConfig) -> str:
     """The recipe in words; what is wrong with the configuration where there is none."""
-    from detent.compat.describe import describe
     from detent.compat.translate import translate
 
     try:
-        return describe(translate(config).recipe)
+        return _describe(translate(config).recipe)
     except UsageError as error:
         return f"No recipe: {error}"
+
+
+_SHOWN = ("activations", "weights", "biases", "method", "target", "equalize", "refinement")
+_HEADING = ("name", "description")
+
+
+def _describe(recipe: Recipe) -> str:
+    """Show what decides most, and every field that is not as usual."""
+    usual = Recipe("", "")
+    lines = [f"Recipe {recipe.name}: {recipe.description}"]
+    for each in fields(recipe):
+        value = getattr(recipe, each.name)
+        if each.name in _SHOWN or (each.name not in _HEADING and value != getattr(usual, each.name)):
+            lines.append(f"  {each.name:12} {_text(value)}")
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if getattr(value, "kind", "") == "integer":
+        kind = "symmetric" if value.symmetric else "asymmetric"
+        return f"{value.dtype}, {kind}, {value.scale.replace('_', ' ')} scale, {value.granularity.replace('_', ' ')}"
+    return "float" if value is None else str(value)

@@ -36,7 +36,7 @@ class Choice(Enum):
 
     @classmethod
     def from_string(cls, name: str) -> Any:
-        """The member of that name; ValueError where there is none, as in onnxruntime."""
+        """Return the member of that name; ValueError if there is none, as in onnxruntime."""
         try:
             return cls[name]
         except KeyError:
@@ -46,17 +46,13 @@ class Choice(Enum):
 class CalibrationMethod(Choice):
     """Methods for float scales."""
 
-    MinMax = 0
-    Entropy = 1
-    Percentile = 2
-    Distribution = 3
+    MinMax, Entropy, Percentile, Distribution = range(4)
 
 
 class PowerOfTwoMethod(Choice):
     """Methods for power-of-two scales."""
 
-    NonOverflow = 0
-    MinMSE = 1
+    NonOverflow, MinMSE = range(2)
 
 
 class Int16Method(Choice):
@@ -80,97 +76,58 @@ class ExtendedCalibrationMethod(Choice):
 class CalibMethod(Choice):
     """The methods that a tensor's specification names; which one it is depends on the kind of scale too."""
 
-    MinMax = 0
-    MinMSE = 1
-    Percentile = 2
-    Entropy = 3
-    LayerwisePercentile = 4
-    Distribution = 5
+    MinMax, MinMSE, Percentile, Entropy, LayerwisePercentile, Distribution = range(6)
 
 
 class ScaleType(Choice):
     """What scales may be."""
 
-    Float32 = 0
-    PowerOf2 = 1
-    Int16 = 2
+    Float32, PowerOf2, Int16 = range(3)
 
 
 class QuantGranularity(Choice):
     """What has a scale of its own."""
 
-    Tensor = 0
-    Channel = 1
-    Group = 2
+    Tensor, Channel, Group = range(3)
 
 
 class QuantType(Choice):
     """Number formats, as onnxruntime names them."""
 
-    QInt8 = 0
-    QUInt8 = 1
-    QFLOAT8E4M3FN = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt4 = 5
-    QUInt4 = 6
+    QInt8, QUInt8, QFLOAT8E4M3FN, QInt16, QUInt16, QInt4, QUInt4 = range(7)
 
 
 class ExtendedQuantType(Choice):
     """Number formats, as Quark names them."""
 
-    QInt8 = 1
-    QUInt8 = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt32 = 5
-    QUInt32 = 6
-    QFloat16 = 7
-    QBFloat16 = 8
-    QBFP = 9
-    QMX = 10
+    QInt8, QUInt8, QInt16, QUInt16, QInt32, QUInt32, QFloat16, QBFloat16, QBFP, QMX = range(1, 11)
 
 
 class VitisQuantType(Choice):
     """Number formats, as vai_q_onnx names them."""
 
-    QInt8 = 1
-    QUInt8 = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt32 = 5
-    QUInt32 = 6
-    QFloat16 = 7
-    QBFloat16 = 8
-    QBFP = 9
-    QMX = 10
+    QInt8, QUInt8, QInt16, QUInt16, QInt32, QUInt32, QFloat16, QBFloat16, QBFP, QMX = range(1, 11)
 
 
 class QuantFormat(Choice):
     """How the file says it: operators on integers, or Q/DQ pairs around float ones."""
 
-    QOperator = 0
-    QDQ = 1
+    QOperator, QDQ = range(2)
 
 
 class ExtendedQuantFormat(Choice):
     """The same with types that ONNX's own Q/DQ do not have."""
 
-    QOperator = 0
-    QDQ = 1
+    QOperator, QDQ = range(2)
 
 
 class VitisQuantFormat(Choice):
     """The same in vai_q_onnx's operators."""
 
-    QDQ = 2
-    FixNeuron = 3
-    BFPFixNeuron = 4
-    MXFixNeuron = 5
+    QDQ, FixNeuron, BFPFixNeuron, MXFixNeuron = range(2, 6)
 
 
 class QuantizationMode(Choice):
     """What onnxruntime computes in."""
 
-    IntegerOps = 0
-    QLinearOps = 1
+    IntegerOps, QLinearOps = range(2)

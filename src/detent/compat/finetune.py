@@ -1,6 +1,8 @@
-"""FastFinetune, the dictionary of Quark's AdaRound and AdaQuant, as a refinement.
+"""The dictionaries that Quark has for what refines weights: FastFinetune (AdaRound, AdaQuant) and GPTQParams.
 
-Other tools count a batch in images, Detent in output positions, of which it takes `rows` from each image.
+Other tools count a batch in images, Detent in output positions, of which it takes `rows` from each image. By GPTQ Quark
+rounds only products with a constant, to 8 bits whatever the parameters say; here every layer is rounded, to the weights
+of the configuration, and a size of groups or a scale for each channel changes these.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from typing import Any
 
 from detent.compat.algorithms import ALL_DATA
 from detent.errors import UsageError, nearest
-from detent.refinements import AdaQuant, AdaRound
+from detent.numerics.formats import is_integer
+from detent.numerics.interface import NumberFormat
+from detent.refinements import AdaQuant, AdaRound, Gptq
 
 ROWS = AdaRound().rows
 MOST_SAMPLES = 1000
@@ -97,3 +101,41 @@ def _check(params: Mapping[str, Any], algorithm: str) -> None:
             raise UsageError(f"FastFinetune: TargetOpType leaves out {left}. Detent refines every layer: delete it.")
         if name in _OTHER_ALGORITHM and name not in own and value not in (_OTHER_ALGORITHM[name], None):
             raise UsageError(f"FastFinetune: {name}={value!r} is not for {algorithm}. Delete it.")
+
+
+_GPTQ_DEFAULTS: Mapping[str, Any] = {
+    "Bits": None,
+    "BlockSize": 128,
+    "GroupSize": -1,
+    "PercDamp": 0.01,
+    "ActOrder": False,
+    "PerChannel": False,
+    "MSE": False,
+    "WeightSymmetric": None,
+}
+
+
+def gptq_of(given: Mapping[str, Any], weights: NumberFormat | None) -> dict[str, Any]:
+    """Return the fields of a recipe that GPTQParams describe: the refinement, and the weights with their scales."""
+    params = {**_GPTQ_DEFAULTS, **{"MSE" if name == "Mse" else name: value for name, value in given.items()}}
+    for name in params:
+        if name not in _GPTQ_DEFAULTS:
+            listed = ", ".join(_GPTQ_DEFAULTS)
+            raise UsageError(f"GPTQParams has no '{name}'.{nearest(name, _GPTQ_DEFAULTS)} It has {listed}.")
+    if not is_integer(weights):
+        raise UsageError("UseGPTQ=True is for weights that are integers, and this configuration has others. Delete it.")
+    if params["Bits"] not in (None, weights.bits):
+        raise UsageError(f"GPTQParams: Bits {params['Bits']}, and the weights are {weights.dtype}. Change either.")
+    if params["WeightSymmetric"] not in (None, weights.symmetric):
+        raise UsageError("GPTQParams: WeightSymmetric is not what the weights of the configuration are. Delete it.")
+    if params["MSE"]:
+        raise UsageError("GPTQParams: MSE is not part of Detent. Delete it; the recipe's weight_method chooses scales.")
+    if not isinstance(params["ActOrder"], bool):
+        raise UsageError(f"The option ActOrder is {params['ActOrder']!r}: it must be True or False.")
+    order = "activation" if params["ActOrder"] else "natural"
+    if params["GroupSize"] > 0:
+        weights = weights.replace(granularity=f"per_group:{params['GroupSize']}")
+    elif params["PerChannel"]:
+        weights = weights.replace(granularity="per_channel")
+    refinement = Gptq(damping=float(params["PercDamp"]), block=int(params["BlockSize"]), order=order)
+    return {"refinement": refinement, "weights": weights}

@@ -22,7 +22,7 @@ from detent.compat.algorithms import (
     SmoothQuantConfig,
 )
 from detent.compat.configs import QConfig, QuantizationConfig
-from detent.compat.data_types import Int8, UInt8
+from detent.compat.data_types import Int8, QLayerConfig, QTensorConfig, UInt8, check_layer, spec_format
 from detent.compat.enums import (
     CalibMethod,
     CalibrationMethod,
@@ -35,10 +35,8 @@ from detent.compat.enums import (
     QuantGranularity,
     ScaleType,
 )
-from detent.compat.mixed import check_layer, spec_format
-from detent.compat.specs import QLayerConfig, QTensorConfig
 from detent.errors import UsageError
-from detent.numerics.formats import IntegerFormat
+from detent.numerics.formats import is_integer
 from detent.recipe import Override
 
 _FLOAT_SCALE = {
@@ -148,7 +146,7 @@ def _calibrated(config: QConfig, role: Literal["inputs", "weight"]) -> QTensorCo
     layers = [config.global_config, *config.specific_layer_config, *config.layer_type_config]
     specs = [layer.inputs if role == "inputs" else layer.weight for layer in layers if layer is not None]
     given = [spec for spec in specs if spec is not None]
-    integers = [spec for spec in given if isinstance(spec_format(spec), IntegerFormat)]
+    integers = [spec for spec in given if is_integer(spec_format(spec))]
     for spec in integers:
         if spec.calibration_method != integers[0].calibration_method:
             raise UsageError(

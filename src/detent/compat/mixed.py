@@ -1,24 +1,33 @@
 """AutoMixprecision, Quark's dictionary on mixed precision, as an override or as a search.
 
 With its default threshold of 0 Quark gives the other format to every candidate layer: that is an override. With any
-other it searches for those that can take it: see `mixed_search`.
+other it searches for those that can take it, before anything is quantized.
+
+Quark's metrics compare the outputs y of the float model with y + e of the quantized one, and its threshold is a bound
+on one of them. Detent's search has a bound on the noise power over the signal power, p = sum |e|^2 / sum |y|^2:
+
+    sqnr    the mean of -10 log10(|y|^2 / |e|^2) <= t      p <= 10^(t / 10)
+    l2      the mean of |e| <= t                           p <= t^2 / mean |y|^2: a mean is below its root mean square
+    cosine  the mean of 1 - cos(y, y + e) <= t             p <= 1 - (1 - t)^2: the angle's sine is at most |e| / |y|
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
+import warnings
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
-from detent.compat.enums import QuantGranularity
-from detent.compat.formats import format_of
-from detent.compat.mixed_search import MixedSearch, search_of
-from detent.compat.specs import QLayerConfig, QTensorConfig
+from detent.compat.data_types import QLayerConfig, check_layer, format_of, spec_format
 from detent.errors import UsageError, nearest
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.interface import NumberFormat
+from detent.numerics.formats import IntegerFormat, is_integer
+from detent.pipeline.job import Job
 from detent.recipe import Override
 from detent.recipe.presets import LAYERS
+from detent.results.searched import decibels
+from detent.search.mixed import Layers, LayerSearch, OtherFormats, search_layers
+from detent.search.probing import SAMPLES
 
 _MET = {
     "MetricOptimizeObject": "a search takes as few bits as the threshold allows, whichever format is the finer one",
@@ -30,7 +39,7 @@ _MET = {
     "AutoMixUseFastFT": "include_fast_ft decides",
 }
 _SEARCHED = {
-    "MetricThreshold": "a search (`detent.search.layers`): the layers that can take the format; 0: all of them",
+    "MetricThreshold": "a search (`detent.search.mixed`): the layers that can take the format; 0: all of them",
     "L2Target": "the older name: MetricThreshold of l2",
     "MetricDefault": "what the threshold is about: sqnr, l2 or cosine, as a bound on the power of the error",
     "ExcludeLayers": "not these nodes; with a threshold",
@@ -105,23 +114,100 @@ def _formats(params: Mapping[str, Any]) -> dict[str, Any]:
     return {role: spec_format(spec) for role, spec in layer.roles.items()}
 
 
-def spec_format(spec: QTensorConfig | None) -> NumberFormat | None:
-    """The format that a tensor's specification describes."""
-    if spec is None:
+Metric = Literal["l2", "sqnr", "cosine"]
+
+UNSEARCHED = {
+    "kl": "a divergence of distributions says nothing about the power of an error",
+    "psnr": "it is about the largest output, not about the power of all",
+}
+
+
+@dataclass(frozen=True)
+class MixedSearch:
+    """What is searched for: layers that take the formats, so that the metric stays below the threshold."""
+
+    formats: OtherFormats
+    layers: Layers
+    metric: Metric
+    threshold: float
+    samples: int = SAMPLES
+
+    def __post_init__(self) -> None:
+        possible = self.threshold < 0 if self.metric == "sqnr" else self.threshold > 0
+        if not possible or (self.metric == "cosine" and self.threshold >= 1):
+            ranges = {"sqnr": "below 0, such as -30", "l2": "above 0", "cosine": "between 0 and 1"}
+            raise UsageError(
+                f"AutoMixprecision: a threshold of {self.threshold:g} for {self.metric} cannot be kept. Give one "
+                f"{ranges[self.metric]}."
+            )
+
+    def bound(self, power: float) -> float:
+        """The error to stay below, as noise power over signal power, from the mean of |y|^2."""
+        if self.metric == "sqnr":
+            return float(10 ** (self.threshold / 10))
+        if self.metric == "cosine":
+            return 1 - (1 - self.threshold) ** 2
+        return self.threshold**2 / power if power else math.inf
+
+    def run(self, job: Job) -> LayerSearch:
+        """Search, and warn where the threshold cannot be kept."""
+        found = search_layers(job, self.formats, self.layers, self.bound, count=self.samples)
+        if not found.reached:
+            warnings.warn(
+                f"AutoMixprecision: no choice of layers keeps {self.metric} below {self.threshold:g} (an error of "
+                f"{decibels(found.wanted):.1f} dB). The best has {decibels(found.error):.1f} dB.",
+                stacklevel=2,
+            )
+        return found
+
+
+def search_of(params: Mapping[str, Any], formats: Mapping[str, Any]) -> MixedSearch | None:
+    """The search that a dictionary asks for; None where it asks for none. `formats` are what layers may take."""
+    threshold = params.get("MetricThreshold", 0)
+    if threshold is None:
+        raise UsageError(
+            "AutoMixprecision: MetricThreshold=None asks for an analysis only, and the model stays as it is. Delete "
+            "AutoMixprecision; `detent sensitivity MODEL --calib DATA` is the analysis."
+        )
+    older = params.get("L2Target")
+    if threshold and older:
+        raise UsageError("AutoMixprecision: MetricThreshold and the older L2Target say the same. Give one.")
+    if not threshold and not older:
         return None
-    fmt = format_of(spec.data_type, symmetric=spec.symmetric, scale=spec.scale)
-    if isinstance(fmt, IntegerFormat) and spec.quant_granularity == QuantGranularity.Channel:
-        return dataclasses.replace(fmt, granularity="per_channel")
-    return fmt
+    return MixedSearch(
+        OtherFormats(**{role: _integers(role, fmt) for role, fmt in formats.items()}),
+        Layers(
+            tuple(params.get("TargetOpType", LAYERS)),
+            tuple(params.get("IncludeLayers") or ()),
+            tuple(params.get("ExcludeLayers") or ()),
+        ),
+        "l2" if older else _metric(params.get("MetricDefault", "l2")),
+        _number("L2Target" if older else "MetricThreshold", older or threshold),
+        int(params.get("DataSize") or SAMPLES),
+    )
 
 
-def check_layer(layer: QLayerConfig) -> None:
-    """Raise UsageError for what a specification can say and Detent cannot do."""
-    if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
-        raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
-    granularities = {spec.quant_granularity for spec in (layer.inputs, layer.weight, layer.bias) if spec is not None}
-    if QuantGranularity.Group in granularities:
-        raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
-    for spec in (layer.inputs, layer.bias):
-        if spec is not None and spec.quant_granularity == QuantGranularity.Channel:
-            raise UsageError("QuantGranularity.Channel is for weights: activations and biases cannot have it.")
+def _metric(name: Any) -> Metric:
+    if name in UNSEARCHED:
+        raise UsageError(f"AutoMixprecision: MetricDefault={name!r}: {UNSEARCHED[name]}. Choose sqnr, l2 or cosine.")
+    for known in get_args(Metric):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    raise UsageError(
+        f"AutoMixprecision: MetricDefault is {name!r}.{nearest(str(name), get_args(Metric))} Choose sqnr, l2 or cosine."
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"AutoMixprecision: {name} is {value!r}: it must be a number.")
+    return float(value)
+
+
+def _integers(role: str, fmt: Any) -> IntegerFormat | None:
+    if fmt is None or is_integer(fmt):
+        return fmt
+    raise UsageError(
+        f"AutoMixprecision: a threshold asks for a search, and that is for integers; the {role} of the target are "
+        f"{fmt.label}. Name the layers in IncludeLayers, and delete the threshold."
+    )

@@ -1,14 +1,29 @@
-"""Quark's presets, as the configurations that it returns; `translate` turns each into Detent's of that name."""
+"""Quark's presets, as the configurations that it returns; `translate` turns each into Detent's of that name.
+
+Its newer constants, such as XINT8_QCONFIG, are not the presets of the same name: channels are not equalized,
+activations are signed, calibration differs.
+"""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from detent.compat.configs import QuantizationConfig
-from detent.compat.data_types import BFP16_PARAMS, MICROEXPONENTS, MICROSCALING
+from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from detent.compat.configs import QConfig, QuantizationConfig
+from detent.compat.data_types import (
+    BFP16_PARAMS,
+    MICROEXPONENTS,
+    MICROSCALING,
+    BFloat16Spec,
+    BFP16Spec,
+    Int8Spec,
+    Int16Spec,
+    MXInt8Spec,
+    QLayerConfig,
+    XInt8Spec,
+)
 from detent.compat.enums import CalibrationMethod, ExtendedQuantFormat, ExtendedQuantType, PowerOfTwoMethod, QuantType
-from detent.compat.specs import BFP16Spec, Int8Spec, MXInt8Spec, QLayerConfig
 from detent.errors import UsageError, nearest
 
 _TUNING: dict[str, Any] = {
@@ -200,3 +215,46 @@ def get_default_config(config_name: str) -> QuantizationConfig:
         known = ", ".join(sorted(PRESET_FIELDS))
         raise UsageError(f"There is no preset '{config_name}'.{nearest(name, PRESET_FIELDS)} Known: {known}.")
     return QuantizationConfig(**copy.deepcopy(PRESET_FIELDS[name]))
+
+
+_QALIGNED = {name: value for name, value in _ALIGNED.items() if name != "ActivationSymmetric"}
+_VINT8_OPTIONS = {
+    "OptimizeModel": False,
+    "EnableNPUCnn": False,
+    **{name: value for name, value in PRESET_FIELDS["VINT8"]["extra_options"].items() if name != "ActivationSymmetric"},
+}
+
+_BASES: dict[str, tuple[QLayerConfig, dict[str, Any]]] = {
+    "XINT8": (QLayerConfig(XInt8Spec(), XInt8Spec()), _FORCED),
+    "VINT8": (QLayerConfig(XInt8Spec(), XInt8Spec()), _VINT8_OPTIONS),
+    "A8W8": (QLayerConfig(Int8Spec(), Int8Spec()), _QALIGNED),
+    "A16W8": (QLayerConfig(Int16Spec(), Int8Spec()), {**_QALIGNED, "AlignEltwiseQuantType": True}),
+    "BF16": (QLayerConfig(BFloat16Spec(), BFloat16Spec()), _FORCED),
+    "BFP16": (QLayerConfig(BFP16Spec(), BFP16Spec()), {}),
+}
+_ALGORITHMS: dict[str, AlgoConfig] = {"ADAROUND": AdaRoundConfig(), "ADAQUANT": AdaQuantConfig()}
+
+
+def make_qconfig(constant: str) -> QConfig:
+    """A fresh configuration for the constant of that name, such as A8W8_ADAROUND_QCONFIG."""
+    base, _, algorithm = constant.removesuffix("_QCONFIG").partition("_")
+    layer, options = _BASES[base]
+    return QConfig(layer, algo_config=[_ALGORITHMS[algorithm]] if algorithm else [], extra_options=dict(options))
+
+
+QCONFIG_NAMES = (
+    *(f"{base}_QCONFIG" for base in _BASES),
+    *(f"{base}_{algorithm}_QCONFIG" for base in ("XINT8", "A8W8", "A16W8") for algorithm in _ALGORITHMS),
+)
+
+
+def qconfig_constant(name: str) -> QConfig | None:
+    """Make the newer constant of that name, if there is one."""
+    return make_qconfig(name) if name in QCONFIG_NAMES else None
+
+
+def any_constant(name: str) -> QConfig | QuantizationConfig | None:
+    """Make the constant of that name, such as XINT8_QCONFIG or XINT8_CONFIG, if there is one."""
+    if name.endswith("_CONFIG") and name.removesuffix("_CONFIG") in PRESET_FIELDS:
+        return get_default_config(name)
+    return qconfig_constant(name)

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 import detent
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
+from detent.compat.option_kinds import Request
 from detent.compat.readers import RandomDataReader
-from detent.compat.request import Request
 from detent.compat.translate import translate
 from detent.convert.conversion import parse_steps
 from detent.convert.step import ConversionNotes

@@ -7,6 +7,7 @@ flags: --input, --input_model, --input_model_path, and the same for the output.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,13 @@ from google.protobuf.message import DecodeError
 from google.protobuf.text_format import ParseError
 
 import detent
-from detent.compat.options.preparation import parse_shapes
+from detent.comparison.folders import compare_folders
+from detent.compat.option_rules import parse_shapes
 from detent.compat.quantizer import move_tensors_out
 from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.save import check_output
+from detent.report.documents import text_of
 
 Arguments = argparse.Namespace
 Steps = Callable[[Arguments], list[str]]
@@ -182,3 +185,24 @@ def _placed(given: Arguments, name: str, tool: Tool) -> Arguments:
     for each, value in zip(wanted, given.positions, strict=True):
         setattr(given, each, value)
     return given
+
+
+def evaluate(arguments: Sequence[str] | None = None) -> None:
+    """Compare two folders of results: print the mean and the worst of each measure over all files.
+
+    Quark's manual gives the folders by flags, its program takes them in order: both work.
+    """
+    parser = argparse.ArgumentParser("quark.onnx.tools.evaluate", description="Compare two folders of results.")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
+    parser.add_argument("--baseline_results_folder", type=Path)
+    parser.add_argument("--quantized_results_folder", type=Path)
+    given = parser.parse_args(arguments)
+    positions = iter(given.folders)
+    baseline: Path | None = given.baseline_results_folder or next(positions, None)
+    quantized: Path | None = given.quantized_results_folder or next(positions, None)
+    if baseline is None or quantized is None or next(positions, None) is not None:
+        raise UsageError(
+            "evaluate compares two folders. Usage: evaluate BASELINE QUANTIZED, or "
+            "--baseline_results_folder BASELINE --quantized_results_folder QUANTIZED."
+        )
+    sys.stdout.write(f"{text_of(compare_folders(baseline, quantized))}\n")

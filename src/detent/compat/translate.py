@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
+from detent.compat.data_types import format_of, spec_format
 from detent.compat.enums import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
@@ -29,18 +30,15 @@ from detent.compat.enums import (
     QuantFormat,
     VitisQuantFormat,
 )
-from detent.compat.formats import format_of
 from detent.compat.layers import legacy_of
-from detent.compat.mixed import spec_format
-from detent.compat.options import apply_options
+from detent.compat.option_kinds import Request
 from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
-from detent.compat.request import Request
+from detent.compat.table import apply_options
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
-from detent.numerics.blocks import BlockFloat, Microscaling
-from detent.numerics.formats import IntegerFormat, Scale
+from detent.numerics.formats import IntegerFormat, Scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.presets import LAYERS, PRESETS
@@ -112,8 +110,7 @@ def translate(config: AnyConfig) -> Request:
 
 
 def _has_blocks(override: Override) -> bool:
-    formats = (override.activations, override.weights, override.biases)
-    return any(isinstance(fmt, (BlockFloat, Microscaling)) for fmt in formats)
+    return any(fmt is not None and fmt.in_blocks for fmt in (override.activations, override.weights, override.biases))
 
 
 def _refuse(config: QuantizationConfig) -> None:
@@ -132,7 +129,7 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     method, scale = _METHODS[config.calibrate_method]
     activations = _activations(config, scale, options)
     weights = _weights(config, scale, options)
-    integers = isinstance(activations, IntegerFormat) and isinstance(weights, IntegerFormat)
+    integers = is_integer(activations) and is_integer(weights)
     written = _written(config, activations, weights)
     target = _target(config, options, activations, weights, written)
     return Recipe(
@@ -169,18 +166,18 @@ def _blocks(quant_type: Any, options: Mapping[str, Any]) -> Mapping[str, Any] | 
 
 def _weights(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any]) -> NumberFormat:
     fmt = format_of(config.weight_type, symmetric=True, scale=scale, attributes=_blocks(config.weight_type, options))
-    if not isinstance(fmt, IntegerFormat):
+    if not is_integer(fmt):
         if config.per_channel:
             raise UsageError(f"per_channel=True: {fmt.label} has no scales. Delete it.")
         return fmt
     symmetric = fmt.signed or fmt.power_of_two or config.use_dynamic_quant
     granularity = "per_channel" if config.per_channel else "per_tensor"
-    return dataclasses.replace(fmt, symmetric=symmetric, granularity=granularity)
+    return fmt.replace(symmetric=symmetric, granularity=granularity)
 
 
 def _biases(weights: NumberFormat, target: str, integers: bool) -> NumberFormat:
     """In the type of the weights on the CNN device and beside floats, else 32 bits."""
-    if not isinstance(weights, IntegerFormat):
+    if not is_integer(weights):
         return weights
     own = target == "npu-cnn" or not integers
     return IntegerFormat(weights.dtype if own else "int32", scale=weights.scale)
@@ -188,12 +185,12 @@ def _biases(weights: NumberFormat, target: str, integers: bool) -> NumberFormat:
 
 def _written(config: QuantizationConfig, activations: NumberFormat, weights: NumberFormat) -> OutputFormat:
     chosen = _FORMATS[config.quant_format]
-    kinds = {type(fmt).__name__ for fmt in (activations, weights)}
-    if config.quant_format in _BLOCK_FORMATS and not kinds & {"BlockFloat", "Microscaling"}:
+    kinds = {fmt.kind for fmt in (activations, weights)}
+    if config.quant_format in _BLOCK_FORMATS and not any(fmt.in_blocks for fmt in (activations, weights)):
         raise UsageError(f"{config.quant_format!r} is for QBFP and QMX, and this configuration has neither.")
-    if chosen != "qdq" or kinds == {"IntegerFormat"}:
+    if chosen != "qdq" or kinds == {"integer"}:
         return chosen
-    return "cast" if kinds == {"FloatFormat"} else "extended-qdq"
+    return "cast" if kinds == {"float"} else "extended-qdq"
 
 
 def _target(
@@ -203,7 +200,7 @@ def _target(
     weights: NumberFormat,
     written: OutputFormat,
 ) -> str:
-    if not isinstance(activations, IntegerFormat) or not isinstance(weights, IntegerFormat):
+    if not is_integer(activations) or not is_integer(weights):
         if config.enable_npu_cnn:
             raise UsageError("enable_npu_cnn=True is for integers, and this configuration has other types. Delete it.")
         return "npu-bf16"

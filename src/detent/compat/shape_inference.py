@@ -1,8 +1,13 @@
-"""onnxruntime's preparation of a float model, done by Detent's: what it folds and infers, and more."""
+"""onnxruntime's preparation of a float model, done by Detent's: what it folds and infers, and more.
+
+detent run -m onnxruntime.quantization.preprocess --input MODEL --output MODEL
+"""
 
 from __future__ import annotations
 
+import argparse
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -13,6 +18,7 @@ from detent.graph.save import check_output, complete_proto, save
 from detent.prepare import InferShapes, Pass, default_passes, prepare
 
 LOG = logging.getLogger(__name__)
+_SWITCHES = ("skip_optimization", "skip_onnx_shape", "skip_symbolic_shape", "auto_merge", "guess_output_rank")
 
 
 def quant_pre_process(
@@ -75,3 +81,26 @@ def _passes(skip_optimization: bool, skip_shapes: bool) -> list[Pass]:
     if skip_optimization:
         return [] if skip_shapes else [InferShapes()]
     return [step for step in default_passes(None, []) if not (skip_shapes and isinstance(step, InferShapes))]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `quant_pre_process` with its arguments as flags."""
+    parser = argparse.ArgumentParser("onnxruntime.quantization.preprocess")
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--output", required=True)
+    for name in (*_SWITCHES, "save_as_external_data", "all_tensors_to_one_file"):
+        parser.add_argument(f"--{name}", type=_truth, default=False)
+    parser.add_argument("--int_max", type=int, default=2**31 - 1)
+    parser.add_argument("--verbose", type=int, default=0)
+    parser.add_argument("--external_data_location")
+    parser.add_argument("--external_data_size_threshold", type=int, default=1024)
+    given = vars(parser.parse_args(arguments))
+    quant_pre_process(given.pop("input"), given.pop("output"), **given)
+
+
+def _truth(text: str) -> bool:
+    """Read True and False as words: `bool` would take any of them for True."""
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither True nor False") from None

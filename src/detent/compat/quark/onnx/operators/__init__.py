@@ -1,1 +1,0 @@
-"""Quark's custom operators, of which Detent needs none."""

@@ -1,3 +1,0 @@
-"""Quark's data types."""
-
-from detent.compat.data_types import *  # noqa: F403 - all of them

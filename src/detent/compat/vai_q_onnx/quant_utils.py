@@ -1,3 +1,0 @@
-"""The enumerations, where scripts also look for them."""
-
-from detent.compat.quark.onnx.quantization.quant_utils import *  # noqa: F403 - the same names
