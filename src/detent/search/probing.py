@@ -17,8 +17,8 @@ from detent.observe.shards import divisible
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.results.searched import SensitivityReport, Way
+from detent.search.proposal import check_way, propose
 from detent.sensitivity_analysis.layer_errors import sensitivity
-from detent.sensitivity_analysis.proposal import check_way, propose
 from detent.sensitivity_analysis.workers import SampleWorkers
 
 SAMPLES = 32
