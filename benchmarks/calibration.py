@@ -31,7 +31,7 @@ from detent.methods import METHODS, Method
 from detent.observe.inputs import input_specs
 from detent.observe.sources import open_source
 from detent.observe.sweep import sweep
-from detent.plan.parameters import choose_params
+from detent.plan.plan import choose_params
 from detent.recipe import Recipe
 from detent.recipe.file import find_recipe
 from detent.recipe.presets import PRESETS

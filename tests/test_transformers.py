@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.plan.masks import MASK_REASON, SCORE_REASON
+from detent.plan.select import MASK_REASON, SCORE_REASON
 from tests.models import build, info, node, normal, run_all
 from tests.transformer_models import LOWEST, Style, bert, bert_data, vit, vit_data
 

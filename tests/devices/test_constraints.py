@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -307,7 +309,8 @@ def test_an_alignment_reaches_back_through_the_layers():
 def test_nodes_left_float_have_no_rules():
     proto = build([node("Conv", "x w b", "c"), node("Relu", "x", "y")], "c y", W)
     model, plan = plan_at(proto, {"x": 40, "w": 40, "c": 0, "b": 0})
-    plan.layout.decisions["conv_c"] = plan.layout.decisions["conv_c"].__class__("conv_c", "Conv", False, "for a test")
+    left = replace(plan.layout.decisions["conv_c"], quantized=False, reason="for a test")
+    plan.layout = replace(plan.layout, decisions={**plan.layout.decisions, "conv_c": left})
     assert SHIFTS.constrain(model, plan) == []
     assert plan.moves == []
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError
-from detent.evaluation.labels import Labels, class_folders, find_labels, read_label_file
+from detent.evaluation.dataset import Labels, class_folders, find_labels, read_label_file
 
 
 def make(folder, *names):

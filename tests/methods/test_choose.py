@@ -14,7 +14,7 @@ from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, M
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.power_of_two import base_position, min_mse_position, min_mse_position_of, non_overflow_position
 from detent.observe.statistics import TensorStatistics
-from detent.plan.parameters import RAW_LIMIT, choose_params, choose_params_of_values, method_choices, settled_params
+from detent.plan.plan import RAW_LIMIT, choose_params, choose_params_of_values, method_choices, settled_params
 from tests.grids import INT8, UINT8_ZERO_128
 from tests.methods.data import DISTRIBUTIONS, FORMATS, error_of_bins, identifier, observed, squared_error
 

@@ -7,7 +7,7 @@ from detent.methods import LayerwisePercentile
 from detent.methods.percentile import percentile_range
 from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
-from detent.plan.parameters import choose_params
+from detent.plan.plan import choose_params
 from tests.methods.data import DISTRIBUTIONS, FORMATS, observed
 
 CANDIDATES = (90.0, 99.0, 99.9, 99.99)

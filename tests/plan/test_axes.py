@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.plan.axes import channel_axis, summed_axis
+from detent.plan.operators import channel_axis, summed_axis
 from tests.models import as_ir, build, info, node, normal
 
 CASES = {

@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto
 
 import detent
-from detent.plan.masks import MASK_REASON, SCORE_REASON, find_masks
+from detent.plan.select import MASK_REASON, SCORE_REASON, find_masks
 from tests.models import as_ir, build, info, node, normal, run
 from tests.transformer_models import LOWEST, Style, bert, bert_data
 

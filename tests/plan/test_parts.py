@@ -4,7 +4,7 @@ import pytest
 
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
-from detent.plan.parts import check_operator_types, left_float, nodes_of
+from detent.plan.select import check_operator_types, left_float, nodes_of
 from detent.recipe import Override
 from detent.recipe.presets import PRESETS
 from tests.models import as_ir, residual

@@ -5,26 +5,36 @@ With x the value in the first model, y in the second and e their difference, for
     cosine = sum x*y / sqrt(sum x^2 * sum y^2)      L1 = mean |e|      L2 = mean e^2
     SQNR   = 10 log10(sum x^2 / sum e^2)            PSNR = 10 log10(max |x|^2 / L2)
 
-Five numbers are kept for each sample and tensor, never the tensors. If the second model scales the channels of a tensor
-by factors of its own, these are undone first (channel_scales.py), but never in an output: there they are an error. To
-find them, the first few samples are run twice.
+Five numbers are kept for each sample and tensor, never the tensors.
+
+An equalized model computes the same as its original, but inside it y[c] = a[c] * x[c] for each channel c. Such factors
+are undone before tensors are compared, but not in outputs: there they are an error. No file says what the factors are,
+so they are fitted to the first few samples by least squares,
+
+    a[c] = sum x*y / sum x*x,      sum (x - y/a)^2 = sum x^2 - 2/a sum x*y + 1/a^2 sum y^2,
+
+and used for all samples. They count only if they explain the difference: if they are not all about 1, and undoing them
+leaves less than half of the noise. A factor fits a single value exactly, and two or three rather well: with fewer than
+four values of a channel none are fitted, and with n of them the remaining noise is taken as n / (n - 1) of what was
+found.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.comparison.channel_scales import FITTED_SAMPLES, ChannelProducts, channel_axes, fit_scales
 from detent.errors import ModelError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import Dataset, open_dataset
-from detent.evaluation.tensor_noise import ChannelScales, NoiseSums
+from detent.evaluation.tensor_noise import ChannelLayout, ChannelScales, NoiseSums, channel_sums
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
@@ -37,6 +47,15 @@ from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.results.compared import ModelComparison, TensorDifference
 
 STAGE = "compare"
+
+FITTED_SAMPLES = 4
+"""The first samples of the data, to which factors are fitted: with thousands of elements each, a few are enough."""
+
+LEAST_VALUES = 4  # of a channel
+LEAST_VARIATION = 1.05
+LEAST_GAIN_DB = 3.0
+
+Doubles = npt.NDArray[np.float64]
 
 
 def compare_models(
@@ -205,3 +224,49 @@ def _measures(sums: NoiseSums) -> tuple[float, ...]:
     closeness = sums.closeness()
     l1, l2 = sums.distance / sums.elements, sums.noise / sums.elements
     return closeness.sqnr_db, closeness.psnr_db, closeness.cosine, l1, l2
+
+
+def channel_axes(rank: int, lanes: int) -> tuple[int, ...]:
+    """Return the axes that may hold channels: after the samples as in convolutions, or last as in matrix products."""
+    return () if rank < 2 else (1,) if rank == 2 or lanes > 1 else (1, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelProducts:
+    """Rows with sum x*x, sum x*y and sum y*y of each channel, and how many values a channel has."""
+
+    axis: int
+    sums: Doubles
+    elements: int
+
+    @classmethod
+    def of(cls, x: npt.NDArray[Any], y: npt.NDArray[Any], axis: int, lanes: int) -> ChannelProducts:
+        """Return the sums of two tensors of one shape."""
+        layout = ChannelLayout.along(axis, x.shape, lanes)
+        one, other = (np.ascontiguousarray(array, np.float32).reshape(-1) for array in (x, y))
+        return cls(axis, channel_sums(one, other, *layout), x.size // layout.channels)
+
+
+def fit_scales(axes: Sequence[Sequence[ChannelProducts]]) -> ChannelScales | None:
+    """Return the factors that explain a difference best, or None. `axes` has the sums of all samples for each axis."""
+    fitted = [found for samples in axes if (found := _fit(samples)) is not None]
+    return max(fitted, key=lambda found: found[0])[1] if fitted else None
+
+
+def _fit(samples: Sequence[ChannelProducts]) -> tuple[float, ChannelScales] | None:
+    """Return the factors along one axis, and how many times less noise is left when they are undone."""
+    elements = sum(each.elements for each in samples)
+    if len({each.sums.shape for each in samples}) != 1 or elements < LEAST_VALUES:
+        return None
+    xx, xy, yy = sums = np.sum([each.sums for each in samples], axis=0)
+    known = (xx > 0) & (xy > 0)  # channels of zeros, or that turn negative, keep their scale
+    if not known.any() or not np.isfinite(sums).all():
+        return None
+    factors = np.divide(xy, xx, out=np.ones_like(xx), where=known)
+    common = xy[known].sum() / xx[known].sum()
+    varied = factors[known].max() > LEAST_VARIATION * factors[known].min() or abs(common - 1) > LEAST_VARIATION - 1
+    before = float((xx - 2 * xy + yy).sum())
+    after = float(np.maximum(xx - 2 * xy / factors + yy / factors**2, 0).sum()) * elements / (elements - 1)
+    if not varied or before <= after * 10 ** (LEAST_GAIN_DB / 10):
+        return None
+    return before / after if after else math.inf, ChannelScales(samples[0].axis, 1 / factors)

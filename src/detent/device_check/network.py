@@ -31,6 +31,7 @@ from detent.graph.values import (
     tensor_of,
 )
 from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.numerics.interface import Params
 from detent.plan.layout import Decision, Layout, Role, Site, bias_input, data_inputs
 from detent.plan.mixed import arrange
 from detent.plan.operators import is_fused_edge, operator_of
@@ -128,19 +129,21 @@ class CheckedNetwork:
 
     def plan(self) -> Plan:
         """Return a plan with the positions that a file has; nodes with a tensor that has none are not part of it."""
-        layout, params = Layout(), {}
+        decisions: dict[str, Decision] = {}
+        sites: dict[str, Site] = {}
+        params: dict[str, Params] = {}
         for node in self.nodes:
-            sites = list(self.roles(node))
+            roles = list(self.roles(node))
             declines = operator_of(node).declines
-            shifted = bool(sites) and all(codes.position is not None for _, _, codes in sites)
+            shifted = bool(roles) and all(codes.position is not None for _, _, codes in roles)
             shifted = shifted and (declines is None or declines(node) is None)
-            layout.decisions[str(node.name)] = Decision(str(node.name), node.op_type, shifted, "read from the file")
-            for role, value, codes in sites:
+            decisions[str(node.name)] = Decision(str(node.name), node.op_type, shifted, "read from the file")
+            for role, value, codes in roles:
                 name = str(value.name)
-                if codes.position is not None and name not in layout.sites:
-                    layout.sites[name] = Site(name, _ROLES[role], str(node.name))
+                if codes.position is not None and name not in sites:
+                    sites[name] = Site(name, _ROLES[role], str(node.name))
                     params[name] = QuantParams.at(IntegerFormat(codes.dtype, scale="power_of_two"), codes.position)
-        return Plan(layout, dict(params))
+        return Plan(Layout(sites=sites, decisions=decisions), params)
 
 
 def is_neutral(node: ir.Node) -> bool:

@@ -228,7 +228,7 @@ def _shift_cut(node: ir.Node, plan: Plan) -> bool:
 
 def _shift_bias(node: ir.Node, plan: Plan) -> bool:
     output, sites, bias = plan.layout.output_site(node), plan.layout.input_sites(node), bias_input(node)
-    if output is None or len(sites) != 2 or bias is None or bias.name not in plan.layout.sites:
+    if output is None or len(sites) != 2 or bias is None or not bias.name or bias.name not in plan.layout.sites:
         return False
     name, (source, weight) = str(node.name), sites
     products = plan.position(source) + plan.position(weight)

@@ -1,9 +1,22 @@
-"""Open the data to evaluate models on: samples in a fixed order with names and labels, the same in every pass."""
+"""Open the data to evaluate models on: samples in a fixed order with names and labels, the same in every pass.
+
+Labels are found in folders as people keep them:
+
+    photos/cat/1.jpg  photos/dog/7.jpg              a folder for each class
+    photos/images/1.jpg  photos/labels.csv          lines of file,label; the images below `images`
+    photos/1.jpg  photos/labels.txt                 lines of file and label; the images beside it
+
+A label is the index of a class. With a `classes.txt` beside the class folders, class k is the folder on its line k
+(counted from 0). Otherwise folders whose names are all whole numbers are those classes, and any others are 0, 1, 2, ...
+in the order of their sorted names, which is only right if every class of the model has its folder. A labels file of
+numbers alone, one to a line, labels the samples in the order of their sorted names.
+"""
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +25,190 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
-from detent.evaluation.labels import Labels, find_labels, read_label_file
 from detent.execute.inference import Batch, named_batches
+from detent.observe.files import find_files
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source
+
+LABEL_FILES = ("labels.csv", "labels.txt")
+CLASS_FILE = "classes.txt"
+IMAGE_FOLDER = "images"
+FILE_COLUMNS = ("file", "filename", "image", "path")
+LABEL_COLUMNS = ("label", "class", "class_id")
 
 FIND = "find"
 """Take the labels in the data's folder, if there are any."""
 
 LabelsLike = str | Path | Sequence[int] | npt.NDArray[Any] | Mapping[str, int] | None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Classes by the name of the sample, or in the order of the samples. `described` says where they come from.
+
+    `assumed_classes` is the number of class folders, if only their order says which class each of them is.
+    """
+
+    by_name: Mapping[str, int] | None
+    in_order: Sequence[int]
+    described: str
+    assumed_classes: int | None = None
+
+    def assign(self, names: Sequence[str], place: str) -> npt.NDArray[np.int64]:
+        """Return the label of each of these samples. Raise DataError for a sample or a label without its partner."""
+        if self.by_name is None:
+            if len(names) != len(self.in_order):
+                raise DataError(
+                    f"{self.described} has {len(self.in_order)} labels, but there are {len(names)} samples {place}. "
+                    "A list of labels needs exactly one for each sample, in the order of their sorted names."
+                )
+            return np.array(self.in_order, np.int64)
+        # A row of an array, `cat/many.npy[3]`, has the label of its file where it has none of its own.
+        keys = [name if name in self.by_name else name.rpartition("[")[0] or name for name in names]
+        unlabelled = [name for name, key in zip(names, keys, strict=True) if key not in self.by_name]
+        if unlabelled:
+            raise DataError(
+                f"{_some(unlabelled)} {place} {'has' if len(unlabelled) == 1 else 'have'} no label in "
+                f"{self.described}. Add {'it' if len(unlabelled) == 1 else 'them'} there, or take the files out."
+            )
+        absent = sorted(set(self.by_name) - set(keys))
+        if absent:
+            raise DataError(
+                f"{self.described} has labels for {_some(absent)}, which {'is' if len(absent) == 1 else 'are'} not "
+                f"among the samples {place}. Put the files there, or take the lines out."
+            )
+        return np.array([self.by_name[key] for key in keys], np.int64)
+
+
+@dataclass(frozen=True)
+class LabelledFolder:
+    """The path of the samples, and their labels if there are any."""
+
+    data: Path
+    labels: Labels | None
+
+
+def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
+    """Look for labels in a folder. A single file has none; folders named like the model's `inputs` are not classes."""
+    if not path.is_dir():
+        return LabelledFolder(path, None)
+    files = [path / name for name in LABEL_FILES if (path / name).is_file()]
+    if len(files) > 1:
+        raise DataError(f"{path} has both {files[0].name} and {files[1].name}. Keep the one that is right.")
+    data = path / IMAGE_FOLDER if (path / IMAGE_FOLDER).is_dir() else path
+    if files:
+        return LabelledFolder(data, read_label_file(files[0], data))
+    return LabelledFolder(path, class_folders(path, inputs))
+
+
+def read_label_file(file: Path, data: Path) -> Labels:
+    """Read the labels in `file`; samples are named relative to `data`, or to the folder of `file` above it."""
+    rows = _rows(file)
+    if all(len(cells) == 1 for _, cells in rows):
+        return Labels(None, [_label(cells[0], file, line) for line, cells in rows], file.name)
+    name_at, label_at, rows = _columns(rows, file)
+    prefix = f"{IMAGE_FOLDER}/" if data == file.parent / IMAGE_FOLDER else ""
+    by_name: dict[str, int] = {}
+    for line, cells in rows:
+        if len(cells) <= max(name_at, label_at):
+            raise DataError(f"{file}, line {line}: expected file,label, found '{','.join(cells)}'.")
+        name = cells[name_at].replace("\\", "/").removeprefix("./").removeprefix(prefix)
+        if name in by_name:
+            raise DataError(f"{file}, line {line}: '{name}' has a label already, {by_name[name]}. Keep one of them.")
+        by_name[name] = _label(cells[label_at], file, line)
+    return Labels(by_name, (), file.name)
+
+
+def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
+    """Return the labels that the names of sub-folders stand for; None if there are no class folders."""
+    names = find_files(path).names
+    if not all("/" in name for name in names):
+        return None
+    folders = sorted({name.split("/")[0] for name in names})
+    listing = path / CLASS_FILE
+    listed = listing.is_file()
+    if set(folders) <= set(inputs) or (len(folders) < 2 and not listed):
+        return None
+    assumed = None
+    if listed:
+        numbers, described = _listed(folders, listing), f"{len(folders)} class folders, numbered by {CLASS_FILE}"
+    elif all(folder.isdecimal() for folder in folders):
+        numbers, described = {folder: int(folder) for folder in folders}, f"{len(folders)} numbered class folders"
+        if len(set(numbers.values())) < len(numbers):
+            raise DataError(f"{path}: two class folders have the same number ({', '.join(folders)}). Rename one.")
+    else:
+        numbers = {folder: index for index, folder in enumerate(folders)}
+        described = f"{len(folders)} class folders, numbered from 0 in sorted order"
+        assumed = len(folders)
+    return Labels({name: numbers[name.split("/")[0]] for name in names}, (), described, assumed)
+
+
+def _listed(folders: Sequence[str], listing: Path) -> dict[str, int]:
+    """Find each folder in a list of classes: as a whole line or its first word, as in lists of ImageNet's classes."""
+    lines = [line.strip() for line in _text(listing).splitlines()]
+    positions = {line.split()[0]: index for index, line in enumerate(lines) if line}
+    positions |= {line: index for index, line in enumerate(lines) if line}
+    missing = [folder for folder in folders if folder not in positions]
+    if missing:
+        raise DataError(f"{listing} has no line for the class folder{'s' * (len(missing) > 1)} {_some(missing)}.")
+    return {folder: positions[folder] for folder in folders}
+
+
+def _rows(file: Path) -> list[tuple[int, list[str]]]:
+    """Split the lines that are not empty into cells: at commas, semicolons or tabs, else before the last word."""
+    lines = [(number, line) for number, line in enumerate(_text(file).splitlines(), 1) if line.strip()]
+    if not lines:
+        raise DataError(f"{file} is empty. Expected a line file,label for each sample.")
+    separator = next((each for each in ",;\t" if each in lines[0][1]), None)
+    if separator is None:
+        return [(number, line.strip().rsplit(None, 1)) for number, line in lines]
+    return [
+        (number, [cell.strip() for cell in next(csv.reader([line], delimiter=separator))]) for number, line in lines
+    ]
+
+
+def _columns(rows: list[tuple[int, list[str]]], file: Path) -> tuple[int, int, list[tuple[int, list[str]]]]:
+    """Return which cells are the file and the label, and the rows without the header, if there is one."""
+    _, first = rows[0]
+    heads = [cell.lower() for cell in first]
+    names = [heads.index(head) for head in FILE_COLUMNS if head in heads]
+    labels = [heads.index(head) for head in LABEL_COLUMNS if head in heads]
+    if names and labels:
+        return names[0], labels[0], rows[1:]
+    if len(first) != 2 or not _is_whole(first[1]):
+        raise DataError(
+            f"{file}, line {rows[0][0]}: expected the header file,label or a file and its label (a whole number, the "
+            f"index of its class), found '{','.join(first)}'. For classes by name, give each class a folder."
+        )
+    return 0, 1, rows
+
+
+def _label(text: str, file: Path, line: int) -> int:
+    if not _is_whole(text):
+        raise DataError(
+            f"{file}, line {line}: the label '{text}' is not a whole number. A label is the index of a class: 0 for "
+            "the model's first."
+        )
+    return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"Cannot read {file}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from error
+
+
+def _some(names: Sequence[str]) -> str:
+    """List the first few names, and count the others."""
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,8 @@ from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role
 from detent.plan.mixed import arrange
-from detent.plan.parts import check_operator_types
 from detent.plan.plan import check_methods, needs_statistics
-from detent.plan.select import Selection
+from detent.plan.select import Selection, check_operator_types
 from detent.prepare import default_passes, prepare
 from detent.progress import Progress
 from detent.recipe import Recipe

@@ -9,7 +9,7 @@ sides of a Reshape or a MaxPool) share one position: they have one *leader*, who
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import onnx_ir as ir
@@ -18,11 +18,8 @@ from detent.errors import ModelError
 from detent.graph.values import all_finite, constant, is_constant
 from detent.numerics.interface import NumberFormat
 from detent.numerics.rounding import Rounding
-from detent.plan.axes import channel_axis, summed_axis
-from detent.plan.masks import find_masks
-from detent.plan.operators import OPERATORS, Operator, is_fused_edge, operator_of
-from detent.plan.parts import left_float
-from detent.plan.select import Selection
+from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
+from detent.plan.select import Selection, find_masks, left_float
 from detent.recipe import Recipe
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 
@@ -65,24 +62,24 @@ class Decision:
     reason: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layout:
-    """All sites by value name, the leader of each, and the decision for every node.
+    """All sites by value name, the leader of each, and the decision for every node. Changing it makes a new one.
 
-    `formats` are those of the sites, and `ranges` what the user gave in the place of observed ones. `fuse` are the
+    `formats` are those of the sites, and `ranges` what the user gave instead of observed ones. `fuse` are the
     activation functions that belong to the node before them. `masked` are attention scores after masking: never sites,
     whoever reads them. `ties` says what becomes of activations halfway between two codes, where that is not what
     QuantizeLinear does.
     """
 
-    sites: dict[str, Site] = field(default_factory=dict)
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    leaders: dict[str, str] = field(default_factory=dict)
-    formats: dict[str, NumberFormat] = field(default_factory=dict)
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    sites: Mapping[str, Site] = field(default_factory=dict)
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    leaders: Mapping[str, str] = field(default_factory=dict)
+    formats: Mapping[str, NumberFormat] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fuse: Collection[str] = FUSED_ACTIVATIONS
     masked: frozenset[str] = frozenset()
-    ties: dict[str, Rounding] = field(default_factory=dict)
+    ties: Mapping[str, Rounding] = field(default_factory=dict)
 
     def leader(self, value: str) -> str:
         """The value whose statistics and position `value` shares; itself where it shares with none."""
@@ -139,17 +136,22 @@ def lay_out(
     """
     left = {**left_float(recipe, model.graph), **selection.reasons_to_leave(model.graph, folded)}
     masks = find_masks(model.graph)
-    layout = Layout(fuse=recipe.fuse, masked=masks.masked)
+    decisions: dict[str, Decision] = {}
     for node in model.graph:
         name = str(node.name)
         reason = left.get(name) or masks.reasons.get(name) or _reason_to_leave(node, recipe)
-        layout.decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
+        decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
+    decided = Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked)
+    sites: dict[str, Site] = {}
+    leaders: dict[str, str] = {}
     for node in model.graph:
-        if layout.quantizes(node):
-            _add_sites(node, operator_of(node), layout)
-    if not layout.sites:
-        raise ModelError(_nothing_to_quantize(layout.decisions))
-    return layout
+        if decided.quantizes(node):
+            for site in _sites_of(node, decided):
+                sites.setdefault(site.value, site)
+            leaders |= _shared(node, sites)
+    if not sites:
+        raise ModelError(_nothing_to_quantize(decisions))
+    return replace(decided, sites=sites, leaders=leaders)
 
 
 def data_inputs(node: ir.Node) -> list[ir.Value]:
@@ -213,7 +215,7 @@ def _reason_not_dynamic(node: ir.Node) -> str | None:
     if node.op_type not in DYNAMIC_OPERATORS:
         return f"only {', '.join(DYNAMIC_OPERATORS)} have integer operators for scales that are found at run time"
     if not is_constant(node.inputs[1]):
-        return "its weight is no constant"
+        return "its weight is not constant"
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     return None if alpha == beta == 1.0 else "a factor of it could not be folded into a constant"
 
@@ -232,25 +234,31 @@ def _looks_up(node: ir.Node) -> bool:
     return node.op_type == "Gather" and not is_constant(node.inputs[1])
 
 
-def _add_sites(node: ir.Node, operator: Operator, layout: Layout) -> None:
-    inputs = data_inputs(node)
-    for value in inputs:
-        _add_site(value, Role.WEIGHT if is_constant(value) else Role.ACTIVATION, node, layout)
+def _sites_of(node: ir.Node, layout: Layout) -> Iterator[Site]:
+    """Yield what a quantized node makes a site of: its data, its bias and its results."""
+    found = [(value, Role.WEIGHT) for value in data_inputs(node)]
     bias = bias_input(node)
     if bias is not None and _is_float(bias):
-        _add_site(bias, Role.BIAS if is_constant(bias) else Role.ACTIVATION, node, layout)
+        found.append((bias, Role.BIAS))
+    for value, role in found:
+        yield from _site(value, role if is_constant(value) else Role.ACTIVATION, node, layout)
     for value in node.outputs:
         if value.name and _is_float(value):  # one without a name is an optional one that nobody asked for
-            _add_site(value, Role.ACTIVATION, node, layout)
-    source, result = str(inputs[0].name), str(node.outputs[0].name)
-    shared = operator.moves_data and not is_constant(inputs[0])
-    if shared and source in layout.sites and result in layout.sites:
-        layout.leaders[result] = source
+            yield from _site(value, Role.ACTIVATION, node, layout)
 
 
-def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> None:
+def _shared(node: ir.Node, sites: Mapping[str, Site]) -> dict[str, str]:
+    """Return the result of a node that only moves data, with the input whose parameters it shares."""
+    first = data_inputs(node)[0]
+    source, result = str(first.name), str(node.outputs[0].name)
+    shares = operator_of(node).moves_data and not is_constant(first)
+    return {result: source} if shares and source in sites and result in sites else {}
+
+
+def _site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Iterator[Site]:
+    """Yield the site of a value, unless the device never forms it."""
     name = str(value.name)
-    if name in layout.sites or name in layout.masked or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
+    if name in layout.masked or (role is Role.ACTIVATION and _on_fused_edge(value, layout)):
         return
     if role is not Role.ACTIVATION:
         array = constant(value)
@@ -262,7 +270,7 @@ def _add_site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Non
     producer = value.producer()
     settled = operator_of(producer).largest if producer is not None and layout.quantizes(producer) else None
     axis = channel_axis(node, value, bias_input(node)) if role is Role.WEIGHT else None
-    layout.sites[name] = Site(name, role, str(layout.layer_of(node).name), settled, axis, summed_axis(value))
+    yield Site(name, role, str(layout.layer_of(node).name), settled, axis, summed_axis(value))
 
 
 def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:

@@ -4,12 +4,16 @@ Formats belong to nodes. A value has the activation format of the node that comp
 input of the model, the result of a node that stays float) that of its first reader. Every other reader that computes in
 another format reads a copy of the value, behind an Identity that stands for the conversion: the copy is a site of its
 own, so it is calibrated, planned and emitted like any other value, and the Identity itself is not emitted.
+
+A device may round activations halfway between two codes otherwise than to the even one. The DPU computes
+(X + 2^(cut-1)) >> cut: ties go upwards. Inputs of the model, and results of nodes that stay float, are quantized by the
+host, which rounds ties away from zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -18,10 +22,9 @@ from detent.graph.names import Names
 from detent.graph.values import values_of
 from detent.numerics.formats import is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
+from detent.numerics.rounding import DeviceRounding, Rounding
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
-from detent.plan.parts import nodes_of
-from detent.plan.select import Selection, names_matching
-from detent.plan.ties import ties_on_device
+from detent.plan.select import Selection, names_matching, nodes_of
 from detent.recipe import Override, Recipe
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Where")
@@ -49,8 +52,7 @@ def arrange(model: ir.Model, selection: Selection, recipe: Recipe, folded: Colle
     layout = lay_out(model, selection, recipe, folded)
     if convert_at_borders(model, layout, recipe):
         layout = lay_out(model, selection, recipe, folded)
-    assign_formats(model, layout, recipe)
-    return layout
+    return assign_formats(model, layout, recipe)
 
 
 def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe) -> int:
@@ -77,11 +79,12 @@ def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe) -> int:
     return inserted
 
 
-def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
-    """Give every site its format, and activations their rounding; roles that stay float are taken out of the layout."""
+def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> Layout:
+    """Return the layout with a format for every site, without the roles that stay float."""
     formats = _formats_of_nodes(model, layout, recipe)
     values = {str(value.name): value for value in values_of(model.graph)}
-    for name, site in list(layout.sites.items()):
+    found: dict[str, NumberFormat] = {}
+    for name, site in layout.sites.items():
         of_node = formats[site.node]
         if site.role is Role.ACTIVATION:
             chosen = _format_of_value(values[name], layout, formats)
@@ -89,29 +92,30 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> None:
             chosen = of_node.weights if site.role is Role.WEIGHT else of_node.biases
             if recipe.constants_as_activations and _is_operand(values[name], site.role):
                 chosen = of_node.activations
-        if chosen is None:
-            del layout.sites[name]
-        else:
-            layout.formats[name] = chosen
-    _keep_leaders(layout)
-    _override_tensors(layout, recipe.overrides)
-    for name in [name for name, fmt in layout.formats.items() if _is_lone(values[name], fmt)]:
-        del layout.sites[name], layout.formats[name]
-    _keep_leaders(layout)
+        if chosen is not None:
+            found[name] = chosen
+    layout = _override_tensors(_with_formats(layout, found), recipe.overrides)
+    apart = {name: fmt for name, fmt in layout.formats.items() if not _is_lone(values[name], fmt)}
+    layout = _with_formats(layout, apart)
     _check_ranges(layout)
     _check_biases(model, layout)
-    layout.ties = ties_on_device(model, layout, recipe.rounding)
     if not layout.sites:
         raise UsageError(f"Recipe {recipe.name} leaves activations, weights and biases float: there is nothing to do.")
+    return replace(layout, ties=ties_on_device(model, layout, recipe.rounding))
 
 
-def _keep_leaders(layout: Layout) -> None:
-    """Only sites that are there share parameters, and not blocks: these lie along an axis of each value's own."""
-    layout.leaders = {
+def _with_formats(layout: Layout, formats: Mapping[str, NumberFormat]) -> Layout:
+    """Return the layout with the sites that have a format.
+
+    Only these share parameters, and not blocks: they lie along an axis of each value's own.
+    """
+    sites = {name: site for name, site in layout.sites.items() if name in formats}
+    leaders = {
         name: leader
         for name, leader in layout.leaders.items()
-        if {name, leader} <= layout.sites.keys() and not layout.formats[name].in_blocks
+        if {name, leader} <= sites.keys() and not formats[name].in_blocks
     }
+    return replace(layout, sites=sites, leaders=leaders, formats=dict(formats))
 
 
 def _is_lone(value: ir.Value, fmt: NumberFormat) -> bool:
@@ -183,7 +187,7 @@ def _insert_identity(model: ir.Model, value: ir.Value, uses: Sequence[tuple[ir.N
         reader.replace_input_with(index, copy)
 
 
-def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> None:
+def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> Layout:
     for override in overrides:
         for pattern in override.tensors:
             matches = names_matching(pattern, layout.sites)
@@ -192,28 +196,31 @@ def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> None:
                     f"The override of the tensor '{pattern}' matches none that is quantized."
                     f"{nearest(pattern, layout.sites)} `detent quantize --dry-run --json` lists the nodes."
                 )
-            # A sum, not any(): every match is overridden.
-            if not sum(_override_tensor(layout, name, override) for name in matches):
+            changed = layout
+            for name in matches:
+                changed = _override_tensor(changed, name, override)
+            if changed is layout:
                 raise UsageError(
                     f"The override of the tensor '{pattern}' says nothing about it: '{matches[0]}' is one of the "
                     f"{_FIELDS[layout.sites[matches[0]].role]}. Give these a format, or a range."
                 )
+            layout = changed
+    return layout
 
 
 _FIELDS = {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}
 
 
-def _override_tensor(layout: Layout, name: str, override: Override) -> bool:
-    """Give a tensor and all that share with it what the override says; whether it says anything."""
+def _override_tensor(layout: Layout, name: str, override: Override) -> Layout:
+    """Give a tensor and all that share with it what the override says; the same layout if it says nothing."""
     leader = layout.leader(name)
     given = getattr(override, _FIELDS[layout.sites[leader].role])
     if given is not None:
-        for site in layout.sites:
-            if layout.leader(site) == leader:
-                layout.formats[site] = given
+        sharing = [site for site in layout.sites if layout.leader(site) == leader]
+        layout = replace(layout, formats={**layout.formats, **dict.fromkeys(sharing, given)})
     if override.range is not None:
-        layout.ranges[leader] = override.range
-    return given is not None or override.range is not None
+        layout = replace(layout, ranges={**layout.ranges, leader: override.range})
+    return layout
 
 
 def _check_ranges(layout: Layout) -> None:
@@ -243,3 +250,16 @@ def _check_biases(model: ir.Model, layout: Layout) -> None:
                         f"layer's products, and '{value.name if value else ''}' is {what}. Give the biases "
                         'another format, or "float".'
                     )
+
+
+def ties_on_device(model: ir.Model, layout: Layout, rounding: DeviceRounding) -> dict[str, Rounding]:
+    """Return the rounding of every activation site, unless it is half to even."""
+    if rounding == "half-even":
+        return {}
+    sites = {site.value for site in layout.of_role(Role.ACTIVATION)}
+    return {str(value.name): _ties(value, layout) for value in values_of(model.graph) if str(value.name) in sites}
+
+
+def _ties(value: ir.Value, layout: Layout) -> Rounding:
+    producer = value.producer()
+    return "half_up" if producer is not None and layout.quantizes(producer) else "half_away"

@@ -22,7 +22,7 @@ from detent.observe.counting import HALF
 from detent.observe.histogram import Histogram
 from detent.observe.statistics import TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
-from detent.plan.parameters import method_choices
+from detent.plan.plan import method_choices
 from detent.plan.select import names_matching
 
 OUTLIER_PERCENTILE = 99.9

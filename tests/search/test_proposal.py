@@ -8,8 +8,8 @@ from detent.plan.mixed import assign_formats
 from detent.recipe import Override
 from detent.recipe.file import find_recipe, to_toml
 from detent.results.searched import ErrorSource, LayerSensitivity, Sensitivity
+from detent.search.proposal import LEFT_BY_4_BITS, LEFT_BY_8_BITS, propose
 from detent.sensitivity_analysis.layer_errors import sensitivity
-from detent.sensitivity_analysis.proposal import LEFT_BY_4_BITS, LEFT_BY_8_BITS, propose
 from tests.models import SMALL_MODELS, XINT8, laid_out, planned
 from tests.sensitivity_analysis.test_layer_errors import SAMPLES
 
@@ -97,7 +97,7 @@ def test_16_bits_for_the_worst_activations():
     assert override.activations.power_of_two
     # and it does what it says
     again, layout = laid_out(SMALL_MODELS["residual"]())
-    assign_formats(again, layout, proposal.recipe)
+    layout = assign_formats(again, layout, proposal.recipe)
     wide = [name for name, fmt in layout.formats.items() if fmt.bits == 16]
     assert wide == list(proposal.tensors)
     assert 'type = "uint16"' in to_toml(proposal.recipe)
