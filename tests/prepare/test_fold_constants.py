@@ -5,7 +5,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.prepare import FoldConstants, fold_constants, prepare
+from detent.prepare import FoldConstants, prepare
+from detent.prepare import constants as fold_constants
 from tests.prepare.equivalence import check, f32, flag_input, if_reading, info, make, node
 
 INT = TensorProto.INT64
