@@ -52,8 +52,8 @@ def test_a_tree_of_constants_is_one_initializer():
 
 def test_one_session_for_all(monkeypatch):
     calls = []
-    original = fold_constants.evaluate.run
-    monkeypatch.setattr(fold_constants.evaluate, "run", lambda *args: calls.append(args) or original(*args))
+    original = fold_constants.run_constants
+    monkeypatch.setattr(fold_constants, "run_constants", lambda *args: calls.append(args) or original(*args))
     nodes = [
         item
         for i in range(6)
