@@ -189,7 +189,7 @@ def _save(prepared: Prepared, source: Source, observation: Observation, rescalin
 
 
 def _vote(recipe: Recipe) -> tuple[Vote | None, str]:
-    """What each sample is asked, and its name; nothing for most methods."""
+    """Return what each sample is asked, and a name for it; None and "" for most methods."""
     method, fmt = recipe.method, recipe.activations
     vote = method.vote(fmt) if is_integer(fmt) else None
     return (None, "") if vote is None or fmt is None else (vote, f"{method} on {fmt.dtype}")

@@ -34,7 +34,7 @@ LEFT_BY_4_BITS = 2.0**-8
 
 
 def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, way: Way = "exclude") -> Proposal:
-    """The recipe with as few exceptions as bring the error down to `wanted`, as noise power over signal power."""
+    """Return the recipe with as few exceptions as bring the error (noise over signal power) down to `wanted`."""
     if way not in get_args(Way):
         raise UsageError(f"There is no proposal '{way}'.{nearest(way, get_args(Way))} Choose from exclude, a16 and w8.")
     if not wanted > 0:
@@ -61,7 +61,7 @@ class _Move:
 
 
 def _greedy(moves: Sequence[_Move], error: Callable[[Collection[str]], float], wanted: float) -> list[str]:
-    """The names to change: always those that gain most for their cost, and in the end without any that are not needed.
+    """Return the names to change: always those that gain most for their cost, less any that turn out needless.
 
     Those that are cheap come early, and what is taken later may be enough without them.
     """
@@ -88,7 +88,7 @@ def _names(moves: Iterable[_Move]) -> frozenset[str]:
 
 
 def predicted_error(found: Sensitivity, left: Callable[[ErrorSource], float]) -> float:
-    """The error that is expected where of each thing's own error the given part is left."""
+    """Return the error that is expected if of each thing's own error the given part is left."""
     whole = sum(found.errors.values())
     remaining = sum(left(thing) * found.errors[thing.name] for thing in found.sources)
     return found.total * remaining / whole if whole else 0.0

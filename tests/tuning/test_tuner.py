@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from detent.results.searched import RungOutcome
-from detent.tuning.climb import is_better
+from detent.results.searched import StepOutcome
+from detent.tuning.tuner import is_better
 
-BELOW = RungOutcome("below", "", 2.0, "points", (1.0, 3.0), 0.10, 1.0, 100)
+BELOW = StepOutcome("below", "", 2.0, "points", (1.0, 3.0), 0.10, 1.0, 100)
 
 
 def test_a_clear_difference_of_loss_decides():
@@ -32,5 +32,5 @@ def test_without_an_interval_the_loss_decides():
 
 
 def test_an_outcome_survives_being_written_down():
-    again = RungOutcome.from_plain(BELOW.to_plain())
+    again = StepOutcome.from_plain(BELOW.to_plain())
     assert again == replace(BELOW, resumed=True)

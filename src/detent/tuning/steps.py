@@ -1,8 +1,8 @@
-"""The ladder: what is tried, from the cheapest to the dearest, and why each may help.
+"""What tuning tries, from the cheapest step to the dearest, and why each may help.
 
-The first rungs cost nothing on the device: the same operators and number formats, with better numbers in them. Each
-adds one thing to the best recipe below it. The last ones give up a part of the constraint: the layers whose rounding
-hurts most get 8 bits in the place of 4 for their weights, 16-bit activations, or stay float.
+The first steps cost nothing on the device: the same operators and number formats, with better numbers in them. Each
+adds one thing to the best recipe before it. The last ones give up a part of the constraint: the layers whose rounding
+hurts most get weights of 8 bits instead of 4, activations of 16 bits, or stay float.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
 from detent.results.searched import Proposal, Sensitivity, Way
-from detent.sensitivity_analysis.proposal import propose
+from detent.search.proposal import propose
 
 SHARES = (0.5, 0.25, 0.1, 0.03)
-"""Of the output error: how much the layers that stay quantized may leave, rung after rung."""
+"""Of the output error: how much the layers that stay quantized may leave, step after step."""
 
 
 @dataclass(frozen=True)
-class Rung:
+class TuningStep:
     """One way to quantize: its name, what it does in a sentence, and the recipe."""
 
     name: str
@@ -42,16 +42,16 @@ class Ingredient:
     what: str
     changes: dict[str, object]
 
-    def added_to(self, recipe: Recipe) -> Rung | None:
-        """The rung that has it; None where the recipe cannot have it, or has it already."""
+    def added_to(self, recipe: Recipe) -> TuningStep | None:
+        """Return the step that adds it; None if the recipe cannot have it, or has it already."""
         changed = recipe.replace(**self.changes)
         if changed == recipe or not _possible(changed):
             return None
-        return Rung(self.name, self.what, changed)
+        return TuningStep(self.name, self.what, changed)
 
 
 def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
-    """What is added, one after another. Where the recipe to start from has a choice of its own, that is taken."""
+    """Return what is added, one after another. A choice of the recipe to start from is kept."""
     own = {type(base.refinement): base.refinement} if base.refinement is not None else {}
 
     def refined(name: str, what: str, usual: Refinement) -> Ingredient:
@@ -70,14 +70,14 @@ def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
     )
 
 
-def plain(recipe: Recipe) -> Rung:
-    """The lowest rung: the recipe's numbers, rounded to the nearest."""
+def plain(recipe: Recipe) -> TuningStep:
+    """Return the first step: the recipe's numbers, rounded to the nearest."""
     bare = recipe.replace(equalize=False, search_ranges=False, refinement=None)
-    return Rung("plain", "every number is rounded to the nearest", bare)
+    return TuningStep("plain", "every number is rounded to the nearest", bare)
 
 
 def ways_up(recipe: Recipe) -> tuple[Way, ...]:
-    """How a recipe can give up a part of its constraint.
+    """Return how a recipe can give up a part of its constraint.
 
     Weights of 4 bits can have 8. Devices with power-of-two scales know 8 bits only; others take activations of 16.
     """
@@ -89,8 +89,8 @@ def ways_up(recipe: Recipe) -> tuple[Way, ...]:
     return (*narrow, "exclude") if only else (*narrow, "a16", "exclude")
 
 
-def stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
-    """The ways in the order in which they are gone. Each stage starts from the best that is known before it.
+def exception_stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
+    """Return the ways in the order in which they are tried. Each stage starts from the best recipe before it.
 
     Wider weights come before all else, and are kept where they help: they stay integers, and cost only size.
     """
@@ -98,8 +98,8 @@ def stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
     return (("w8",), ways[1:]) if "w8" in ways else (ways,)
 
 
-def exceptions(recipe: Recipe, layout: Layout, found: Sensitivity, ways: Sequence[Way]) -> Iterator[Rung]:
-    """The last rungs: ever more layers, the worst first, are spared."""
+def exceptions(recipe: Recipe, layout: Layout, found: Sensitivity, ways: Sequence[Way]) -> Iterator[TuningStep]:
+    """Yield the last steps: more and more layers, the worst first, are spared."""
     seen = {recipe}
     for way in ways:
         for share in SHARES:
@@ -107,11 +107,11 @@ def exceptions(recipe: Recipe, layout: Layout, found: Sensitivity, ways: Sequenc
             if proposal.recipe in seen:
                 continue
             seen.add(proposal.recipe)
-            yield Rung(*_named(proposal), proposal.recipe)
+            yield TuningStep(*_named(proposal), proposal.recipe)
 
 
 def _named(proposal: Proposal) -> tuple[str, str]:
-    """The name of a rung, and what it does."""
+    """Return the name of a step, and what it does."""
     if proposal.way == "a16":
         return f"A16 x{len(proposal.tensors)}", "the activations that hurt most get 16 bits"
     if proposal.way == "w8":

@@ -26,8 +26,7 @@ from detent.pipeline.job import Job
 from detent.recipe import Override
 from detent.recipe.presets import LAYERS
 from detent.results.searched import decibels
-from detent.search.layers import LayerSearch, OtherFormats, search_layers
-from detent.search.precision import Layers
+from detent.search.mixed import Layers, LayerSearch, OtherFormats, search_layers
 from detent.search.probing import SAMPLES
 
 _MET = {
@@ -40,7 +39,7 @@ _MET = {
     "AutoMixUseFastFT": "include_fast_ft decides",
 }
 _SEARCHED = {
-    "MetricThreshold": "a search (`detent.search.layers`): the layers that can take the format; 0: all of them",
+    "MetricThreshold": "a search (`detent.search.mixed`): the layers that can take the format; 0: all of them",
     "L2Target": "the older name: MetricThreshold of l2",
     "MetricDefault": "what the threshold is about: sqnr, l2 or cosine, as a bound on the power of the error",
     "ExcludeLayers": "not these nodes; with a threshold",

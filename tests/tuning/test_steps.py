@@ -11,7 +11,7 @@ from detent.recipe.presets import find_preset
 from detent.refinements import BiasCorrection, Rounding
 from detent.search.probing import unrefined
 from detent.sensitivity_analysis.layer_errors import sensitivity
-from detent.tuning.rungs import exceptions, ingredients, plain, stages, ways_up
+from detent.tuning.steps import exception_stages, exceptions, ingredients, plain, ways_up
 from tests.conftest import tiny_model
 
 W4 = find_preset("A8W8").replace(weights=IntegerFormat("int4"))
@@ -62,8 +62,8 @@ def test_what_can_be_given_up():
 
 
 def test_wider_weights_come_first():
-    assert stages(find_preset("A8W8")) == (("a16", "exclude"),)
-    assert stages(W4) == (("w8",), ("a16", "exclude"))
+    assert exception_stages(find_preset("A8W8")) == (("a16", "exclude"),)
+    assert exception_stages(W4) == (("w8",), ("a16", "exclude"))
 
 
 def test_ever_more_weights_in_8_bits(samples):

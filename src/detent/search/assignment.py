@@ -13,19 +13,22 @@ by more than one step is worth.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from detent.errors import UsageError
 from detent.results.searched import Choice, FormatOption
 
+ROUNDS = 4
+"""How often formats are assigned at most before the finest are taken."""
+
 
 def assign(
     options: Mapping[str, Sequence[FormatOption]], *, max_error: float | None = None, max_bits: float | None = None
 ) -> Choice:
-    """The format of each tensor. Exactly one of the two bounds is given: on the sum of errors, or on that of bits.
+    """Return the format of each tensor. Exactly one of the two bounds is given: on the sum of errors, or of bits.
 
-    Where the bound cannot be met, the choice is the one that comes nearest.
+    If the bound cannot be met, the choice is the one that comes nearest.
     """
     if (max_error is None) == (max_bits is None):
         raise UsageError("Give one of a wanted error and a wanted size: the other one follows.")
@@ -42,8 +45,26 @@ def assign(
     return chosen
 
 
+def assign_measured(
+    options: Mapping[str, Sequence[FormatOption]], measure: Callable[[Choice], float], wanted: float
+) -> tuple[Choice, float]:
+    """Assign formats so that the measured error of all together is at most `wanted`; also return that error.
+
+    Errors add only nearly. If the whole misses what is wanted, the next assignment aims lower by as much as it was
+    missed; in the end it is the finest one.
+    """
+    aim = wanted
+    for attempt in range(ROUNDS + 1):
+        choice = assign(options, max_error=aim if attempt < ROUNDS else 0.0)
+        error = measure(choice)
+        if error <= wanted:
+            break
+        aim *= wanted / error
+    return choice, error
+
+
 def hull(options: Sequence[FormatOption]) -> list[FormatOption]:
-    """The options that are best at some price, from the fewest bits on."""
+    """Return the options that are best at some price, from the fewest bits on."""
     found: list[FormatOption] = []
     for option in sorted(options, key=lambda each: (each.bits, each.error)):
         if found and option.error >= found[-1].error:
@@ -55,16 +76,16 @@ def hull(options: Sequence[FormatOption]) -> list[FormatOption]:
 
 
 def _rate(before: FormatOption, after: FormatOption) -> float:
-    """The error that a step takes away for each bit that it adds."""
+    """Return the error that a step takes away for each bit that it adds."""
     added = after.bits - before.bits
     return (before.error - after.error) / added if added else math.inf
 
 
 def error_of(choice: Choice) -> float:
-    """The sum of errors."""
+    """Add up the errors."""
     return sum(option.error for option in choice.values())
 
 
 def bits_of(choice: Choice) -> int:
-    """The sum of bits."""
+    """Add up the bits."""
     return sum(option.bits for option in choice.values())
