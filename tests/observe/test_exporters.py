@@ -14,9 +14,8 @@ from detent.errors import UsageError
 from detent.graph.load import load, read
 from detent.observe.exporters import class_names, declared_images
 from detent.observe.images import geometry, image_size
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions, guess_preprocess
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 
 YOLO = {"stride": "32", "task": "detect", "imgsz": "[64, 32]", "names": "{0: 'person', 1: 'car'}"}
 

@@ -11,7 +11,7 @@ from detent.errors import UsageError
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save, write_text
-from detent.observe.fingerprint import fingerprint_of
+from detent.observe.fingerprints import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
 from detent.recipe.file import to_toml

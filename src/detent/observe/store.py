@@ -25,7 +25,7 @@ _FRONT = _FIELDS.size + _CHECKSUM
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """A kind of file: its name in messages, the 16 bytes that it begins with, and the version written today."""
 
     noun: str
@@ -37,7 +37,7 @@ class NotThisKindError(DataError):
     """The file is something else altogether: not to be read, and not to be overwritten."""
 
 
-def seal(kind: Kind, body: bytes, level: int = 6) -> bytes:
+def seal(kind: FileKind, body: bytes, level: int = 6) -> bytes:
     """A file's bytes: the same for the same body. `level` is zlib's."""
     if len(body) > MOST_BYTES:
         raise OutputError(
@@ -49,7 +49,7 @@ def seal(kind: Kind, body: bytes, level: int = 6) -> bytes:
     return fields + hashlib.sha256(fields + packed).digest() + packed
 
 
-def read_sealed(path: Path, kind: Kind) -> bytes:
+def read_sealed(path: Path, kind: FileKind) -> bytes:
     """The body of a file. Raises DataError that says whether it is missing, foreign, cut short, damaged or newer."""
     try:
         with path.open("rb") as file:
@@ -61,7 +61,7 @@ def read_sealed(path: Path, kind: Kind) -> bytes:
     return unseal(data, kind, str(path))
 
 
-def unseal(data: bytes, kind: Kind, where: str) -> bytes:
+def unseal(data: bytes, kind: FileKind, where: str) -> bytes:
     """The body within a file's bytes; `where` names the file in messages."""
     magic = data[: len(kind.magic)]
     if magic != kind.magic and not (data and kind.magic.startswith(data)):

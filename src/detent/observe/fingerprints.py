@@ -1,18 +1,75 @@
-"""The fingerprint of a model: a short text that differs when it differs in anything that changes what is counted.
+"""Fingerprints of models and data: short texts that differ when anything differs that changes what is counted.
 
-Statistics are worth something only for the model that they were counted with, and the name of a file says nothing about
-that. So the contents are hashed: operators, attributes, connections and constants; not metadata, doc strings, or the
-order in which nodes are listed. Values keep their names in the hash, because statistics are found by them.
+Statistics are valid only for the model that they were counted with, and a file name says nothing about that. So the
+contents are hashed: operators, attributes, connections and constants; not metadata, doc strings, or the order in which
+nodes are listed. Values keep their names in the hash, because statistics are found by them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-from detent.observe.digest import Digest
+from detent.errors import DataError
+
+WHOLE_FILE_LIMIT = 1 << 26
+"""Files up to this many bytes are hashed whole."""
+
+PAGE = 1 << 12
+PAGE_STRIDE = 1 << 16
+"""Of a larger file, one page of each stride is hashed, so an exchange of that many bytes is always noticed."""
+
+
+class Digest:
+    """A hash over a sequence of items. Each goes in with its kind and length, so no two sequences can look the same."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    @property
+    def text(self) -> str:
+        """The fingerprint of all that was added."""
+        return self._hash.hexdigest()
+
+    def add(self, *items: str | int | float | None) -> None:
+        """Add plain values."""
+        for item in items:
+            encoded = repr(item).encode("utf-8", "backslashreplace")
+            self._hash.update(b"v%d:" % len(encoded) + encoded)
+
+    def add_plain(self, value: object) -> None:
+        """Add nested lists and dicts of plain values; the order of keys does not matter."""
+        self.add(json.dumps(value, sort_keys=True))
+
+    def add_array(self, array: np.ndarray[Any, Any]) -> None:
+        """Add an array: type, shape and contents. A contiguous one is not copied."""
+        self.add("array", array.dtype.str if array.dtype.kind != "V" else array.dtype.name, *array.shape)
+        if array.dtype.hasobject:
+            self.add(*(repr(item) for item in array.reshape(-1)))
+        else:
+            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def add_file(self, path: Path) -> None:
+        """Add a file's size and contents (of a large one: a page of every stride, and the end). Not its name."""
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self.add("file", size)
+                if size <= WHOLE_FILE_LIMIT:
+                    self._hash.update(file.read())
+                    return
+                for start in (*range(0, size - PAGE, PAGE_STRIDE), size - PAGE):
+                    file.seek(start)
+                    self._hash.update(file.read(PAGE))
+        except OSError as error:
+            raise DataError(f"{path}: this file cannot be read ({error.strerror or error}).") from error
 
 
 def fingerprint_of(model: ir.Model) -> str:

@@ -1,8 +1,15 @@
-"""What can be computed without the inputs is computed once, here.
+"""Compute once what does not depend on the inputs, and tidy what is left.
 
-A node whose inputs are all constants gives the same result in every run, and an initializer with that result may
-stand in for it. All such nodes are cut out into one small model, which onnxruntime runs once with the same kernels that
+FoldConstants: a node whose inputs are all constants gives the same result in every run, so an initializer with that
+result replaces it. All such nodes are cut out into one small model, which onnxruntime runs once with the kernels that
 would have run them every time. The shape of a value whose dimensions are all known is a constant as well.
+
+RemoveIdentity: Identity copies its input, and at inference so does Dropout. So do x * 1, x / 1, x + 0 and x - 0, which
+would cost a rounding each. Readers of the copy read the original.
+
+SeparateInitializers: an initializer that several inputs read gets one copy for each. The copies hold the same numbers,
+so the function is unchanged. Each use can then have its own scale, and a pass can rewrite one layer's weight without
+touching another layer. Copies share their memory until something replaces them.
 """
 
 from __future__ import annotations
@@ -12,13 +19,67 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
+import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from detent.graph.values import add_initializer, bypass, is_standard, remove_node, tensor_of
-from detent.prepare import evaluate
+from detent.graph.session import RUNTIME_ERRORS, first_line
+from detent.graph.values import (
+    add_initializer,
+    bypass,
+    constant,
+    input_at,
+    is_standard,
+    is_unused,
+    rank,
+    remove_node,
+    tensor_of,
+)
 from detent.prepare.base import Pass
-from detent.prepare.infer_shapes import infer
+from detent.prepare.shapes import infer
+
+_INLINE_LIMIT = 1024
+
+
+def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value]) -> list[Any] | str:
+    """The arrays of the wanted outputs of the nodes, or the first line of onnxruntime's reason why not.
+
+    Large constants are fed as inputs, so that they are neither copied into the model nor limited by its format. Small
+    ones are initializers, because some kernels want their axes and sizes when the session is made.
+    """
+    produced = {value for node in nodes for value in node.outputs}
+    sources: dict[str, ir.TensorProtocol] = {}
+    for node in nodes:
+        for value in node.inputs:
+            tensor = tensor_of(value)
+            if value is not None and value not in produced and tensor is not None:
+                sources[str(value.name)] = tensor
+    inputs, initializers, feeds = [], [], {}
+    for name, tensor in sources.items():
+        array: npt.NDArray[Any] = tensor.numpy()
+        if array.nbytes <= _INLINE_LIMIT:
+            initializers.append(onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
+        else:
+            inputs.append(onnx.helper.make_tensor_value_info(name, int(tensor.dtype), array.shape))
+            feeds[name] = array
+    outputs = [onnx.ValueInfoProto(name=str(value.name)) for value in wanted]
+    graph = onnx.helper.make_graph(
+        [ir.serde.serialize_node(node) for node in nodes], "constants", inputs, outputs, initializers
+    )
+    opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
+    proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        results: list[Any] = session.run([str(value.name) for value in wanted], feeds)
+    except RUNTIME_ERRORS as error:
+        return first_line(str(error))
+    return results
+
 
 SIZE_LIMIT = 16 * 2**20
 """A result larger than this many bytes is kept as a computation, unless its inputs were larger still."""
@@ -128,7 +189,7 @@ class FoldConstants(Pass):
         wanted = [value for node in folded for value in node.outputs if _leaves(value, folded)]
         if not wanted:
             return
-        results = evaluate.run(model, list(folded), wanted)
+        results = run_constants(model, list(folded), wanted)
         if isinstance(results, str):
             self.decline("model", f"{len(folded)} constant nodes could not be evaluated: {results}")
             return
@@ -232,3 +293,104 @@ def _known_bytes(node: ir.Node) -> int:
 def _leaves(value: ir.Value, folded: dict[ir.Node, None]) -> bool:
     """Whether something that is not evaluated reads the value."""
     return any(use.node not in folded for use in value.uses())
+
+
+_NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
+
+
+class RemoveIdentity(Pass):
+    """Remove Identity, Dropout in inference mode, and arithmetic with a neutral constant.
+
+    Cases:
+    - the result is an inner value: its readers read the input;
+    - the result is a graph output: the input's producer takes over the output's name;
+    - the input is a graph input, an initializer or itself a graph output, and the result is a graph output: both names
+      are fixed, so the node stays;
+    - Dropout stays when its mask is used, or when `training_mode` is true or not constant;
+    - arithmetic goes when the constant is one neutral number, on the right, and does not raise the rank.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every Identity and Dropout of the main graph, and at arithmetic with constants."""
+        for node in model.graph:
+            if not is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
+                continue
+            reason = _why_trains(node) if node.op_type == "Dropout" else None
+            if reason is None:
+                reason = bypass(model.graph, node)
+            if reason is None:
+                self.changed(node, f"{node.op_type} removed")
+            else:
+                self.decline(node, reason)
+
+
+def _is_neutral(node: ir.Node) -> bool:
+    """Whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape alone."""
+    if not is_standard(node, *_NEUTRAL) or node.inputs[0] is None:
+        return False
+    array, dims = constant(input_at(node, 1)), rank(node.inputs[0])
+    if array is None or array.size != 1 or dims is None or array.ndim > dims:
+        return False
+    return bool(array.reshape(-1)[0] == _NEUTRAL[node.op_type])
+
+
+def _why_trains(node: ir.Node) -> str | None:
+    """Why a Dropout does more than pass its input on, or None."""
+    if any(not is_unused(value) for value in node.outputs[1:]):
+        return "the mask of Dropout is used"
+    training = input_at(node, 2)
+    if training is None:
+        return None
+    flag = constant(training)
+    if flag is None:
+        return "the training mode of Dropout is not constant"
+    return "Dropout is in training mode" if bool(flag.reshape(-1)[0]) else None
+
+
+class SeparateInitializers(Pass):
+    """One float initializer per use.
+
+    Cases:
+    - FLOAT initializers only: integers are shapes, axes and indices, and have no scale, nor have the bounds of a Clip;
+    - the first use in graph order keeps the original and its name, the others get `<node>/<name>`;
+    - uses in bodies of If and Loop, and a graph output, keep the original; then all uses in the main graph get copies;
+    - declined: an initializer that is a graph input too, since the caller may replace it.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Walk all inputs of the main graph once."""
+        shared = self._shared(model.graph)
+        taken = {value for value in shared if _has_fixed_use(value, model.graph)}
+        copies: dict[ir.Value, int] = {}
+        for node in model.graph:
+            for index, value in enumerate(node.inputs):
+                if value is None or value not in shared or node.op_type == "Clip":
+                    continue
+                if value not in taken:
+                    taken.add(value)
+                    continue
+                if value.const_value is None:
+                    continue
+                name = self.fresh(model, node, str(value.name).lstrip("/"))
+                copy = add_initializer(model.graph, name, value.const_value.numpy())
+                node.replace_input_with(index, copy)
+                copies[value] = copies.get(value, 0) + 1
+        for value, count in copies.items():
+            self.changed(str(value.name), f"{count} more uses got copies of it")
+
+    def _shared(self, graph: ir.Graph) -> set[ir.Value]:
+        """The float initializers with more than one use."""
+        shared = set()
+        for value in graph.initializers.values():
+            if value.dtype != ir.DataType.FLOAT or sum(use.node.op_type != "Clip" for use in value.uses()) < 2:
+                continue
+            if value.is_graph_input():
+                self.decline(str(value.name), "it is a graph input too, so the caller may replace it")
+            else:
+                shared.add(value)
+        return shared
+
+
+def _has_fixed_use(value: ir.Value, graph: ir.Graph) -> bool:
+    """Whether the original is needed where this pass does not look."""
+    return value.is_graph_output() or any(use.node.graph is not graph for use in value.uses())

@@ -22,15 +22,14 @@ import onnx_ir as ir
 
 from detent.errors import DataError, OutputError
 from detent.graph.save import write_bytes
-from detent.observe.digest import Digest
-from detent.observe.fingerprint import fingerprint_of
-from detent.observe.sealed import Kind, NotThisKindError, read_sealed, seal
+from detent.observe.fingerprints import Digest, fingerprint_of
 from detent.observe.sources import Source
 from detent.observe.statistics import Statistics
-from detent.observe.statistics_bytes import Header, pack, unpack
+from detent.observe.statistics_file import Header, pack, unpack
+from detent.observe.store import FileKind, NotThisKindError, read_sealed, seal
 from detent.version import __version__
 
-CHECKPOINT = Kind("checkpoint", b"\x89DetentCkpnt\r\n\x1a\n", 1)
+CHECKPOINT = FileKind("checkpoint", b"\x89DetentCkpnt\r\n\x1a\n", 1)
 _FAST = 1  # zlib's level: it is written while others work, and thrown away in the end
 _MOST_SAMPLES = 1 << 26
 _DIFFERENCES = {

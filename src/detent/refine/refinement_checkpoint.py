@@ -24,15 +24,14 @@ import onnx_ir as ir
 from detent.errors import DataError, OutputError
 from detent.graph.save import write_bytes
 from detent.numerics.formats import holds_integers
-from detent.observe.digest import Digest
-from detent.observe.fingerprint import fingerprint_of
-from detent.observe.sealed import Kind, NotThisKindError, read_sealed, seal
+from detent.observe.fingerprints import Digest, fingerprint_of
+from detent.observe.store import FileKind, NotThisKindError, read_sealed, seal
 from detent.plan.plan import Plan
 from detent.refine.layers import LayerChange, LayerReport
 from detent.refinements import Refinement
 from detent.version import __version__
 
-REFINEMENT = Kind("checkpoint of a refinement", b"\x89DetentRefin\r\n\x1a\n", 1)
+REFINEMENT = FileKind("checkpoint of a refinement", b"\x89DetentRefin\r\n\x1a\n", 1)
 _FAST = 1  # zlib's level
 
 
