@@ -98,7 +98,7 @@ def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Inter
 # --- classes
 
 
-def _probabilities(scores: Floats) -> Floats:
+def probabilities(scores: Floats) -> Floats:
     """Return probabilities along the last axis: the scores themselves, if they are within 0..1."""
     if float(scores.min(initial=0.0)) >= -1e-6 and float(scores.max(initial=0.0)) <= 1.0 + 1e-3:
         return scores
@@ -125,17 +125,17 @@ def class_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
 def _compare_classes(first: Floats, second: Floats) -> tuple[Floats, Floats]:
     """Return, for each row of scores, whether the top class is the same and what the change is expected to cost."""
     if first.shape[-1] == 1:  # the probability of the one class
-        p = _probabilities(first)[..., 0] if first.min() >= 0 and first.max() <= 1 else 1 / (1 + np.exp(-first[..., 0]))
+        p = probabilities(first)[..., 0] if first.min() >= 0 and first.max() <= 1 else 1 / (1 + np.exp(-first[..., 0]))
         half = 0.5 if first.min() >= 0 and first.max() <= 1 else 0.0
         same = (first[..., 0] > half) == (second[..., 0] > half)
         return same.astype(np.float64), np.where(same, 0.0, np.abs(2 * p - 1))
-    probabilities = _probabilities(first)
+    probabilities = probabilities(first)
     one, other = first.argmax(-1)[..., None], second.argmax(-1)[..., None]
     cost = np.take_along_axis(probabilities, one, -1) - np.take_along_axis(probabilities, other, -1)
     return (one == other)[..., 0].astype(np.float64), cost[..., 0]
 
 
-def _classify(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+def _classify(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     name, first = class_scores(expected, samples)
     second = np.nan_to_num(found[name].astype(np.float64), nan=-np.inf).reshape(first.shape)
     same, cost = _compare_classes(first, second)
@@ -163,7 +163,7 @@ def _unseen(losses: Floats) -> float:
 # --- pixels
 
 
-def _segment(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+def _segment(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     name = next(name for name, array in expected.items() if array.ndim >= 3 and array.shape[0] == samples)
     first, second = expected[name], found[name]
     if first.dtype.kind != "f":
@@ -221,7 +221,12 @@ def _head_of(purpose: Purpose, outputs: Outputs) -> Head:
     return head
 
 
-def _detect(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+def detections_of(purpose: Purpose, outputs: Outputs) -> list[Detections]:
+    """Return what each image's detections are. Raise ValueError if the layout of the outputs is not known."""
+    return _head_of(purpose, outputs).detect(outputs, 0.01)
+
+
+def _detect(purpose: Purpose, expected: Outputs, found: Outputs, _: int) -> list[SampleAnswer]:
     head = _head_of(purpose, expected)
     pairs = zip(head.detect(expected, 0.01), head.detect(found, 0.01), strict=True)
     return [SampleAnswer(_compare_detections(one, other)) for one, other in pairs]
@@ -229,7 +234,7 @@ def _detect(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -
 
 def _compare_detections(one: Detections, other: Detections) -> Row:
     confident = one.above(LEAST_SCORE)
-    numbers = {f"{name}": value for name, value in _kept(confident, one, other, LEAST_SCORE).items()}
+    numbers = _kept(confident, one, other, LEAST_SCORE)
     # The same of the best few, whatever their scores, in case that no sample has a confident one.
     best = one.take(slice(BEST))
     least = float(best.scores[-1]) if len(best) else 1.0
@@ -262,7 +267,8 @@ def _detected(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[Sa
     of = {name: rows[f"best_{name}" if faint else name] for name in ("wanted", "kept", "extra", "shown", "shift")}
     lost, weight = (rows[f"best_{name}" if faint else name] for name in ("lost", "weight"))
     wanted, kept, extra, shown, shift = (float(each.sum()) for each in of.values())
-    loss, interval = bootstrap(lost, weight)
+    # Average precision is about a half to begin with, and loses in proportion.
+    loss, interval = bootstrap(lost / 2, weight)
     share = kept / wanted if wanted else 0.0
     moved = shift / kept if kept else 0.0
     which = f"of the {BEST} best detections" if faint else f"detections above {LEAST_SCORE}"
@@ -284,15 +290,22 @@ def _detected(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[Sa
 # --- vectors, images, numbers
 
 
-def _embed(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
-    name = min(
-        (name for name, array in expected.items() if array.dtype.kind == "f" and array.shape[:1] == (samples,)),
-        key=lambda name: expected[name].ndim,
-    )
+def _embed(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    name = _vector_output(expected, samples)
     one, other = (_vectors(each[name], samples) for each in (expected, found))
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     cosines = np.divide((one * other).sum(1), norms, out=np.zeros(samples), where=norms > 0)
     return [SampleAnswer({"cosine": float(cosines[at])}, (one[at], other[at])) for at in range(samples)]
+
+
+def _vector_output(outputs: Outputs, samples: int) -> str:
+    kept = [name for name, array in outputs.items() if array.dtype.kind == "f" and array.shape[:1] == (samples,)]
+    return min(kept, key=lambda name: outputs[name].ndim)
+
+
+def vectors_of(outputs: Outputs) -> Floats:
+    """Return the vector of one sample."""
+    return _vectors(outputs[_vector_output(outputs, 1)], 1)[0]
 
 
 def _vectors(array: npt.NDArray[Any], samples: int) -> Floats:
@@ -329,7 +342,7 @@ def spearman(first: Floats, second: Floats) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def _image(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+def _image(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     name = next(name for name, array in expected.items() if array.ndim == 4 and array.shape[0] == samples)
     answers = []
     for at in range(samples):
@@ -347,7 +360,7 @@ def _imaged(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[Samp
     return TaskAgreement(str(purpose.task), purpose.why, len(answers), None, None, figures, text)
 
 
-def _regress(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
     arrays = {name: array for name, array in expected.items() if array.dtype.kind == "f" and array.ndim}
     rows = {name: len(array) if array.shape[:1] == (samples,) else 0 for name, array in arrays.items()}
     if samples > 1 and not all(rows.values()):
