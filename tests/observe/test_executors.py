@@ -321,8 +321,7 @@ INTERRUPTED = """
     from pathlib import Path
     from detent.graph.load import load
     from detent.observe.executors import LocalProcesses, sweep_on
-    from detent.observe.inputs import input_specs
-    from detent.observe.sources import open_source
+    from detent.observe.sources import input_specs, open_source
     from tests.observe.shard_readers import Slow
 
     if __name__ == "__main__":
