@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import onnx_ir as ir
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe.exporters import declared_images
@@ -49,6 +48,9 @@ from detent.observe.samples import (
     without_batch,
 )
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
+
+if TYPE_CHECKING:
+    import onnx_ir as ir  # reading data does not load onnx
 
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
