@@ -66,23 +66,18 @@ class Normalisation:
 
     def apply(self, unit: Array, axis: int) -> Array:
         """Return pixels of 0..1 as the model would get them."""
-        shape = [1] * unit.ndim
-        shape[axis] = -1
-        channels = unit.shape[axis]
-        scale, shift = (
-            np.resize(np.array(each, np.float32), channels).reshape(shape) for each in (self.scale, self.shift)
-        )
-        return np.asarray(unit * scale + shift, np.float32)
+        return np.asarray(unit * _along(self.scale, unit, axis) + _along(self.shift, unit, axis), np.float32)
 
     def undo(self, values: Array, axis: int) -> Array:
         """Return what a model got as pixels of 0..1."""
-        shape = [1] * values.ndim
-        shape[axis] = -1
-        channels = values.shape[axis]
-        scale, shift = (
-            np.resize(np.array(each, np.float32), channels).reshape(shape) for each in (self.scale, self.shift)
-        )
-        return np.asarray((values - shift) / scale, np.float32)
+        return np.asarray((values - _along(self.shift, values, axis)) / _along(self.scale, values, axis), np.float32)
+
+
+def _along(numbers: Sequence[float], array: Array, axis: int) -> Array:
+    """Return a number for each channel, to broadcast against an array."""
+    shape = [1] * array.ndim
+    shape[axis] = -1
+    return np.resize(np.array(numbers, np.float32), array.shape[axis]).reshape(shape)
 
 
 NORMALISATIONS = (
@@ -269,7 +264,7 @@ def _better_normalisation(
     *,
     guessed: bool,
 ) -> str | None:
-    """Name another normalisation with which the float model tells the samples apart much better; None if there is none."""
+    """Name another normalisation that the float model tells the samples apart much better with; None if none is."""
     given = _recognised([row[name] for row in rows])
     if given is None or len(rows) < 4:
         return None

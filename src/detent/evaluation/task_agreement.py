@@ -125,14 +125,19 @@ def class_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
 def _compare_classes(first: Floats, second: Floats) -> tuple[Floats, Floats]:
     """Return, for each row of scores, whether the top class is the same and what the change is expected to cost."""
     if first.shape[-1] == 1:  # the probability of the one class
-        p = probabilities(first)[..., 0] if first.min() >= 0 and first.max() <= 1 else 1 / (1 + np.exp(-first[..., 0]))
-        half = 0.5 if first.min() >= 0 and first.max() <= 1 else 0.0
+        half = _threshold(first)
+        p = first[..., 0] if half else 1 / (1 + np.exp(-first[..., 0]))
         same = (first[..., 0] > half) == (second[..., 0] > half)
         return same.astype(np.float64), np.where(same, 0.0, np.abs(2 * p - 1))
-    probabilities = probabilities(first)
+    shares = probabilities(first)
     one, other = first.argmax(-1)[..., None], second.argmax(-1)[..., None]
-    cost = np.take_along_axis(probabilities, one, -1) - np.take_along_axis(probabilities, other, -1)
+    cost = np.take_along_axis(shares, one, -1) - np.take_along_axis(shares, other, -1)
     return (one == other)[..., 0].astype(np.float64), cost[..., 0]
+
+
+def _threshold(scores: Floats) -> float:
+    """Return what a single score has to exceed: a half of a probability, 0 of a logit."""
+    return 0.5 if float(scores.min()) >= 0.0 and float(scores.max()) <= 1.0 else 0.0
 
 
 def _classify(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
@@ -188,7 +193,7 @@ def _class_axis(shape: Sequence[int]) -> int:
 def _class_overlap(first: Floats, second: Floats) -> float:
     """Return the mean over the classes that float sees of intersection over union."""
     if first.shape[-1] == 1:
-        half = 0.5 if first.min() >= 0 and first.max() <= 1 else 0.0
+        half = _threshold(first)
         one, other = (first[..., 0] > half).astype(int), (second[..., 0] > half).astype(int)
     else:
         one, other = first.argmax(-1), second.argmax(-1)

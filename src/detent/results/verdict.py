@@ -85,9 +85,7 @@ def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list
     """Name each output, or part of one, that says nothing any more, with its node and the likely cause."""
     found = []
     for output, parts in fidelity.parts.items():
-        for part in parts:
-            if _is_dead(part):
-                found.append(f"{_dead_text(output, part)}: {_cause(part, parts, tensors)}")
+        found += [f"{_dead_text(output, part)}: {_cause(part, parts, tensors)}" for part in parts if _is_dead(part)]
     if fidelity.agreement is None or fidelity.agreement.task != "classify":
         found += [
             f"Output '{output}' says nothing any more ({_decibels(close)}): {_first_broken(tensors)}"
