@@ -32,6 +32,7 @@ from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT
 from detent.plan.mixed import arrange
+from detent.plan.postprocessing import find_postprocessing
 from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
 from detent.qdq.float_network import read_codes
@@ -139,7 +140,7 @@ def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str)
     copy = model.clone()
     if device.shifts:
         drop_device_factors(copy, ())  # first, because they are written behind a layout, not before it
-    network = laid_out(copy, device, arrange(copy, Selection(), recipe))
+    network = laid_out(copy, device, arrange(copy, Selection(), recipe, tail=find_postprocessing(copy.graph)))
     return _conclude(network, source, apply_rules(network))
 
 

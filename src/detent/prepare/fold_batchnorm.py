@@ -60,6 +60,7 @@ class FoldBatchNorm(Pass):
             return reason
         take_over(output, source)
         remove_node(model.graph, node)
+        self.merged(node, layer)
         self.changed(node, f"folded into {layer.op_type} '{layer.name}' before it")
         return None
 
@@ -81,5 +82,6 @@ class FoldBatchNorm(Pass):
             return reason
         layer.replace_input_with(0, source)
         remove_node(model.graph, node)
+        self.merged(node, layer)
         self.changed(node, f"folded into {layer.op_type} '{layer.name}' after it")
         return None

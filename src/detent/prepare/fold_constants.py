@@ -96,6 +96,7 @@ class FoldConstants(Pass):
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)
         graph.register_initializer(value)
+        self.replaced(node)
         self.changed(node, "Constant became an initializer")
 
     def _measure(self, model: ir.Model, node: ir.Node) -> None:
@@ -118,6 +119,7 @@ class FoldConstants(Pass):
             return
         reason = bypass(graph, node)
         if reason is None:
+            self.replaced(node)
             self.changed(node, f"Cast of a {source.dtype} to its own type removed")
         else:
             self.decline(node, reason)

@@ -35,6 +35,7 @@ class RemoveIdentity(Pass):
             if reason is None:
                 reason = bypass(model.graph, node)
             if reason is None:
+                self.replaced(node)
                 self.changed(node, f"{node.op_type} removed")
             else:
                 self.decline(node, reason)

@@ -63,6 +63,7 @@ class SplitGlobalPool(Pass):
             pool.outputs[0].shape = ir.Shape([*source.shape[:2], height // h1, width // w1])
         model.graph.insert_before(node, pool)
         node.replace_input_with(0, pool.outputs[0])
+        self.replaced(node, pool, node)
         self.changed(node, f"{height}x{width} averaged over tiles of {h1}x{w1} first")
         return None
 

@@ -35,14 +35,16 @@ class SplitToSlice(Pass):
             if isinstance(sizes, str):
                 self.decline(node, sizes)
                 continue
-            self._replace(model, node, sizes)
+            self.replaced(node, *self._replace(model, node, sizes))
             self.changed(node, f"Split into sizes {sizes} became Slices")
 
-    def _replace(self, model: ir.Model, node: ir.Node, sizes: list[int]) -> None:
+    def _replace(self, model: ir.Model, node: ir.Node, sizes: list[int]) -> list[ir.Node]:
+        """Put Slices in the place of a Split, and return them."""
         axis = int_attribute(node, "axis", 0)
         shape = static_shape(node.inputs[0])
         if axis < 0 and shape is not None:
             axis += len(shape)
+        pieces: list[ir.Node] = []
         ends = list(itertools.accumulate(sizes))
         for index, output in enumerate(node.outputs):
             if is_unused(output):
@@ -51,7 +53,9 @@ class SplitToSlice(Pass):
             piece = self._slice(model, node, (start, end, axis), f"slice{index}")
             model.graph.insert_before(node, piece)
             take_over(output, piece.outputs[0])
+            pieces.append(piece)
         remove_node(model.graph, node)
+        return pieces
 
     def _slice(self, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str) -> ir.Node:
         start, end, axis = where
