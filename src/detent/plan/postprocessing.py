@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +97,10 @@ class Postprocessing:
         """Why its nodes stay float."""
         return f"post-processing of detections ({self.sign}): boxes and scores have no grid in common"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"sign": self.sign, "nodes": sorted(self.nodes), "starts": [*self.starts], "outputs": [*self.outputs]}
+
     @property
     def when_quantized(self) -> str:
         """What to know if its nodes are quantized all the same."""
@@ -106,7 +111,7 @@ class Postprocessing:
 
 
 def find_postprocessing(graph: ir.Graph) -> Postprocessing | None:
-    """Return the post-processing of a detector, or None if the graph has none."""
+    """Return the post-processing of a detector, or None if the graph has none, or nothing else."""
     readers = _readers(graph)
     tail = _tail(graph, readers)
     bounded = _bounded(tail)
@@ -114,7 +119,7 @@ def find_postprocessing(graph: ir.Graph) -> Postprocessing | None:
     corners = _corners(tail)
     if corners is not None:
         signs.setdefault(corners, "corners from centers")
-    if not signs:
+    if not signs or len(tail) == len(graph):
         return None
     reached = _reached_outputs(graph, tail, readers)
     wanted = 0

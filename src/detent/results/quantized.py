@@ -118,7 +118,7 @@ class Report(Result):
                 values[name] = dataclasses.replace(values[name], **emptied)
         values = plain({**values, "recipe": to_plain(self.recipe)})
         if self.postprocessing is not None:
-            values["postprocessing"] = plain(self.postprocessing)
+            values["postprocessing"] = self.postprocessing.to_dict()
         if self.fidelity is not None:
             values["fidelity"] |= _judged(self.fidelity)
         return values
