@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
     from detent.refinements import Refinement
-    from detent.results.searched import RungOutcome
+    from detent.results.searched import StepOutcome
 else:  # annotations are evaluated for the command line, which starts without the libraries behind these types
     Equalizer = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
-    PreprocessOptions = Progress = Refinement = RungOutcome = Any
+    PreprocessOptions = Progress = Refinement = StepOutcome = Any
 
 DATA = "Data"
 CALIBRATION = "Calibration"
@@ -144,6 +144,8 @@ class ImageOptions(TypedDict, total=False):
     order: Annotated[str | None, Flag("RGB, BGR or GRAY.", metavar="ORDER", panel=DATA)]
     layout: Annotated[str | None, Flag("NCHW or NHWC.", metavar="LAYOUT", panel=DATA)]
     resample: Annotated[str | None, Flag("bilinear, bicubic, nearest, ...", metavar="FILTER", panel=DATA)]
+    fit: Annotated[str | None, Flag("crop, letterbox (whole image, padded) or stretch.", metavar="HOW", panel=DATA)]
+    pad: Annotated[int | None, Flag("What a letterbox is filled with, 0 to 255.", metavar="LEVEL", panel=DATA)]
 
 
 class ThreadOptions(TypedDict, total=False):
@@ -391,9 +393,9 @@ class TuneOptions(
     providers: Annotated[Names, PythonOnly("onnxruntime's execution providers", ())]
     resume: Annotated[bool, Flag("Continue an interrupted tuning.", "--resume/--no-resume", default=True)]
     on_step: Annotated[
-        Callable[[RungOutcome], None] | None, PythonOnly("called with each TuningStep as soon as it is known")
+        Callable[[StepOutcome], None] | None, PythonOnly("called with each StepOutcome as soon as it is known")
     ]
-    told: Annotated[Callable[[RungOutcome], None] | None, OldName("on_step")]
+    told: Annotated[Callable[[StepOutcome], None] | None, OldName("on_step")]
 
 
 class MeasuredSampleOptions(TypedDict, total=False):

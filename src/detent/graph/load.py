@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
-from detent.graph.names import repair_names
 from detent.graph.opset import raise_opset
+from detent.graph.values import repair_names
 
 ModelLike = str | Path | onnx.ModelProto
 MINIMUM_OPSET = 17
@@ -26,6 +26,10 @@ MINIMUM_OPSET = 17
 def load(model: ModelLike, opset: int = MINIMUM_OPSET) -> ir.Model:
     """The model as a graph with unique names, at opset 17 or the given one, or newer. The input is not modified."""
     return raise_opset(read(model), max(opset, MINIMUM_OPSET), name_of(model))
+
+
+FOLDER = "folder"
+"""The key of a loaded model's `meta` under which the folder of its file is kept; a ModelProto has none."""
 
 
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
@@ -39,6 +43,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     else:
         path = Path(model)
         graph_model = _deserialize(read_proto(path), where, folder=path.parent)
+        graph_model.meta[FOLDER] = path.parent  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
     repair_names(graph_model)

@@ -26,7 +26,6 @@ from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.refine.checkpoint import RefinementCheckpoint
 from detent.refine.layers import LayerChange, LayerReport, MatrixLayer, adopt_scale, find_layers
 from detent.refine.problems import (
     STAGE,
@@ -39,6 +38,7 @@ from detent.refine.problems import (
     why_not,
 )
 from detent.refine.ranges import Constrain, RangeSearch
+from detent.refine.refinement_checkpoint import RefinementCheckpoint
 from detent.refinements import Refinement
 from detent.refinements.bias_correction import ChannelSums
 from detent.refinements.layer_problem import Floats, why_no_steps
