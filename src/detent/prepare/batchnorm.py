@@ -102,6 +102,7 @@ class FoldBatchNorm(Pass):
             return reason
         take_over(output, source)
         remove_node(model.graph, node)
+        self.merged(node, layer)
         self.changed(node, f"folded into {layer.op_type} '{layer.name}' before it")
         return None
 
@@ -123,6 +124,7 @@ class FoldBatchNorm(Pass):
             return reason
         layer.replace_input_with(0, source)
         remove_node(model.graph, node)
+        self.merged(node, layer)
         self.changed(node, f"folded into {layer.op_type} '{layer.name}' after it")
         return None
 

@@ -157,6 +157,7 @@ class FoldConstants(Pass):
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)
         graph.register_initializer(value)
+        self.replaced(node)
         self.changed(node, "Constant became an initializer")
 
     def _measure(self, model: ir.Model, node: ir.Node) -> None:
@@ -179,6 +180,7 @@ class FoldConstants(Pass):
             return
         reason = bypass(graph, node)
         if reason is None:
+            self.replaced(node)
             self.changed(node, f"Cast of a {source.dtype} to its own type removed")
         else:
             self.decline(node, reason)
@@ -319,6 +321,7 @@ class RemoveIdentity(Pass):
             if reason is None:
                 reason = bypass(model.graph, node)
             if reason is None:
+                self.replaced(node)
                 self.changed(node, f"{node.op_type} removed")
             else:
                 self.decline(node, reason)

@@ -57,14 +57,16 @@ class SplitToSlice(Pass):
             if isinstance(sizes, str):
                 self.decline(node, sizes)
                 continue
-            self._replace(model, node, sizes)
+            self.replaced(node, *self._replace(model, node, sizes))
             self.changed(node, f"Split into sizes {sizes} became Slices")
 
-    def _replace(self, model: ir.Model, node: ir.Node, sizes: list[int]) -> None:
+    def _replace(self, model: ir.Model, node: ir.Node, sizes: list[int]) -> list[ir.Node]:
+        """Put Slices in the place of a Split, and return them."""
         axis = int_attribute(node, "axis", 0)
         shape = static_shape(node.inputs[0])
         if axis < 0 and shape is not None:
             axis += len(shape)
+        pieces: list[ir.Node] = []
         ends = list(itertools.accumulate(sizes))
         for index, output in enumerate(node.outputs):
             if is_unused(output):
@@ -73,7 +75,9 @@ class SplitToSlice(Pass):
             piece = self._slice(model, node, (start, end, axis), f"slice{index}")
             model.graph.insert_before(node, piece)
             take_over(output, piece.outputs[0])
+            pieces.append(piece)
         remove_node(model.graph, node)
+        return pieces
 
     def _slice(self, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str) -> ir.Node:
         start, end, axis = where
@@ -197,6 +201,7 @@ class SplitGlobalPool(Pass):
             pool.outputs[0].shape = ir.Shape([*source.shape[:2], height // h1, width // w1])
         model.graph.insert_before(node, pool)
         node.replace_input_with(0, pool.outputs[0])
+        self.replaced(node, pool, node)
         self.changed(node, f"{height}x{width} averaged over tiles of {h1}x{w1} first")
         return None
 
