@@ -38,7 +38,7 @@ from detent.graph.values import (
     take_over,
     why_not_sole,
 )
-from detent.prepare.base import NodePass, Pass, as_float64, int_attribute, ints_attribute
+from detent.prepare.base import OperatorPass, Pass, as_float64, int_attribute, ints_attribute
 
 Array = npt.NDArray[np.float64]
 
@@ -210,7 +210,7 @@ def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Arra
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
-class FoldAffine(NodePass):
+class FoldAffine(OperatorPass):
     """Fold arithmetic with a constant into the Conv, ConvTranspose or Gemm before it.
 
     Cases:

@@ -78,7 +78,7 @@ class Pass(ir.passes.InPlacePass):
         return values.add_initializer(model.graph, self.fresh(model, node, role), array)
 
 
-class NodePass(Pass):
+class OperatorPass(Pass):
     """A pass that looks at the nodes of some `operators` one by one."""
 
     operators: ClassVar[tuple[str, ...]]

@@ -32,7 +32,7 @@ from detent.graph.values import (
     why_not_sole,
 )
 from detent.prepare.affine import Affine, fold_after, fold_before
-from detent.prepare.base import NodePass, as_float64, int_attribute
+from detent.prepare.base import OperatorPass, as_float64, int_attribute
 
 _PARAMETERS = ("scale", "bias", "mean", "variance")
 
@@ -57,7 +57,7 @@ def read_batchnorm(node: ir.Node) -> Affine | str:
     return Affine(scale, beta - mean * scale)
 
 
-class FoldBatchNorm(NodePass):
+class FoldBatchNorm(OperatorPass):
     """Fold BatchNormalization with constant parameters into a neighbour with constant weights.
 
     Cases:
@@ -124,7 +124,7 @@ class FoldBatchNorm(NodePass):
         return None
 
 
-class BatchNormToConv(NodePass):
+class BatchNormToConv(OperatorPass):
     """Replace BatchNormalization by a depthwise Conv.
 
     Cases:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import is_standard, scalar_of
-from detent.prepare.base import NodePass, main_opset
+from detent.prepare.base import OperatorPass, main_opset
 from detent.prepare.patterns import replace_nodes, why_it_escapes
 
 FIRST_OPSET = 20
@@ -43,7 +43,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 _POINTS = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])
 
 
-class FuseGelu(NodePass):
+class FuseGelu(OperatorPass):
     """Replace the subgraph by Gelu.
 
     Cases:

@@ -25,10 +25,10 @@ from detent.graph.values import (
     why_not_sole,
 )
 from detent.prepare.affine import per_channel
-from detent.prepare.base import NodePass, Pass, as_float64
+from detent.prepare.base import OperatorPass, Pass, as_float64
 
 
-class MatMulToGemm(NodePass):
+class MatMulToGemm(OperatorPass):
     """Merge MatMul and the Add after it.
 
     Cases:

@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant, input_at, rank, scalar_of, sole_use, static_shape
 from detent.prepare.affine import per_channel
-from detent.prepare.base import NodePass, main_opset
+from detent.prepare.base import OperatorPass, main_opset
 from detent.prepare.patterns import (
     divisions,
     either_way,
@@ -108,7 +108,7 @@ def _with_constant(found: Normalization, graph: ir.Graph, op_type: str) -> Norma
 FIRST_OPSET = 17
 
 
-class FuseLayerNorm(NodePass):
+class FuseLayerNorm(OperatorPass):
     """Replace the subgraph by LayerNormalization.
 
     Cases:
@@ -173,7 +173,7 @@ def _over(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any] |
     return np.ascontiguousarray(np.broadcast_to(array.reshape(sizes[extra:]), shape))
 
 
-class FuseInstanceNorm(NodePass):
+class FuseInstanceNorm(OperatorPass):
     """Replace the subgraph by InstanceNormalization.
 
     Cases:
@@ -232,7 +232,7 @@ def _vector(array: npt.NDArray[Any] | None, missing: float, dims: int, channels:
 LARGEST_GUARD = 1e-6
 
 
-class FuseL2Norm(NodePass):
+class FuseL2Norm(OperatorPass):
     """Replace the subgraph by LpNormalization.
 
     Cases:

@@ -31,10 +31,10 @@ from detent.graph.values import (
     static_shape,
     take_over,
 )
-from detent.prepare.base import NodePass, int_attribute, ints_attribute, main_opset
+from detent.prepare.base import OperatorPass, int_attribute, ints_attribute, main_opset
 
 
-class SplitToSlice(NodePass):
+class SplitToSlice(OperatorPass):
     """Replace Split.
 
     Cases:
@@ -100,7 +100,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     return [part] * (count - 1) + [dim - part * (count - 1)]
 
 
-class ReduceMeanToPool(NodePass):
+class ReduceMeanToPool(OperatorPass):
     """Replace ReduceMean by GlobalAveragePool.
 
     Cases:
@@ -143,7 +143,7 @@ LIMIT = 512
 """The largest number of entries that one pool may average over."""
 
 
-class SplitGlobalPool(NodePass):
+class SplitGlobalPool(OperatorPass):
     """Put an AveragePool in front of a GlobalAveragePool over more than 512 entries.
 
     Cases:
