@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.observe.exporters import declared_images
 from detent.observe.files import (
     Found,
     ImageRows,
@@ -55,6 +54,8 @@ if TYPE_CHECKING:
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
     """Return name, type and shape of every graph input. Raise ModelError for one that is no tensor or has no rank."""
+    from detent.observe.exporters import declared_images  # it needs onnx, which reading data does not
+
     declared = declared_images(model)
     return tuple(_spec(value, declared) for value in model.graph.inputs)
 
