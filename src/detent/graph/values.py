@@ -94,6 +94,28 @@ def input_at(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def bodies_of(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs that a node holds: the branches of If, the body of Loop."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found += attribute.as_graphs()
+    return found
+
+
+def read_values(node: ir.Node) -> list[ir.Value]:
+    """Return the values that a node reads: its inputs, and what the graphs inside it take from outside."""
+    found = {value: None for value in node.inputs if value is not None}
+    for body in bodies_of(node):
+        inner = list(body.all_nodes())
+        own = {body, *(each.graph for each in inner)}
+        read = (value for each in inner for value in each.inputs)
+        found |= {value: None for value in read if value is not None and value.graph not in own}
+    return list(found)
+
+
 def is_unused(value: ir.Value) -> bool:
     """Return whether nobody would notice if the value were not there."""
     return not value.is_graph_output() and not value.uses()

@@ -250,6 +250,7 @@ class FoldAffine(OperatorPass):
             return reason
         take_over(node.outputs[0], source)
         remove_node(model.graph, node)
+        self.merged(node, layer)
         self.changed(node, f"{node.op_type} folded into {layer.op_type} '{layer.name}'")
         return None
 

@@ -29,23 +29,36 @@ class Change:
     by: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Successor:
+    """What became of a node: the names of those that compute its result now, none if it is a constant or unused.
+
+    With `merged` it was taken in by a node that does something else as well, as a Conv takes in what follows it.
+    """
+
+    nodes: tuple[str, ...]
+    merged: bool = False
+
+
 class Pass(ir.passes.InPlacePass):
     """A float-to-float rewrite that says what it did and what it declined to do.
 
     A subclass implements `run`, and calls `changed` or `decline` once per node that it rewrote or looked at and left.
-    The notes of the latest run are in `changes` and `declined`.
+    The notes of the latest run are in `changes` and `declined`; `moved` says where nodes went, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[Change] = []
         self.declined: list[Change] = []
+        self.moved: list[tuple[str, Successor]] = []
         self._names: Names | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on a model in place, with fresh notes."""
         self.changes = []
         self.declined = []
+        self.moved = []
         self._names = None
         self.run(model)
         return ir.passes.PassResult(model, modified=bool(self.changes))
@@ -62,6 +75,14 @@ class Pass(ir.passes.InPlacePass):
     def changed(self, node: ir.Node | str, what: str) -> None:
         """Note a change."""
         self.changes.append(Change(_label(node), what, type(self).__name__))
+
+    def replaced(self, node: ir.Node, *by: ir.Node) -> None:
+        """Note that other nodes compute what a node did; none if a constant does, or nothing has to."""
+        self.moved.append((_label(node), Successor(tuple(map(_label, by)))))
+
+    def merged(self, node: ir.Node, into: ir.Node) -> None:
+        """Note that another node took a node in."""
+        self.moved.append((_label(node), Successor((_label(into),), merged=True)))
 
     def decline(self, node: ir.Node | str, why: str) -> None:
         """Note that something was left as it was, and why."""

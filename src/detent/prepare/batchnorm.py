@@ -99,6 +99,7 @@ class FoldBatchNorm(OperatorPass):
             return reason
         take_over(output, source)
         remove_node(model.graph, node)
+        self.merged(node, layer)
         self.changed(node, f"folded into {layer.op_type} '{layer.name}' before it")
         return None
 
@@ -120,6 +121,7 @@ class FoldBatchNorm(OperatorPass):
             return reason
         layer.replace_input_with(0, source)
         remove_node(model.graph, node)
+        self.merged(node, layer)
         self.changed(node, f"folded into {layer.op_type} '{layer.name}' after it")
         return None
 

@@ -155,6 +155,7 @@ class FoldConstants(Pass):
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)
         graph.register_initializer(value)
+        self.replaced(node)
         self.changed(node, "Constant became an initializer")
 
     def _measure(self, model: ir.Model, node: ir.Node) -> None:
@@ -177,6 +178,7 @@ class FoldConstants(Pass):
             return
         reason = bypass(graph, node)
         if reason is None:
+            self.replaced(node)
             self.changed(node, f"Cast of a {source.dtype} to its own type removed")
         else:
             self.decline(node, reason)
@@ -317,6 +319,7 @@ class RemoveIdentity(Pass):
             if reason is None:
                 reason = bypass(model.graph, node)
             if reason is None:
+                self.replaced(node)
                 self.changed(node, f"{node.op_type} removed")
             else:
                 self.decline(node, reason)

@@ -69,6 +69,7 @@ class MatMulToGemm(OperatorPass):
         set_input(layer, 2, self.initializer(model, layer, "bias", stored))
         take_over(add.outputs[0], product)
         remove_node(model.graph, add)
+        self.merged(add, layer)
         self.changed(add, f"merged with MatMul '{layer.name}' into a Gemm")
         return None
 

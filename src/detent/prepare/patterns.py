@@ -96,6 +96,9 @@ def replace_nodes(
     model.graph.insert_before(last, new)
     take_over(result, new.outputs[0])
     _remove_unread(model.graph, last)
+    for node in nodes:
+        if node is not last:
+            owner.merged(node, new)
     owner.changed(new, f"{len(nodes)} nodes became one {op_type}")
 
 

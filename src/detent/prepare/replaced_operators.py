@@ -56,6 +56,7 @@ class SplitToSlice(OperatorPass):
         shape = static_shape(node.inputs[0])
         if axis < 0 and shape is not None:
             axis += len(shape)
+        pieces: list[ir.Node] = []
         ends = list(itertools.accumulate(sizes))
         for index, output in enumerate(node.outputs):
             if is_unused(output):
@@ -64,7 +65,9 @@ class SplitToSlice(OperatorPass):
             piece = self._slice(model, node, (start, end, axis), f"slice{index}")
             model.graph.insert_before(node, piece)
             take_over(output, piece.outputs[0])
+            pieces.append(piece)
         remove_node(model.graph, node)
+        self.replaced(node, *pieces)
         self.changed(node, f"Split into sizes {sizes} became Slices")
         return None
 
@@ -183,6 +186,7 @@ class SplitGlobalPool(OperatorPass):
             pool.outputs[0].shape = ir.Shape([*source.shape[:2], height // h1, width // w1])
         model.graph.insert_before(node, pool)
         node.replace_input_with(0, pool.outputs[0])
+        self.replaced(node, pool, node)
         self.changed(node, f"{height}x{width} averaged over tiles of {h1}x{w1} first")
         return None
 
