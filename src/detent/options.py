@@ -470,7 +470,7 @@ class LabelSourceOptions(TypedDict, total=False):
     labels: Annotated[
         LabelsLike,
         Flag(
-            "A file of labels, if not in the folder.",
+            "Labels, if not in the folder: a file of classes, a folder of boxes (YOLO) or masks, COCO's .json, pairs.",
             reads=Path,
             default="find",
             hidden=True,
@@ -486,6 +486,10 @@ class LabelSourceOptions(TypedDict, total=False):
 class EvaluateOptions(JudgeOptions, LabelSourceOptions, LabelOptions, RunningOptions, total=False):
     """Options of `evaluate`."""
 
+    task: Annotated[
+        str | None,
+        Flag("classify, detect, segment, embed, regress or image; else as the labels say.", metavar="TASK", panel=DATA),
+    ]
     emulate: Annotated[
         Literal["half-even", "dpu"] | None, Flag("Compute all models but the first in integers, as the NPU does.")
     ]
