@@ -7,7 +7,8 @@ right. So a few samples are looked at:
                 alike (noise); too few different samples
     answers     all samples get the same answer, or the float model does not tell them apart, or finds nothing
     range       what the first BatchNorm was trained on against what it gets; and whether the float model would tell
-                the samples apart much better with another of the usual normalisations
+                the samples apart much better, or answer otherwise with one voice, with others of the usual
+                normalisations
 
 How well a classifier tells samples apart is the mutual information of sample and class in nats: with p the
 probabilities of a sample and H the entropy, H(mean p) - mean H(p). It is 0 if all samples get the same answer and if no
@@ -44,7 +45,7 @@ SMALLEST_IMAGE = 16
 LEAST_TOLD_APART = 0.15
 """Of the information that so many samples could have."""
 
-BETTER_BY, BETTER_TIMES = 0.5, 1.5
+BETTER_BY, BETTER_TIMES, VOTING_SHARE = 0.5, 1.5, 0.6
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25
 
@@ -269,33 +270,64 @@ def _better_normalisation(
     if given is None or len(rows) < 4:
         return None
     try:
-        now = _information(purpose, answers[: len(rows)])
-        most = math.log(len(rows)) if purpose.task is Task.CLASSIFY else 1.0
-        if now > 0.75 * most:  # nothing can be much better
-            return None
+        now = _tried(purpose, answers[: len(rows)], given)
         tried = []
         for other in NORMALISATIONS:
-            if other is given:
-                continue
-            fed = [{**row, name: other.apply(np.clip(given.undo(row[name], axis), 0, 1), axis)} for row in rows]
-            tried.append((_information(purpose, [answer(each) for each in fed]), other))
+            if other is not given:
+                fed = [{**row, name: other.apply(np.clip(given.undo(row[name], axis), 0, 1), axis)} for row in rows]
+                tried.append(_tried(purpose, [answer(each) for each in fed], other))
     except (ValueError, IndexError, StopIteration):
         return None
-    best, other = max(tried, key=lambda each: each[0])
-    if best < BETTER_TIMES * now or best - now < BETTER_BY * (1.0 if purpose.task is Task.CLASSIFY else 0.5):
+    best = _outvoting(now, tried) or max(tried, key=lambda each: each.information)
+    share = 1.0 if purpose.task is Task.CLASSIFY else 0.5
+    much = best.information >= BETTER_TIMES * now.information
+    if not (much and best.information - now.information >= BETTER_BY * share) and not _outvoting(now, tried):
         return None
-    figure = "nats of information" if purpose.task is Task.CLASSIFY else "as mean best score"
     guess = "was guessed and " if guessed else ""
+    why = (
+        f"the float model's answers tell the samples apart by {now.information:.2f} nats, with {best.way.name} by "
+        f"{best.information:.2f}"
+        if much and purpose.task is Task.CLASSIFY
+        else f"the mean of the best scores is {now.information:.2f}, with {best.way.name} {best.information:.2f}"
+        if purpose.task is Task.DETECT
+        else f"the float model's answers are others than with {best.way.name}, which other normalisations confirm"
+    )
     return (
-        f"The normalisation {guess}looks wrong: the data is {given.name}, from which the float model's answers have "
-        f"{now:.2f} {figure}; with {other.name} they have {best:.2f}. Give {other.flags}, or arrays made that way."
+        f"The normalisation {guess}looks wrong: the data is {given.name}, and {why}. Give {best.way.flags}, or arrays "
+        "made that way."
     )
 
 
-def _information(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> float:
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """What the float model makes of samples under one normalisation."""
+
+    way: Normalisation
+    information: float
+    classes: Array
+
+    def agrees(self, other: _Tried) -> float:
+        """Return the share of samples with the same class."""
+        return float((self.classes == other.classes).mean()) if self.classes.size else 0.0
+
+
+def _tried(purpose: Purpose, answers: Sequence[Mapping[str, Array]], way: Normalisation) -> _Tried:
     if purpose.task is Task.CLASSIFY:
-        return told_apart(np.array([probabilities(class_scores(each, 1)[1][0])[0] for each in answers]))
-    return float(np.mean([float(detections_of(purpose, each)[0].scores[:3].sum()) / 3 for each in answers]))
+        rows = np.array([probabilities(class_scores(each, 1)[1][0])[0] for each in answers])
+        return _Tried(way, told_apart(rows), rows.argmax(-1))
+    best = [float(detections_of(purpose, each)[0].scores[:3].sum()) / 3 for each in answers]
+    return _Tried(way, float(np.mean(best)), np.zeros(0))
+
+
+def _outvoting(now: _Tried, tried: Sequence[_Tried]) -> _Tried | None:
+    """Return the best of two that agree with each other, and not with what was given.
+
+    A network answers much the same with any normalisation that is nearly right, and anything at all with a wrong one.
+    """
+    least = max(VOTING_SHARE * now.information, 0.4 * math.log(max(len(now.classes), 2)))
+    voting = [each for each in tried if each.information >= least and each.agrees(now) <= 0.25 and each.classes.size]
+    allied = [each for each in voting if any(each is not other and each.agrees(other) >= 0.5 for other in voting)]
+    return max(allied, key=lambda each: each.information) if allied else None
 
 
 def _recognised(arrays: Sequence[Array]) -> Normalisation | None:
