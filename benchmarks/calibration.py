@@ -28,8 +28,7 @@ from benchmarks.common import CALIBRATION, CASES, arguments, calibration_array, 
 from benchmarks.quark_parity import run_quark
 from detent.errors import UsageError
 from detent.methods import METHODS, Method
-from detent.observe.inputs import input_specs
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 from detent.observe.sweep import sweep
 from detent.plan.plan import choose_params
 from detent.recipe import Recipe

@@ -19,14 +19,11 @@ import onnx_ir as ir
 from distributed import Client, LocalCluster
 
 from benchmarks.common import CALIBRATION, CASES, arguments, prepared, print_table
-from detent.observe.counter import taps_of
 from detent.observe.executors import sweep_on
-from detent.observe.inputs import input_specs
-from detent.observe.shard_counts import ShardCounts, compress
-from detent.observe.shards import divide
-from detent.observe.sources import Source, open_source
+from detent.observe.shards import ShardCounts, compress, divide
+from detent.observe.sources import Source, input_specs, open_source
 from detent.observe.statistics import TensorStatistics, merge
-from detent.observe.sweep import sweep
+from detent.observe.sweep import sweep, taps_of
 
 CASE = CASES[0]
 WORKERS = (1, 2)

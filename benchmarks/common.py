@@ -16,9 +16,8 @@ from detent.devices.catalog import find_device
 from detent.evaluation.evaluator import Evaluator
 from detent.graph.load import load
 from detent.numerics.rounding import DeviceRounding
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 from detent.plan.layout import Role, lay_out
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare

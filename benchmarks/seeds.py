@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.seed_blocks import Block, blocks_of
-from detent.compat.run import run_script
+from detent.compat.script_runner import run_script
 from detent.demo.run import CALIBRATION, MODEL
 from detent.errors import DetentError
 

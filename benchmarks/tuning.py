@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import detent
 from benchmarks.common import CALIBRATION, EVALUATION, arguments, chosen, print_table
-from detent.results.searched import RungOutcome
+from detent.results.searched import StepOutcome
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     print_table(("model", "recipe", "taken", "loss", "95 % interval", "answers changed %", "seconds"), rows)
 
 
-def tell(outcome: RungOutcome) -> None:
+def tell(outcome: StepOutcome) -> None:
     kept = "+" if outcome.kept else "-"
     error = "" if outcome.output_error is None else f"{outcome.output_error:.4f}"
     print(" ", kept, outcome.name, f"{outcome.loss:.2f}", error, f"{outcome.seconds:.0f} s", flush=True)

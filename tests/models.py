@@ -18,7 +18,7 @@ from detent.plan.layout import Layout, Role, lay_out
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import Selection
 from detent.prepare import prepare
-from detent.prepare.infer_shapes import InferShapes
+from detent.prepare.shapes import InferShapes
 from detent.recipe import Recipe
 from detent.recipe.file import find_recipe
 

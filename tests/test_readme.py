@@ -27,7 +27,7 @@ from PIL import Image
 from tools.command_reference import page as command_page
 
 import detent
-from detent.compat.run import run_script
+from detent.compat.script_runner import run_script
 from detent.demo.run import copy_files
 from detent.devices.catalog import ALIASES, DEVICES, OPTIONAL, leavable_steps
 from detent.numerics.named import NAMED_FORMATS

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from detent.observe.preprocess import PreprocessOptions
     from detent.progress import Progress
     from detent.refinements import Refinement
-    from detent.results.searched import RungOutcome
+    from detent.results.searched import StepOutcome
 else:  # annotations are evaluated for the command line, which starts without the libraries behind these types
     Equalizer = LabelsLike = Metric = Method = IntegerFormat = NumberFormat = Any
-    PreprocessOptions = Progress = Refinement = RungOutcome = Any
+    PreprocessOptions = Progress = Refinement = StepOutcome = Any
 
 DATA = "Data"
 CALIBRATION = "Calibration"
@@ -355,9 +355,9 @@ class TuneOptions(
     providers: Annotated[Names, PythonOnly("onnxruntime's execution providers", ())]
     resume: Annotated[bool, Flag("Continue an interrupted tuning.", "--resume/--no-resume", default=True)]
     on_step: Annotated[
-        Callable[[RungOutcome], None] | None, PythonOnly("called with each TuningStep as soon as it is known")
+        Callable[[StepOutcome], None] | None, PythonOnly("called with each StepOutcome as soon as it is known")
     ]
-    told: Annotated[Callable[[RungOutcome], None] | None, OldName("on_step")]
+    told: Annotated[Callable[[StepOutcome], None] | None, OldName("on_step")]
 
 
 class MeasuredSampleOptions(TypedDict, total=False):

@@ -8,7 +8,7 @@ from detent.evaluation.dataset import open_dataset
 from detent.evaluation.tensor_noise import ChannelScales
 from detent.graph.load import load
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.observe.inputs import input_specs
+from detent.observe.sources import input_specs
 from tests.models import build, info, node, normal
 
 ROWS = normal(10, 4)

@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from detent.compat.entry_points import dump_model, vai_quantize_static
 from detent.compat.enums import QuantFormat, VitisQuantFormat
-from detent.compat.functions import dump_model, vai_quantize_static
 from detent.errors import DataError, ModelError
 from tests.compat.test_quantizer import Reader
 from tests.conftest import tiny_model

@@ -54,6 +54,6 @@ def test_members_are_found_by_name_print_and_pickle():
         QuantType.from_string("QInt9")
     assert str(PowerOfTwoMethod.MinMSE) == "MinMSE"
     assert repr(PowerOfTwoMethod.MinMSE) == "PowerOfTwoMethod.MinMSE"
-    for kind in (kind for kind in vars(enums).values() if isinstance(kind, type) and issubclass(kind, enums.Choice)):
+    for kind in (kind for kind in vars(enums).values() if isinstance(kind, type) and issubclass(kind, enums.ToolEnum)):
         for member in kind:
             assert pickle.loads(pickle.dumps(member)) is member

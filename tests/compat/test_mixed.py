@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from detent.compat.algorithms import AutoMixprecisionConfig
+from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.configs import QConfig
 from detent.compat.data_types import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.compat.enums import ExtendedQuantType, VitisQuantType
-from detent.compat.mixed import MixedSearch, mixed_of
 from detent.compat.quantizer import ModelQuantizer
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
 from detent.recipe.presets import LAYERS
-from detent.search.layers import OtherFormats
-from detent.search.precision import Layers
+from detent.search.mixed import Layers, OtherFormats
 from tests.conftest import tiny_model
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())

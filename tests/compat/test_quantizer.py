@@ -7,8 +7,7 @@ import onnx
 import pytest
 
 from detent.compat.configs import Config, QuantizationConfig
-from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
-from detent.compat.functions import (
+from detent.compat.entry_points import (
     DynamicQuantConfig,
     StaticQuantConfig,
     get_library_path,
@@ -17,8 +16,9 @@ from detent.compat.functions import (
     quantize_static,
     vai_quantize_static,
 )
-from detent.compat.functions import quark_quantize_dynamic as quark_dynamic
-from detent.compat.functions import quark_quantize_static as quark_static
+from detent.compat.entry_points import quark_quantize_dynamic as quark_dynamic
+from detent.compat.entry_points import quark_quantize_static as quark_static
+from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
 from detent.compat.preset_configs import get_default_config
 from detent.compat.quantizer import ModelQuantizer
 from detent.errors import UsageError

@@ -19,7 +19,7 @@ from detent.plan.mixed import arrange
 from detent.plan.plan import Plan, make_plan, needs_statistics
 from detent.plan.select import Selection
 from detent.prepare import prepare
-from detent.prepare.infer_shapes import InferShapes
+from detent.prepare.shapes import InferShapes
 from detent.recipe import Recipe
 from tests.models import build, info, node, normal, values_of
 

@@ -15,10 +15,9 @@ from detent.execute.segments import cut_segments
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Sample
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 from detent.observe.sweep import sweep
 from detent.plan.layout import Role, lay_out
 from detent.plan.plan import make_plan

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from detent.graph.blocked import BLOCKED, BlockedValue, carry_blocks, fetch_in_blocks, fetchable_in_blocks
+from detent.graph.taps import BLOCKED, BlockedValue, carry_blocks, fetch_in_blocks, fetchable_in_blocks
 from tests.models import info, normal
 
 PLAIN = info("x", ("n", 3, 12, 12))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.light import SMALL, light_proto
+from detent.graph.opset import SMALL, light_proto
 from tests.conftest import tiny_model
 
 

@@ -4,7 +4,7 @@ import onnx_ir as ir
 from onnx import helper
 
 from detent.graph.load import load
-from detent.graph.names import Names
+from detent.graph.values import Names
 from tests.conftest import tiny_model
 
 

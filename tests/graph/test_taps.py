@@ -10,10 +10,9 @@ import pytest
 import detent
 from detent.errors import ModelError, UsageError
 from detent.graph import taps
-from detent.graph.blocked import BLOCKED
 from detent.graph.load import load
 from detent.graph.session import Runner
-from detent.graph.taps import UnorderedRunner, open_alike, open_exact, open_taps
+from detent.graph.taps import BLOCKED, UnorderedRunner, open_alike, open_exact, open_taps
 from tests.models import build, info, node, normal
 
 PLAIN = info("x", ("n", 3, 12, 12))

@@ -7,8 +7,7 @@ import numpy as np
 from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
 from detent.observe.counting import HALF
-from detent.observe.histogram import Histogram
-from detent.observe.statistics import TensorStatistics
+from detent.observe.statistics import Histogram, TensorStatistics
 
 
 def distributions(size=4000):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detent.methods.points import Points
-from detent.observe.histogram import Histogram
+from detent.observe.statistics import Histogram
 from tests.methods.data import DISTRIBUTIONS, binned
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.observe.bank import ExactSums, HistogramBank, NonFiniteTensorError
-from detent.observe.statistics import TensorStatistics, fixed_point
+from detent.observe.statistics import ExactSums, HistogramBank, NonFiniteTensorError, TensorStatistics, fixed_point
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 HOSTILE = [0.0, -0.0, 1e-45, -1e-45, 1.1754944e-38, -3.4e38, 3.4e38, 1.0, -1.0, 6.0, 1e-9]

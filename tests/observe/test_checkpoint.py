@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, OutputError
-from detent.observe import checkpoint as module
-from detent.observe.bank import HistogramBank
-from detent.observe.checkpoint import CHECKPOINT, Checkpoint
-from detent.observe.inputs import input_specs
-from detent.observe.sealed import read_sealed, seal
-from detent.observe.sources import open_source
-from detent.observe.statistics_bytes import pack, unpack
+from detent.observe import calibration_checkpoint as module
+from detent.observe.calibration_checkpoint import CHECKPOINT, Checkpoint
+from detent.observe.sources import input_specs, open_source
+from detent.observe.statistics import HistogramBank
+from detent.observe.statistics_file import pack, unpack
+from detent.observe.store import read_sealed, seal
 from detent.observe.sweep import sweep
 from tests.models import as_ir, conv_relu_conv, normal
 

@@ -13,10 +13,9 @@ import pytest
 
 from detent.errors import DataError, UsageError
 from detent.observe import cluster as cluster_module
-from detent.observe import worker
+from detent.observe import shards as worker
 from detent.observe.executors import open_executor, sweep_on
-from detent.observe.inputs import input_specs
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 from detent.observe.sweep import sweep
 from tests.models import as_ir, conv_relu_conv, normal
 from tests.observe.shard_readers import Deadly, Faulty, Numbers, Slow

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, UsageError
-from detent.observe.counter import SiteCounter, taps_of
 from detent.observe.samples import Sample
+from detent.observe.sweep import SiteCounter, taps_of
 from tests.models import as_ir, build, info, node, normal
 
 

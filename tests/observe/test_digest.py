@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError
-from detent.observe import digest as module
-from detent.observe.digest import Digest
+from detent.observe import fingerprints as module
+from detent.observe.fingerprints import Digest
 
 
 def of(*items):

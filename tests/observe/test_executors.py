@@ -17,15 +17,12 @@ import pytest
 from PIL import Image
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.observe import worker
-from detent.observe.executors import open_executor, sweep_on
-from detent.observe.inputs import input_specs
+from detent.observe import shards as worker
+from detent.observe.executors import LocalProcesses, _Backlog, open_executor, sweep_on
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.processes import LocalProcesses, _Backlog
-from detent.observe.shards import Shard
-from detent.observe.sources import open_source
+from detent.observe.shards import Shard, Ticket, do_from_folder
+from detent.observe.sources import input_specs, open_source
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, sweep
-from detent.observe.worker import Ticket, do_from_folder
 from tests.models import as_ir, conv_relu_conv, normal
 from tests.observe.shard_readers import Deadly, Faulty, Numbers, Slow
 

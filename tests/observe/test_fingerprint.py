@@ -7,10 +7,9 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from detent.graph.load import load
-from detent.observe.fingerprint import fingerprint_of
-from detent.observe.inputs import input_specs
+from detent.observe.fingerprints import fingerprint_of
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 from tests.models import as_ir, build, conv_relu_conv, info, node, normal, residual
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from detent.numerics.power_of_two import min_mse_position, min_mse_position_of
 from detent.observe.counting import BINS, BLOCK, HALF
-from detent.observe.histogram import LOWEST_EXPONENT, Histogram, NonFiniteError, merged_bins
+from detent.observe.statistics import LOWEST_EXPONENT, Histogram, NonFiniteError, merged_bins
 from tests.grids import INT8, UINT8_ZERO_128
 from tests.methods.data import error_of_bins
 

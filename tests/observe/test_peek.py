@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError
-from detent.observe.peek import peek
 from detent.observe.preprocess import InputSpec
-from detent.observe.sources import open_source
+from detent.observe.sources import open_source, peek
 
 INPUTS = [InputSpec("x", np.dtype(np.float32), (1, 2))]
 

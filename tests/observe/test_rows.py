@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, UsageError
+from detent.observe.files import Part, PartRows, array_rows, count_rows, random_rows
 from detent.observe.preprocess import InputSpec
-from detent.observe.rows import Part, PartRows, array_rows, count_rows, random_rows
 
 
 def spec(*shape, dtype=np.float32, name="x"):

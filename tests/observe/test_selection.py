@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.observe.selection import batch_count, batches, select, spread, stream_holds_out
+from detent.observe.samples import batch_count, batches, select, spread, stream_holds_out
 
 
 def choose(total, limit=None, reserve=0, seed=None, whole=1):

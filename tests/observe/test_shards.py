@@ -7,13 +7,21 @@ import pytest
 from PIL import Image
 
 from detent.errors import UsageError
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.shard_counts import Counting, ShardCounts, compress
-from detent.observe.shard_reader import SHARDS, ShardedSource, share
-from detent.observe.shards import LARGEST_SHARD, divide, divide_samples, divisible, dump_work, samples_of
-from detent.observe.sources import open_source
+from detent.observe.shards import (
+    LARGEST_SHARD,
+    Counting,
+    ShardCounts,
+    compress,
+    divide,
+    divide_samples,
+    divisible,
+    dump_work,
+    samples_of,
+)
+from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics
+from detent.observe.streams import SHARDS, ShardedSource, share
 from tests.models import as_ir, conv_relu_conv, normal
 from tests.observe.shard_readers import SAMPLES, Numbers, sample
 

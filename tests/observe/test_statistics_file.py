@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.errors import DataError, OutputError, UsageError
-from detent.observe import sealed
-from detent.observe.fingerprint import fingerprint_of
-from detent.observe.inputs import input_specs
-from detent.observe.sealed import NotThisKindError, read_sealed, seal, unseal
-from detent.observe.sources import open_source
+from detent.observe import store as sealed
+from detent.observe.fingerprints import fingerprint_of
+from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics
-from detent.observe.statistics_bytes import pack, unpack
 from detent.observe.statistics_file import (
     STATISTICS,
     StatisticsFile,
     check_fits,
     load_statistics,
+    pack,
     save_statistics,
+    unpack,
 )
+from detent.observe.store import NotThisKindError, read_sealed, seal, unseal
 from detent.observe.sweep import recall, sweep
 from tests.models import as_ir, conv_relu_conv, normal
 

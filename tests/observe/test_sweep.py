@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError
-from detent.observe.histogram import Histogram
-from detent.observe.inputs import input_specs
 from detent.observe.samples import PendingSample
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
+from detent.observe.statistics import Histogram
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, sweep
 from tests.models import as_ir, build, conv_relu_conv, info, node, normal, values_of
 

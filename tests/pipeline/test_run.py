@@ -266,7 +266,7 @@ def test_an_infinite_result_is_a_warning_and_not_a_crash(samples):
 
 
 def test_a_preparation_that_changes_the_function_is_an_error(samples, monkeypatch):
-    from detent.prepare.fold_constants import FoldConstants
+    from detent.prepare.constants import FoldConstants
 
     def spoil(self, model):
         model.graph.initializers["w2"].const_value = ir.tensor(np.zeros((2, 4, 1, 1), np.float32))

@@ -17,7 +17,7 @@ from detent.plan.layout import Role
 from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.prepare import prepare
-from detent.prepare.infer_shapes import InferShapes
+from detent.prepare.shapes import InferShapes
 from detent.recipe import Override
 from detent.recipe.presets import PRESETS
 from tests.emit.forms import emitted, snapped

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.graph.names import Names
+from detent.graph.values import Names
 from detent.prepare import Change, Pass, RemoveIdentity, default_passes, prepare
 from tests.prepare.equivalence import f32, make, node
 

@@ -5,7 +5,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.prepare import FoldConstants, fold_constants, prepare
+from detent.prepare import FoldConstants, prepare
+from detent.prepare import constants as fold_constants
 from tests.prepare.equivalence import check, f32, flag_input, if_reading, info, make, node
 
 INT = TensorProto.INT64
@@ -51,8 +52,8 @@ def test_a_tree_of_constants_is_one_initializer():
 
 def test_one_session_for_all(monkeypatch):
     calls = []
-    original = fold_constants.evaluate.run
-    monkeypatch.setattr(fold_constants.evaluate, "run", lambda *args: calls.append(args) or original(*args))
+    original = fold_constants.run_constants
+    monkeypatch.setattr(fold_constants, "run_constants", lambda *args: calls.append(args) or original(*args))
     nodes = [
         item
         for i in range(6)

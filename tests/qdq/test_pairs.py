@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.graph.names import Names
+from detent.graph.values import Names
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.qdq.builder import GraphWriter, PairWriter

@@ -14,7 +14,7 @@ from detent.comparison.folders import difference
 from detent.comparison.models import compare_models
 from detent.results.compared import FolderComparison
 from detent.results.evaluated import CHANGED, POINTS
-from detent.results.searched import RungOutcome, Tuning
+from detent.results.searched import StepOutcome, Tuning
 
 SCRIPT = "<script>window.hurt = true</script>"
 IMAGE = '"><img src=x onerror="window.hurt = true">'
@@ -99,9 +99,9 @@ def folders() -> FolderComparison:
 def tuning(met: bool = True) -> Tuning:
     unit = POINTS.format(top=1)
     rungs = [
-        RungOutcome("plain", "every number is rounded", 12.0, unit, (8.0, 16.0), 0.2, 3.0, 3_600_000, True),
-        RungOutcome(SCRIPT, IMAGE, 0.5, unit, (-0.5, 1.5), 0.01, 9.0, 3_600_000, True),
-        RungOutcome("no data", CLOSING, 2.0, CHANGED, None, None, 0.0, None, resumed=True),
+        StepOutcome("plain", "every number is rounded", 12.0, unit, (8.0, 16.0), 0.2, 3.0, 3_600_000, True),
+        StepOutcome(SCRIPT, IMAGE, 0.5, unit, (-0.5, 1.5), 0.01, 9.0, 3_600_000, True),
+        StepOutcome("no data", CLOSING, 2.0, CHANGED, None, None, 0.0, None, resumed=True),
     ]
     recipe = detent.find_recipe("XINT8").replace(description=CLOSING)
     limit = 1.0 if met else 0.1

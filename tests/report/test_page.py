@@ -25,7 +25,7 @@ from tests.conftest import tiny_model
 from tests.models import XINT8
 from tests.report import results
 from tests.report.results import CLOSING, IMAGE, RESULTS, SCRIPT
-from tests.sensitivity_analysis.test_proposal import layer
+from tests.search.test_proposal import layer
 
 ROOT = Path(detent.__file__).parents[2]
 RULE = re.compile(r'"((?:align|shift|hard|zero)[a-z ]*)"(?:, str\(|, n|\))')

@@ -11,12 +11,12 @@ from detent.recipe import Override
 from detent.report.page import page_of
 from detent.report.searches import SHOWN, bar_length
 from detent.results.searched import Sensitivity, SensitivityReport
+from detent.search.proposal import propose
 from detent.sensitivity_analysis.layer_errors import sensitivity
-from detent.sensitivity_analysis.proposal import propose
 from tests.device_check.test_placement import NETWORK
 from tests.models import SMALL_MODELS, XINT8, planned
+from tests.search.test_proposal import THREE, layer
 from tests.sensitivity_analysis.test_layer_errors import SAMPLES
-from tests.sensitivity_analysis.test_proposal import THREE, layer
 
 
 @pytest.mark.parametrize(

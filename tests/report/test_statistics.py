@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from detent.errors import UsageError
-from detent.observe.histogram import Histogram
-from detent.observe.statistics import TensorStatistics
+from detent.observe.statistics import Histogram, TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
 from detent.report.documents import print_result
 from detent.results.summarized import outlier_ratio, summarise, view_statistics

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from detent.observe.histogram import Histogram
+from detent.observe.statistics import Histogram
 from detent.results.tensors import columns_of
 
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 import detent
-from detent.observe.histogram import Histogram
+from detent.observe.statistics import Histogram
 from detent.results.tensors import COLUMNS, CURVE, channel_sizes, distribution
 from tests.conftest import tiny_model
 

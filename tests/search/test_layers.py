@@ -13,8 +13,7 @@ from detent.pipeline.job import Job, make_job
 from detent.pipeline.run import Run
 from detent.recipe.file import find_recipe
 from detent.recipe.presets import LAYERS
-from detent.search.layers import OtherFormats, search_layers, signal_power
-from detent.search.precision import Layers
+from detent.search.mixed import Layers, OtherFormats, search_layers, signal_power
 from detent.search.probing import unrefined
 from tests.conftest import tiny_model
 from tests.models import run

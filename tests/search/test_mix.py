@@ -10,7 +10,7 @@ import detent as package
 from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.file import find_recipe, read_recipe
-from detent.search.precision import parse_candidates
+from detent.search.mixed import parse_candidates
 from tests.conftest import tiny_model
 
 DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "2"]
@@ -85,8 +85,8 @@ def test_candidates_have_the_scales_of_the_recipe():
         (["--max-error", "0dB"], "Decibels are below 0: -25dB"),
         (["--mean-bits", "3"], "ask for 4 to 8"),
         (["--mean-bits", "nan"], "ask for 4 to 8"),
-        (["--mean-bits", "6", "--candidates", "int4,int9"], "'int9' is no integer format. Did you mean 'int8'"),
-        (["--mean-bits", "6", "--candidates", "int4,MX9"], "'MX9' is no integer format"),
+        (["--mean-bits", "6", "--candidates", "int4,int9"], "'int9' is not an integer format. Did you mean 'int8'"),
+        (["--mean-bits", "6", "--candidates", "int4,MX9"], "'MX9' is not an integer format"),
         (["--mean-bits", "6", "--candidates", "int8"], "at least two"),
         (["--mean-bits", "6", "--candidates", "int8,int8"], "at least two"),
         (["--mean-bits", "9", "--candidates", "int8,int32"], "int32"),

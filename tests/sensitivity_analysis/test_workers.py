@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, UsageError
-from detent.observe import processes as local_processes
-from detent.observe import worker
-from detent.observe.executors import sweep_on
-from detent.observe.inputs import input_specs
-from detent.observe.peek import peek
-from detent.observe.processes import LocalProcesses
+from detent.observe import executors as local_processes
+from detent.observe import shards as worker
+from detent.observe.executors import LocalProcesses, sweep_on
 from detent.observe.shards import divide_samples
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source, peek
 from detent.sensitivity_analysis.layer_errors import STAGE, sensitivity
 from detent.sensitivity_analysis.variants import VariantErrors
 from detent.sensitivity_analysis.workers import SampleWorkers, ShardErrors, VariantWork, _on_workers

@@ -6,7 +6,7 @@ import pytest
 
 from detent.errors import UsageError
 from detent.progress import silent
-from detent.tuning.clock import Clock, OutOfTimeError, parse_duration
+from detent.tuning.tuner import Clock, OutOfTimeError, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_what_was_added_is_found_again(tmp_path):
     record.add("plain", {"loss": 3.0}, tiny_model())
     record.add("worse", {"loss": 5.0}, None)
     again = Record.open(output, "key", resume=True)
-    assert again.rungs == {"plain": {"loss": 3.0}, "worse": {"loss": 5.0}}
+    assert again.steps == {"plain": {"loss": 3.0}, "worse": {"loss": 5.0}}
     assert again.best == "plain"
     assert [node.op_type for node in again.best_model().graph.node] == ["Conv", "Relu", "Conv"]
     again.remove()
@@ -30,14 +30,14 @@ def test_what_belongs_to_something_else_is_not_used(tmp_path, damage):
     output = tmp_path / "out.onnx"
     Record.open(output, "key", resume=True).add("plain", {"loss": 3.0}, tiny_model())
     (folder_beside(output) / LADDER).write_text(damage)
-    assert Record.open(output, "key", resume=True).rungs == {}
+    assert Record.open(output, "key", resume=True).steps == {}
 
 
 def test_a_record_whose_model_is_gone_is_not_used(tmp_path):
     output = tmp_path / "out.onnx"
     Record.open(output, "key", resume=True).add("plain", {"loss": 3.0}, tiny_model())
     (folder_beside(output) / BEST).unlink()
-    assert Record.open(output, "key", resume=True).rungs == {}
+    assert Record.open(output, "key", resume=True).steps == {}
 
 
 def test_without_a_folder_nothing_is_written(tmp_path):

@@ -15,9 +15,9 @@ from detent.numerics.formats import IntegerFormat
 from detent.observe.sweep import sweep
 from detent.pipeline import observed
 from detent.recipe.file import read_recipe
-from detent.tuning import climb as climbing
-from detent.tuning.climb import ENDED, MET, OUT_OF_TIME
+from detent.tuning import tuner as tuning
 from detent.tuning.record import folder_beside
+from detent.tuning.tuner import ENDED, MET, OUT_OF_TIME
 from tests.models import chain_with_unequal_channels
 
 ROWS = np.random.default_rng(3).standard_normal((48, 3, 8, 8)).astype(np.float32)
@@ -70,7 +70,7 @@ def never(outputs, sample):
 
 
 def test_4_bit_weights_get_8_before_anything_stays_float(monkeypatch):
-    monkeypatch.setattr(climbing, "ingredients", lambda _: ())
+    monkeypatch.setattr(tuning, "ingredients", lambda _: ())
     recipe = detent.find_recipe("A8W8").replace(weights=IntegerFormat("int4"))
     result = tune(None, recipe=recipe)
     kinds = list(dict.fromkeys(rung.name.split(" x")[0] for rung in result.rungs))
@@ -124,7 +124,7 @@ def test_with_a_tiny_budget_the_lowest_rung_is_the_result(tmp_path):
 
 def test_a_rung_that_runs_out_of_time_leaves_the_best_so_far(tmp_path, monkeypatch):
     seconds = iter(range(1000))
-    monkeypatch.setattr(climbing.Clock, "elapsed", property(lambda _: float(next(seconds))))
+    monkeypatch.setattr(tuning.Clock, "elapsed", property(lambda _: float(next(seconds))))
     result = tune(None, budget=20.0)
     assert result.stopped == OUT_OF_TIME
     assert 1 <= len(result.rungs) < 7
@@ -177,7 +177,7 @@ def test_steps_that_change_only_what_comes_after_observation_share_one_sweep(mon
     """Sweeps are counted: one with the channels as they are, one with them equalized, whatever is tried after."""
     swept = []
     monkeypatch.setattr(observed, "sweep", lambda *given, **named: swept.append(1) or sweep(*given, **named))
-    monkeypatch.setattr(climbing, "stages", lambda _: ())
+    monkeypatch.setattr(tuning, "exception_stages", lambda _: ())
     never.asked = 0
     result = tune(None, metric=detent.Metric("never", score=never))
     names = [rung.name for rung in result.rungs]

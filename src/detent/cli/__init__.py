@@ -14,7 +14,7 @@ from detent.cli.flags import flattened
 from detent.cli.inspecting import check, convert, inspect, stats
 from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
 from detent.cli.quantizing import demo, mix, quantize, recipes, tune
-from detent.compat.run import PASS_THROUGH, run
+from detent.compat.script_runner import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError
 
 INTERRUPTED = 130

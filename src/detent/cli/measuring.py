@@ -174,8 +174,7 @@ def dump(
     """
     from detent.comparison.value_files import dump_codes
     from detent.graph.load import load
-    from detent.observe.inputs import input_specs
-    from detent.observe.sources import open_source
+    from detent.observe.sources import input_specs, open_source
     from detent.option_values import image_options
 
     images = image_options(settled(ImageOptions, options))

@@ -39,9 +39,9 @@ from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.graph.taps import open_alike
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
+from detent.observe.sources import input_specs
 from detent.progress import Progress, silent
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.results.compared import ModelComparison, TensorDifference

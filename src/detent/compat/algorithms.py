@@ -29,6 +29,9 @@ class AlgoConfig:
         """The extra options that this asks for."""
         raise UsageError(f"{type(self).__name__} asks for nothing: list one of its subclasses in algo_config.")
 
+    def _parameters(self) -> dict[str, Any]:
+        return {_camel(field.name): getattr(self, field.name) for field in fields(self)}
+
 
 @dataclass(frozen=True)
 class CLEConfig(AlgoConfig):
@@ -42,15 +45,8 @@ class CLEConfig(AlgoConfig):
     cle_total_layer_diff_threshold: float = 1.9e-7
 
     def options(self) -> dict[str, Any]:
-        """The CLE options."""
-        return {
-            "CLEBalanceMethod": self.cle_balance_method,
-            "CLESteps": self.cle_steps,
-            "CLEWeightThreshold": self.cle_weight_threshold,
-            "CLEScaleAppendBias": self.cle_scale_append_bias,
-            "CLEScaleUseThreshold": self.cle_scale_use_threshold,
-            "CLETotalLayerDiffThreshold": self.cle_total_layer_diff_threshold,
-        }
+        """Return the CLE options, which have the names of the fields in another spelling."""
+        return {f"CLE{name.removeprefix('Cle')}": value for name, value in self._parameters().items()}
 
 
 @dataclass(frozen=True)
@@ -88,10 +84,7 @@ class GPTQConfig(AlgoConfig):
 
     def options(self) -> dict[str, Any]:
         """The switch and its parameters."""
-        return {
-            "UseGPTQ": True,
-            "GPTQParams": {_camel(field.name): getattr(self, field.name) for field in fields(self)},
-        }
+        return {"UseGPTQ": True, "GPTQParams": self._parameters()}
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ class _FineTuning(AlgoConfig):
 
     def options(self) -> dict[str, Any]:
         """The FastFinetune dictionary."""
-        values = {_camel(field.name): getattr(self, field.name) for field in fields(self)}
+        values = self._parameters()
         if self.reg_param == _FineTuning.reg_param:
             del values["RegParam"]  # nobody asked for it, and Detent weighs it for each layer
         algorithm = "adaround" if isinstance(self, AdaRoundConfig) else "adaquant"
@@ -160,7 +153,7 @@ class QuarotConfig(AlgoConfig):
 
     def options(self) -> dict[str, Any]:
         """Its options; Detent has no counterpart, and the translation says so."""
-        return {"RMatrixDim": self.r_matrix_dim, "UseRandomHad": self.use_random_had, "RConfigPath": self.r_config_path}
+        return self._parameters()
 
 
 @dataclass(frozen=True)
@@ -187,4 +180,4 @@ class AutoMixprecisionConfig(AlgoConfig):
 
     def options(self) -> dict[str, Any]:
         """The AutoMixprecision dictionary."""
-        return {"AutoMixprecision": {_camel(field.name): getattr(self, field.name) for field in fields(self)}}
+        return {"AutoMixprecision": self._parameters()}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from detent.compat.enums import CalibMethod, Choice, ExtendedQuantType, QuantGranularity, QuantType, ScaleType
+from detent.compat.enums import CalibMethod, ExtendedQuantType, QuantGranularity, QuantType, ScaleType, ToolEnum
 from detent.errors import UsageError, nearest
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
@@ -38,7 +38,7 @@ BFP16_PARAMS: dict[str, Any] = {"bfp_method": "to_bfp", "axis": 1, "bit_width": 
 class DataType:
     """A number format. The classes are the values: `QTensorConfig(data_type=Int8)`."""
 
-    quant_type: ClassVar[Choice]
+    quant_type: ClassVar[ToolEnum]
     attributes: ClassVar[dict[str, Any]] = {}
 
 

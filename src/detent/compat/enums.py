@@ -19,7 +19,7 @@ def _meaning(member: Enum) -> tuple[str, str]:
     return _FAMILIES.get(kind, kind), member.name
 
 
-class Choice(Enum):
+class ToolEnum(Enum):
     """A member that equals every other one, of whatever class, with the same meaning."""
 
     def __eq__(self, other: object) -> bool:
@@ -43,91 +43,91 @@ class Choice(Enum):
             raise ValueError(f"{cls.__name__} has no member '{name}'; it has {', '.join(cls.__members__)}.") from None
 
 
-class CalibrationMethod(Choice):
+class CalibrationMethod(ToolEnum):
     """Methods for float scales."""
 
     MinMax, Entropy, Percentile, Distribution = range(4)
 
 
-class PowerOfTwoMethod(Choice):
+class PowerOfTwoMethod(ToolEnum):
     """Methods for power-of-two scales."""
 
     NonOverflow, MinMSE = range(2)
 
 
-class Int16Method(Choice):
+class Int16Method(ToolEnum):
     """Methods for scales that are a 16-bit integer over a power of two."""
 
     MinMax = 0
 
 
-class LayerWiseMethod(Choice):
+class LayerWiseMethod(ToolEnum):
     """Methods that choose for each tensor."""
 
     LayerWisePercentile = 0
 
 
-class ExtendedCalibrationMethod(Choice):
+class ExtendedCalibrationMethod(ToolEnum):
     """Methods for weights with float scales."""
 
     MinMSE = 0
 
 
-class CalibMethod(Choice):
+class CalibMethod(ToolEnum):
     """The methods that a tensor's specification names; which one it is depends on the kind of scale too."""
 
     MinMax, MinMSE, Percentile, Entropy, LayerwisePercentile, Distribution = range(6)
 
 
-class ScaleType(Choice):
+class ScaleType(ToolEnum):
     """What scales may be."""
 
     Float32, PowerOf2, Int16 = range(3)
 
 
-class QuantGranularity(Choice):
+class QuantGranularity(ToolEnum):
     """What has a scale of its own."""
 
     Tensor, Channel, Group = range(3)
 
 
-class QuantType(Choice):
+class QuantType(ToolEnum):
     """Number formats, as onnxruntime names them."""
 
     QInt8, QUInt8, QFLOAT8E4M3FN, QInt16, QUInt16, QInt4, QUInt4 = range(7)
 
 
-class ExtendedQuantType(Choice):
+class ExtendedQuantType(ToolEnum):
     """Number formats, as Quark names them."""
 
     QInt8, QUInt8, QInt16, QUInt16, QInt32, QUInt32, QFloat16, QBFloat16, QBFP, QMX = range(1, 11)
 
 
-class VitisQuantType(Choice):
+class VitisQuantType(ToolEnum):
     """Number formats, as vai_q_onnx names them."""
 
     QInt8, QUInt8, QInt16, QUInt16, QInt32, QUInt32, QFloat16, QBFloat16, QBFP, QMX = range(1, 11)
 
 
-class QuantFormat(Choice):
+class QuantFormat(ToolEnum):
     """How the file says it: operators on integers, or Q/DQ pairs around float ones."""
 
     QOperator, QDQ = range(2)
 
 
-class ExtendedQuantFormat(Choice):
+class ExtendedQuantFormat(ToolEnum):
     """The same with types that ONNX's own Q/DQ do not have."""
 
     QOperator, QDQ = range(2)
 
 
-class VitisQuantFormat(Choice):
+class VitisQuantFormat(ToolEnum):
     """The same in vai_q_onnx's operators."""
 
     QDQ, FixNeuron, BFPFixNeuron, MXFixNeuron = range(2, 6)
 
 
-class QuantizationMode(Choice):
+class QuantizationMode(ToolEnum):
     """What onnxruntime computes in."""
 
     IntegerOps, QLinearOps = range(2)

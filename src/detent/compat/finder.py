@@ -1,4 +1,4 @@
-"""Serve the modules of `names`: always below `detent.compat`, and under their own names while a script runs.
+"""Serve the modules of `tool_names`: always below `detent.compat`, and under their own names while a script runs.
 
 `detent.compat.quark.onnx` can be imported at any time. While `other_tools` is open, `quark.onnx` is that very module
 under another name in `sys.modules`. Installed packages of these names are set aside meanwhile and put back afterwards;
@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from detent.compat.names import FAMILIES, MODULES, UNSUPPORTED, Unsupported, homes
+from detent.compat.tool_names import FAMILIES, MODULES, UNSUPPORTED, Unsupported, homes
 from detent.errors import nearest
 
 PACKAGE = "detent.compat"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from detent.compat.mixed import MixedSearch
+from detent.compat.auto_mixprecision import MixedSearch
 from detent.devices.catalog import OPTIONAL, find_device
 from detent.devices.constraints import CONCATS, SHIFTS
 from detent.errors import UsageError

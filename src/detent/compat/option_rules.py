@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.data_types import block_float, format_of, microscaling
 from detent.compat.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
 from detent.compat.finetune import gptq_of, refinement_of
-from detent.compat.mixed import MixedSearch, mixed_of
 from detent.compat.option_kinds import Request, Rule, boolean, names, number, whole, with_setting
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError, nearest

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, load
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import InputSpec
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 
 Feeds = Mapping[str, npt.NDArray[Any]]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from detent.compat import finetune, mixed
+from detent.compat import auto_mixprecision, finetune
 from detent.compat import option_rules as rules
 from detent.compat.option_kinds import (
     CONCAT_RULE,
@@ -408,7 +408,7 @@ def page() -> str:
         known = [(option.name, str(option.verdict), option.says) for option in options]
         parts.append(_section(title, known, _NOTES.get(title, "")))
     parts.append(_section("FastFinetune, with include_fast_ft=True", finetune.rows()))
-    parts.append(_section("AutoMixprecision, with include_auto_mp=True", mixed.rows()))
+    parts.append(_section("AutoMixprecision, with include_auto_mp=True", auto_mixprecision.rows()))
     return "\n".join(parts)
 
 

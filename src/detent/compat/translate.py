@@ -30,7 +30,7 @@ from detent.compat.enums import (
     QuantFormat,
     VitisQuantFormat,
 )
-from detent.compat.layers import legacy_of
+from detent.compat.newer_config import legacy_of
 from detent.compat.option_kinds import Request
 from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.table import apply_options

@@ -17,9 +17,8 @@ import onnx_ir as ir
 from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep
 from detent.emit.qoperator_form import ToQOperator
 from detent.errors import UsageError
-from detent.graph.names import Names
 from detent.graph.opset import change_opset
-from detent.graph.values import add_initializer, constant, cut_inputs, is_unused
+from detent.graph.values import Names, add_initializer, constant, cut_inputs, is_unused
 from detent.prepare.base import main_opset
 from detent.qdq.builder import FixNeuronWriter, GraphWriter, PairWriter, retarget
 from detent.qdq.families import (

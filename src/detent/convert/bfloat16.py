@@ -27,9 +27,8 @@ import onnx_ir as ir
 from detent.convert.float_types import Retyping, has_float, is_fixed_input, narrow, prepare_types, retype
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node
 from detent.errors import ModelError, UsageError
-from detent.graph.names import Names
 from detent.graph.opset import raise_opset
-from detent.graph.values import add_initializer, constant, is_standard
+from detent.graph.values import Names, add_initializer, constant, is_standard
 from detent.prepare.base import main_opset
 from detent.qdq.families import quantize_family
 from detent.qdq.reader import largest_of, params_of

@@ -23,8 +23,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep
-from detent.graph.names import Names
-from detent.graph.values import add_initializer, constant, drop_if_unused, input_at, set_input
+from detent.graph.values import Names, add_initializer, constant, drop_if_unused, input_at, set_input
 from detent.qdq.builder import retarget
 from detent.qdq.families import dequantize_family, is_native_dequantize, native_family, quantize_family
 from detent.qdq.reader import LinearParams, code_range, dequantized

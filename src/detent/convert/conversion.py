@@ -32,8 +32,8 @@ from detent.convert.inputs_and_weights import (
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.convert.to_float import ToFloat, WithoutQdqBetween
 from detent.errors import ModelError, UsageError
-from detent.graph.light import light_proto
 from detent.graph.load import ModelLike, name_of, read, stored_bytes
+from detent.graph.opset import light_proto
 from detent.graph.save import check_output, save
 from detent.graph.session import Runner
 from detent.prepare.base import Change

@@ -28,11 +28,10 @@ from onnx_ir.passes import common as common_passes
 
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node
 from detent.errors import ModelError
-from detent.graph.names import Names
-from detent.graph.values import add_initializer, bypass, drop_if_unused, is_standard
+from detent.graph.values import Names, add_initializer, bypass, drop_if_unused, is_standard
 from detent.prepare import HalfToFloat, InlineFunctions
 from detent.prepare.base import main_opset
-from detent.prepare.infer_shapes import infer
+from detent.prepare.shapes import infer
 from detent.qdq.families import is_quantizing
 from detent.qdq.reader import largest_of
 

@@ -15,8 +15,7 @@ import onnx_ir as ir
 
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import UsageError
-from detent.graph.names import Names
-from detent.graph.values import is_standard
+from detent.graph.values import Names, is_standard
 from detent.prepare import FixShapes, SeparateInitializers
 from detent.qdq.reader import largest_of
 

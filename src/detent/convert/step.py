@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from detent.graph.names import Names
-from detent.graph.values import is_standard, is_unused, remove_node, take_over
+from detent.graph.values import Names, is_standard, is_unused, remove_node, take_over
 from detent.prepare.base import Change, Pass, main_opset
 from detent.qdq.functions import settle_domains
 

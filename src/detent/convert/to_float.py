@@ -17,9 +17,8 @@ import onnx_ir as ir
 
 from detent.convert.step import GraphEdit, NodeStep
 from detent.errors import UsageError
-from detent.graph.names import Names
 from detent.graph.session import Runner
-from detent.graph.values import add_initializer, constant, is_standard, is_unused
+from detent.graph.values import Names, add_initializer, constant, is_standard, is_unused
 from detent.qdq.families import (
     computes_on_codes,
     dequantize_family,

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.names import Names
-from detent.graph.values import constant, drop_if_unused, take_over
+from detent.graph.values import Names, constant, drop_if_unused, take_over
 from detent.numerics.formats import QuantParams
 from detent.plan.layout import Role
 from detent.plan.plan import Plan

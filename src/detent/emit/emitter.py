@@ -15,8 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.emit.output_formats import OUTPUT_FORMATS
-from detent.graph.names import Names
-from detent.graph.values import bypass, constant, values_of
+from detent.graph.values import Names, bypass, constant, values_of
 from detent.numerics.formats import is_product_bias
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan

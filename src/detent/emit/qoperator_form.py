@@ -26,7 +26,7 @@ from detent.emit.coded_node import (
 from detent.emit.qoperator_rules import READS, rule_of
 from detent.graph.values import bypass, is_standard, is_unused, remove_node, take_over
 from detent.prepare.base import Change, Pass, main_opset
-from detent.prepare.infer_shapes import InferShapes
+from detent.prepare.shapes import InferShapes
 from detent.qdq.families import MICROSOFT, is_native_dequantize, is_native_quantize
 from detent.qdq.reader import dequantized
 

@@ -32,10 +32,9 @@ from detent.execute.output_folder import OutputFolder, new_folder
 from detent.graph.load import ModelLike, load, name_of
 from detent.graph.session import Feeds, Runner
 from detent.numerics.rounding import DeviceRounding, check_device_rounding
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import check_feeds
-from detent.observe.sources import open_source
+from detent.observe.sources import input_specs, open_source
 from detent.progress import Progress, silent
 from detent.qdq.families import is_native_dequantize
 from detent.recipe import Recipe

@@ -31,10 +31,9 @@ from detent.emulator.fixed import (
     grid_of,
 )
 from detent.errors import ModelError
-from detent.graph.names import Names
-from detent.graph.values import constant
+from detent.graph.values import Names, constant
 from detent.numerics.rounding import DeviceRounding, round_by
-from detent.prepare.infer_shapes import infer
+from detent.prepare.shapes import infer
 from detent.qdq.families import is_native_dequantize, is_native_quantize
 from detent.results.compared import FloatStep
 

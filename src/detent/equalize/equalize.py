@@ -26,9 +26,8 @@ from detent.equalizations.channel_problem import (
 )
 from detent.equalize.channels import ChannelMap, ScaledLayer, input_name, map_channels
 from detent.errors import UsageError
-from detent.graph.names import Names
 from detent.graph.session import Runner, usable_cores
-from detent.graph.values import add_initializer, set_input
+from detent.graph.values import Names, add_initializer, set_input
 from detent.numerics.compiled import compiled
 from detent.observe.samples import PendingSample
 

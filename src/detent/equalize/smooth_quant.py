@@ -35,8 +35,8 @@ import onnx_ir as ir
 from detent.equalizations.channel_problem import ChannelMoments, Floats
 from detent.equalize.equalize import observe_channels
 from detent.errors import UsageError
-from detent.graph.names import Names
 from detent.graph.values import (
+    Names,
     add_initializer,
     constant,
     input_at,

@@ -16,9 +16,9 @@ from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
 from detent.numerics.rounding import DeviceRounding
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample
+from detent.observe.sources import input_specs
 
 AnyModel = ModelLike | ir.Model
 

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
-from detent.graph.names import repair_names
 from detent.graph.opset import raise_opset
+from detent.graph.values import repair_names
 
 ModelLike = str | Path | onnx.ModelProto
 MINIMUM_OPSET = 17

@@ -19,8 +19,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError, UsageError
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
-from detent.observe.shards import R, Run, Shard, Work, dump_work
-from detent.observe.worker import Ticket, do_from_bytes, do_from_folder, shared_folder
+from detent.observe.shards import R, Run, Shard, Ticket, Work, do_from_bytes, do_from_folder, dump_work, shared_folder
 
 PATIENCE = 10.0
 """Seconds to wait for a scheduler to answer, and for it to have a worker."""

@@ -1,12 +1,13 @@
-"""The compiled loops of calibration. They release the GIL and read each tensor once.
+"""Count values into bins: the compiled loops of calibration. They release the GIL and read each tensor once.
 
-A tensor is counted in blocks that stay in the innermost cache: one vectorised loop turns a block into bin indices, a
+A tensor is counted in blocks that stay in the innermost cache: one vectorized loop turns a block into bin indices, a
 second one adds them up. Both work in scratch memory of the caller, and what they found goes into the histogram at the
-end, in one piece or not at all.
+end, completely or not at all.
 
-They are correct for every finite value, denormals and both zeros included, with no fast-math: what they return must not
-depend on how the compiler felt. Numba widens each integer operation to 64 bits; the casts to int32 after every step
-undo that, and so let a vector hold eight values.
+They are correct for every finite value, denormals and both zeros included, without fast-math: the result must not
+depend on the compiler. Numba widens each integer operation to 64 bits; the casts to int32 after every step undo that,
+so that a vector holds eight values. Numba also lacks two things that are added here: reading memory by its address,
+and prefetching it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,52 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
 
 from detent.numerics.compiled import compiled
-from detent.observe.memory import floats_at, prefetch
+
+_READ, _KEEP_CLOSE, _DATA = 0, 3, 1
+
+
+def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [address, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [address], kind)
+    where = builder.bitcast(builder.gep(data, [arguments[1]]), address)
+    builder.call(function, [where, number(_READ), number(_KEEP_CLOSE), number(_DATA)])
+    return context.get_dummy_value()
+
+
+def _prefetch(_context: Any, array: Any, index: Any) -> Any:
+    return types.void(array, index), _emit
+
+
+prefetch: Any = intrinsic(_prefetch)
+"""In compiled code, `prefetch(array, index)` brings an element of a contiguous array into the cache.
+
+That changes no result, and the index may lie behind the end.
+"""
+
+
+def _emit_pointer(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+
+def _pointer(_context: Any, address: Any) -> Any:
+    return types.voidptr(address), _emit_pointer
+
+
+_pointer_to: Any = intrinsic(_pointer)
+
+
+@njit(nogil=True)
+def floats_at(address: Any, size: Any) -> Any:
+    """In compiled code, the `size` float32 values at an address, which somebody else keeps alive."""
+    return carray(_pointer_to(address), size, np.float32)
+
 
 BINS = 1 << 14
 HALF = BINS // 2

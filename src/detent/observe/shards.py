@@ -1,25 +1,41 @@
-"""Work on samples in shares that travel: what a task is told, and how the data is divided into tasks.
+"""Work on samples in shards: what a task is told, how data is divided into tasks, and what a worker does with them.
 
 Data stays where it is. A task carries row numbers; the description of the data, which is paths, preprocessing or a seed
-but never an array, goes to each worker once, with the model.
+but never an array, goes to each worker once, with the model. A worker loads both once and does shard after shard.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import tempfile
+import threading
+import uuid
+import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime
 
-from detent.errors import UsageError
+from detent.errors import ModelError, UsageError
+from detent.graph.save import save
+from detent.graph.session import Runner
+from detent.methods.method import Vote
 from detent.observe.samples import PendingSample
-from detent.observe.shard_reader import SHARDS, ShardedSource
 from detent.observe.sources import RowSource, Source
+from detent.observe.statistics import Statistics
+from detent.observe.statistics_file import pack, unpack
+from detent.observe.streams import SHARDS, ShardedSource
+from detent.observe.sweep import SiteCounter, taps_of
+from detent.version import __version__
 
 SHARDS_PER_WORKER = 4
 """So that the last worker to finish keeps the others waiting for a quarter of its work at most."""
@@ -44,7 +60,7 @@ class Shard:
     groups: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-class Result(Protocol):
+class ShardResult(Protocol):
     """What came of a shard."""
 
     @property
@@ -52,8 +68,8 @@ class Result(Protocol):
         """The number of the shard."""
 
 
-R = TypeVar("R", bound=Result)
-R_co = TypeVar("R_co", bound=Result, covariant=True)
+R = TypeVar("R", bound=ShardResult)
+R_co = TypeVar("R_co", bound=ShardResult, covariant=True)
 
 
 class Work(Protocol[R_co]):
@@ -72,7 +88,7 @@ Run = Callable[[Sequence[Shard]], Generator[R, None, None]]
 
 
 @dataclass(frozen=True)
-class Division:
+class Shards:
     """All shards of a source, and what the parent knows to be held out without reading anything."""
 
     shards: list[Shard]
@@ -98,7 +114,7 @@ def divisible(source: Source) -> Divisible:
     return source
 
 
-def dump_work(work: Work[Result], dumps: Dumps = pickle.dumps) -> bytes:
+def dump_work(work: Work[ShardResult], dumps: Dumps = pickle.dumps) -> bytes:
     """The work as bytes. Raises UsageError for a source that holds what cannot be pickled."""
     try:
         return dumps(work)
@@ -109,10 +125,10 @@ def dump_work(work: Work[Result], dumps: Dumps = pickle.dumps) -> bytes:
         ) from error
 
 
-def divide(source: Divisible, workers: int) -> Division:
+def divide(source: Divisible, workers: int) -> Shards:
     """Shards for this many workers. A reader's are its own; of rows there are several to a worker."""
     if isinstance(source, ShardedSource):
-        return Division([Shard(index, f"the reader's shard {index}") for index in range(SHARDS)])
+        return Shards([Shard(index, f"the reader's shard {index}") for index in range(SHARDS)])
     held_out, counted = [], []
     for index, (group, held) in enumerate(source.groups()):
         if held:
@@ -120,7 +136,7 @@ def divide(source: Divisible, workers: int) -> Division:
         else:
             counted.append((index, group))
     shards = [_shard(source, number, groups) for number, groups in enumerate(_runs(counted, workers))]
-    return Division(shards, held_out)
+    return Shards(shards, held_out)
 
 
 def divide_samples(source: Divisible, samples: Sequence[PendingSample], workers: int) -> list[Shard]:
@@ -170,3 +186,152 @@ class _ArrayRefuser(pickle.Pickler):
         if isinstance(value, np.ndarray):
             raise _ArrayFoundError
         return NotImplemented
+
+
+MODEL_FILE, WORK_FILE = "model.onnx", "work.pickle"
+
+Doing = Callable[[Shard], Any]
+"""Work that has begun: the model is loaded and ready to run. Worker threads share one."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Which work a task belongs to, and the versions that it was made with.
+
+    Every work has its own, even over the same model and files: between two of them the files may have changed.
+    """
+
+    work: str = field(default_factory=lambda: uuid.uuid4().hex)
+    detent: str = __version__
+    onnxruntime: str = onnxruntime.__version__
+
+    def check(self) -> None:
+        """Raise UsageError in a worker that would compute with other code than the parent would."""
+        for package, wanted, found in (
+            ("detent", self.detent, __version__),
+            ("onnxruntime", self.onnxruntime, onnxruntime.__version__),
+        ):
+            if wanted != found:
+                raise UsageError(
+                    f"A worker has {package} {found}, but this machine has {wanted}: they would not compute the same "
+                    "numbers. Install the same versions on all."
+                )
+
+
+class _LastWork:
+    """The work that this process did last. One, because a model may take most of the memory."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+        self._ticket: Ticket | None = None
+        self._loaded: Doing | None = None
+        self._lock = threading.Lock()
+
+    def get(self, ticket: Ticket, load: Callable[[], Doing]) -> Doing:
+        with self._lock:
+            if self._loaded is None or self._ticket != ticket:
+                self._loaded = None  # before the next one takes its memory
+                self._loaded = load()
+                self._ticket = ticket
+                self.loads += 1
+            return self._loaded
+
+    def forget(self) -> None:
+        with self._lock:
+            self._loaded = self._ticket = None
+
+
+last_work = _LastWork()
+
+
+def do_from_folder(folder: str, ticket: Ticket, shard: Shard) -> Any:
+    """The result of a shard, with the model and the work in a folder that the parent made."""
+    ticket.check()
+    return last_work.get(ticket, lambda: _load_folder(Path(folder)))(shard)
+
+
+def do_from_bytes(work: bytes, model: bytes, ticket: Ticket, shard: Shard) -> Any:
+    """The result of a shard, with the model and the work as they were sent."""
+    ticket.check()
+    return last_work.get(ticket, lambda: _begin(work, _parse(model)))(shard)
+
+
+@contextmanager
+def shared_folder(work: bytes, model: ir.Model) -> Iterator[tuple[str, Ticket]]:
+    """A folder with the model and the work, for the time of the block; it is made where TMPDIR says."""
+    with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
+        save(model, Path(folder) / MODEL_FILE)
+        (Path(folder) / WORK_FILE).write_bytes(work)
+        yield folder, Ticket()
+
+
+def _begin(work: bytes, model: ir.Model) -> Doing:
+    doing: Doing = pickle.loads(work).begin(model)
+    return doing
+
+
+def _load_folder(folder: Path) -> Doing:
+    try:
+        return _begin((folder / WORK_FILE).read_bytes(), ir.load(folder / MODEL_FILE))
+    except FileNotFoundError:
+        raise ModelError(
+            f"A worker cannot see the folder {folder} with the model. Workers on other machines need a folder that all "
+            "share: set TMPDIR to one before you start."
+        ) from None
+
+
+def _parse(model: bytes) -> ir.Model:
+    proto = onnx.ModelProto()
+    proto.ParseFromString(model)
+    return ir.from_proto(proto)
+
+
+_QUICK = 1  # a higher level of compression saves a few percent and takes several times as long
+
+
+@dataclass(frozen=True)
+class ShardCounts:
+    """What came of a shard: compressed statistics, over how many samples, of how many feeds; and what it held out."""
+
+    number: int
+    compressed: bytes
+    samples: int
+    feeds: int
+    held_out: tuple[PendingSample, ...] = ()
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics, restored and checked."""
+        return unpack(zlib.decompress(self.compressed), f"What a worker sent for shard {self.number}")[1]
+
+
+@dataclass(frozen=True)
+class Counting:
+    """What all tasks of a sweep share."""
+
+    sites: tuple[str, ...]
+    source: Divisible
+    vote: Vote | None
+
+    def begin(self, model: ir.Model) -> Callable[[Shard], ShardCounts]:
+        """What counts a shard."""
+        return partial(self._count, taps_of(model, self.sites).unordered)
+
+    def _count(self, runner: Runner, shard: Shard) -> ShardCounts:
+        """Run all samples of a shard."""
+        counter = SiteCounter(runner, self.sites, self.vote)
+        samples = feeds = 0
+        held_out = []
+        for pending in samples_of(self.source, shard):
+            feeds += 1
+            if pending.held_out:
+                held_out.append(pending)
+                continue
+            counter.count(pending.load())
+            samples += pending.size
+        return ShardCounts(shard.number, compress(counter.statistics), samples, feeds, tuple(held_out))
+
+
+def compress(statistics: Statistics) -> bytes:
+    """Statistics as few bytes, to travel: a site is a few kilobytes instead of a hundred and more."""
+    return zlib.compress(pack({}, statistics), _QUICK)

@@ -1,4 +1,4 @@
-"""Opens calibration or evaluation data, whatever it is given as, as a `Source` of samples.
+"""Open calibration or evaluation data, whatever its form, as a `Source` of samples.
 
     source = open_source("calib/", inputs, limit=128, reserve=16)
     for pending in source:
@@ -14,27 +14,55 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import onnx_ir as ir
 
-from detent.errors import DataError, UsageError
-from detent.observe.digest import Digest
-from detent.observe.files import Found, find_files, npy_rows, npz_rows
+from detent.errors import DataError, ModelError, UsageError
+from detent.observe.files import (
+    Found,
+    ImageRows,
+    Rows,
+    array_rows,
+    find_files,
+    npy_rows,
+    npz_rows,
+    random_rows,
+    single_input,
+)
+from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions, guess_preprocess
-from detent.observe.rows import ImageRows, Rows, array_rows, random_rows, single_input
 from detent.observe.samples import (
     Array,
     PendingSample,
+    RowSelection,
+    batch_count,
+    batches,
     check_feeds,
     is_array_like,
+    select,
     shares_batch,
     without_batch,
 )
-from detent.observe.selection import Selection, batch_count, batches, select
-from detent.observe.shard_reader import ShardedSource, is_shard_reader
-from detent.observe.streams import StreamSource, reader_passes
+from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
+
+
+def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
+    """Name, type and shape of every graph input. Raises ModelError for one that is no tensor or has no rank."""
+    return tuple(_spec(value) for value in model.graph.inputs)
+
+
+def _spec(value: ir.Value) -> InputSpec:
+    if value.dtype is None or value.shape is None:
+        raise ModelError(
+            f"Input '{value.name}' has no tensor type or no shape, so no data can be checked against it. "
+            "Export the model with typed inputs."
+        )
+    shape = tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+    return InputSpec(str(value.name), value.dtype.numpy(), shape)
 
 
 class Source(Protocol):
@@ -83,7 +111,7 @@ class RowSource:
 
     rows: Rows
     inputs: tuple[InputSpec, ...]
-    selection: Selection
+    selection: RowSelection
     batch: int
     whole: bool
     random: bool = False
@@ -276,3 +304,33 @@ def _check_numbers(limit: int | None, reserve: int, seed: int | None, batch: int
     for name, value, least in (("limit", limit, 1), ("reserve", reserve, 0), ("seed", seed, 0), ("batch", batch, 1)):
         if value is not None and value < least:
             raise UsageError(f"--{name} must be at least {least}, not {value}.")
+
+
+def peek(source: Source, count: int) -> tuple[list[PendingSample], Source]:
+    """The first `count` samples that are not held out, and the source to go on with.
+
+    A source that can be read only once gives them back from memory, and then the rest.
+    """
+    iterator = iter(source)
+    read: list[PendingSample] = []
+    chosen: list[PendingSample] = []
+    while len(chosen) < count and (pending := next(iterator, None)) is not None:
+        read.append(pending)
+        if not pending.held_out:
+            chosen.append(pending)
+    return chosen, source if source.repeatable else _Resumed(source, read, iterator)
+
+
+class _Resumed:
+    """A source that was begun already. Everything but its samples is that of the original."""
+
+    def __init__(self, source: Source, read: list[PendingSample], rest: Iterator[PendingSample]) -> None:
+        self._source = source
+        self._samples: Iterator[PendingSample] | None = chain(read, rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __iter__(self) -> Iterator[PendingSample]:
+        samples, self._samples = self._samples, None
+        return iter(self._source) if samples is None else samples  # the original knows what to say to a second pass

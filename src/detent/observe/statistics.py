@@ -1,21 +1,172 @@
-"""What calibration remembers of every tensor: small, mergeable, and the same whatever the order of the samples.
+"""What calibration keeps of every tensor: small, mergeable, and independent of the order of the samples.
 
-The histogram answers most questions. Two methods ask about single samples, and what they need adds up exactly too: the
-moving-average MinMax wants the mean of each sample's extremes, which is kept as a sum in whole multiples of the least
-float32; MinMSE's MostCommon mode wants each sample's own best position, which is kept as votes.
+The histogram's bins are aligned to powers of two, so that growing and merging it are exact. The range is ±2^k in 2^14
+bins of width w = 2^(k-13). Bin j >= 0 holds j*w <= x < (j+1)*w, and bin -1-j holds its mirror image; zero (of either
+sign) is in bin 0. When a value does not fit, k grows and bins merge in pairs: that is the same histogram as if k had
+been larger from the start. So the result depends neither on the order of the samples nor on how they were batched or
+sharded, and two shards merge to what one pass would have given.
+
+Every rounding threshold of a power-of-two grid down to a step of 2w falls on a bin edge: all values of a bin round to
+the same code, and a search over positions needs the counts alone. (A value exactly on a threshold may be rounded the
+other way, to the even code; it is half a step off in either case.)
+
+Two methods ask about single samples, and what they need adds up exactly too: the moving-average MinMax wants the mean
+of each sample's extremes, which is kept as a sum in whole multiples of the least float32; MinMSE's MostCommon mode
+wants each sample's own best position, which is kept as votes.
 """
 
 from __future__ import annotations
 
+import math
+import struct
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from detent.methods.method import Vote
-from detent.observe.histogram import Histogram
+from detent.observe.counting import BINS, BLOCK, HALF, ROW, TABLES, count_if_fits, count_tensors
+
+LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width is no float32; such values are all but zero
+_INFINITY_KEY = 0x7F800000
+_NO_KEYS = (2**31 - 1, -(2**31))  # the order-preserving keys of an empty set's extremes
+
+
+class NonFiniteError(ValueError):
+    """A tensor held NaN or infinity. The caller knows which tensor of which sample, and says so."""
+
+
+class _Scratch(threading.local):
+    """What counting works in: one for each thread, so that it is in the cache whichever tensor comes next."""
+
+    def __init__(self) -> None:
+        self.indices: npt.NDArray[np.uint16] = np.zeros(BLOCK, np.uint16)
+        self.tables: npt.NDArray[np.uint32] = np.zeros((TABLES, ROW), np.uint32)
+
+
+_scratch = _Scratch()
+
+
+class Histogram:
+    """Counts, and the exact minimum and maximum, of all the values added so far."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._keys = _NO_KEYS
+        self._set_exponent(LOWEST_EXPONENT)
+        self.counts: npt.NDArray[np.int64] = np.zeros(BINS, np.int64)
+        """Values per bin, from the most negative bin to the most positive."""
+
+    @classmethod
+    def restore(cls, exponent: int, counts: npt.NDArray[np.int64], minimum: float, maximum: float) -> Histogram:
+        """The histogram that once had these contents. `counts` belongs to it from now on."""
+        histogram = cls()
+        histogram._set_exponent(exponent)
+        histogram.counts = counts
+        histogram.total = int(counts.sum())
+        histogram._keys = (_key_of(minimum), _key_of(maximum)) if histogram.total else _NO_KEYS
+        return histogram
+
+    @property
+    def minimum(self) -> float:
+        """The least value seen, exactly; infinity where nothing was."""
+        return _float_of(self._keys[0]) if self.total else math.inf
+
+    @property
+    def maximum(self) -> float:
+        """The greatest value seen, exactly; minus infinity where nothing was."""
+        return _float_of(self._keys[1]) if self.total else -math.inf
+
+    @property
+    def width(self) -> float:
+        """The width of a bin."""
+        return math.ldexp(1.0, self.exponent - HALF.bit_length() + 1)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude seen; 0 where nothing was."""
+        return max(0.0, -self.minimum, self.maximum) if self.total else 0.0
+
+    def add(self, values: npt.NDArray[Any]) -> tuple[float, float] | None:
+        """Count all `values` and return their extremes; None where there are no values.
+
+        Raises NonFiniteError, and counts nothing, where one is NaN or infinite.
+        """
+        flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+        if flat.size == 0:
+            return None
+        low, high, counted = self.count(flat)
+        extremes = _float_of(low), _float_of(high)
+        if not counted:
+            self.grow_for(low, high)
+            self.count(flat)
+        self.note(low, high, flat.size)
+        return extremes
+
+    def count(self, flat: npt.NDArray[np.float32]) -> tuple[int, int, bool]:
+        """Put all values into their bins, or none where one does not fit; their extreme keys, and which it was."""
+        return count_if_fits(flat, self.inverse_width, self.limit, self.counts, _scratch.indices, _scratch.tables)
+
+    def grow_for(self, low: int, high: int) -> None:
+        """Make room for values between two keys. Raises NonFiniteError where one stands for NaN or infinity."""
+        self._grow_to(_exponent_of(max(-_float_of(low), _float_of(high))))
+
+    def note(self, low: int, high: int, size: int) -> None:
+        """Take `size` values between two keys, which are in their bins already, into the total and the extremes."""
+        self.total += size
+        self._keys = min(self._keys[0], low), max(self._keys[1], high)
+
+    def merge(self, other: Histogram) -> None:
+        """Add everything that `other` counted."""
+        self._grow_to(other.exponent)
+        self.counts += merged_bins(other.counts, self.exponent - other.exponent)
+        self.total += other.total
+        self._keys = min(self._keys[0], other._keys[0]), max(self._keys[1], other._keys[1])
+
+    def _grow_to(self, exponent: int) -> None:
+        if exponent > self.exponent:
+            self.counts = merged_bins(self.counts, exponent - self.exponent)
+            self._set_exponent(exponent)
+
+    def _set_exponent(self, exponent: int) -> None:
+        self.exponent = exponent
+        self.inverse_width = np.float32(1.0 / self.width)
+        self.limit = (exponent + 127) << 23  # the bits of 2^exponent as float32; of infinity for the largest of all
+
+
+def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
+    """The counts of the same data with a range 2^steps times as wide."""
+    if steps == 0:
+        return counts
+    factor = 1 << min(steps, HALF.bit_length() - 1)  # from here on each half is one bin, the one beside zero
+    middle = BINS // (2 * factor)
+    wide = np.zeros_like(counts)
+    wide[HALF - middle : HALF + middle] = counts.reshape(-1, factor).sum(axis=1)
+    return wide
+
+
+def _exponent_of(magnitude: float) -> int:
+    """The least k with magnitude < 2^k."""
+    return max(math.frexp(magnitude)[1], LOWEST_EXPONENT) if magnitude else LOWEST_EXPONENT
+
+
+def _key_of(value: float) -> int:
+    """The order-preserving key of a float32."""
+    bits = int(np.float32(value).view(np.int32))
+    return bits if bits >= 0 else bits ^ 0x7FFFFFFF
+
+
+def _float_of(key: int) -> float:
+    """The float32 behind an order-preserving key; 0.0 for either zero, so that no extreme depends on who came first."""
+    bits = int(key) if key >= 0 else int(key) ^ 0x7FFFFFFF
+    if abs(bits & 0x7FFFFFFF) >= _INFINITY_KEY:
+        raise NonFiniteError
+    return float(struct.unpack("=f", struct.pack("=i", bits))[0]) + 0.0
+
 
 LEAST_FLOAT_EXPONENT = 149
 """Every finite float32 is a whole multiple of 2^-149, so sums of them as integers are exact in any order."""
@@ -73,3 +224,104 @@ def fixed_point(value: float) -> int:
     """A float32 as a whole multiple of 2^-149."""
     numerator, denominator = value.as_integer_ratio()
     return (numerator << LEAST_FLOAT_EXPONENT) // denominator
+
+
+_MANTISSA_BITS = 23
+
+
+class NonFiniteTensorError(NonFiniteError):
+    """The tensor of this number held NaN or infinity."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class HistogramBank:
+    """What `TensorStatistics` holds, for `count` tensors that come together, sample after sample."""
+
+    def __init__(self, count: int) -> None:
+        self._histograms = [Histogram() for _ in range(count)]
+        self._counts: npt.NDArray[np.int64] = np.zeros((count, BINS), np.int64)
+        for histogram, row in zip(self._histograms, self._counts, strict=True):
+            histogram.counts = row
+        self._inverse_widths = np.array([each.inverse_width for each in self._histograms], np.float32)
+        self._limits = np.array([each.limit for each in self._histograms], np.int64)
+        self._samples: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self._minima, self._maxima = ExactSums(count), ExactSums(count)
+        self._lows: npt.NDArray[np.int32] = np.zeros(count, np.int32)
+        self._highs: npt.NDArray[np.int32] = np.zeros(count, np.int32)
+        self._fitted: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self._indices: npt.NDArray[np.uint16] = np.zeros(BLOCK, np.uint16)
+        self._tables: npt.NDArray[np.uint32] = np.zeros((TABLES, ROW), np.uint32)
+
+    def add(self, tensors: Sequence[npt.NDArray[Any]]) -> None:
+        """Count one sample: an array for each tensor. Raises NonFiniteTensorError where one is not finite.
+
+        After an error some tensors of the sample are counted and some are not: the bank is of no use any more.
+        """
+        # In a list, because what is counted must stay alive until it is.
+        flat = [np.ascontiguousarray(tensor, dtype=np.float32).reshape(-1) for tensor in tensors]
+        addresses = np.array([each.__array_interface__["data"][0] for each in flat], np.int64)
+        sizes = np.array([each.size for each in flat], np.int64)
+        count_tensors(
+            addresses,
+            sizes,
+            self._inverse_widths,
+            self._limits,
+            self._counts,
+            (self._lows, self._highs, self._fitted),
+            self._indices,
+            self._tables,
+        )
+        for number in np.flatnonzero(~self._fitted):
+            self._grow(int(number), flat[number])
+        self._note_extremes(sizes)
+
+    def statistics(self) -> list[TensorStatistics]:
+        """The statistics of each tensor. They belong to the caller: count with another bank from now on."""
+        return [
+            TensorStatistics(histogram, int(samples), minima, maxima)
+            for histogram, samples, minima, maxima in zip(
+                self._histograms, self._samples, self._minima.totals(), self._maxima.totals(), strict=True
+            )
+        ]
+
+    def _grow(self, number: int, values: npt.NDArray[np.float32]) -> None:
+        """Count a tensor whose values were beyond the bins, in a wider histogram."""
+        histogram = self._histograms[number]
+        try:
+            histogram.grow_for(int(self._lows[number]), int(self._highs[number]))
+        except NonFiniteError:
+            raise NonFiniteTensorError(number) from None
+        self._counts[number] = histogram.counts
+        histogram.counts = self._counts[number]
+        self._inverse_widths[number], self._limits[number] = histogram.inverse_width, histogram.limit
+        histogram.count(values)
+
+    def _note_extremes(self, sizes: npt.NDArray[np.int64]) -> None:
+        seen = np.flatnonzero(sizes)
+        for number in seen:
+            self._histograms[number].note(int(self._lows[number]), int(self._highs[number]), int(sizes[number]))
+        self._samples[seen] += 1
+        self._minima.add(seen, self._lows[seen])
+        self._maxima.add(seen, self._highs[seen])
+
+
+class ExactSums:
+    """Sums of float32 values, in multiples of 2^-149, with no rounding: mantissas are added up for each exponent."""
+
+    def __init__(self, count: int) -> None:
+        self._sums: npt.NDArray[np.int64] = np.zeros((count, 256), np.int64)
+
+    def add(self, numbers: npt.NDArray[np.intp], keys: npt.NDArray[np.int32]) -> None:
+        """Add a value, given as its order-preserving key, to each of the sums `numbers`."""
+        magnitude = np.where(keys < 0, keys ^ np.int32(0x7FFFFFFF), keys) & np.int32(0x7FFFFFFF)
+        exponent = magnitude >> _MANTISSA_BITS
+        mantissa = (magnitude & ((1 << _MANTISSA_BITS) - 1)).astype(np.int64)
+        mantissa[exponent > 0] += 1 << _MANTISSA_BITS
+        self._sums[numbers, np.maximum(exponent, 1)] += np.where(keys < 0, -mantissa, mantissa)
+
+    def totals(self) -> list[int]:
+        """The sums."""
+        return [sum(int(row[at]) << int(at - 1) for at in np.flatnonzero(row)) for row in self._sums]

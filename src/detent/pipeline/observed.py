@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from detent.errors import UsageError
 from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
-from detent.observe.checkpoint import Checkpoint
+from detent.observe.calibration_checkpoint import Checkpoint
 from detent.observe.executors import sweep_on
-from detent.observe.peek import peek
 from detent.observe.samples import PendingSample
-from detent.observe.sources import Source
+from detent.observe.sources import Source, peek
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
 from detent.observe.sweep import Observation, look, recall, sweep
 from detent.pipeline.job import Job
@@ -190,7 +189,7 @@ def _save(prepared: Prepared, source: Source, observation: Observation, rescalin
 
 
 def _vote(recipe: Recipe) -> tuple[Vote | None, str]:
-    """What each sample is asked, and its name; nothing for most methods."""
+    """Return what each sample is asked, and a name for it; None and "" for most methods."""
     method, fmt = recipe.method, recipe.activations
     vote = method.vote(fmt) if is_integer(fmt) else None
     return (None, "") if vote is None or fmt is None else (vote, f"{method} on {fmt.dtype}")

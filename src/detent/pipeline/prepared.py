@@ -25,10 +25,9 @@ from detent.errors import ModelError, UsageError
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
-from detent.observe.fingerprint import fingerprint_of
-from detent.observe.inputs import input_specs
+from detent.observe.fingerprints import fingerprint_of
 from detent.observe.samples import PendingSample, Sample
-from detent.observe.sources import Source, open_source
+from detent.observe.sources import Source, input_specs, open_source
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role

@@ -9,10 +9,10 @@ from detent.pipeline.observed import Observed
 from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import Stopwatch
 from detent.plan.plan import Plan
-from detent.refine.checkpoint import RefinementCheckpoint, identity_of
 from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
+from detent.refine.refinement_checkpoint import RefinementCheckpoint, identity_of
 from detent.results.tensors import TensorReport, describe_constants
 
 

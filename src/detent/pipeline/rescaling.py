@@ -23,7 +23,7 @@ SIGNIFICANT_BITS = 8
 
 @dataclass(frozen=True)
 class Rescaling:
-    """What was done: each is None where the recipe did not ask for it."""
+    """What was done: each is None if the recipe did not ask for it."""
 
     smoothing: Smoothing | None = None
     absorption: Absorption | None = None

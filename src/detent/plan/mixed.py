@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.graph.names import Names
-from detent.graph.values import values_of
+from detent.graph.values import Names, values_of
 from detent.numerics.formats import is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
 from detent.numerics.rounding import DeviceRounding, Rounding

@@ -32,8 +32,7 @@ from detent.numerics.formats import (
     power_of_two_above,
 )
 from detent.numerics.interface import Params
-from detent.observe.histogram import Histogram
-from detent.observe.statistics import TensorStatistics
+from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats
 from detent.recipe import Recipe

@@ -10,26 +10,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from detent.prepare.affine import FoldAffine
 from detent.prepare.base import Change, Pass
-from detent.prepare.batchnorm_to_conv import BatchNormToConv
-from detent.prepare.fix_shapes import FixShapes
-from detent.prepare.fold_affine import FoldAffine
-from detent.prepare.fold_batchnorm import FoldBatchNorm
-from detent.prepare.fold_constants import FoldConstants
-from detent.prepare.fuse_gelu import FuseGelu
-from detent.prepare.fuse_instance_norm import FuseInstanceNorm
-from detent.prepare.fuse_l2_norm import FuseL2Norm
-from detent.prepare.fuse_layer_norm import FuseLayerNorm
+from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
+from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
+from detent.prepare.gelu import FuseGelu
+from detent.prepare.gemm import MatMulToGemm, NormalizeGemm
 from detent.prepare.half_to_float import HalfToFloat
-from detent.prepare.infer_shapes import InferShapes
 from detent.prepare.inline_functions import InlineFunctions
-from detent.prepare.matmul_to_gemm import MatMulToGemm
-from detent.prepare.normalize_gemm import NormalizeGemm
-from detent.prepare.reduce_mean_to_pool import ReduceMeanToPool
-from detent.prepare.remove_identity import RemoveIdentity
-from detent.prepare.separate_initializers import SeparateInitializers
-from detent.prepare.split_global_pool import SplitGlobalPool
-from detent.prepare.split_to_slice import SplitToSlice
+from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
+from detent.prepare.replaced_operators import ReduceMeanToPool, SplitGlobalPool, SplitToSlice
+from detent.prepare.shapes import FixShapes, InferShapes
 from detent.prepare.write_attributes import WriteAttributes
 
 __all__ = [

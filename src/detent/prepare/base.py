@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph import values
-from detent.graph.names import Names
+from detent.graph.values import Names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,16 @@
-"""What a BatchNormalization computes at inference, as a map per channel.
+"""Fold BatchNormalization into a neighbor, or turn it into a Conv.
+
+At inference it is an affine map per channel:
 
     y = gamma * (x - mean) / sqrt(var + epsilon) + beta  =  scale * x + shift
 
 with scale = gamma / sqrt(var + epsilon) and shift = beta - mean * scale. The default of epsilon is 1e-5.
+
+FoldBatchNorm: a linear layer next to it absorbs the map by the algebra of `affine`: the weight is scaled, the bias is
+moved, and one node is gone. Channels are dimension 1, so Gemm and MatMul take part with rank 2 only.
+
+BatchNormToConv: if no layer can absorb it, a Conv with one group per channel and a kernel of one element multiplies
+every channel by its weight and adds its bias: the same function, in an operator that NPUs run.
 """
 
 from __future__ import annotations
@@ -10,9 +18,21 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.values import constant, input_at, is_unused
-from detent.prepare.affine import Affine
-from detent.prepare.base import as_float64, int_attribute
+from detent.graph.values import (
+    constant,
+    cut_inputs,
+    input_at,
+    is_standard,
+    is_unused,
+    rank,
+    remove_node,
+    set_input,
+    sole_use,
+    take_over,
+    why_not_sole,
+)
+from detent.prepare.affine import Affine, fold_after, fold_before
+from detent.prepare.base import Pass, as_float64, int_attribute
 
 _PARAMETERS = ("scale", "bias", "mean", "variance")
 
@@ -35,3 +55,118 @@ def read_batchnorm(node: ir.Node) -> Affine | str:
         return "its variance is not positive"
     scale = gamma / np.sqrt(variance + epsilon)
     return Affine(scale, beta - mean * scale)
+
+
+class FoldBatchNorm(Pass):
+    """Fold BatchNormalization with constant parameters into a neighbour with constant weights.
+
+    Cases:
+    - backwards into Conv, ConvTranspose (any group), Gemm (any transB, alpha, beta) or MatMul of rank 2, when that
+      node's output has no other use. The node's output takes over the name of the BatchNormalization's;
+    - else forwards into Conv, Gemm or MatMul of rank 2, when that is the only reader. A Conv that pads with zeros only
+      takes it when the shift is zero;
+    - MatMul that needs a bias for it becomes Gemm;
+    - in training mode, with parameters that are not constant, or between two other things: declined.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every BatchNormalization of the main graph."""
+        for node in model.graph:
+            if not is_standard(node, "BatchNormalization"):
+                continue
+            affine = read_batchnorm(node)
+            if isinstance(affine, str):
+                self.decline(node, affine)
+                continue
+            backward = self._backward(model, node, affine)
+            if backward is None:
+                continue
+            forward = self._forward(model, node, affine)
+            if forward is not None:
+                self.decline(node, f"not into the layer before it: {backward}; not into the layer after it: {forward}")
+
+    def _backward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
+        """Fold into the producer; the reason where that is not possible."""
+        source, output = node.inputs[0], node.outputs[0]
+        if source is None:
+            return "it has no input"
+        layer = source.producer()
+        if layer is None or not is_standard(layer, "Conv", "ConvTranspose", "Gemm", "MatMul"):
+            return f"'{source.name}' comes from {'the outside' if layer is None else layer.op_type}"
+        if sole_use(source, model.graph) is None:
+            return why_not_sole(source)
+        if layer.op_type == "MatMul" and rank(layer.inputs[0]) != 2:
+            return f"the input of MatMul '{layer.name}' is not known to have rank 2"
+        reason = fold_after(self, model, layer, affine)
+        if reason is not None:
+            return reason
+        take_over(output, source)
+        remove_node(model.graph, node)
+        self.changed(node, f"folded into {layer.op_type} '{layer.name}' before it")
+        return None
+
+    def _forward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
+        """Fold into the only reader; the reason where that is not possible."""
+        source, output = node.inputs[0], node.outputs[0]
+        use = sole_use(output, model.graph)
+        if source is None or use is None:
+            return why_not_sole(output)
+        layer, index = use
+        if not is_standard(layer, "Conv", "Gemm", "MatMul") or index != 0:
+            return f"'{output.name}' goes to {layer.op_type}"
+        if layer.op_type != "Conv" and rank(source) != 2:
+            return f"'{source.name}' is not known to have rank 2"
+        if output.shape is None:
+            output.shape = source.shape
+        reason = fold_before(self, model, layer, affine)
+        if reason is not None:
+            return reason
+        layer.replace_input_with(0, source)
+        remove_node(model.graph, node)
+        self.changed(node, f"folded into {layer.op_type} '{layer.name}' after it")
+        return None
+
+
+class BatchNormToConv(Pass):
+    """Replace BatchNormalization by a depthwise Conv.
+
+    Cases:
+    - parameters are constant and the input has 3, 4 or 5 dimensions;
+    - declined: another rank or an unknown one, training mode, parameters that are not constant.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every BatchNormalization of the main graph."""
+        for node in model.graph:
+            if is_standard(node, "BatchNormalization"):
+                reason = self._convert(model, node)
+                if reason is not None:
+                    self.decline(node, reason)
+
+    def _convert(self, model: ir.Model, node: ir.Node) -> str | None:
+        affine = read_batchnorm(node)
+        if isinstance(affine, str):
+            return affine
+        dims = rank(node.inputs[0])
+        if dims not in (3, 4, 5):
+            return "the rank of its input is not known" if dims is None else f"its input has {dims} dimensions"
+        gamma = constant(node.inputs[1])
+        if gamma is None or gamma.dtype not in (np.float32, np.float64):
+            return "its parameters are not float32"
+        self._rewrite(model, node, affine, [1] * (dims - 2), gamma.dtype)
+        self.changed(node, f"became a depthwise Conv over {affine.scale.size} channels")
+        return None
+
+    def _rewrite(
+        self, model: ir.Model, node: ir.Node, affine: Affine, kernel: list[int], dtype: np.dtype[np.generic]
+    ) -> None:
+        channels = affine.scale.size
+        weight = affine.scale.reshape(channels, 1, *kernel).astype(dtype)
+        cut_inputs(node, 3)
+        set_input(node, 1, self.initializer(model, node, "conv_weight", weight))
+        set_input(node, 2, self.initializer(model, node, "conv_bias", affine.shift.astype(dtype)))
+        node.resize_outputs(1)
+        node.op_type = "Conv"
+        node.attributes.clear()
+        node.attributes["group"] = ir.AttrInt64("group", channels)
+        node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", kernel)

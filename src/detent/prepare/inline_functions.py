@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
 
 from detent.errors import ModelError
-from detent.graph.names import repair_names
+from detent.graph.values import repair_names
 from detent.prepare.base import Pass
 
 

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.names import Names
-from detent.graph.values import add_initializer, input_at
+from detent.graph.values import Names, add_initializer, input_at
 from detent.numerics.blocks import BlockParams
 from detent.numerics.floats import FloatParams
 from detent.numerics.formats import QuantParams

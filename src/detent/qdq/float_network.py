@@ -34,8 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.names import Names
-from detent.graph.values import add_initializer, constant, input_at, is_standard, take_over, tensor_of
+from detent.graph.values import Names, add_initializer, constant, input_at, is_standard, take_over, tensor_of
 from detent.qdq.families import (
     MOVES_CODES,
     OnCodes,

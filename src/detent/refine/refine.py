@@ -26,7 +26,6 @@ from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.refine.checkpoint import RefinementCheckpoint
 from detent.refine.layers import (
     LayerChange,
     LayerReport,
@@ -47,6 +46,7 @@ from detent.refine.problems import (
     why_not,
 )
 from detent.refine.ranges import Constrain, RangeSearch
+from detent.refine.refinement_checkpoint import RefinementCheckpoint
 from detent.refinements import Refinement
 from detent.refinements.bias_correction import BiasShift, ChannelAnswers, find_shift
 from detent.refinements.layer_problem import Floats, why_no_steps

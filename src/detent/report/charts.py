@@ -17,8 +17,7 @@ from markupsafe import Markup, escape
 
 from detent.errors import OutputError
 from detent.graph.save import write_text
-from detent.observe.histogram import Histogram
-from detent.observe.statistics import TensorStatistics
+from detent.observe.statistics import Histogram, TensorStatistics
 from detent.report.figures import file_stem, printable, printable_lines
 from detent.results.paired import Interval
 from detent.results.summarized import Choices

@@ -42,7 +42,7 @@ from detent.results.evaluated import (
     WholeScore,
 )
 from detent.results.paired import interval_text, wilson_interval
-from detent.results.searched import RungOutcome, Tuning
+from detent.results.searched import StepOutcome, Tuning
 
 MOST_CHANGES = 10
 """Changed answers that a terminal lists for a model; the JSON has all."""
@@ -404,14 +404,14 @@ def _remarks(result: Tuning) -> list[str]:
     return [f"{chance} More evaluation data would tell."]
 
 
-def step_line(outcome: RungOutcome) -> str:
+def step_line(outcome: StepOutcome) -> str:
     """Return one line for a step that was tried: what it lost, and in what time."""
     took = "known from before" if outcome.resumed else f"{outcome.seconds:.0f} s"
     mark = "+" if outcome.kept else "-"
     return f"{mark} {outcome.name:<16} {_rung_loss(outcome):<44} {took:>7}   {outcome.what}"
 
 
-def _rung_loss(outcome: RungOutcome) -> str:
+def _rung_loss(outcome: StepOutcome) -> str:
     form = loss_form(outcome.unit, outcome.loss, outcome.interval)
     text = f"{outcome.loss:{form}} {unit_of(outcome.unit)}"
     if outcome.interval is None:

@@ -310,11 +310,11 @@ def _error(error: float) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True)
-class RungOutcome:
-    """What a rung lost, and what it took.
+class StepOutcome:
+    """What a tuning step lost, and what it took.
 
     `output_error` is noise power over signal power at the outputs, on calibration samples that were held out; None
-    where none were. `kept`: it was better than what was below it.
+    if none were. `kept`: it was better than the steps before it, and later ones are built on it.
     """
 
     name: str
@@ -333,15 +333,15 @@ class RungOutcome:
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> RungOutcome:
-        """Read the outcome of an earlier run."""
+    def from_plain(cls, plain: Mapping[str, Any]) -> StepOutcome:
+        """Return the outcome that an earlier run recorded."""
         interval = plain["interval"]
         return cls(**{**plain, "interval": None if interval is None else tuple(interval), "resumed": True})
 
 
 @dataclass(frozen=True)
 class Tuning(Result):
-    """All rungs in the order in which they were climbed, and which one was taken.
+    """All steps in the order in which they were tried, and which one was taken.
 
     `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets,
     `note` how images were read. `kept` is where a tuning that ran out of time left what it knows, for one with more.
@@ -353,7 +353,7 @@ class Tuning(Result):
     output: str | None
     recipe: Recipe
     taken: str
-    rungs: Sequence[RungOutcome]
+    steps: Sequence[StepOutcome]
     max_drop: float
     met: bool
     stopped: str
@@ -367,9 +367,14 @@ class Tuning(Result):
     kept: str | None = None
 
     @property
-    def outcome(self) -> RungOutcome:
-        """The outcome of the step that was taken."""
-        return min(self.rungs, key=lambda rung: rung.loss)
+    def outcome(self) -> StepOutcome:
+        """That of the step that was taken."""
+        return min(self.steps, key=lambda step: step.loss)
+
+    @property
+    def rungs(self) -> Sequence[StepOutcome]:
+        """The steps, under the name that the JSON has for them."""
+        return self.steps
 
     def to_toml(self) -> str:
         """Return the winning recipe, as a file for `--recipe`."""
@@ -377,6 +382,6 @@ class Tuning(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the model, as plain values."""
-        skipped = ("model", "recipe", "rungs")
+        skipped = ("model", "recipe", "steps")
         plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
-        return {**plain, "recipe": to_plain(self.recipe), "rungs": [rung.to_plain() for rung in self.rungs]}
+        return {**plain, "recipe": to_plain(self.recipe), "rungs": [step.to_plain() for step in self.steps]}

@@ -19,8 +19,7 @@ import numpy as np
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat
 from detent.observe.counting import HALF
-from detent.observe.histogram import Histogram
-from detent.observe.statistics import TensorStatistics
+from detent.observe.statistics import Histogram, TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
 from detent.plan.plan import method_choices
 from detent.plan.select import names_matching

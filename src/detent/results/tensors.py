@@ -22,8 +22,7 @@ from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.counting import BINS, HALF
-from detent.observe.histogram import Histogram
-from detent.observe.statistics import TensorStatistics
+from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site
 from detent.plan.plan import Plan
 

@@ -1,1 +1,1 @@
-"""Searches: what each layer's rounding costs, and which formats are the cheapest that keep to a wanted error."""
+"""Which layers get what: sensitivity of a whole model, proposals that follow from it, and mixed precision by search."""

@@ -1,6 +1,4 @@
-"""The way from a float model to its sensitivity: that of a quantization up to the plan, and then variants of it.
-
-    load -> prepare -> lay out -> equalize -> observe -> plan -> constrain -> probe
+"""From a float model to its sensitivity: the stages of a run up to the plan, and then variants of it.
 
 Nothing is refined. A refinement repairs in one layer what those before it did, so no error could be told to be its own.
 """
@@ -17,8 +15,8 @@ from detent.observe.shards import divisible
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.results.searched import SensitivityReport, Way
+from detent.search.proposal import check_way, propose
 from detent.sensitivity_analysis.layer_errors import sensitivity
-from detent.sensitivity_analysis.proposal import check_way, propose
 from detent.sensitivity_analysis.workers import SampleWorkers
 
 SAMPLES = 32
@@ -50,7 +48,7 @@ def probe(
     way: Way = "exclude",
     executor: Any = None,
 ) -> SensitivityReport:
-    """The sensitivity of every layer of a model under a recipe, on up to `count` samples.
+    """Measure the sensitivity of every layer of a model under a recipe, on up to `count` samples.
 
     With a `wanted` error, noise power over signal power, also a recipe that should reach it. With an `executor`,
     samples are counted and measured on its workers; the result is the same.

@@ -1,1 +1,1 @@
-"""The tuner: climbs from the cheapest way to quantize a model to better ones, until one loses little enough."""
+"""Tuning: better and better ways to quantize a model, until one loses little enough."""

@@ -11,10 +11,9 @@ from detent.evaluation.dataset import FIND, Dataset, LabelsLike
 from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric
 from detent.graph.load import load
-from detent.observe.inputs import input_specs
 from detent.observe.preprocess import PreprocessOptions
-from detent.observe.selection import Selection
-from detent.observe.sources import RowSource, open_source
+from detent.observe.samples import RowSelection
+from detent.observe.sources import RowSource, input_specs, open_source
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import HELD_OUT
 
@@ -95,7 +94,7 @@ def keep_out(job: Job) -> tuple[Job, Dataset]:
             f"Of {total} {source.rows.noun} {source.rows.place} only {len(rows)} are left to judge by, which says "
             f"nothing. Give --eval, or at least {KEPT_OUT * FEWEST_JUDGED} samples."
         )
-    judged = replace(source, selection=Selection(rows, frozenset(), len(rows), 0))
+    judged = replace(source, selection=RowSelection(rows, frozenset(), len(rows), 0))
     folder = Path(job.calibration) if isinstance(job.calibration, (str, Path)) else None
     return job, Dataset(judged, folder, None, None, None)
 

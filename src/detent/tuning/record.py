@@ -1,6 +1,6 @@
 """What tuning keeps beside its output, so that the same command continues after an interruption.
 
-A folder `OUTPUT.tuning` holds `ladder.json`, with the outcome of every rung that is done, and `best.onnx`, the best
+A folder `OUTPUT.tuning` holds `ladder.json`, with the outcome of every step that is done, and `best.onnx`, the best
 model so far. Both are complete or absent. They belong to one model, recipe, data and measure: the `key` tells.
 """
 
@@ -27,17 +27,17 @@ LADDER, BEST = "ladder.json", "best.onnx"
 
 
 def folder_beside(output: Path) -> Path:
-    """Where an interrupted tuning keeps what it has found."""
+    """Return where an interrupted tuning keeps what it has found."""
     return output.with_name(f"{output.name}.tuning")
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """Differs where any part does."""
+    """Return a text that differs if any part does."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def contents_of(data: object) -> object:
-    """What tells one folder or file from another without reading all of it: names, sizes and times.
+    """Return what tells one folder or file from another without reading all of it: names, sizes and times.
 
     Arrays are told apart by their bytes. Of a stream nobody can know, so it is never the same as before.
     """
@@ -57,16 +57,16 @@ def contents_of(data: object) -> object:
 
 @dataclass
 class Record:
-    """The outcomes of rungs by name, as plain values; empty and forgetful without a folder."""
+    """The outcomes of steps by name, as plain values; empty, and never written, without a folder."""
 
     folder: Path | None
     key: str
-    rungs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     best: str | None = None
 
     @classmethod
     def open(cls, output: Path | None, key: str, *, resume: bool) -> Record:
-        """What an earlier run left, if it was about the same; else an empty record."""
+        """Return what an earlier run left, if it was about the same; else an empty record."""
         if output is None or not resume:
             return cls(None, key)
         folder = folder_beside(output)
@@ -76,8 +76,8 @@ class Record:
         return cls(folder, key, found["rungs"], found["best"])
 
     def add(self, name: str, outcome: dict[str, Any], best: onnx.ModelProto | None) -> None:
-        """Keep the outcome of a rung, and its model where that is the best so far."""
-        self.rungs[name] = outcome
+        """Keep the outcome of a step, and its model if that is the best so far."""
+        self.steps[name] = outcome
         if best is not None:
             self.best = name
         if self.folder is None:
@@ -88,11 +88,11 @@ class Record:
             raise OutputError(f"Cannot make the folder {self.folder}: {error.strerror}.") from error
         if best is not None:
             save(ir.from_proto(best), self.folder / BEST)
-        plain = {"key": self.key, "rungs": self.rungs, "best": self.best}
+        plain = {"key": self.key, "rungs": self.steps, "best": self.best}
         write_text(json.dumps(plain, indent=1), self.folder / LADDER)
 
     def best_model(self) -> onnx.ModelProto:
-        """The best model of an earlier run."""
+        """Load the best model of an earlier run."""
         assert self.folder is not None
         return ir.to_proto(load(self.folder / BEST))
 

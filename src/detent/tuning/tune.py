@@ -11,16 +11,15 @@ from detent.errors import UsageError
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save, write_text
-from detent.observe.fingerprint import fingerprint_of
+from detent.observe.fingerprints import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
 from detent.recipe.file import to_toml
-from detent.results.searched import RungOutcome, Tuning
+from detent.results.searched import StepOutcome, Tuning
 from detent.results.tensors import in_integers
-from detent.tuning.climb import OUT_OF_TIME, Climb, Foothold
-from detent.tuning.clock import Clock, parse_duration
 from detent.tuning.judge import Judging, open_judge
 from detent.tuning.record import Record, contents_of, key_of
+from detent.tuning.tuner import OUT_OF_TIME, Clock, TriedStep, Tuner, parse_duration
 
 
 def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
@@ -45,11 +44,11 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     clock = Clock(seconds)
     job, evaluator = open_judge(job, judging)
     expected = None if evaluator.compares_outputs else evaluator.evaluate(job.model)
-    climb = Climb(job, evaluator, expected, max_drop, clock, record, options["on_step"] or _untold)
-    stopped = climb.run()
-    assert climb.best is not None, "the lowest rung is always climbed"
-    proto = climb.best.model if climb.best.model is not None else record.best_model()
-    result = replace(_result(climb, climb.best, stopped), model=proto, output=None if output is None else str(output))
+    tuner = Tuner(job, evaluator, expected, max_drop, clock, record, options["on_step"] or _unheard)
+    stopped = tuner.run()
+    assert tuner.best is not None, "the first step is always finished"
+    proto = tuner.best.model if tuner.best.model is not None else record.best_model()
+    result = replace(_result(tuner, tuner.best, stopped), model=proto, output=None if output is None else str(output))
     if output is not None:
         save(ir.from_proto(proto), output)
     if recipe_file is not None:
@@ -60,12 +59,12 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     return result
 
 
-def _untold(_: RungOutcome) -> None:
-    """The observer that does nothing."""
+def _unheard(_: StepOutcome) -> None:
+    """Do nothing with the outcome of a step."""
 
 
 def _key(job: Job, judging: Judging) -> str:
-    """What the outcomes of rungs depend on."""
+    """Return what the outcomes of steps depend on."""
     metric = judging.metric
     return key_of(
         {
@@ -80,22 +79,22 @@ def _key(job: Job, judging: Judging) -> str:
     )
 
 
-def _result(climb: Climb, best: Foothold, stopped: str) -> Tuning:
-    job, base = climb.job, climb.job.recipe
-    tuned = best.rung.recipe.replace(name=f"{base.name}-tuned", description=f"{base.name}, tuned: {best.rung.name}")
+def _result(tuner: Tuner, best: TriedStep, stopped: str) -> Tuning:
+    job, base = tuner.job, tuner.job.recipe
+    tuned = best.step.recipe.replace(name=f"{base.name}-tuned", description=f"{base.name}, tuned: {best.step.name}")
     return Tuning(
         source=name_of(job.model),
         output=None,
         recipe=tuned,
         taken=best.outcome.name,
-        rungs=climb.outcomes,
-        max_drop=climb.max_drop,
-        met=best.outcome.loss <= climb.max_drop,
+        steps=tuner.outcomes,
+        max_drop=tuner.max_drop,
+        met=best.outcome.loss <= tuner.max_drop,
         stopped=stopped,
-        data=climb.evaluator.dataset.described + in_integers(base.emulated),
-        note=climb.evaluator.dataset.note,
-        reference="what the others are compared with" if climb.expected is None else climb.expected.summary,
-        samples=len(climb.evaluator.dataset),
-        seconds=climb.clock.elapsed,
+        data=tuner.evaluator.dataset.described + in_integers(base.emulated),
+        note=tuner.evaluator.dataset.note,
+        reference="what the others are compared with" if tuner.expected is None else tuner.expected.summary,
+        samples=len(tuner.evaluator.dataset),
+        seconds=tuner.clock.elapsed,
         bytes_before=stored_bytes(job.model),
     )

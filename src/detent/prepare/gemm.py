@@ -1,0 +1,112 @@
+"""Bring fully connected layers into one form: a Gemm without factors.
+
+MatMulToGemm: for a matrix x, Gemm computes x @ W + b in one node: the same products and the same sum as MatMul and Add.
+With more dimensions Gemm does not apply, so the rank of x has to be known.
+
+NormalizeGemm: Gemm computes alpha * A @ B + beta * C = A @ (alpha * B) + (beta * C). With B and C constant the factors
+are multiplied in once, and a plain fully connected layer is left.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from detent.graph.values import (
+    constant,
+    cut_inputs,
+    input_at,
+    is_standard,
+    rank,
+    remove_node,
+    set_input,
+    sole_use,
+    take_over,
+    why_not_sole,
+)
+from detent.prepare.affine import per_channel
+from detent.prepare.base import Pass, as_float64
+
+
+class MatMulToGemm(Pass):
+    """Merge MatMul and the Add after it.
+
+    Cases:
+    - the weight is a constant matrix and the bias a constant with one entry, or one per column, on either side of Add;
+    - declined: the input's rank is not known to be 2, or the product is used elsewhere;
+    - left alone without a note: a MatMul of two computed values, and an Add of two computed values.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every Add of the main graph."""
+        for node in model.graph:
+            if not is_standard(node, "Add"):
+                continue
+            for index in (0, 1):
+                product = node.inputs[index]
+                layer = None if product is None else product.producer()
+                if product is None or layer is None or not is_standard(layer, "MatMul"):
+                    continue
+                reason = self._merge(model, layer, node, product, node.inputs[1 - index])
+                if reason is not None:
+                    self.decline(node, reason)
+                break
+
+    def _merge(
+        self, model: ir.Model, layer: ir.Node, add: ir.Node, product: ir.Value, bias: ir.Value | None
+    ) -> str | None:
+        weight, shift = constant(layer.inputs[1]), constant(bias)
+        if weight is None or weight.ndim != 2 or shift is None:
+            return None
+        if rank(layer.inputs[0]) != 2:
+            return f"the input of MatMul '{layer.name}' is not known to have rank 2"
+        if weight.dtype not in (np.float32, np.float64):
+            return f"the weight of MatMul '{layer.name}' is {weight.dtype}"
+        if sole_use(product, model.graph) is None:
+            return why_not_sole(product)
+        vector = per_channel(shift, 2)
+        columns = weight.shape[1]
+        if vector is None or vector.size not in (1, columns):
+            return f"the bias of shape {list(shift.shape)} is not one number per column"
+        stored = np.broadcast_to(vector, (columns,)).astype(weight.dtype)
+        layer.op_type = "Gemm"
+        set_input(layer, 2, self.initializer(model, layer, "bias", stored))
+        take_over(add.outputs[0], product)
+        remove_node(model.graph, add)
+        self.changed(add, f"merged with MatMul '{layer.name}' into a Gemm")
+        return None
+
+
+class NormalizeGemm(Pass):
+    """Make alpha and beta of Gemm 1.
+
+    Cases:
+    - alpha goes into a constant B, beta into a constant C;
+    - beta without C is dropped, and C with a beta of 0 is dropped;
+    - declined, each on its own: a factor whose matrix is not constant.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every Gemm of the main graph."""
+        for node in model.graph:
+            if is_standard(node, "Gemm"):
+                self._absorb(model, node, "alpha", 1)
+                self._absorb(model, node, "beta", 2)
+
+    def _absorb(self, model: ir.Model, node: ir.Node, factor: str, index: int) -> None:
+        number = node.attributes.get_float(factor, 1.0)
+        value = input_at(node, index)
+        if number == 1.0:
+            return
+        array = constant(value)
+        if value is not None and number == 0.0 and factor == "beta":
+            cut_inputs(node, 2)
+        elif value is not None:
+            if array is None or array.dtype not in (np.float32, np.float64):
+                self.decline(node, f"{factor} is {number:g} and '{value.name}' is not constant")
+                return
+            role = "scaled_weight" if index == 1 else "scaled_bias"
+            scaled = (as_float64(array) * number).astype(array.dtype)
+            set_input(node, index, self.initializer(model, node, role, scaled))
+        node.attributes.pop(factor)
+        self.changed(node, f"{factor} {number:g} folded into its constants")

@@ -1,0 +1,206 @@
+"""Replace operators by equivalent ones that more devices run.
+
+Split becomes one Slice per output.
+
+Output i of Split holds the entries from size_0 + ... + size_(i-1) up to, but not including, the same sum with size_i,
+along one axis. A Slice with these two numbers takes exactly those entries.
+
+ReduceMeanToPool: ReduceMean over height and width of (batch, channel, height, width) is GlobalAveragePool, which keeps
+these dimensions with size 1, as ReduceMean does with keepdims=1. With keepdims=0 the ReduceMean stays. It would need a
+pool and a Squeeze, and a pool is one of the operators whose output shares the scale of its input; a mean is much
+smaller than what it is taken over and wants its own.
+
+SplitGlobalPool: with H = h1 * h2 and W = w1 * w2, the mean over H x W is the mean over h2 x w2 tiles of the means over
+the h1 x w1 entries of each, because all tiles have the same size. An NPU sums at most 512 entries at a time, so each of
+the two parts has to stay within that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from detent.graph.values import (
+    constant_ints,
+    cut_inputs,
+    input_at,
+    is_standard,
+    is_unused,
+    rank,
+    remove_node,
+    static_shape,
+    take_over,
+)
+from detent.prepare.base import Pass, int_attribute, ints_attribute, main_opset
+
+
+class SplitToSlice(Pass):
+    """Replace Split.
+
+    Cases:
+    - sizes from a constant input, or equal parts of a known dimension;
+    - `num_outputs` of opset 18, where the last part may be smaller;
+    - axis absent (0) or negative;
+    - outputs that nothing reads get no Slice; the others keep their names;
+    - declined: sizes that are computed, and equal parts of a dimension that is not known or not divisible.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every Split of the main graph."""
+        for node in model.graph:
+            if not is_standard(node, "Split"):
+                continue
+            sizes = _sizes(node, main_opset(model))
+            if isinstance(sizes, str):
+                self.decline(node, sizes)
+                continue
+            self._replace(model, node, sizes)
+            self.changed(node, f"Split into sizes {sizes} became Slices")
+
+    def _replace(self, model: ir.Model, node: ir.Node, sizes: list[int]) -> None:
+        axis = int_attribute(node, "axis", 0)
+        shape = static_shape(node.inputs[0])
+        if axis < 0 and shape is not None:
+            axis += len(shape)
+        ends = list(itertools.accumulate(sizes))
+        for index, output in enumerate(node.outputs):
+            if is_unused(output):
+                continue
+            start, end = ends[index] - sizes[index], ends[index]
+            piece = self._slice(model, node, (start, end, axis), f"slice{index}")
+            model.graph.insert_before(node, piece)
+            take_over(output, piece.outputs[0])
+        remove_node(model.graph, node)
+
+    def _slice(self, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str) -> ir.Node:
+        start, end, axis = where
+        name = self.fresh(model, node, role)
+        fields = {"starts": start, "ends": end, "axes": axis, "steps": 1}
+        inputs = [
+            self.initializer(model, node, f"{role}_{key}", np.array([number], np.int64))
+            for key, number in fields.items()
+        ]
+        return ir.Node("", "Slice", [node.inputs[0], *inputs], name=name)
+
+
+def _sizes(node: ir.Node, opset: int) -> list[int] | str:
+    """The sizes of the parts, or the reason why they are not known."""
+    count = len(node.outputs)
+    value = input_at(node, 1)
+    if value is not None:
+        given = constant_ints(value)
+        if given is None:
+            return f"its sizes '{value.name}' are not constant"
+        return given if len(given) == count else f"it has {count} outputs and {len(given)} sizes"
+    axis, shape = int_attribute(node, "axis", 0), static_shape(node.inputs[0])
+    dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    if dim is None:
+        return f"the size of dimension {axis} of its input is not known"
+    if opset < 18 and dim % count:
+        return f"dimension {axis} of size {dim} cannot be split into {count} equal parts"
+    part = -(-dim // count)
+    if part * (count - 1) > dim:
+        return f"dimension {axis} of size {dim} cannot be split into {count} parts of {part}"
+    return [part] * (count - 1) + [dim - part * (count - 1)]
+
+
+class ReduceMeanToPool(Pass):
+    """Replace ReduceMean by GlobalAveragePool.
+
+    Cases:
+    - axes are exactly 2 and 3, in any order, negative or not, from the attribute or the input of opset 18;
+    - the input is float32 and has rank 4;
+    - declined: keepdims=0 (see above), other axes, another or an unknown rank or type, axes that are computed.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every ReduceMean of the main graph."""
+        for node in model.graph:
+            if not is_standard(node, "ReduceMean"):
+                continue
+            reason = _why_not(node)
+            if reason is not None:
+                self.decline(node, reason)
+                continue
+            node.op_type = "GlobalAveragePool"
+            node.attributes.clear()
+            cut_inputs(node, 1)
+            self.changed(node, "ReduceMean over height and width became GlobalAveragePool")
+
+
+def _why_not(node: ir.Node) -> str | None:
+    """Why a ReduceMean is not a GlobalAveragePool, or None where it is."""
+    source, axes_value = node.inputs[0], input_at(node, 1)
+    axes = ints_attribute(node, "axes") if axes_value is None else constant_ints(axes_value)
+    if axes_value is not None and axes is None:
+        return "its axes are not constant"
+    if rank(source) != 4:
+        return "its input is not known to have rank 4"
+    if axes is None or {axis % 4 for axis in axes} != {2, 3}:
+        return f"it reduces over {axes or 'all axes'}, not over height and width"
+    if int_attribute(node, "keepdims", 1) == 0:
+        return "keepdims is 0: a pool would tie the scale of its output to that of its input"
+    if source is None or source.dtype != ir.DataType.FLOAT:
+        return "its input is not known to be float32"
+    return None
+
+
+LIMIT = 512
+"""The largest number of entries that one pool may average over."""
+
+
+class SplitGlobalPool(Pass):
+    """Put an AveragePool in front of a GlobalAveragePool over more than 512 entries.
+
+    Cases:
+    - kernel and stride of the AveragePool are (h1, w1): the largest divisors of H and W that are at most their roots;
+    - declined: a height or width that is not known, neither of them divisible, a part that is still larger than 512;
+    - GlobalAveragePool over other than two dimensions is left alone.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Look at every GlobalAveragePool of the main graph."""
+        for node in model.graph:
+            if is_standard(node, "GlobalAveragePool"):
+                reason = self._split(model, node)
+                if reason is not None:
+                    self.decline(node, reason)
+
+    def _split(self, model: ir.Model, node: ir.Node) -> str | None:
+        source = node.inputs[0]
+        shape = static_shape(source)
+        if source is None or shape is None:
+            return "the shape of its input is not known"
+        if len(shape) != 4:
+            return None
+        height, width = shape[2:]
+        if height is None or width is None:
+            return "the height or width of its input is not known"
+        if height * width <= LIMIT:
+            return None
+        h1, w1 = _divisor(height), _divisor(width)
+        if h1 * w1 == 1:
+            return f"{height}x{width} cannot be divided into tiles"
+        rest = height * width // (h1 * w1)
+        if h1 * w1 > LIMIT or rest > LIMIT:
+            return f"{height}x{width} would leave {rest} tiles of {h1 * w1}, and {LIMIT} is the limit"
+        kernel = [h1, w1]
+        name = self.fresh(model, node, "tiles")
+        attributes = [ir.AttrInt64s("kernel_shape", kernel), ir.AttrInt64s("strides", kernel)]
+        pool = ir.Node("", "AveragePool", [source], attributes, name=name)
+        pool.outputs[0].name = self.fresh(model, node, "tile_means")
+        pool.outputs[0].type = source.type
+        if source.shape is not None:
+            pool.outputs[0].shape = ir.Shape([*source.shape[:2], height // h1, width // w1])
+        model.graph.insert_before(node, pool)
+        node.replace_input_with(0, pool.outputs[0])
+        self.changed(node, f"{height}x{width} averaged over tiles of {h1}x{w1} first")
+        return None
+
+
+def _divisor(size: int) -> int:
+    """The largest divisor that is at most the square root."""
+    return next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)

@@ -1,0 +1,144 @@
+"""Infer the shapes of all values, and fix the shapes of inputs that the user gives.
+
+Shapes and types of all values, as far as ONNX's shape inference finds them.
+
+Only annotations are written, so the function of the model is unchanged. Data propagation follows the integers that
+flow through Shape, Gather and Concat, so that a Reshape whose target is computed from known dimensions gets a shape.
+
+FixShapes: a free dimension is fixed to one of the sizes that it could have had, so the model computes for inputs of
+that size what it computed before. The shapes of everything after the inputs were inferred for the old, freer shapes:
+they are cleared and inferred again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx.shape_inference
+import onnx_ir as ir
+
+from detent.errors import UsageError, nearest
+from detent.graph.opset import light_proto
+from detent.prepare.base import Pass
+
+
+class InferShapes(Pass):
+    """Write inferred shapes and types on all values.
+
+    Cases:
+    - inference as a whole fails (the model contradicts itself): declined with the reason, the model is unchanged;
+    - a node's output stays without a shape (an operator that ONNX does not know, a shape that depends on data):
+      declined for that node, but not for those behind it, which follow; the others are annotated.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Infer, then note what has no shape."""
+        infer_with_notes(self, model)
+
+
+def infer(model: ir.Model) -> str | None:
+    """Infer shapes; returns the reason where inference as a whole failed and nothing was changed."""
+    try:
+        proto = onnx.shape_inference.infer_shapes(
+            light_proto(model), check_type=True, strict_mode=False, data_prop=True
+        )
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return str(error).strip()
+    for graph, inferred in zip(model.graphs(), ir.from_proto(proto).graphs(), strict=True):
+        known = ir.convenience.create_value_mapping(inferred)
+        for name, value in ir.convenience.create_value_mapping(graph).items():
+            if name in known and not value.is_initializer():
+                value.shape = known[name].shape if known[name].shape is not None else value.shape
+                value.type = known[name].type if known[name].type is not None else value.type
+    return None
+
+
+def infer_with_notes(owner: Pass, model: ir.Model) -> None:
+    """Infer shapes and write the notes of it into a pass's lists."""
+    missing = _without_shape(model.graph)
+    reason = infer(model)
+    if reason is not None:
+        owner.decline("model", f"shape inference failed: {reason}")
+    left = _without_shape(model.graph)
+    unknown = set(left)
+    for value in left:
+        node = value.producer()
+        if node is not None and unknown.isdisjoint(node.inputs):
+            owner.decline(node, f"no shape could be inferred for '{value.name}'")
+    if len(left) < len(missing):
+        owner.changed("model", f"shapes of {len(missing) - len(left)} values inferred")
+
+
+def _without_shape(graph: ir.Graph) -> list[ir.Value]:
+    return [value for node in graph for value in node.outputs if value.name and value.shape is None]
+
+
+class FixShapes(Pass):
+    """Set the shapes of given graph inputs.
+
+    Cases:
+    - an input without a shape, or with free dimensions, takes the given shape;
+    - an input that has that shape already is left as it is;
+    - a name that is not an input, a dimension below 1, another rank, or another size than a dimension already has is a
+      `UsageError`, and nothing is changed;
+    - a graph output whose shape cannot be inferred again keeps the shape that the model declared.
+    """
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        super().__init__()
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+
+    def run(self, model: ir.Model) -> None:
+        """Check all shapes, set them, and infer the others again."""
+        inputs = {value.name: value for value in model.graph.inputs if value.name and not value.is_initializer()}
+        for name, shape in self.shapes.items():
+            if name not in inputs:
+                known = ", ".join(repr(item) for item in inputs)
+                raise UsageError(
+                    f"Cannot fix the shape of '{name}': the model has no such input.{nearest(name, inputs)} "
+                    f"Its inputs are {known}."
+                )
+            _check(name, inputs[name].shape, shape)
+        for name, shape in self.shapes.items():
+            value = inputs[name]
+            if value.shape is None or value.shape != shape:
+                self.changed(name, f"shape {_show(value.shape)} fixed to {list(shape)}")
+                value.shape = ir.Shape(shape)
+        if self.changes:
+            self._infer_again(model)
+
+    def _infer_again(self, model: ir.Model) -> None:
+        declared = [value.shape for value in model.graph.outputs]
+        for node in model.graph.all_nodes():
+            for value in node.outputs:
+                value.shape = None
+        infer_with_notes(self, model)
+        for value, shape in zip(model.graph.outputs, declared, strict=True):
+            if value.shape is None:
+                value.shape = shape
+
+
+def _check(name: str, old: ir.Shape | None, new: tuple[int, ...]) -> None:
+    """Refuse a shape that the input could not have had."""
+    if any(dim < 1 for dim in new):
+        raise UsageError(f"Cannot fix input '{name}' to {list(new)}: every dimension has to be at least 1.")
+    if old is None:
+        return
+    if len(old) != len(new):
+        raise UsageError(
+            f"Cannot fix input '{name}' to {list(new)}: the model declares {_show(old)}, which has {len(old)} "
+            f"dimensions, not {len(new)}."
+        )
+    for have, want in zip(old, new, strict=True):
+        if isinstance(have, int) and have != want:
+            raise UsageError(
+                f"Cannot fix input '{name}' to {list(new)}: the model declares {_show(old)}, and only its free "
+                "dimensions can be set."
+            )
+
+
+def _show(shape: ir.Shape | None) -> str:
+    """A shape as a message shows it: numbers, names, and ? for what has neither."""
+    if shape is None:
+        return "(unknown)"
+    return "[" + ", ".join(str(dim) if isinstance(dim, int) else dim.value or "?" for dim in shape) + "]"

@@ -1,0 +1,131 @@
+"""What tuning tries, from the cheapest step to the dearest, and why each may help.
+
+The first steps cost nothing on the device: the same operators and number formats, with better numbers in them. Each
+adds one thing to the best recipe before it. The last ones give up a part of the constraint: the layers whose rounding
+hurts most get weights of 8 bits instead of 4, activations of 16 bits, or stay float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from detent.errors import UsageError
+from detent.methods import MinMSE
+from detent.numerics.formats import IntegerFormat
+from detent.plan.layout import Layout
+from detent.plan.plan import check_methods
+from detent.recipe import Recipe
+from detent.refine.refine import check_refinement
+from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, Rounding
+from detent.results.searched import Proposal, Sensitivity, Way
+from detent.search.proposal import propose
+
+SHARES = (0.5, 0.25, 0.1, 0.03)
+"""Of the output error: how much the layers that stay quantized may leave, step after step."""
+
+
+@dataclass(frozen=True)
+class TuningStep:
+    """One way to quantize: its name, what it does in a sentence, and the recipe."""
+
+    name: str
+    what: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """Something that is added to a recipe. `changes` are fields of the recipe."""
+
+    name: str
+    what: str
+    changes: dict[str, object]
+
+    def added_to(self, recipe: Recipe) -> TuningStep | None:
+        """Return the step that adds it; None if the recipe cannot have it, or has it already."""
+        changed = recipe.replace(**self.changes)
+        if changed == recipe or not _possible(changed):
+            return None
+        return TuningStep(self.name, self.what, changed)
+
+
+def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
+    """Return what is added, one after another. A choice of the recipe to start from is kept."""
+    own = {type(base.refinement): base.refinement} if base.refinement is not None else {}
+
+    def refined(name: str, what: str, usual: Refinement) -> Ingredient:
+        return Ingredient(name, what, {"refinement": own.get(type(usual), usual)})
+
+    return (
+        refined("bias correction", "every channel gets its mean back", BiasCorrection()),
+        Ingredient(
+            "equalization", "channels of unequal range are brought in line first", {"equalize": base.equalize or True}
+        ),
+        Ingredient("MinMSE", "outliers are clipped where that makes the rest finer", {"method": MinMSE()}),
+        Ingredient("range search", "activations get the scales that the output asks for", {"search_ranges": True}),
+        refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
+        refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
+        refined("AdaQuant", "weights and biases follow the gradient through the rounding", AdaQuant()),
+    )
+
+
+def plain(recipe: Recipe) -> TuningStep:
+    """Return the first step: the recipe's numbers, rounded to the nearest."""
+    bare = recipe.replace(equalize=False, search_ranges=False, refinement=None)
+    return TuningStep("plain", "every number is rounded to the nearest", bare)
+
+
+def ways_up(recipe: Recipe) -> tuple[Way, ...]:
+    """Return how a recipe can give up a part of its constraint.
+
+    Weights of 4 bits can have 8. Devices with power-of-two scales know 8 bits only; others take activations of 16.
+    """
+    fmt, weights = recipe.activations, recipe.weights
+    narrow: tuple[Way, ...] = ("w8",) if isinstance(weights, IntegerFormat) and weights.bits == 4 else ()
+    if not isinstance(fmt, IntegerFormat):
+        return () if fmt is None and weights is None else (*narrow, "exclude")
+    only = fmt.power_of_two or fmt.bits > 8 or recipe.format != "qdq"
+    return (*narrow, "exclude") if only else (*narrow, "a16", "exclude")
+
+
+def exception_stages(recipe: Recipe) -> tuple[tuple[Way, ...], ...]:
+    """Return the ways in the order in which they are tried. Each stage starts from the best recipe before it.
+
+    Wider weights come before all else, and are kept where they help: they stay integers, and cost only size.
+    """
+    ways = ways_up(recipe)
+    return (("w8",), ways[1:]) if "w8" in ways else (ways,)
+
+
+def exceptions(recipe: Recipe, layout: Layout, found: Sensitivity, ways: Sequence[Way]) -> Iterator[TuningStep]:
+    """Yield the last steps: more and more layers, the worst first, are spared."""
+    seen = {recipe}
+    for way in ways:
+        for share in SHARES:
+            proposal = propose(found, layout, recipe, found.total * share, way)
+            if proposal.recipe in seen:
+                continue
+            seen.add(proposal.recipe)
+            yield TuningStep(*_named(proposal), proposal.recipe)
+
+
+def _named(proposal: Proposal) -> tuple[str, str]:
+    """Return the name of a step, and what it does."""
+    if proposal.way == "a16":
+        return f"A16 x{len(proposal.tensors)}", "the activations that hurt most get 16 bits"
+    if proposal.way == "w8":
+        return f"W8 x{len(proposal.nodes)}", "the weights that hurt most get 8 bits"
+    return f"float x{len(proposal.nodes)}", "the layers that hurt most stay float"
+
+
+def _possible(recipe: Recipe) -> bool:
+    """Whether the recipe's formats allow what it asks for."""
+    if recipe.dynamic and (recipe.equalize is not None or recipe.search_ranges):
+        return False
+    try:
+        check_refinement(recipe)
+        check_methods(recipe)
+    except UsageError:
+        return False
+    return recipe.refinement is None or recipe.weights is not None

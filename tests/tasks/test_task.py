@@ -1,0 +1,92 @@
+"""Tasks are recognised from metadata, graphs and shapes, and can be named."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto
+
+from detent.errors import UsageError
+from detent.tasks.task import Task, class_count, find_task, recognise_task
+from tests.models import as_ir, build, info, node, normal
+
+IMAGE = info("x", (1, 3, 64, 64))
+TOKENS = info("ids", ("n", 16), TensorProto.INT64)
+
+
+def outputs(*shapes: tuple[str, tuple[object, ...]], inputs: onnx.ValueInfoProto = IMAGE) -> onnx.ModelProto:
+    """A model of Identity-like nodes whose outputs are declared with these shapes; it cannot be run."""
+    nodes = [onnx.helper.make_node("Mystery", [inputs.name], [name], domain="test") for name, _ in shapes]
+    graph = onnx.helper.make_graph(nodes, "g", [inputs], [info(name, shape) for name, shape in shapes])
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("test", 1)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "task"),
+    [
+        ([("logits", ("n", 10))], Task.CLASSIFY),
+        ([("pooled", (1, 1280, 1, 1))], Task.CLASSIFY),
+        ([("embedding", (1, 512))], Task.EMBED),
+        ([("y", (1, 1))], Task.REGRESS),
+        ([("y", (1, 21, 64, 64))], Task.SEGMENT),
+        ([("y", (1, 19, 8, 8))], Task.SEGMENT),
+        ([("y", (1, 3, 128, 128))], Task.IMAGE),
+        ([("y", (1, 1, 64, 64))], Task.IMAGE),
+        ([("y", (1, 252, 6))], Task.DETECT),  # 3 anchors in each of 64 / 8, 16 and 32: 64 + 16 + 4 cells
+        ([("y", (1, 197, 768))], Task.REGRESS),
+        ([("boxes", (1, 100, 4)), ("scores", (1, 100, 92))], Task.DETECT),
+        ([("a", (1, 255, 8, 8)), ("b", (1, 255, 4, 4)), ("c", (1, 255, 2, 2))], Task.DETECT),
+    ],
+)
+def test_shapes_tell_the_task(shapes: list[tuple[str, tuple[object, ...]]], task: Task) -> None:
+    model = ir.from_proto(outputs(*shapes))
+    assert recognise_task(model.graph, {})[0] is task
+
+
+def test_tokens_are_embedded_or_classified() -> None:
+    assert recognise_task(ir.from_proto(outputs(("y", ("n", 16, 384)), inputs=TOKENS)).graph, {})[0] is Task.EMBED
+    assert recognise_task(ir.from_proto(outputs(("y", ("n", 384)), inputs=TOKENS)).graph, {})[0] is Task.EMBED
+    assert recognise_task(ir.from_proto(outputs(("y", ("n", 2)), inputs=TOKENS)).graph, {})[0] is Task.CLASSIFY
+
+
+def test_metadata_decide() -> None:
+    model = as_ir(build([node("Relu", "x", "y")], "y"))
+    assert recognise_task(model.graph, {"task": "detect"}) == (Task.DETECT, "the file's metadata say task: detect")
+    ultralytics = {"task": "segment", "stride": "32", "names": "{0: 'a', 1: 'b'}"}
+    assert recognise_task(model.graph, ultralytics)[0] is Task.DETECT
+    assert recognise_task(model.graph, {"task": "segment"})[0] is Task.SEGMENT
+    assert class_count(ultralytics) == 2
+    assert class_count({}) is None
+
+
+def test_real_shapes_replace_those_of_the_file() -> None:
+    model = ir.from_proto(outputs(("y", ("a", "b", "c", "d"))))
+    assert recognise_task(model.graph, {}, {"y": (1, 21, 64, 64)})[0] is Task.SEGMENT
+
+
+def test_a_map_after_a_sigmoid_is_a_segmentation() -> None:
+    model = as_ir(build([node("Conv", "x w", "a"), node("Sigmoid", "a", "y")], "y", {"w": normal(1, 3, 1, 1)}))
+    assert recognise_task(model.graph, {})[0] is Task.SEGMENT
+
+
+def test_a_normalized_row_is_an_embedding() -> None:
+    nodes = [
+        node("GlobalAveragePool", "x", "p"),
+        node("Flatten", "p", "f"),
+        node("ReduceL2", "f", "n", axes=[1]),
+        node("Div", "f n", "y"),
+    ]
+    assert recognise_task(as_ir(build(nodes, "y")).graph, {})[0] is Task.EMBED
+
+
+def test_a_named_task_must_be_possible() -> None:
+    graph = ir.from_proto(outputs(("logits", ("n", 10)))).graph
+    assert find_task("regress", graph, {}) == (Task.REGRESS, "as --task says")
+    for wrong in ("detect", "segment", "image"):
+        with pytest.raises(UsageError, match=r"'logits' \[\?, 10\].*looks like classify"):
+            find_task(wrong, graph, {})
+    with pytest.raises(UsageError, match="classify, detect"):
+        find_task("detekt", graph, {})
