@@ -5,11 +5,11 @@ from pathlib import Path
 import onnx
 import pytest
 
-from detent.equalizations.global_equalization import MEMORY
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.pipeline.job import Job, make_job
 from detent.recipe.file import find_recipe
+from detent.refine.refine import MEMORY
 
 XINT8 = find_recipe("XINT8")
 

@@ -14,7 +14,6 @@ import onnx
 from typing_extensions import Unpack
 
 from detent.equalizations import parse_equalization
-from detent.equalizations.global_equalization import MEMORY
 from detent.errors import UsageError
 from detent.graph.load import ModelLike
 from detent.graph.session import DEFAULT_PROVIDERS
@@ -25,6 +24,7 @@ from detent.plan.select import Selection
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
+from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
 
 FIELD_OF_OPTION = {"refine": "refinement"}
