@@ -38,6 +38,8 @@ def image_options(given: ImageOptions) -> PreprocessOptions:
         "order": given["order"] and given["order"].upper(),
         "layout": given["layout"] and given["layout"].upper(),
         "resample": given["resample"] and given["resample"].lower(),
+        "fit": given["fit"] and given["fit"].lower(),
+        "pad": given["pad"],
     }
     changes = {name: value for name, value in flags.items() if value is not None}
     return replace(preprocess_options(given["preprocess"]), **changes)

@@ -144,6 +144,8 @@ class ImageOptions(TypedDict, total=False):
     order: Annotated[str | None, Flag("RGB, BGR or GRAY.", metavar="ORDER", panel=DATA)]
     layout: Annotated[str | None, Flag("NCHW or NHWC.", metavar="LAYOUT", panel=DATA)]
     resample: Annotated[str | None, Flag("bilinear, bicubic, nearest, ...", metavar="FILTER", panel=DATA)]
+    fit: Annotated[str | None, Flag("crop, letterbox (whole image, padded) or stretch.", metavar="HOW", panel=DATA)]
+    pad: Annotated[int | None, Flag("What a letterbox is filled with, 0 to 255.", metavar="LEVEL", panel=DATA)]
 
 
 class ThreadOptions(TypedDict, total=False):

@@ -18,7 +18,7 @@ from PIL import Image
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe import shards as worker
-from detent.observe.executors import LocalProcesses, _Backlog, open_executor, sweep_on
+from detent.observe.executors import Backlog, LocalProcesses, open_executor, sweep_on
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.shards import Shard, Ticket, do_from_folder
 from detent.observe.sources import input_specs, open_source
@@ -157,7 +157,7 @@ def test_what_is_no_executor(model, open_data, executor):
 def test_an_executor_that_was_shut_down(model, open_data):
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    with pytest.raises(UsageError, match="The executor broke before any of . shards was done .*after shutdown"):
+    with pytest.raises(UsageError, match="The executor broke at .*after shutdown"):
         sweep_on(pool, model, SITES, open_data("npy"))
 
 
@@ -250,8 +250,8 @@ def play(backlog, deadly):
 
 def test_suspects_run_alone_and_the_guilty_one_is_named():
     shards = [Shard(number, f"sample {number}") for number in range(7)]
-    assert play(_Backlog(shards, most_at_once=3), deadly=()) == [[0, 1, 2], [3, 4, 5], [6]]
-    backlog = _Backlog(shards, most_at_once=3)
+    assert play(Backlog(shards, most_at_once=3), deadly=()) == [[0, 1, 2], [3, 4, 5], [6]]
+    backlog = Backlog(shards, most_at_once=3)
     with pytest.raises(DataError, match="3 worker processes died while they worked on sample 4,"):
         play(backlog, deadly={4})
     assert backlog.left == 3  # 0, 1 and 2, then the innocent 3 alone
@@ -321,8 +321,7 @@ INTERRUPTED = """
     from pathlib import Path
     from detent.graph.load import load
     from detent.observe.executors import LocalProcesses, sweep_on
-    from detent.observe.inputs import input_specs
-    from detent.observe.sources import open_source
+    from detent.observe.sources import input_specs, open_source
     from tests.observe.shard_readers import Slow
 
     if __name__ == "__main__":

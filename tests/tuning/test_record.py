@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detent.errors import OutputError
-from detent.tuning.record import BEST, LADDER, Record, contents_of, folder_beside, key_of
+from detent.tuning.record import BEST, STEPS, Record, contents_of, folder_beside, key_of
 from tests.conftest import tiny_model
 
 
@@ -29,7 +29,7 @@ def test_what_was_added_is_found_again(tmp_path):
 def test_what_belongs_to_something_else_is_not_used(tmp_path, damage):
     output = tmp_path / "out.onnx"
     Record.open(output, "key", resume=True).add("plain", {"loss": 3.0}, tiny_model())
-    (folder_beside(output) / LADDER).write_text(damage)
+    (folder_beside(output) / STEPS).write_text(damage)
     assert Record.open(output, "key", resume=True).steps == {}
 
 
@@ -66,3 +66,11 @@ def test_keys_tell_parts_apart(tmp_path):
     assert contents_of(one) == contents_of(one.copy()) != contents_of(other)
     assert contents_of({"x": one}) != contents_of({"x": other})
     assert contents_of(iter([one])) != contents_of(iter([one]))  # nobody can know what a stream gives
+
+
+def test_a_record_of_an_earlier_version_is_used(tmp_path):
+    output = tmp_path / "out.onnx"
+    folder_beside(output).mkdir()
+    plain = {"key": "key", "rungs": {"plain": {"loss": 3.0}}, "best": None}
+    (folder_beside(output) / "ladder.json").write_text(json.dumps(plain))
+    assert Record.open(output, "key", resume=True).steps == plain["rungs"]

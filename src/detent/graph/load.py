@@ -28,6 +28,10 @@ def load(model: ModelLike, opset: int = MINIMUM_OPSET) -> ir.Model:
     return raise_opset(read(model), max(opset, MINIMUM_OPSET), name_of(model))
 
 
+FOLDER = "folder"
+"""The key of a loaded model's `meta` under which the folder of its file is kept; a ModelProto has none."""
+
+
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     """The model as a graph with unique names, at the opset that it has. The input is not modified.
 
@@ -39,6 +43,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     else:
         path = Path(model)
         graph_model = _deserialize(read_proto(path), where, folder=path.parent)
+        graph_model.meta[FOLDER] = path.parent  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
     repair_names(graph_model)

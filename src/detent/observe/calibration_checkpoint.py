@@ -13,24 +13,21 @@ promise that every run gives the same items in the same order.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 
 import onnx_ir as ir
 
-from detent.errors import DataError, OutputError
-from detent.graph.save import write_bytes
+from detent.errors import DataError
 from detent.observe.fingerprints import Digest, fingerprint_of
 from detent.observe.sources import Source
 from detent.observe.statistics import Statistics
 from detent.observe.statistics_file import Header, pack, unpack
-from detent.observe.store import FileKind, NotThisKindError, read_sealed, seal
+from detent.observe.store import CALIBRATION, CheckpointFile
 from detent.version import __version__
 
-CHECKPOINT = FileKind("checkpoint", b"\x89DetentCkpnt\r\n\x1a\n", 1)
-_FAST = 1  # zlib's level: it is written while others work, and thrown away in the end
 _MOST_SAMPLES = 1 << 26
 _DIFFERENCES = {
     "model": "another model, or the same one prepared in another way",
@@ -64,8 +61,8 @@ class Counted:
 
 
 @dataclass
-class Keeper:
-    """Reads and writes the checkpoint of one sweep. `notes` collects what the user should know about it.
+class SweepCheckpoint:
+    """Reads and writes the checkpoint of one sweep. `notes` is what the user should know about it.
 
     The identity is worked out when it is first needed: a sweep that ends before its first checkpoint needs none.
     """
@@ -75,8 +72,10 @@ class Keeper:
     source: Source
     sites: Sequence[str]
     providers: Sequence[str]
-    notes: list[str] = field(default_factory=list)
-    _given_up: bool = False
+
+    def __post_init__(self) -> None:
+        self._file = CheckpointFile(self.checkpoint.path, CALIBRATION, "Calibration", "all samples are counted")
+        self.notes = self._file.notes
 
     @cached_property
     def _identity(self) -> dict[str, str] | None:
@@ -97,22 +96,17 @@ class Keeper:
         }
 
     def resume(self) -> Counted | None:
-        """What an earlier sweep of the same identity left, if any. Raises OutputError where a foreign file is there."""
-        path = self.checkpoint.path
-        if not path.exists():
+        """Return what an earlier sweep of the same identity left, if any. Raise OutputError at a foreign file."""
+        found = self._file.read(unpack)
+        if found is None:
             return None
-        try:
-            header, statistics = unpack(read_sealed(path, CHECKPOINT), str(path))
-        except NotThisKindError as error:
-            raise OutputError(f"{error} It is in the way of one: move it, or give another output.") from error
-        except DataError as error:
-            self.notes.append(f"The checkpoint of an earlier run is of no use, so all samples are counted. {error}")
-            return None
+        header, statistics = found
         done = _indices(header.pop("done", None))
         reason = self._difference(header, done, statistics)
         if reason:
-            self.notes.append(f"The checkpoint {path} is of {reason}: it is ignored, and all samples are counted.")
+            self._file.ignore(reason)
             return None
+        path = self.checkpoint.path
         self.notes.append(f"Continued from the checkpoint {path}: {len(done)} samples were counted already.")
         return Counted({name: statistics[name] for name in self.sites}, done)
 
@@ -125,26 +119,20 @@ class Keeper:
         return "" if done and set(statistics) == set(self.sites) else "no sample"
 
     def write(self, counted: Counted) -> None:
-        """Replace the checkpoint. Where that cannot be done, say so once and let the sweep go on without."""
-        if self._given_up or not counted.done:
-            return
-        try:
-            if self._identity is None:
-                raise DataError(
-                    "A stream may give other samples, or another order, the next time. Give files or arrays instead."
-                )
-            header = {**self._identity, "done": _ranges(counted.done)}
-            write_bytes(seal(CHECKPOINT, pack(header, counted.statistics), _FAST), self.checkpoint.path)
-        except (DataError, OutputError) as error:
-            self._given_up = True
-            self.notes.append(f"Calibration could not have been continued after an interruption. {error}")
+        """Replace the checkpoint."""
+        if counted.done:
+            self._file.write(partial(self._pack, counted))
 
     def remove(self) -> None:
-        """The sweep is complete: the checkpoint, its own or one that was ignored, has no more use."""
-        try:
-            self.checkpoint.path.unlink(missing_ok=True)
-        except OSError as error:
-            self.notes.append(f"Cannot remove the checkpoint {self.checkpoint.path}: {error.strerror}.")
+        """Remove the checkpoint: the sweep is complete."""
+        self._file.remove()
+
+    def _pack(self, counted: Counted) -> bytes:
+        if self._identity is None:
+            raise DataError(
+                "A stream may give other samples, or another order, the next time. Give files or arrays instead."
+            )
+        return pack({**self._identity, "done": _ranges(counted.done)}, counted.statistics)
 
 
 def _ranges(indices: Collection[int]) -> list[list[int]]:

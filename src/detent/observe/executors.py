@@ -1,7 +1,8 @@
 """Workers of any kind: processes on this machine, an executor of the user's, or a Dask cluster; and the sweep on them.
 
-Statistics merge exactly, so the result does not depend on who counted what, how the data was divided, or what had to be
-counted again because a worker was lost: it is that of `sweep`.
+All kinds run shards through one loop over futures (`run_shards`). A kind says how the model and the work reach its
+workers, how a shard is submitted, and what follows from a worker that was lost. Statistics merge exactly, so the result
+does not depend on who counted what, how the data was divided, or what was counted again: it is that of `sweep`.
 
 A process pool does not say which task killed a worker: it gives up all that were running. So those are suspects, and
 with a new pool each of them runs alone. The innocent pass; the guilty one dies again and is named.
@@ -9,23 +10,23 @@ with a new pool each of them runs alone. The innocent pass; the guilty one dies 
 
 from __future__ import annotations
 
+import abc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
+    CancelledError,
     Executor,
     Future,
     ProcessPoolExecutor,
-    as_completed,
     wait,
 )
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -38,7 +39,6 @@ from detent.graph.session import Runner, usable_cores
 from detent.methods.method import Vote
 from detent.observe.shards import (
     Counting,
-    Doing,
     R,
     Run,
     Shard,
@@ -61,74 +61,84 @@ MOST_DEATHS = 3
 """How many workers may die of one shard before it is an error."""
 
 
-class LocalProcesses:
-    """`count` processes on this machine, each with one thread, started for one work. Give it as an executor."""
+class Workers(Protocol):
+    """Somewhere to work on shards."""
 
-    def __init__(self, count: int) -> None:
-        if count < 1:
-            raise UsageError(f"--workers must be at least 1, not {count}.")
-        self.count = count
+    @property
+    def count(self) -> int:
+        """How many shards are worked on at the same time."""
 
-    @contextmanager
-    def begin(self, model: ir.Model, work: Work[R]) -> Iterator[Run[R]]:
-        """Give the workers a work, for the time of the block: what does shards of it."""
-        with shared_folder(dump_work(work), model) as (folder, ticket), ExitStack() as stack:
-            pools = _Pools(self.count, stack)
-            yield partial(self._run, pools, partial(do_from_folder, folder, ticket))
-
-    def _run(self, pools: _Pools, doing: Doing, shards: Sequence[Shard]) -> Generator[Any, None, None]:
-        backlog = _Backlog(shards, most_at_once=self.count + 1)  # one more, so that no worker waits for the next
-        while backlog.left:
-            yield from _run_until_broken(pools, doing, backlog)
+    def open_pool(self, model: ir.Model, work: Work[R]) -> AbstractContextManager[ShardPool]:
+        """Give the workers a model and a work, within the block."""
 
 
-def _run_until_broken(pools: _Pools, doing: Doing, backlog: _Backlog) -> Generator[Any, None, None]:
-    """Work with one pool until all is done, or a worker dies and the pool with it."""
+class ShardPool(abc.ABC):
+    """Workers that have a model and a work. `most_at_once` shards are submitted at a time."""
+
+    most_at_once = sys.maxsize
+
+    @abc.abstractmethod
+    def submit(self, shard: Shard) -> Future[Any]:
+        """Start a shard. Raise BrokenExecutor if the pool is to be replaced first."""
+
+    @abc.abstractmethod
+    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:
+        """Put a shard back whose worker was lost, or raise an error that names the cause."""
+
+    def replace(self, backlog: Backlog) -> None:  # noqa: B027  (a pool that never outlives a loss has nothing to do)
+        """Make the pool usable again after a loss; no shard is running now."""
+
+    def finished(self, running: Collection[Future[Any]]) -> Iterable[Future[Any]]:
+        """Wait for some of the futures to be done."""
+        return wait(running, return_when=FIRST_COMPLETED).done
+
+    def explain(self, error: Exception, shard: Shard) -> Exception:  # noqa: ARG002  (for pools that can say more)
+        """Return what to raise for an error in a worker."""
+        return error
+
+
+def run_shards(pool: ShardPool, shards: Sequence[Shard]) -> Generator[Any, None, None]:
+    """Yield the results of all shards, in any order. Shards that are lost with a worker are done again."""
+    backlog = Backlog(shards, pool.most_at_once)
+    while backlog.left:
+        if not (yield from _run_until_lost(pool, backlog)):
+            pool.replace(backlog)
+
+
+def _run_until_lost(pool: ShardPool, backlog: Backlog) -> Generator[Any, None, bool]:
+    """Run shards until all are done, or, after a loss, until none is running. Return whether all went well."""
     running: dict[Future[Any], Shard] = {}
-    pool = pools.current()
+    intact = True
     try:
-        while backlog.left:
-            while (shard := backlog.next(len(running))) is not None:
-                running[pool.submit(doing, shard)] = shard
-                backlog.started(shard)
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                result = future.result()
-                backlog.finished(running.pop(future))
-                yield result
-    except BrokenProcessPool:
-        pools.end()
-        for future in wait(running).done:
-            shard = running[future]
-            if isinstance(future.exception(), BrokenProcessPool):
-                backlog.died(shard)
-            else:
+        while running or (intact and backlog.left):
+            try:
+                while intact and (shard := backlog.next(len(running))) is not None:
+                    running[pool.submit(shard)] = shard
+                    backlog.started(shard)
+            except BrokenExecutor:
+                intact = False
+            for future in pool.finished(running):
+                shard = running.pop(future)
+                try:
+                    result = future.result()
+                except (BrokenExecutor, CancelledError) as error:
+                    intact = False
+                    pool.lost(shard, backlog, error)
+                    continue
+                except Exception as error:
+                    explained = pool.explain(error, shard)
+                    if explained is error:
+                        raise
+                    raise explained from error
                 backlog.finished(shard)
-                yield future.result()
+                yield result
     finally:
         for future in running:
             future.cancel()
+    return intact
 
 
-class _Pools:
-    """One pool of processes at a time: it stays from shards to shards, until it is broken or the stack unwinds."""
-
-    def __init__(self, count: int, stack: ExitStack) -> None:
-        self._count, self._stack = count, stack
-        self._pool: ProcessPoolExecutor | None = None
-
-    def current(self) -> ProcessPoolExecutor:
-        """The pool; a new one where there is none."""
-        if self._pool is None:
-            self._pool = self._stack.enter_context(_pool(self._count))
-        return self._pool
-
-    def end(self) -> None:
-        """End the pool."""
-        self._stack.close()
-        self._pool = None
-
-
-class _Backlog:
+class Backlog:
     """The shards that are still to be done, and how often each was running when a worker died."""
 
     def __init__(self, shards: Iterable[Shard], most_at_once: int) -> None:
@@ -136,27 +146,34 @@ class _Backlog:
         self._suspects: list[Shard] = []
         self._deaths: Counter[int] = Counter()
         self._most_at_once = most_at_once
-        self.left = len(self._waiting)
+        self._total = self.left = len(self._waiting)
+
+    def __str__(self) -> str:
+        return f"{self.left} of {self._total} shards not done"
 
     def next(self, running: int) -> Shard | None:
-        """The shard to start while `running` others are; None where there is none, or not now."""
+        """Return the shard to start while `running` others are; None if there is none, or not now."""
         if self._suspects:
             return self._suspects[0] if running == 0 else None
         return self._waiting[0] if self._waiting and running < self._most_at_once else None
 
     def started(self, shard: Shard) -> None:
-        """It runs. A suspect stays one until it is done, so that nothing starts beside it."""
+        """Note that it runs. A suspect stays one until it is done, so that nothing starts beside it."""
         if shard not in self._suspects:
             self._waiting.popleft()
 
     def finished(self, shard: Shard) -> None:
-        """It is done."""
+        """Note that it is done."""
         self.left -= 1
         if shard in self._suspects:
             self._suspects.remove(shard)
 
+    def again(self, shard: Shard) -> None:
+        """Do a shard again that was lost through no fault of its own."""
+        self._waiting.append(shard)
+
     def died(self, shard: Shard) -> None:
-        """A worker died while it ran. Raises DataError where that is once too often."""
+        """Note that a worker died while it ran. Raise DataError if that is once too often."""
         self._deaths[shard.number] += 1
         if self._deaths[shard.number] >= MOST_DEATHS:
             raise DataError(
@@ -166,6 +183,42 @@ class _Backlog:
             ) from None
         if shard not in self._suspects:
             self._suspects.append(shard)
+
+
+class LocalProcesses:
+    """`count` processes on this machine, each with one thread, started for one work. Give it as an executor."""
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise UsageError(f"--workers must be at least 1, not {count}.")
+        self.count = count
+
+    @contextmanager
+    def open_pool(self, model: ir.Model, work: Work[R]) -> Iterator[ShardPool]:
+        """Give the processes a model and a work, within the block."""
+        with shared_folder(dump_work(work), model) as (folder, ticket), ExitStack() as stack:
+            yield _ProcessPool(self.count, partial(do_from_folder, folder, ticket), stack)
+
+
+class _ProcessPool(ShardPool):
+    """One process pool at a time: it stays from shards to shards, until it is broken or the stack unwinds."""
+
+    def __init__(self, count: int, task: Callable[[Shard], Any], stack: ExitStack) -> None:
+        self._count, self._task, self._stack = count, task, stack
+        self._pool: ProcessPoolExecutor | None = None
+        self.most_at_once = count + 1  # one more, so that no worker waits for the next
+
+    def submit(self, shard: Shard) -> Future[Any]:
+        if self._pool is None:
+            self._pool = self._stack.enter_context(_pool(self._count))
+        return self._pool.submit(self._task, shard)
+
+    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
+        backlog.died(shard)
+
+    def replace(self, backlog: Backlog) -> None:  # noqa: ARG002
+        self._stack.close()
+        self._pool = None
 
 
 @contextmanager
@@ -192,17 +245,6 @@ def _begin_worker(parent_alive: Connection) -> None:
 def _end_with(parent_alive: Connection) -> None:
     parent_alive.poll(None)  # nothing is ever sent: this returns when the other end is closed
     os._exit(1)
-
-
-class Workers(Protocol):
-    """Somewhere to work on shards."""
-
-    @property
-    def count(self) -> int:
-        """How many shards are worked on at the same time."""
-
-    def begin(self, model: ir.Model, work: Work[R]) -> AbstractContextManager[Run[R]]:
-        """Give the workers a work, for the time of the block: what does shards of it."""
 
 
 def sweep_on(
@@ -247,16 +289,16 @@ def sweep_on(
 
 @contextmanager
 def begun(workers: Workers, model: ir.Model, work: Work[R]) -> Iterator[Run[R]]:
-    """Workers that have a model and a work, for the time of the block: each loads them once, for all its shards."""
+    """Give workers a model and a work, within the block: each loads them once, for all its shards."""
     try:
-        with workers.begin(model, work) as run:
-            yield run
+        with workers.open_pool(model, work) as pool:
+            yield partial(run_shards, pool)
     finally:
         last_work.forget()  # an executor of threads has loaded the model in this process
 
 
 def workers_of(executor: Any) -> Workers:
-    """The workers behind an executor. Raises UsageError for what is none."""
+    """Return the workers of an executor. Raise UsageError if it is something else."""
     if isinstance(executor, LocalProcesses):
         return executor
     if isinstance(executor, Executor):
@@ -274,7 +316,7 @@ def workers_of(executor: Any) -> Workers:
 
 @contextmanager
 def open_executor(workers: int | None = None, dask: str | None = None) -> Iterator[Any]:
-    """What --workers and --dask ask for, to give to `sweep_on`; None where neither is there."""
+    """Open what --workers or --dask asks for, to give to `sweep_on`; None without either."""
     if workers is not None and dask is not None:
         raise UsageError("--workers starts processes here and --dask uses a cluster: give one of them.")
     if dask is not None:
@@ -286,42 +328,37 @@ def open_executor(workers: int | None = None, dask: str | None = None) -> Iterat
         yield None if workers is None else LocalProcesses(workers)
 
 
-class ExecutorWorkers:
+class ExecutorWorkers(ShardPool):
     """An executor that belongs to the user: it is never shut down here, and what breaks it is not tried again."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         # Nothing public says how many there are; threads and processes of the standard library know it.
         self.count: int = getattr(executor, "_max_workers", None) or usable_cores()
+        self._task: Callable[[Shard], Any] | None = None
 
     @contextmanager
-    def begin(self, model: ir.Model, work: Work[R]) -> Iterator[Run[R]]:
-        """Give the workers a work, for the time of the block: what does shards of it."""
+    def open_pool(self, model: ir.Model, work: Work[R]) -> Iterator[ShardPool]:
+        """Give the executor's workers a model and a work, within the block."""
         with shared_folder(dump_work(work), model) as (folder, ticket):
-            yield partial(self._run, partial(do_from_folder, folder, ticket))
+            self._task = partial(do_from_folder, folder, ticket)
+            yield self
 
-    def _run(self, doing: Doing, shards: Sequence[Shard]) -> Generator[Any, None, None]:
-        futures: set[Future[Any]] = set()
+    def submit(self, shard: Shard) -> Future[Any]:
+        """Start a shard. Raise UsageError if the executor was shut down or is broken."""
+        assert self._task is not None, "the pool is open"
         try:
-            futures.update(self._submit(doing, shards))
-            for future in as_completed(list(futures)):
-                yield future.result()
-                futures.remove(future)  # and with it the result
-        except BrokenExecutor as error:
-            raise _broken(error, f" with {len(futures)} of {len(shards)} shards not done") from error
-        finally:
-            for future in futures:
-                future.cancel()
+            return self._executor.submit(self._task, shard)
+        except RuntimeError as error:
+            raise _broken(error, f"at {shard.name}") from error
 
-    def _submit(self, doing: Doing, shards: Sequence[Shard]) -> list[Future[Any]]:
-        try:
-            return [self._executor.submit(doing, shard) for shard in shards]
-        except RuntimeError as error:  # it was shut down, or is broken
-            raise _broken(error, f" before any of {len(shards)} shards was done") from error
+    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
+        """Raise UsageError: the executor is not replaced here."""
+        raise _broken(error, f"with {backlog}") from error
 
 
-def _broken(error: Exception, when: str) -> UsageError:
+def _broken(error: BaseException, when: str) -> UsageError:
     return UsageError(
-        f"The executor broke{when} ({type(error).__name__}: {error}). Check its workers' memory and logs, and give a "
+        f"The executor broke {when} ({type(error).__name__}: {error}). Check its workers' memory and logs, and give a "
         "new one."
     )

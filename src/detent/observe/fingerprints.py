@@ -12,12 +12,14 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 
 from detent.errors import DataError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir  # reading data does not load onnx
 
 WHOLE_FILE_LIMIT = 1 << 26
 """Files up to this many bytes are hashed whole."""
@@ -118,11 +120,11 @@ def _add_attribute(digest: Digest, attribute: ir.Attr) -> None:
     digest.add(attribute.name, str(attribute.type), attribute.ref_attr_name)
     if attribute.is_ref() or attribute.value is None:
         return
-    add = _ATTRIBUTE_PARTS.get(attribute.type)
+    add = _ATTRIBUTE_PARTS.get(attribute.type.name)
     if add is None:
         digest.add(repr(attribute.value))
         return
-    several = attribute.type in (ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
+    several = attribute.type.name in ("TENSORS", "GRAPHS")
     parts: Sequence[Any] = attribute.value if several else (attribute.value,)
     digest.add(len(parts))
     for part in parts:
@@ -137,9 +139,9 @@ def _add_tensor(digest: Digest, tensor: ir.TensorProtocol | None) -> None:
         digest.add_array(tensor.numpy())
 
 
-_ATTRIBUTE_PARTS: Mapping[ir.AttributeType, Callable[[Digest, Any], None]] = {
-    ir.AttributeType.TENSOR: _add_tensor,
-    ir.AttributeType.TENSORS: _add_tensor,
-    ir.AttributeType.GRAPH: _add_graph,
-    ir.AttributeType.GRAPHS: _add_graph,
+_ATTRIBUTE_PARTS: Mapping[str, Callable[[Digest, Any], None]] = {
+    "TENSOR": _add_tensor,
+    "TENSORS": _add_tensor,
+    "GRAPH": _add_graph,
+    "GRAPHS": _add_graph,
 }

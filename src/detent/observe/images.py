@@ -1,8 +1,10 @@
 """From an image file to 8-bit pixels of a given size.
 
 The steps, in this order, are those of the usual training pipelines: decode at full size, turn upright as the EXIF
-orientation says, convert to RGB or grey, resize, cut out the centre. What is not obvious:
+orientation says, convert to RGB or grey, fit into the size. What is not obvious:
 
+* An image is fitted in one of three ways. `crop` resizes it to cover the size and cuts out the centre. `letterbox`
+  resizes it to lie within the size, in the middle, and pads the rest. `stretch` resizes each side by itself.
 * Anything transparent is laid on white before it is converted.
 * 16-bit grey is scaled to 0..255 with rounding. Pixels of unknown range (32-bit integers, floats) are refused.
 * CMYK is converted without its colour profile. Of several frames or pages, the first is used.
@@ -13,10 +15,14 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from detent.errors import DataError
 
@@ -24,7 +30,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Resample = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+Fit = Literal["crop", "letterbox", "stretch"]
 Size = tuple[int, int]
+
+GREY = 114
+"""What detectors of the YOLO family are trained to see around a letterboxed image."""
 
 # A strip a few pixels high would have to grow to gigabytes before its centre is cut out.
 _MOST_PIXELS = 1 << 27
@@ -61,18 +71,99 @@ def centre_box(image: Size, size: Size) -> tuple[int, int, int, int]:
     return left, top, left + size[1], top + size[0]
 
 
-def read_pixels(path: Path, *, size: Size, resize: int | None, grey: bool, resample: Resample) -> np.ndarray[Any, Any]:
+@dataclass(frozen=True)
+class Geometry:
+    """Where an image lies in a model's input, so that boxes can be mapped back. Sizes are height and width.
+
+    An image of size `image` is resized to `resized`, whose corner comes to lie at `offset` (top, left): below 0 where
+    it is cropped, above 0 where it is padded.
+    """
+
+    image: Size
+    resized: Size
+    offset: Size
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Return the pixels of the input per pixel of the image, down and across."""
+        return self.resized[0] / self.image[0], self.resized[1] / self.image[1]
+
+    def to_image(self, boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return boxes (x1, y1, x2, y2) of the input in pixels of the image, clipped to it."""
+        down, across = self.scale
+        top, left = self.offset
+        moved = (boxes.astype(np.float64) - [left, top, left, top]) / [across, down, across, down]
+        height, width = self.image
+        clipped: npt.NDArray[np.float32] = np.clip(moved, 0.0, [width, height, width, height]).astype(np.float32)
+        return clipped
+
+    def pixels_at(self, axis: int, positions: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Return which row (axis 0) or column (axis 1) of the image is at these places of the input; -1 outside."""
+        at = np.floor((positions - self.offset[axis]) / self.scale[axis]).astype(np.int64)
+        inside = (positions >= self.offset[axis]) & (at >= 0) & (at < self.image[axis])
+        found: npt.NDArray[np.int64] = np.where(inside, at, -1)
+        return found
+
+
+def geometry(image: Size, size: Size, *, fit: Fit = "crop", resize: int | None = None) -> Geometry:
+    """Return where an image of `image` (height, width) lies in an input of `size`."""
+    if fit == "stretch":
+        return Geometry(image, size, (0, 0))
+    if fit == "crop":
+        resized = resized_shape(image, size, resize)
+        left, top, _, _ = centre_box(resized, size)
+        return Geometry(image, resized, (-top, -left))
+    height, width = image
+    # Compared as products, so that no rounding decides which side is the tight one.
+    if size[0] * width <= size[1] * height:
+        resized = size[0], max(1, round(width * size[0] / height))
+    else:
+        resized = max(1, round(height * size[1] / width)), size[1]
+    return Geometry(image, resized, ((size[0] - resized[0]) // 2, (size[1] - resized[1]) // 2))
+
+
+def image_size(path: Path) -> Size:
+    """Return height and width of the image in `path`, turned upright."""
+    from PIL import Image
+
+    with _named_errors(path), Image.open(path) as opened:
+        if opened.format in ("PNG", "TIFF"):  # these may carry their EXIF block behind the pixels
+            opened.load()
+        turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+        return (opened.width, opened.height) if turned and opened.format != "TIFF" else (opened.height, opened.width)
+
+
+def read_pixels(
+    path: Path,
+    *,
+    size: Size,
+    resize: int | None,
+    grey: bool,
+    resample: Resample,
+    fit: Fit = "crop",
+    pad: int = GREY,
+) -> np.ndarray[Any, Any]:
     """The image in `path` as uint8, [height, width, 3] in RGB order or [height, width, 1] if `grey`.
 
     Raises `DataError`, naming the file, when it cannot be read, is cut short or holds pixels without a known range.
     """
     from PIL import Image
 
+    with _named_errors(path), Image.open(path) as opened:
+        upright = _upright(opened)
+        pixels = _convert(upright, "L" if grey else "RGB")
+        placed = geometry((pixels.height, pixels.width), size, fit=fit, resize=resize)
+        array = np.asarray(_place(pixels, size, placed, resample, pad))
+    return array[:, :, np.newaxis] if grey else array
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Turn whatever Pillow raises into a DataError that names the file."""
+    from PIL import Image
+
     try:
-        with Image.open(path) as opened:
-            upright = _upright(opened)
-            pixels = _convert(upright, "L" if grey else "RGB")
-            array = np.asarray(_fit(pixels, size, resize, resample))
+        yield
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such image file.") from error
     # What Pillow's decoders raise on damaged files; none of them is documented as the only one.
@@ -91,7 +182,6 @@ def read_pixels(path: Path, *, size: Size, resize: int | None, grey: bool, resam
         raise DataError(
             f"{path}: this image cannot be read ({_reason(path, error)}). Repair it or take it out of the data."
         ) from error
-    return array[:, :, np.newaxis] if grey else array
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -147,14 +237,20 @@ def _convert(image: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _fit(image: Image.Image, size: Size, resize: int | None, resample: Resample) -> Image.Image:
+def _place(image: Image.Image, size: Size, placed: Geometry, resample: Resample, pad: int) -> Image.Image:
     from PIL import Image
 
-    shape = (image.height, image.width)
-    wanted = resized_shape(shape, size, resize)
+    shape, wanted = placed.image, placed.resized
     if wanted[0] * wanted[1] > max(_MOST_PIXELS, shape[0] * shape[1]):
         raise ValueError(f"{shape[0]}x{shape[1]} pixels are too narrow to cut {size[0]}x{size[1]} out of")
     if wanted != shape:
         filters = Image.Resampling
         image = image.resize((wanted[1], wanted[0]), filters[resample.upper()])
-    return image if wanted == size else image.crop(centre_box(wanted, size))
+    if wanted == size:
+        return image
+    top, left = placed.offset
+    if top <= 0 and left <= 0 and wanted[0] >= size[0] and wanted[1] >= size[1]:
+        return image.crop((-left, -top, size[1] - left, size[0] - top))
+    canvas = Image.new(image.mode, (size[1], size[0]), pad if image.mode == "L" else (pad, pad, pad))
+    canvas.paste(image, (left, top))
+    return canvas

@@ -1,7 +1,8 @@
 """How an image file becomes the array that a model's input expects.
 
 `Preprocess` is the complete recipe, `PreprocessOptions` what the user said about it, and `guess_preprocess` fills in
-the rest from the model's input. An explicit option wins over the JSON file, and the file over the guess.
+the rest: from what the model's file declares (see exporters.py), then from the model's input. An explicit option wins
+over the JSON file, the file over the model's declaration, and that over the guess.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from detent.errors import UsageError, nearest
-from detent.observe.images import Resample, Size, read_pixels
+from detent.observe.images import GREY, Fit, Geometry, Resample, Size, geometry, read_pixels
 
 Order = Literal["RGB", "BGR", "GRAY"]
 Layout = Literal["NCHW", "NHWC"]
@@ -31,12 +32,27 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "order": get_args(Order),
     "layout": get_args(Layout),
     "resample": get_args(Resample),
+    "fit": get_args(Fit),
     "dtype": get_args(PixelType),
 }
-_FLAGS = "--size, --resize, --mean, --std, --order, --layout, --resample, or --preprocess FILE.json"
+_FLAGS = "--size, --resize, --mean, --std, --order, --layout, --resample, --fit, --pad, or --preprocess FILE.json"
 
 # Names where a setting came from, so that a message can point at it: "--mean", or "prep.json: 'mean'".
 _Label = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class DeclaredImages:
+    """What a model's file, or one beside it, says about the images that the model was trained on.
+
+    `settings` are fields of `Preprocess`; `source` says whose words they are. `names` are the model's classes, and
+    `task` is what it is for, as its exporter calls it; both are empty if nobody said.
+    """
+
+    settings: Mapping[str, Any]
+    source: str
+    names: tuple[str, ...] = ()
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,7 @@ class InputSpec:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
+    declared: DeclaredImages | None = field(default=None, compare=False, repr=False)
 
     @property
     def shape_text(self) -> str:
@@ -57,9 +74,11 @@ class InputSpec:
 class Preprocess:
     """A complete recipe from image file to array. Raises `UsageError` if it contradicts itself.
 
-    `size` is height and width after the centre crop, `resize` the short side before it (None: just enough to cover
-    `size`). `mean` and `std` are on the 0..255 scale, one for all channels or one for each, in the order the model
-    sees the channels: with BGR, blue first. With `dtype` uint8 the pixels are passed on as they are.
+    `size` is height and width of the result, and `fit` how an image of other proportions gets there: its centre is cut
+    out (`crop`), all of it is kept and padded with `pad` (`letterbox`), or it is distorted (`stretch`). `resize` is the
+    short side before the crop (None: just enough to cover `size`). `mean` and `std` are on the 0..255 scale, one for
+    all channels or one for each, in the order the model sees the channels: with BGR, blue first. With `dtype` uint8 the
+    pixels are passed on as they are.
     """
 
     size: Size
@@ -70,6 +89,8 @@ class Preprocess:
     layout: Layout = "NCHW"
     resample: Resample = "bilinear"
     dtype: PixelType = "float32"
+    fit: Fit = "crop"
+    pad: int = GREY
 
     def __post_init__(self) -> None:
         def label(key: str) -> str:
@@ -97,20 +118,40 @@ class Preprocess:
         return cls.from_dict(_read_json(Path(path)), str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; `from_dict` takes it back."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        """The JSON form; `from_dict` takes it back. What a crop does not need is left out, as in files before it."""
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        if self.fit != "letterbox":
+            del values["pad"]
+        if self.fit == "crop":
+            del values["fit"]
+        return values
 
     def describe(self) -> str:
         """The recipe in one line, for the terminal."""
-        height, width = self.size
         side = f"short side to {self.resize}" if self.resize is not None else "resized to cover"
+        shape = f"{self.size[0]}x{self.size[1]}"
+        placed = {
+            "crop": f"{side} ({self.resample}), centre {shape}",
+            "letterbox": f"whole image within {shape} ({self.resample}), padded with {self.pad}",
+            "stretch": f"stretched to {shape} ({self.resample})",
+        }[self.fit]
         values = "raw 0..255" if self.dtype == "uint8" else f"mean {_numbers(self.mean)}, std {_numbers(self.std)}"
-        return f"{side} ({self.resample}), centre {height}x{width}, {self.order} {self.layout} {self.dtype}, {values}"
+        return f"{placed}, {self.order} {self.layout} {self.dtype}, {values}"
+
+    def geometry(self, image: Size) -> Geometry:
+        """Return where an image of this height and width lies in the array."""
+        return geometry(image, self.size, fit=self.fit, resize=self.resize)
 
     def load(self, path: Path | str) -> np.ndarray[Any, Any]:
         """The image as an array without a batch axis: CHW or HWC, as `layout` says."""
         pixels = read_pixels(
-            Path(path), size=self.size, resize=self.resize, grey=self.order == "GRAY", resample=self.resample
+            Path(path),
+            size=self.size,
+            resize=self.resize,
+            grey=self.order == "GRAY",
+            resample=self.resample,
+            fit=self.fit,
+            pad=self.pad,
         )
         if self.order == "BGR":
             pixels = pixels[:, :, ::-1]
@@ -149,6 +190,8 @@ class PreprocessOptions:
     order: Order | None = None
     layout: Layout | None = None
     resample: Resample | None = None
+    fit: Fit | None = None
+    pad: int | None = None
     file: Path | str | None = None
 
     def given(self) -> dict[str, Any]:
@@ -189,22 +232,66 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     if given.setdefault("dtype", dtype) != dtype:
         raise UsageError(f"{label('dtype')} is {given['dtype']}, but {_named(spec)} takes {dtype}.")
     layout = _find_layout(spec, given, label)
-    order = _find_order(spec, given, layout, label)
-    size = _find_size(spec, given, layout, label)
+    declared = _usable(spec, given, layout)
+    order = _find_order(spec, declared | given, layout, label)
+    size = _find_size(spec, declared | given, layout, label)
+    if declared.get("size") != size:  # a side to resize to before the crop belongs to the size that it was said with
+        declared.pop("resize", None)
     mean, std = _usual_statistics(dtype, order)
-    settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **given}
+    settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **declared, **given}
+    settings["size"] = size
     _check_together(settings, label)
+    _check_fit(settings, given, label)
     recipe = Preprocess(**settings)
-    return recipe, _sentence(spec, recipe, given)
+    return recipe, _sentence(spec, recipe, given, declared)
 
 
-def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object]) -> str:
-    """What is done to images; and where mean and std are only a guess, that they are and how to say better.
+def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    """Return what the model's file declares, without what the input or the user contradicts."""
+    if spec.declared is None:
+        return {}
+    settings = dict(spec.declared.settings)
+    if given["dtype"] == "uint8":
+        settings = {key: value for key, value in settings.items() if key not in ("mean", "std")}
+    channels = spec.shape[_channel_axis(layout)]
+    order = given.get("order") or settings.get("order")
+    if order is not None and (channels not in (None, _channels(order)) or order != settings.get("order", order)):
+        settings.pop("order", None)
+    if order == "BGR" != spec.declared.settings.get("order"):
+        settings |= {key: settings[key][::-1] for key in ("mean", "std") if key in settings}
+    if channels == 1 or order == "GRAY":
+        settings = {key: value for key, value in settings.items() if key not in ("mean", "std") or len(value) == 1}
+    height, width = spec.shape[2:4] if layout == "NCHW" else spec.shape[1:3]
+    size = settings.get("size")
+    if size is not None and ("size" in given or height not in (None, size[0]) or width not in (None, size[1])):
+        del settings["size"]
+        settings.pop("resize", None)
+    if given.get("fit", settings.get("fit")) != settings.get("fit") or given.get("resize") is not None:
+        # What was declared is another way to fit the image in: only the rest of it holds.
+        settings = {key: value for key, value in settings.items() if key not in ("fit", "pad", "resize")}
+    return settings
+
+
+def _check_fit(settings: Mapping[str, Any], given: Mapping[str, Any], label: _Label) -> None:
+    fit = settings.get("fit", "crop")
+    if fit != "crop" and given.get("resize") is not None:
+        raise UsageError(f"{label('resize')} is the short side before a crop, but {label('fit')} is {fit}.")
+    if fit != "letterbox" and given.get("pad") is not None:
+        raise UsageError(f"{label('pad')} is what a letterbox is filled with, but {label('fit')} is {fit}.")
+
+
+def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], declared: Mapping[str, object]) -> str:
+    """What is done to images and who says so; and where mean and std are only a guess, how to say better.
 
     Layout, order and size that the input's shape settles are no guess.
     """
     done = f"Images for {_named(spec)}: {recipe.describe()}."
-    guessed = [key for key in ("mean", "std") if key not in given]
+    used = [
+        key for key in ("fit", "mean", "std", "order", "resample", "resize") if key in declared and key not in given
+    ]
+    if used and spec.declared is not None:
+        done = f"{done} So says {spec.declared.source}."
+    guessed = [key for key in ("mean", "std") if key not in given and key not in declared]
     if not guessed or recipe.dtype == "uint8":
         return done
     usual = "the usual 0..1" if recipe.order == "GRAY" else "ImageNet's"
@@ -320,6 +407,8 @@ def _checked(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
             settings[key] = _as_size(value, label(key))
         elif key == "resize":
             settings[key] = _as_pixels(value, label(key))
+        elif key == "pad":
+            settings[key] = _as_level(value, label(key))
         else:
             settings[key] = _as_numbers(value, label(key))
     std = settings.get("std", ())
@@ -336,6 +425,12 @@ def _checked(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
 def _as_pixels(value: object, name: str) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{name} must be a whole number of pixels, at least 1, not {value!r}.")
+    return int(value)
+
+
+def _as_level(value: object, name: str) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not 0 <= value <= 255:
+        raise UsageError(f"{name} must be a whole number from 0 to 255, not {value!r}.")
     return int(value)
 
 

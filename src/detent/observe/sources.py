@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import onnx_ir as ir
 
 from detent.errors import DataError, ModelError, UsageError
+from detent.observe.exporters import declared_images
 from detent.observe.files import (
     Found,
     ImageRows,
@@ -34,7 +34,7 @@ from detent.observe.files import (
     single_input,
 )
 from detent.observe.fingerprints import Digest
-from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions, guess_preprocess
+from detent.observe.preprocess import DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
 from detent.observe.samples import (
     Array,
     PendingSample,
@@ -49,20 +49,24 @@ from detent.observe.samples import (
 )
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
 
+if TYPE_CHECKING:
+    import onnx_ir as ir  # reading data does not load onnx
+
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
     """Name, type and shape of every graph input. Raises ModelError for one that is no tensor or has no rank."""
-    return tuple(_spec(value) for value in model.graph.inputs)
+    declared = declared_images(model)
+    return tuple(_spec(value, declared) for value in model.graph.inputs)
 
 
-def _spec(value: ir.Value) -> InputSpec:
+def _spec(value: ir.Value, declared: DeclaredImages | None) -> InputSpec:
     if value.dtype is None or value.shape is None:
         raise ModelError(
             f"Input '{value.name}' has no tensor type or no shape, so no data can be checked against it. "
             "Export the model with typed inputs."
         )
     shape = tuple(dim if isinstance(dim, int) else None for dim in value.shape)
-    return InputSpec(str(value.name), value.dtype.numpy(), shape)
+    return InputSpec(str(value.name), value.dtype.numpy(), shape, declared)
 
 
 class Source(Protocol):

@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
-from detent.graph.save import write_bytes
 from detent.observe.counting import BINS, HALF
 from detent.observe.statistics import LOWEST_EXPONENT, Histogram, Statistics, TensorStatistics, fixed_point
-from detent.observe.store import FileKind, read_sealed, seal
+from detent.observe.store import STATISTICS, read_sealed, write_sealed
 from detent.version import __version__
 
 MOST_TENSORS = 1 << 16
@@ -183,7 +182,6 @@ def _integer(entry: Header, key: str, least: int, most: int) -> int:
     return value
 
 
-STATISTICS = FileKind("statistics file", b"\x89DetentStats\r\n\x1a\n", 2)
 _NAMES_SHOWN = 5
 
 
@@ -229,7 +227,7 @@ def save_statistics(path: Path, file: StatisticsFile) -> None:
         "equalization": file.equalization,
         "detent_version": file.detent_version,
     }
-    write_bytes(seal(STATISTICS, pack(header, file.statistics)), path)
+    write_sealed(path, STATISTICS, pack(header, file.statistics))
 
 
 def load_statistics(path: Path) -> StatisticsFile:

@@ -1,9 +1,10 @@
-"""The envelope of Detent's own binary files: what kind of file it is, which version, whether all of it is there.
+"""The store: the one container of Detent's own files, and the life of a checkpoint in one.
 
     magic (16 bytes)  version (4)  length of the body (8)  SHA-256 of all the rest (32)  body (zlib)
 
-The envelope is the same in every version, so a file from a newer Detent can be told from a damaged one. Nothing of the
-body is interpreted before the checksum held.
+This envelope is the same in every version, so a file from a newer Detent can be told from a damaged one. Nothing of the
+body is interpreted before the checksum held, and no body is ever unpickled. Statistics, the checkpoints of calibration
+and refinement, and the record of tuning are such files; each knows its own body.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from detent.errors import DataError, OutputError
+from detent.graph.save import write_bytes
+
+T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
 """No body may unpack to more than this: a small file could otherwise ask for all memory."""
@@ -33,12 +39,21 @@ class FileKind:
     version: int
 
 
+STATISTICS = FileKind("statistics file", b"\x89DetentStats\r\n\x1a\n", 2)
+CALIBRATION = FileKind("checkpoint", b"\x89DetentCkpnt\r\n\x1a\n", 1)
+REFINEMENT = FileKind("checkpoint of a refinement", b"\x89DetentRefin\r\n\x1a\n", 1)
+TUNING = FileKind("record of tuning", b"\x89DetentTuned\r\n\x1a\n", 1)
+
+FAST = 1
+"""zlib's level for a file that is written while others work, and thrown away in the end."""
+
+
 class NotThisKindError(DataError):
     """The file is something else altogether: not to be read, and not to be overwritten."""
 
 
 def seal(kind: FileKind, body: bytes, level: int = 6) -> bytes:
-    """A file's bytes: the same for the same body. `level` is zlib's."""
+    """Return a file's bytes: the same for the same body. `level` is zlib's."""
     if len(body) > MOST_BYTES:
         raise OutputError(
             f"The {kind.noun} would hold {len(body):,} bytes, more than the {MOST_BYTES:,} that are read back. "
@@ -49,8 +64,13 @@ def seal(kind: FileKind, body: bytes, level: int = 6) -> bytes:
     return fields + hashlib.sha256(fields + packed).digest() + packed
 
 
+def write_sealed(path: Path, kind: FileKind, body: bytes, level: int = 6) -> None:
+    """Write a file, complete or not at all. Raise OutputError."""
+    write_bytes(seal(kind, body, level), path)
+
+
 def read_sealed(path: Path, kind: FileKind) -> bytes:
-    """The body of a file. Raises DataError that says whether it is missing, foreign, cut short, damaged or newer."""
+    """Return the body of a file. Raise DataError if it is missing, foreign, cut short, damaged or newer."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -62,7 +82,7 @@ def read_sealed(path: Path, kind: FileKind) -> bytes:
 
 
 def unseal(data: bytes, kind: FileKind, where: str) -> bytes:
-    """The body within a file's bytes; `where` names the file in messages."""
+    """Return the body within a file's bytes; `where` names the file in messages."""
     magic = data[: len(kind.magic)]
     if magic != kind.magic and not (data and kind.magic.startswith(data)):
         raise NotThisKindError(f"{where} is not a {kind.noun} of Detent.")
@@ -91,3 +111,52 @@ def _unpack(packed: bytes, where: str) -> bytes:
     if not stream.eof or stream.unused_data:
         raise DataError(f"{where} is refused: its contents do not end where they should, or are beyond 1 GB.")
     return body
+
+
+@dataclass
+class CheckpointFile:
+    """The file of unfinished work: taken over by the next run, replaced as work proceeds, removed at the end.
+
+    Trouble with it never stops the work: `notes` collects what the user should know. Only a foreign file in its place
+    is an error. `work` ("Calibration") and `restart` ("all samples are counted") are parts of the notes.
+    """
+
+    path: Path
+    kind: FileKind
+    work: str
+    restart: str
+    notes: list[str] = field(default_factory=list)
+    _given_up: bool = False
+
+    def read(self, unpack: Callable[[bytes, str], T]) -> T | None:
+        """Return what an earlier run left, if any. Raise OutputError if a foreign file is there."""
+        if not self.path.exists():
+            return None
+        try:
+            return unpack(read_sealed(self.path, self.kind), str(self.path))
+        except NotThisKindError as error:
+            raise OutputError(f"{error} It is in the way of one: move it, or give another output.") from error
+        except DataError as error:
+            self.notes.append(f"The checkpoint of an earlier run is of no use, so {self.restart}. {error}")
+            return None
+
+    def ignore(self, of: str) -> None:
+        """Note that what was read belongs to other work."""
+        self.notes.append(f"The checkpoint {self.path} is of {of}: it is ignored, and {self.restart}.")
+
+    def write(self, pack: Callable[[], bytes]) -> None:
+        """Replace the file. If that cannot be done, say so once and let the work go on without."""
+        if self._given_up:
+            return
+        try:
+            write_sealed(self.path, self.kind, pack(), FAST)
+        except (DataError, OutputError) as error:
+            self._given_up = True
+            self.notes.append(f"{self.work} could not have been continued after an interruption. {error}")
+
+    def remove(self) -> None:
+        """Remove the file, of this run or one that was ignored: the work is complete."""
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            self.notes.append(f"Cannot remove the checkpoint {self.path}: {error.strerror}.")

@@ -26,7 +26,7 @@ from detent.errors import DataError, DetentError
 from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
 from detent.graph.taps import Taps, open_taps
 from detent.methods.method import Vote
-from detent.observe.calibration_checkpoint import Checkpoint, Counted, Keeper
+from detent.observe.calibration_checkpoint import Checkpoint, Counted, SweepCheckpoint
 from detent.observe.samples import PendingSample, Sample
 from detent.observe.sources import Source
 from detent.observe.statistics import Histogram, HistogramBank, NonFiniteTensorError, Statistics, merge
@@ -151,7 +151,7 @@ def sweep(
         workers = max(1, min(workers, source.length))
     if checkpoint is not None and (vote is None) != (checkpoint.votes_for == ""):
         raise ValueError("votes are checkpointed under the name of what they are for, and only votes are")
-    keeper = None if checkpoint is None else Keeper(checkpoint, model, source, sites, providers)
+    keeper = None if checkpoint is None else SweepCheckpoint(checkpoint, model, source, sites, providers)
     before = None if keeper is None else keeper.resume()
     taps = taps_of(model, sites, providers)
     shared = _Stream(source, progress, frozenset() if before is None else before.done)
@@ -214,7 +214,7 @@ def look(
     return Observation({}, runner, 0, source.describe, samples.held_out, samples.first)
 
 
-def _supervise(jobs: Sequence[Future[None]], tally: _Tally, keeper: Keeper | None) -> None:
+def _supervise(jobs: Sequence[Future[None]], tally: _Tally, keeper: SweepCheckpoint | None) -> None:
     """Wait until all jobs are done or one has failed; meanwhile write checkpoints."""
     if keeper is None:
         wait(jobs, return_when=FIRST_EXCEPTION)
@@ -254,7 +254,7 @@ class _Tally:
                 self.statistics = statistics
             self._done.update(done)
 
-    def write(self, keeper: Keeper) -> None:
+    def write(self, keeper: SweepCheckpoint) -> None:
         """Write a checkpoint of what was handed over so far."""
         with self._lock:
             keeper.write(Counted(self.statistics, frozenset(self._done)))

@@ -15,24 +15,21 @@ import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.errors import DataError, OutputError
-from detent.graph.save import write_bytes
+from detent.errors import DataError
 from detent.numerics.formats import holds_integers
 from detent.observe.fingerprints import Digest, fingerprint_of
-from detent.observe.store import FileKind, NotThisKindError, read_sealed, seal
+from detent.observe.store import REFINEMENT, CheckpointFile
 from detent.plan.plan import Plan
 from detent.refine.layers import LayerChange, LayerReport
 from detent.refinements import Refinement
 from detent.version import __version__
-
-REFINEMENT = FileKind("checkpoint of a refinement", b"\x89DetentRefin\r\n\x1a\n", 1)
-_FAST = 1  # zlib's level
 
 
 def identity_of(
@@ -66,24 +63,18 @@ class RefinementCheckpoint:
     notes: list[str] = field(default_factory=list)
     finished: dict[str, LayerChange] = field(default_factory=dict)
     _written: float = field(default_factory=time.monotonic)
-    _given_up: bool = False
+
+    def __post_init__(self) -> None:
+        self._file = CheckpointFile(self.path, REFINEMENT, "The refinement", "all layers are refined", self.notes)
 
     def resume(self) -> None:
-        """Take over what an earlier run of the same identity finished. Raises OutputError at a foreign file."""
-        if not self.path.exists():
-            return
-        try:
-            identity, found = _unpack(read_sealed(self.path, REFINEMENT), str(self.path))
-        except NotThisKindError as error:
-            raise OutputError(f"{error} It is in the way of one: move it, or give another output.") from error
-        except DataError as error:
-            self.notes.append(f"The checkpoint of an earlier run is of no use, so all layers are refined. {error}")
-            return
-        if identity != self.identity:
-            self.notes.append(f"The checkpoint {self.path} is of another run: it is ignored, and all layers refined.")
-            return
-        self.finished = found
-        self.notes.append(f"Continued from the checkpoint {self.path}: {len(found)} layers were refined already.")
+        """Take over what an earlier run of the same identity finished. Raise OutputError at a foreign file."""
+        identity, found = self._file.read(_unpack) or ("", {})
+        if found and identity != self.identity:
+            self._file.ignore("another run")
+        elif found:
+            self.finished = found
+            self.notes.append(f"Continued from the checkpoint {self.path}: {len(found)} layers were refined already.")
 
     def keep(self, output: str, layer: LayerChange) -> None:
         """Keep the change of another layer."""
@@ -92,22 +83,14 @@ class RefinementCheckpoint:
             self.write()
 
     def write(self) -> None:
-        """Replace the file. If that cannot be done, say so once and go on without."""
-        if self._given_up or not self.finished:
-            return
-        try:
-            write_bytes(seal(REFINEMENT, _pack(self.identity, self.finished), _FAST), self.path)
-        except OutputError as error:
-            self._given_up = True
-            self.notes.append(f"The refinement could not have been continued after an interruption. {error}")
+        """Replace the file."""
+        if self.finished:
+            self._file.write(partial(_pack, self.identity, self.finished))
         self._written = time.monotonic()
 
     def remove(self) -> None:
         """Remove the file: all layers are done."""
-        try:
-            self.path.unlink(missing_ok=True)
-        except OSError as error:
-            self.notes.append(f"Cannot remove the checkpoint {self.path}: {error.strerror}.")
+        self._file.remove()
 
 
 def _pack(identity: str, finished: Mapping[str, LayerChange]) -> bytes:

@@ -1,6 +1,6 @@
 """What tuning keeps beside its output, so that the same command continues after an interruption.
 
-A folder `OUTPUT.tuning` holds `ladder.json`, with the outcome of every step that is done, and `best.onnx`, the best
+A folder `OUTPUT.tuning` holds `steps.detent`, with the outcome of every step that is done, and `best.onnx`, the best
 model so far. Both are complete or absent. They belong to one model, recipe, data and measure: the `key` tells.
 """
 
@@ -19,11 +19,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from detent.errors import OutputError
+from detent.errors import DataError, OutputError
 from detent.graph.load import load
-from detent.graph.save import save, write_text
+from detent.graph.save import save
+from detent.observe.store import TUNING, read_sealed, write_sealed
 
-LADDER, BEST = "ladder.json", "best.onnx"
+STEPS, BEST = "steps.detent", "best.onnx"
+_OLD_STEPS = "ladder.json"  # plain JSON, as earlier versions wrote it
 
 
 def folder_beside(output: Path) -> Path:
@@ -70,7 +72,7 @@ class Record:
         if output is None or not resume:
             return cls(None, key)
         folder = folder_beside(output)
-        found = _read(folder / LADDER)
+        found = _read(folder)
         if found.get("key") != key or (found.get("best") is not None and not (folder / BEST).exists()):
             return cls(folder, key)
         return cls(folder, key, found["rungs"], found["best"])
@@ -89,7 +91,7 @@ class Record:
         if best is not None:
             save(ir.from_proto(best), self.folder / BEST)
         plain = {"key": self.key, "rungs": self.steps, "best": self.best}
-        write_text(json.dumps(plain, indent=1), self.folder / LADDER)
+        write_sealed(self.folder / STEPS, TUNING, json.dumps(plain).encode())
 
     def best_model(self) -> onnx.ModelProto:
         """Load the best model of an earlier run."""
@@ -102,9 +104,10 @@ class Record:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # there is none, or one that nobody can read: it is made anew
+        old = folder / _OLD_STEPS
+        found = json.loads(old.read_bytes() if old.exists() else read_sealed(folder / STEPS, TUNING))
+    except (OSError, ValueError, DataError):
+        return {}  # there is none, or one that cannot be read: it is made anew
     return found if isinstance(found, dict) else {}

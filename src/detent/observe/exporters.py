@@ -1,0 +1,200 @@
+"""What exporters say about a model's images: in the file's metadata, or in a file beside it.
+
+| who          | where                                               | what it says                              |
+| ------------ | --------------------------------------------------- | ----------------------------------------- |
+| Ultralytics  | metadata `task`, `imgsz`, `stride`, `names`         | 0..1; letterbox in grey, or a centre crop |
+| YOLOv5       | metadata `stride`, `names`                          | the same; a classifier as ImageNet's      |
+| ONNX         | metadata `Image.BitmapPixelFormat` and others       | order of channels, range of pixels        |
+| Hugging Face | preprocessor_config.json beside the model           | size, crop, mean, std, filter             |
+| timm         | config.json beside the model, with `pretrained_cfg` | size, crop, mean, std, filter             |
+
+torchvision says nothing. The files are anybody's, and nobody named them on the command line: what cannot be understood
+in them is passed over, and the guess that then takes its place is called a guess.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from detent.graph.load import FOLDER
+from detent.observe.images import GREY
+from detent.observe.preprocess import IMAGENET_MEAN, IMAGENET_STD, DeclaredImages
+
+_PILLOW_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+_PIXEL_FORMATS = {"gray8": "GRAY", "rgb8": "RGB", "bgr8": "BGR"}
+_PIXEL_RANGES = {
+    "nominalrange_0_255": (0.0, 1.0),
+    "normalized_0_1": (0.0, 255.0),
+    "normalized_1_1": (127.5, 127.5),
+}
+_UNIT: dict[str, Any] = {"mean": (0.0,), "std": (255.0,)}
+
+
+def declared_images(model: ir.Model) -> DeclaredImages | None:
+    """Return what is said about the images of a model; None if nobody says anything."""
+    metadata = {str(key): str(value) for key, value in model.metadata_props.items()}
+    found = _ultralytics(metadata, model) or _pixel_metadata(metadata)
+    folder = model.meta.get(FOLDER)
+    if found is not None or not isinstance(folder, Path):
+        return found
+    # Repositories of Hugging Face keep the models in a folder of their own.
+    folders = [folder, *([folder.parent] if folder.name == "onnx" else [])]
+    for each in folders:
+        found = _hugging_face(each / "preprocessor_config.json") or _timm(each / "config.json")
+        if found is not None:
+            return found
+    return None
+
+
+def _ultralytics(metadata: Mapping[str, str], model: ir.Model) -> DeclaredImages | None:
+    if "stride" not in metadata or "names" not in metadata:
+        return None
+    names = class_names(metadata["names"])
+    task = metadata.get("task", "")
+    output = model.graph.outputs[0].shape if model.graph.outputs else None
+    settings: dict[str, Any] = dict(_UNIT)
+    if task == "classify" or (not task and output is not None and len(output) == 2):
+        if not task:  # YOLOv5 trains its classifiers on ImageNet's statistics
+            settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+        settings["fit"] = "crop"
+    else:
+        settings |= {"fit": "letterbox", "pad": GREY}
+    size = _pair(_literal(metadata.get("imgsz", "")))
+    if size is not None:
+        settings["size"] = size
+    said = f"the model's metadata (Ultralytics{f', task {task}' if task else ''})"
+    return DeclaredImages({"order": "RGB", **settings}, said, names, task)
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """Return the classes in a dict {0: 'person', ...} or a list, as Ultralytics writes them; empty if it is neither."""
+    found = _literal(text)
+    if isinstance(found, dict) and set(found) == set(range(len(found))):
+        return tuple(str(found[at]) for at in range(len(found)))
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _pixel_metadata(metadata: Mapping[str, str]) -> DeclaredImages | None:
+    """Read the metadata that ONNX defines for images. Keys and values have no case."""
+    lowered = {key.lower(): value.lower() for key, value in metadata.items()}
+    settings: dict[str, Any] = {}
+    order = _PIXEL_FORMATS.get(lowered.get("image.bitmappixelformat", ""))
+    if order is not None:
+        settings["order"] = order
+    values = _PIXEL_RANGES.get(lowered.get("image.nominalpixelrange", ""))
+    if values is not None:
+        settings |= {"mean": (values[0],), "std": (values[1],)}
+    return DeclaredImages(settings, "the model's metadata (Image.*)") if settings else None
+
+
+def _hugging_face(file: Path) -> DeclaredImages | None:
+    config = _json(file)
+    if not {"image_mean", "do_rescale", "do_normalize", "rescale_factor"} & set(config):
+        return None
+    factor = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
+    if not _is_number(factor) or factor <= 0:
+        return None
+    settings: dict[str, Any] = {"mean": (0.0,), "std": (_rounded(1 / factor),)}
+    if config.get("do_normalize", "image_mean" in config):
+        mean, std = _numbers(config.get("image_mean")), _numbers(config.get("image_std"))
+        if mean is None or std is None or min(std) <= 0:
+            return None
+        settings["mean"] = tuple(_rounded(value / factor) for value in mean)
+        settings["std"] = tuple(_rounded(value / factor) for value in std)
+    if config.get("do_flip_channel_order"):
+        settings["order"] = "BGR"
+    resample = config.get("resample")
+    if isinstance(resample, int) and 0 <= resample < len(_PILLOW_FILTERS):
+        settings["resample"] = _PILLOW_FILTERS[resample]
+    settings |= _hugging_face_size(config)
+    return DeclaredImages(settings, str(file))
+
+
+def _hugging_face_size(config: Mapping[str, Any]) -> dict[str, Any]:
+    resized, crop = config.get("size"), config.get("crop_size")
+    if config.get("do_center_crop"):
+        size = _pair(crop)
+        short = _pair(resized)
+        if isinstance(resized, Mapping) and isinstance(resized.get("shortest_edge"), int):
+            short = (resized["shortest_edge"],) * 2
+        found: dict[str, Any] = {"fit": "crop"}
+        if size is not None:
+            found["size"] = size
+            if short is not None and min(short) >= min(size):
+                found["resize"] = min(short)
+        return found
+    size = _pair(resized)
+    return {} if size is None or not config.get("do_resize", True) else {"fit": "stretch", "size": size}
+
+
+def _timm(file: Path) -> DeclaredImages | None:
+    config = _json(file)
+    trained = config.get("pretrained_cfg", config)
+    if not isinstance(trained, Mapping) or "crop_pct" not in trained:
+        return None
+    mean, std = _numbers(trained.get("mean")), _numbers(trained.get("std"))
+    if mean is None or std is None or min(std) <= 0:
+        return None
+    settings: dict[str, Any] = {
+        "mean": tuple(_rounded(255 * value) for value in mean),
+        "std": tuple(_rounded(255 * value) for value in std),
+    }
+    if trained.get("interpolation") in _PILLOW_FILTERS:
+        settings["resample"] = trained["interpolation"]
+    shape, share = trained.get("input_size"), trained["crop_pct"]
+    size = _pair(list(shape[1:])) if isinstance(shape, list) and len(shape) == 3 else None
+    if trained.get("crop_mode") == "squash":
+        settings["fit"] = "stretch"
+    if size is not None:
+        settings["size"] = size
+        if _is_number(share) and 0 < share <= 1 and settings.get("fit") != "stretch":
+            settings["resize"] = math.floor(min(size) / share)
+    return DeclaredImages(settings, str(file))
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """Return height and width, from a number, two numbers, or an object with `height` and `width`."""
+    if isinstance(value, Mapping):
+        value = [value.get("height"), value.get("width")]
+    if isinstance(value, int):
+        value = [value, value]
+    if not isinstance(value, Sequence) or len(value) != 2:
+        return None
+    sides = [side for side in value if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+    return (sides[0], sides[1]) if len(sides) == 2 else None
+
+
+def _numbers(value: Any) -> tuple[float, ...] | None:
+    values = value if isinstance(value, list) else [value]
+    return tuple(map(float, values)) if len(values) in (1, 3) and all(map(_is_number, values)) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _rounded(value: float) -> float:
+    """Return the decimal number that was meant: 0.485 / (1 / 255) has a tail of rounding."""
+    return float(f"{value:.9g}")
