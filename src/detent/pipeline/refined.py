@@ -70,10 +70,10 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
     with watch.step("refine"):
         checkpoint = _checkpoint(planned)
         candidates = [Candidate("no refinement", planned.plan)]
-        if refinement is not None and refinement.learns_weights and JudgedOutputs.can_judge(planned):
-            candidates.append(_refined(planned, BiasCorrection(), None, ranges=False))
         if refinement is not None or job.recipe.search_ranges:
             candidates.append(_refined(planned, refinement, checkpoint, ranges=job.recipe.search_ranges))
+        if refinement is not None and refinement.learns_weights and JudgedOutputs.can_judge(planned):
+            candidates.insert(1, _refined(planned, BiasCorrection(), None, ranges=False))
         best, notes = _best(planned, candidates)
         constants = describe_constants(planned.model, best.plan)
     notes += [] if checkpoint is None else list(checkpoint.notes)
