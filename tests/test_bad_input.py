@@ -332,7 +332,6 @@ def test_interrupted(tmp_path):
         (["--method", "MinMSS"], ("'MinMSS'", "'MinMSE'")),
         (["--activations", "int9"], ("'int9'", "'int8'")),
         (["--exclude", "stem/conf"], ("--exclude 'stem/conf' matches no node", "'stem/conv'")),
-        (["--exclude", "stem/bn"], ("'stem/bn'", "was folded into a neighbour")),
         (["--include", "nothing*"], ("--include 'nothing*' matches no node",)),
         (["--op-types", "Convv"], ("Convv", "'Conv'")),
         (["--from", "head/gem"], ("--from 'head/gem'", "'head/gemm'")),

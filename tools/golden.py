@@ -654,6 +654,12 @@ def main() -> int:
     found = run_all(chosen, keep, given.slowest)
     if given.action == "compare":
         return compare(found, file, whole=not given.quick and given.only == "*")
+    if given.quick or given.only != "*":  # the other cases keep what was recorded
+        record = json.loads(file.read_text())
+        if record["environment"] != here:
+            print(f"{file} was recorded elsewhere: record all cases.")
+            return ELSEWHERE
+        found = {**record["cases"], **found}
     file.write_text(json.dumps({"environment": here, "cases": found}, indent=0) + "\n")
     print(f"{len(found)} cases are recorded in {file}.")
     return 0

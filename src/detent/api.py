@@ -186,8 +186,9 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
         models: paths, ModelProtos or onnx_ir models; the first (normally float) is what the others are compared with.
         data: a folder of images, .npy or .npz; a file; an array; `{input: array}`.
         options: as listed below. Without a `metric`, the accuracy on labels is measured; without labels, how far the
-            outputs are from those of the first model. Labels are found in the folder (class folders, labels.csv or
-            labels.txt) if none are given. With `emulate`, a single model is compared with itself on onnxruntime.
+            outputs are from those of the first model. Labels are found in the folder (class folders, labels.csv,
+            labels.txt, a folder `labels` of YOLO's boxes, COCO's annotations.json, a folder `masks`) if none are given.
+            With `emulate`, a single model is compared with itself on onnxruntime.
 
     Raises:
         DetentError: UsageError, ModelError or DataError.
@@ -213,6 +214,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
         threads=given["threads"],
         providers=providers_of(given["providers"]),
         emulate=given["emulate"],
+        task=given["task"],
         progress=given["progress"] or silent,
     )
 

@@ -277,6 +277,34 @@ class NodeOptions(TypedDict, total=False):
     ]
 
 
+class PostprocessingOptions(TypedDict, total=False):
+    """What becomes of the decoding at the end of a detector, if there is one."""
+
+    postprocessing: Annotated[
+        Literal["auto", "keep", "float"],
+        Flag(
+            "A detector's decoding of boxes and scores: float if there is one (auto), quantized (keep), or float for "
+            "certain.",
+            default="auto",
+            panel=NODES,
+        ),
+    ]
+
+
+class CuttingOptions(TypedDict, total=False):
+    """The same, and a file of its own for it."""
+
+    postprocessing: Annotated[
+        Literal["auto", "keep", "float", "cut"],
+        Flag(
+            "A detector's decoding of boxes and scores: float if there is one (auto), quantized (keep), float for "
+            "certain, or in a file of its own, OUTPUT_tail.onnx (cut).",
+            default="auto",
+            panel=NODES,
+        ),
+    ]
+
+
 class WorkerOptions(TypedDict, total=False):
     """On which workers statistics are counted."""
 
@@ -304,6 +332,7 @@ class QuantizeOptions(
     RoundingOptions,
     MemoryOptions,
     NodeOptions,
+    CuttingOptions,
     ReadingOptions,
     WorkerOptions,
     StatisticsOptions,
@@ -344,7 +373,14 @@ class TuningGoalOptions(TypedDict, total=False):
 
 
 class TuneOptions(
-    TuningGoalOptions, JudgeOptions, SettingOptions, RoundingOptions, LabelOptions, ReadingOptions, total=False
+    TuningGoalOptions,
+    JudgeOptions,
+    SettingOptions,
+    PostprocessingOptions,
+    RoundingOptions,
+    LabelOptions,
+    ReadingOptions,
+    total=False,
 ):
     """Options of `tune`."""
 
@@ -386,6 +422,7 @@ class FormatSearchOptions(TypedDict, total=False):
 class MixOptions(
     FormatSearchOptions,
     SettingOptions,
+    PostprocessingOptions,
     MeasuredSampleOptions,
     ReadingOptions,
     WorkerOptions,
@@ -417,6 +454,7 @@ class ProposalOptions(TypedDict, total=False):
 class SensitivityOptions(
     ProposalOptions,
     SettingOptions,
+    PostprocessingOptions,
     MeasuredSampleOptions,
     ReadingOptions,
     MeasuringWorkerOptions,
@@ -432,7 +470,7 @@ class LabelSourceOptions(TypedDict, total=False):
     labels: Annotated[
         LabelsLike,
         Flag(
-            "A file of labels, if not in the folder.",
+            "Labels, if not in the folder: a file of classes, a folder of boxes (YOLO) or masks, COCO's .json, pairs.",
             reads=Path,
             default="find",
             hidden=True,
@@ -448,6 +486,10 @@ class LabelSourceOptions(TypedDict, total=False):
 class EvaluateOptions(JudgeOptions, LabelSourceOptions, LabelOptions, RunningOptions, total=False):
     """Options of `evaluate`."""
 
+    task: Annotated[
+        str | None,
+        Flag("classify, detect, segment, embed, regress or image; else as the labels say.", metavar="TASK", panel=DATA),
+    ]
     emulate: Annotated[
         Literal["half-even", "dpu"] | None, Flag("Compute all models but the first in integers, as the NPU does.")
     ]

@@ -32,12 +32,19 @@ from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT
 from detent.plan.mixed import arrange
+from detent.plan.postprocessing import find_postprocessing
 from detent.plan.select import Selection
 from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
 from detent.qdq.float_network import read_codes
 from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe
-from detent.results.checked import DeviceCheck, Finding, NodePlace, Placement, Verdict
+from detent.results.checked import DECODES, DeviceCheck, Finding, NodePlace, Placement, Verdict
+
+_DECODES = (
+    DECODES,
+    "boxes and scores have no grid in common, so this part is computed in float, on the CPU",
+    "nothing; `detent quantize --postprocessing cut` puts it into a file of its own",
+)
 
 
 def check(model: ModelLike, target: str = "npu-xint8") -> DeviceCheck:
@@ -139,7 +146,7 @@ def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str)
     copy = model.clone()
     if device.shifts:
         drop_device_factors(copy, ())  # first, because they are written behind a layout, not before it
-    network = laid_out(copy, device, arrange(copy, Selection(), recipe))
+    network = laid_out(copy, device, arrange(copy, Selection(), recipe, tail=find_postprocessing(copy.graph)))
     return _conclude(network, source, apply_rules(network))
 
 
@@ -168,6 +175,7 @@ def _check_quantized_later(
 
 def _conclude(network: CheckedNetwork, source: str, findings: Sequence[Finding]) -> DeviceCheck:
     refused = {finding.node for finding in findings if finding.level == "error"}
+    findings = _excuse_postprocessing(network, findings)
     on_device = {str(node.name) for node in network.nodes if str(node.name) not in refused}
     places = _places(network, on_device if network.device.accelerated else ())
     device = [place for place in places if place.subgraph is not None]
@@ -186,6 +194,21 @@ def _conclude(network: CheckedNetwork, source: str, findings: Sequence[Finding])
         findings=tuple(findings),
         nodes=tuple(places),
     )
+
+
+def _excuse_postprocessing(network: CheckedNetwork, findings: Sequence[Finding]) -> list[Finding]:
+    """Make notes of findings about float nodes that decode detections: they are meant for the CPU."""
+    found = find_postprocessing(network.model.graph)
+    if found is None or not network.device.integers:
+        return list(findings)
+    of_tail = [node for node in network.model.graph if node.name in found.nodes]
+    coded = set(network.coded)
+    left = {str(node.name) for node in of_tail if coded.isdisjoint(str(value.name) for value in node.outputs)}
+    refused = {
+        finding.node: finding.op_type for finding in findings if finding.level == "error" and finding.node in left
+    }
+    notes = [Finding("note", name, op_type, *_DECODES) for name, op_type in refused.items()]
+    return [*(finding for finding in findings if finding.node not in refused), *notes]
 
 
 def _verdict(findings: Sequence[Finding], anything: bool) -> Verdict:

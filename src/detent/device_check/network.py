@@ -36,6 +36,7 @@ from detent.plan.layout import Decision, Layout, Role, Site, bias_input, data_in
 from detent.plan.mixed import arrange
 from detent.plan.operators import is_fused_edge, operator_of
 from detent.plan.plan import Plan
+from detent.plan.postprocessing import find_postprocessing
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.prepare.base import Change
@@ -195,7 +196,7 @@ def quantized_later(model: ir.Model, device: Device, source: str) -> tuple[Check
     try:
         model = raise_opset(model, MINIMUM_OPSET, source)
         changes = prepare(model, default_passes(None, [make() for make in device.preparations], recipe.without))
-        layout = arrange(model, Selection(), recipe)
+        layout = arrange(model, Selection(), recipe, tail=find_postprocessing(model.graph))
         passes = [step(layout.quantizes) for step in device.substitutions]
         changes += prepare(model, passes)
     except DetentError as error:

@@ -6,6 +6,11 @@ Labels are found in folders as people keep them:
     photos/images/1.jpg  photos/labels.csv          lines of file,label; the images below `images`
     photos/1.jpg  photos/labels.txt                 lines of file and label; the images beside it
 
+    photos/images/1.jpg  photos/labels/1.txt        boxes of objects, in YOLO's form
+    photos/images/1.jpg  photos/annotations.json    boxes of objects, in COCO's form
+    photos/images/1.jpg  photos/masks/1.png         the class of each pixel
+    pairs.npz                                       first, second and score: how alike two samples are
+
 A label is the index of a class. With a `classes.txt` beside the class folders, class k is the folder on its line k
 (counted from 0). Otherwise folders whose names are all whole numbers are those classes, and any others are 0, 1, 2, ...
 in the order of their sorted names, which is only right if every class of the model has its folder. A labels file of
@@ -29,10 +34,13 @@ from detent.execute.inference import Batch, named_batches
 from detent.observe.files import find_files
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source
+from detent.tasks.labels import TaskLabels, is_pair_file, read_coco, read_masks, read_pairs, read_yolo
 
 LABEL_FILES = ("labels.csv", "labels.txt")
 CLASS_FILE = "classes.txt"
 IMAGE_FOLDER = "images"
+BOX_FOLDER, MASK_FOLDER = "labels", "masks"
+COCO_FILES = ("annotations.json", "instances.json", "_annotations.coco.json")
 FILE_COLUMNS = ("file", "filename", "image", "path")
 LABEL_COLUMNS = ("label", "class", "class_id")
 
@@ -85,7 +93,7 @@ class LabelledFolder:
     """The path of the samples, and their labels if there are any."""
 
     data: Path
-    labels: Labels | None
+    labels: Labels | TaskLabels | None
 
 
 def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
@@ -98,7 +106,27 @@ def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
     data = path / IMAGE_FOLDER if (path / IMAGE_FOLDER).is_dir() else path
     if files:
         return LabelledFolder(data, read_label_file(files[0], data))
+    found = _find_task_labels(path)
+    if found is not None:
+        return LabelledFolder(data, found)
     return LabelledFolder(path, class_folders(path, inputs))
+
+
+def _find_task_labels(path: Path) -> TaskLabels | None:
+    """Look for labels of boxes or pixels, as they are kept beside a folder of images."""
+    listed = next((path / name for name in COCO_FILES if (path / name).is_file()), None)
+    if listed is not None:
+        return read_coco(listed)
+    if not (path / IMAGE_FOLDER).is_dir():
+        return None
+    if (path / BOX_FOLDER).is_dir():
+        return read_task_folder(path / BOX_FOLDER)
+    return read_masks(path / MASK_FOLDER) if (path / MASK_FOLDER).is_dir() else None
+
+
+def read_task_folder(folder: Path) -> TaskLabels:
+    """Read a folder of labels: boxes if there is any text file in it, else masks."""
+    return read_yolo(folder) if next(folder.rglob("*.txt"), None) is not None else read_masks(folder)
 
 
 def read_label_file(file: Path, data: Path) -> Labels:
@@ -216,7 +244,8 @@ class Dataset:
     """Samples to iterate over; every iteration is a pass over the same ones.
 
     `labels` has an entry for each row of the source, used or not, with `label_offset` added. `assumed_classes` is the
-    number of class folders, if only their order says which class each of them is.
+    number of class folders, if only their order says which class each of them is. `truths` are labels of other things
+    than classes; there are never both.
     """
 
     source: RowSource
@@ -225,6 +254,7 @@ class Dataset:
     labelled_by: str | None
     assumed_classes: int | None
     label_offset: int = 0
+    truths: TaskLabels | None = None
 
     @property
     def described(self) -> str:
@@ -234,8 +264,8 @@ class Dataset:
 
     @property
     def note(self) -> str:
-        """Tell what was guessed about the preprocessing."""
-        return self.source.note
+        """Tell what was guessed about the preprocessing, and how labels are understood."""
+        return " ".join(filter(None, (self.source.note, "" if self.truths is None else self.truths.note)))
 
     @property
     def preprocess(self) -> Preprocess | None:
@@ -281,11 +311,13 @@ def open_dataset(
 ) -> Dataset:
     """Open data for models with these `inputs`.
 
-    `data` is a folder or file, an array or a dict {input: array}. `labels` are those in the folder (`FIND`), a file, a
-    list in the order of the samples, {name: label}, or None to use none; `label_offset` is added to each.
+    `data` is a folder or file, an array or a dict {input: array}. `labels` are those in the folder (`FIND`), a file or
+    folder, a list in the order of the samples, {name: label}, or None to use none; `label_offset` is added to each.
     """
     is_path = isinstance(data, (str, os.PathLike))
     path = Path(data) if is_path else None
+    if path is not None and labels is not None and is_pair_file(path):
+        return _open_pairs(path, inputs, limit, batch)
     found, data = _labels(labels, path, data, [spec.name for spec in inputs])
     source = None if data is None else open_source(data, inputs, preprocess=preprocess, limit=limit, batch=batch)
     if not isinstance(source, RowSource):
@@ -294,16 +326,56 @@ def open_dataset(
             f"dict of arrays, not {type(data).__name__}."
         )
     folder = None if path is None else data if data.is_dir() else data.parent
-    if found is None:
+    if found is None or not isinstance(found, Labels):
+        if label_offset and found is not None:
+            raise UsageError(f"--label-offset {label_offset}: {found.described} are no classes of samples.")
         if label_offset:
             raise UsageError(f"--label-offset {label_offset}: there are no labels {source.rows.place}.")
-        return Dataset(source, folder, None, None, None)
     names = [source.rows.origin(row) for row in range(len(source.rows))]
+    if found is None:
+        return Dataset(source, folder, None, None, None)
+    if not isinstance(found, Labels):
+        return Dataset(source, folder, None, found.described, None, 0, found.assign(names, source.rows.place))
     assigned = found.assign(names, source.rows.place) + label_offset
     return Dataset(source, folder, assigned, found.described, found.assumed_classes, label_offset)
 
 
-def _labels(labels: LabelsLike, path: Path | None, data: Any, inputs: Sequence[str]) -> tuple[Labels | None, Any]:
+def _open_pairs(path: Path, inputs: Sequence[InputSpec], limit: int | None, batch: int | None) -> Dataset:
+    """Open a file that holds pairs of samples with their scores. A limit counts pairs."""
+    pairs = read_pairs(path)
+    if not pairs.holds_samples:
+        raise DataError(
+            f"{path} names pairs of samples by their numbers: give the samples as data, and it as --labels."
+        )
+    count = len(pairs.score)
+    used = count if limit is None else min(limit, count)
+    kept = [at * count // used for at in range(used)]
+    labels = pairs.labels(lambda _: kept)
+    source = open_source(_pair_feeds(pairs.samples(kept), inputs, path), inputs, batch=batch)
+    assert isinstance(source, RowSource)
+    return Dataset(source, None, None, labels.described, None, 0, labels)
+
+
+def _pair_feeds(samples: npt.NDArray[Any], inputs: Sequence[InputSpec], path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of a model for samples: as they are or, if they are tokens, with their mask and types."""
+    if len(inputs) == 1:
+        return {inputs[0].name: samples.astype(inputs[0].dtype)}
+    made = {"mask": samples != 0, "type": np.zeros_like(samples), "ids": samples}
+    feeds = {}
+    for spec in inputs:
+        kind = next((kind for kind in made if kind in spec.name.lower()), None)
+        if kind is None or samples.dtype.kind not in "iu":
+            raise DataError(
+                f"{path}: the model has several inputs, and '{spec.name}' is not known how to be made from a pair's "
+                "tokens; known are input_ids, attention_mask and token_type_ids."
+            )
+        feeds[spec.name] = made[kind].astype(spec.dtype)
+    return feeds
+
+
+def _labels(
+    labels: LabelsLike, path: Path | None, data: Any, inputs: Sequence[str]
+) -> tuple[Labels | TaskLabels | None, Any]:
     """Return the labels, and the data without them."""
     find = isinstance(labels, str) and labels == FIND
     if path is not None and find:
@@ -314,6 +386,10 @@ def _labels(labels: LabelsLike, path: Path | None, data: Any, inputs: Sequence[s
         return None, data
     if isinstance(labels, (str, Path)):
         file = Path(labels)
+        task_labels = _read_task_labels(file)
+        if task_labels is not None:
+            inside = path is not None and (path / IMAGE_FOLDER).is_dir()
+            return task_labels, path / IMAGE_FOLDER if inside and path is not None else data
         return read_label_file(file, path if path is not None else file.parent), data
     if isinstance(labels, Mapping):
         return Labels({name: int(label) for name, label in labels.items()}, (), "the given dict of labels"), data
@@ -321,3 +397,18 @@ def _labels(labels: LabelsLike, path: Path | None, data: Any, inputs: Sequence[s
     if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise DataError(f"Labels must be one whole number for each sample, found {numbers.dtype} {numbers.shape}.")
     return Labels(None, numbers.tolist(), "the given list"), data
+
+
+def _read_task_labels(given: Path) -> TaskLabels | None:
+    """Read labels of objects, pixels or pairs; None for a file of classes."""
+    if given.is_dir():
+        return read_task_folder(given)
+    ending = given.suffix.lower()
+    if ending == ".json":
+        return read_coco(given)
+    if ending == ".npz":
+        pairs = read_pairs(given)
+        if pairs.holds_samples:
+            raise UsageError(f"{given} holds the samples of its pairs: give it as the data, without --labels.")
+        return pairs.labels()
+    return None

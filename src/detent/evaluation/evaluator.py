@@ -5,9 +5,9 @@
     loss = compare_scores(before, evaluator.evaluate(candidate))
     loss.points, loss.unit, loss.interval
 
-What is measured follows from what is given: a metric of the user's own, else the accuracy on labels, else how far the
-outputs are from those of the reference model. Images are decoded and models run in threads, in exact arithmetic.
-Memory grows with the data by no more than a small record of each sample.
+What is measured follows from what is given: a metric of the user's own, else the accuracy on labels, which are classes
+of samples, boxes, masks or pairs, else how far the outputs are from those of the reference model. Images are decoded
+and models run in threads, in exact arithmetic. Memory grows with the data by a small record of each sample only.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from detent.evaluation.measures import (
     WholeMeasure,
 )
 from detent.evaluation.metric_file import Metric, as_metric
+from detent.evaluation.task_measures import task_measure
 from detent.execute.inference import Batch, map_in_order
-from detent.graph.load import stored_bytes
+from detent.graph.load import read, stored_bytes
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
@@ -43,6 +44,7 @@ from detent.results.evaluated import (
     ModelResult,
     Scores,
 )
+from detent.tasks.task import Task, find_task
 
 STAGE = "evaluate"
 
@@ -67,6 +69,7 @@ class Evaluator:
         threads: int = 0,
         providers: Sequence[str] = DEFAULT_PROVIDERS,
         emulate: DeviceRounding | None = None,
+        task: str | None = None,
         progress: Progress = silent,
     ) -> None:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.
@@ -83,6 +86,7 @@ class Evaluator:
             threads: worker threads; 0: one per core.
             providers: onnxruntime's execution providers.
             emulate: compute the models that are compared in integers, with this rounding, as the NPU does.
+            task: what the model is for, if the labels are to be of it.
             progress: called as progress(stage, done, total).
         """
         self.metric = as_metric(metric)
@@ -100,6 +104,8 @@ class Evaluator:
                 batch=batch,
             )
         )
+        if task is not None:
+            _check_task(task, reference, self.dataset)
         self._given = reference
         self._reference_outputs = CachedOutputs(self.reference)
         self._threads = threads
@@ -110,7 +116,7 @@ class Evaluator:
     @property
     def compares_outputs(self) -> bool:
         """Whether models are only compared with the reference: there are no labels and no metric."""
-        return self.metric is None and self.dataset.labels is None
+        return self.metric is None and self.dataset.labels is None and self.dataset.truths is None
 
     def evaluate(self, model: AnyModel) -> Scores:
         """Return the scores of a path, ModelProto or ir.Model with the inputs and outputs of the reference."""
@@ -145,7 +151,21 @@ class Evaluator:
         if self.metric is not None:
             per_sample = self.metric.score is not None
             return SampleMeasure(self.dataset, self.metric) if per_sample else WholeMeasure(self.metric)
+        if self.dataset.truths is not None:
+            return task_measure(self.dataset, self.reference.inputs[0].declared)
         return DeviationMeasure(self._reference_outputs) if self.compares_outputs else AccuracyMeasure(self.dataset)
+
+
+def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:
+    """Raise UsageError for a task that the model cannot have, or that the labels are not of."""
+    loaded = model if isinstance(model, ir.Model) else read(model)
+    found, _ = find_task(task, loaded.graph, loaded.metadata_props)
+    labelled = Task.CLASSIFY if dataset.labels is not None else None if dataset.truths is None else dataset.truths.task
+    if labelled is not None and labelled is not found:
+        raise UsageError(
+            f"--task {task}, but {dataset.labelled_by} has labels to {labelled}. Give labels of the task (--labels) or "
+            "none (--no-labels)."
+        )
 
 
 def run_evaluation(models: Sequence[AnyModel], data: Any, **options: Any) -> Evaluation:
@@ -179,6 +199,8 @@ def _results(evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[
         # The first model is compared with itself by definition, not by running it twice.
         scores = None if number == 0 and evaluator.compares_outputs else evaluator.score(candidate)
         seconds = time.perf_counter() - start
+        if number == 0 and scores is not None:
+            scores.check_reference(candidate.name)
         losses = scores.losses_against(results[0].scores) if number and scores is not None else ()
         size = None if isinstance(model, ir.Model) else stored_bytes(model)
         name = model_name(model) + (f" (in integers, {evaluator.emulate})" if number and evaluator.emulate else "")

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from detent.execute.segments import Program, cut_segments, reads
+from detent.execute.segments import Program, cut_segments
 from detent.graph.session import usable_cores
-from detent.graph.values import constant, is_constant
+from detent.graph.values import constant, is_constant, read_values
 from detent.numerics.formats import QuantParams, holds_integers
 from detent.numerics.loops import Array, decode_activation, encode_activation
 from detent.observe.samples import Sample
@@ -154,7 +154,7 @@ class QuantizedWalk:
 
         The results themselves are not kept.
         """
-        names = [str(value.name) for value in reads(node) if not is_constant(value)]
+        names = [str(value.name) for value in read_values(node) if not is_constant(value)]
         program = self._program([node], node.outputs[:1], names)
         return self.map(lambda sample: task(sample, program(sample)[0]))
 

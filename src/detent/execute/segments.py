@@ -18,7 +18,7 @@ import onnx_ir as ir
 from detent.errors import DataError
 from detent.graph.save import serialize
 from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, session_options
-from detent.graph.values import is_constant
+from detent.graph.values import is_constant, read_values
 
 Constants = Callable[[ir.Node, int], Any]
 """The array that a node reads at a constant input."""
@@ -37,7 +37,7 @@ def cut_segments(model: ir.Model, sites: Collection[str]) -> list[Segment]:
     """Cut the main graph into segments, in an order in which they can run."""
     readers: dict[ir.Value, set[ir.Node]] = {}
     for node in model.graph:
-        for value in reads(node):
+        for value in read_values(node):
             readers.setdefault(value, set()).add(node)
     inside: dict[ir.Node, list[ir.Node]] = {}
     segments = []
@@ -48,26 +48,11 @@ def cut_segments(model: ir.Model, sites: Collection[str]) -> list[Segment]:
             inside.setdefault(following.pop(), []).extend(nodes)
             continue
         made = {value for member in nodes for value in member.outputs}
-        read = dict.fromkeys(value for member in nodes for value in reads(member))
+        read = dict.fromkeys(value for member in nodes for value in read_values(member))
         inputs = [value for value in read if value not in made and not is_constant(value)]
         outputs = [value for value in node.outputs if value.name in sites or value in readers]
         segments.append(Segment(nodes, inputs, outputs))
     return segments
-
-
-def reads(node: ir.Node) -> list[ir.Value]:
-    """Return the values that a node reads, including those that only its nested graphs read."""
-    graphs = [graph for attribute in node.attributes.values() for graph in _graphs(attribute)]
-    nested = [inner for graph in graphs for inner in graph.all_nodes()]
-    own = {*graphs, *(inner.graph for inner in nested)}
-    captured = [value for inner in nested for value in inner.inputs if value is not None and value.graph not in own]
-    return list(dict.fromkeys([*(value for value in node.inputs if value is not None), *captured]))
-
-
-def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
-    if attribute.type is ir.AttributeType.GRAPH:
-        return [attribute.as_graph()]
-    return list(attribute.as_graphs()) if attribute.type is ir.AttributeType.GRAPHS else []
 
 
 class Program:
@@ -106,7 +91,7 @@ def _with_constants(node: ir.Node, constants: Constants, held: dict[str, onnx.Te
             name = f"{node.name}/{index}/constant"
             held[name] = onnx.numpy_helper.from_array(np.asarray(constants(node, index)), name)
             proto.input[index] = name
-    for value in reads(node):
+    for value in read_values(node):
         if is_constant(value) and value.const_value is not None and value not in node.inputs:
             held[str(value.name)] = ir.to_proto(value.const_value)
             held[str(value.name)].name = str(value.name)

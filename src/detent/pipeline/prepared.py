@@ -33,8 +33,9 @@ from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role
 from detent.plan.mixed import arrange
 from detent.plan.plan import check_methods, needs_statistics
+from detent.plan.postprocessing import Postprocessing, find_postprocessing
 from detent.plan.select import Selection, check_operator_types
-from detent.prepare import default_passes, prepare
+from detent.prepare import default_passes, prepare, successors
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
@@ -71,6 +72,7 @@ class Prepared:
 
     `job` is the one that was given, without a refinement that has no data to learn from. `fingerprint` is that of the
     model as it was given; None unless a file of statistics is read or written. `source` is None if no data is needed.
+    `tail` is the post-processing that stays float.
     The next stage rescales `model` in place: a second copy of all weights would double the memory of a run.
     """
 
@@ -82,6 +84,7 @@ class Prepared:
     notes: Notes
     source: Source | None
     warnings: tuple[str, ...] = ()
+    tail: Postprocessing | None = None
 
     @property
     def sites(self) -> list[str]:
@@ -104,9 +107,32 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         names = [str(node.name) for node in model.graph]
         passes = default_passes(job.shapes, [make() for make in target.preparations], job.recipe.without)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
-        layout = arrange(model, job.selection, job.recipe, folded=names)
+        became = successors(names, model.graph, passes)
+        found = find_postprocessing(model.graph)
+        tail = _float_tail(job, found)
+        layout = arrange(model, job.selection, job.recipe, became, tail)
     job, warnings = _without_learning(job, layout)
-    return Prepared(job, target, model, fingerprint, layout, notes, _open_data(job, model, layout), warnings)
+    if found is not None and tail is None:
+        warnings = (*warnings, found.when_quantized)
+    return Prepared(job, target, model, fingerprint, layout, notes, _open_data(job, model, layout), warnings, tail)
+
+
+def _float_tail(job: Job, found: Postprocessing | None) -> Postprocessing | None:
+    """Return the post-processing, if it is to stay float. Raise UsageError if it must and cannot."""
+    wanted = job.options["postprocessing"]
+    if wanted == "keep":
+        return None
+    if job.recipe.format == "bfloat16" and wanted != "auto":
+        raise UsageError(
+            f"Format bfloat16 computes the whole model in bfloat16: leave --postprocessing {wanted} out, or choose "
+            "format cast."
+        )
+    if found is None and wanted != "auto":
+        raise UsageError(
+            f"--postprocessing {wanted}: no post-processing of detections was recognised in {name_of(job.model)}. Name "
+            "its nodes with --exclude, or cut it off with `detent split MODEL BODY TAIL --at VALUE`."
+        )
+    return None if job.recipe.format == "bfloat16" else found
 
 
 def check_recipe(recipe: Recipe, selection: Selection) -> Device:

@@ -104,6 +104,7 @@ class Run:
             device=written.device,
             pictures=Pictures(distributions_of(plan, observation.statistics), observed.channels),
             model=written.proto,
+            postprocessing=prepared.tail,
         )
 
     def _decisions(self) -> Report:
@@ -121,6 +122,7 @@ class Run:
             dry_run=True,
             bytes_before=stored_bytes(self.job.model),
             seconds=self._watch.seconds,
+            postprocessing=prepared.tail,
         )
 
 

@@ -19,7 +19,8 @@ from detent.graph.values import all_finite, constant, is_constant
 from detent.numerics.interface import NumberFormat
 from detent.numerics.rounding import Rounding
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
-from detent.plan.select import Selection, find_masks, left_float
+from detent.plan.postprocessing import Postprocessing
+from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
 from detent.recipe import Recipe
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 
@@ -68,8 +69,8 @@ class Layout:
 
     `formats` are those of the sites, and `ranges` what the user gave instead of observed ones. `fuse` are the
     activation functions that belong to the node before them. `masked` are attention scores after masking: never sites,
-    whoever reads them. `ties` says what becomes of activations halfway between two codes, where that is not what
-    QuantizeLinear does.
+    whoever reads them. `ends` are the values that a float post-processing starts from. `ties` says what becomes of
+    activations halfway between two codes, where that is not what QuantizeLinear does.
     """
 
     sites: Mapping[str, Site] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Layout:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fuse: Collection[str] = FUSED_ACTIVATIONS
     masked: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
     ties: Mapping[str, Rounding] = field(default_factory=dict)
 
     def leader(self, value: str) -> str:
@@ -128,20 +130,26 @@ class Layout:
 
 
 def lay_out(
-    model: ir.Model, selection: Selection, recipe: Recipe = DEFAULT_RECIPE, folded: Collection[str] = ()
+    model: ir.Model,
+    selection: Selection,
+    recipe: Recipe = DEFAULT_RECIPE,
+    became: Became = NOTHING,
+    tail: Postprocessing | None = None,
 ) -> Layout:
     """Decide for every node whether it is quantized, and which values become sites.
 
-    `folded` are names of nodes that preparation took away, for a better message where the user names one.
+    `became` says what preparation made of nodes, which the user names as they were. `tail` is to stay float.
     """
-    left = {**left_float(recipe, model.graph), **selection.reasons_to_leave(model.graph, folded)}
+    left: dict[str, str] = {} if tail is None else dict.fromkeys(tail.nodes, tail.reason)
+    left |= {**left_float(recipe, model.graph, became), **selection.reasons_to_leave(model.graph, became)}
     masks = find_masks(model.graph)
     decisions: dict[str, Decision] = {}
     for node in model.graph:
         name = str(node.name)
         reason = left.get(name) or masks.reasons.get(name) or _reason_to_leave(node, recipe)
         decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
-    decided = Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked)
+    ends = frozenset[str]() if tail is None else frozenset(tail.starts)
+    decided = Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends)
     sites: dict[str, Site] = {}
     leaders: dict[str, str] = {}
     for node in model.graph:

@@ -23,7 +23,8 @@ from detent.numerics.formats import is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
 from detent.numerics.rounding import DeviceRounding, Rounding
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
-from detent.plan.select import Selection, names_matching, nodes_of
+from detent.plan.postprocessing import Postprocessing
+from detent.plan.select import NOTHING, Became, Selection, names_matching, nodes_of
 from detent.recipe import Override, Recipe
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Where")
@@ -46,20 +47,26 @@ class NodeFormats:
         )
 
 
-def arrange(model: ir.Model, selection: Selection, recipe: Recipe, folded: Collection[str] = ()) -> Layout:
+def arrange(
+    model: ir.Model,
+    selection: Selection,
+    recipe: Recipe,
+    became: Became = NOTHING,
+    tail: Postprocessing | None = None,
+) -> Layout:
     """Lay the model out with the formats of the recipe. Conversions between these are inserted into the graph."""
-    layout = lay_out(model, selection, recipe, folded)
-    if convert_at_borders(model, layout, recipe):
-        layout = lay_out(model, selection, recipe, folded)
-    return assign_formats(model, layout, recipe)
+    layout = lay_out(model, selection, recipe, became, tail)
+    if convert_at_borders(model, layout, recipe, became):
+        layout = lay_out(model, selection, recipe, became, tail)
+    return assign_formats(model, layout, recipe, became)
 
 
-def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe) -> int:
+def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe, became: Became = NOTHING) -> int:
     """Insert an Identity wherever a value is read in another format than it has; the number of these.
 
     The layout is of the model before, and has to be made again after.
     """
-    formats = _formats_of_nodes(model, layout, recipe)
+    formats = _formats_of_nodes(model, layout, recipe, became)
     names = Names(model)
     inserted = 0
     for value in [*model.graph.inputs, *(value for node in model.graph for value in node.outputs)]:
@@ -78,9 +85,9 @@ def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe) -> int:
     return inserted
 
 
-def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe) -> Layout:
+def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe, became: Became = NOTHING) -> Layout:
     """Return the layout with a format for every site, without the roles that stay float."""
-    formats = _formats_of_nodes(model, layout, recipe)
+    formats = _formats_of_nodes(model, layout, recipe, became)
     values = {str(value.name): value for value in values_of(model.graph)}
     found: dict[str, NumberFormat] = {}
     for name, site in layout.sites.items():
@@ -122,7 +129,7 @@ def _is_lone(value: ir.Value, fmt: NumberFormat) -> bool:
     return fmt.in_blocks and value.shape is not None and len(value.shape) == 0
 
 
-def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[str, NodeFormats]:
+def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe, became: Became) -> dict[str, NodeFormats]:
     """The formats of every node; a fused activation function computes in those of its layer, a Pad in its pool's."""
     # What is quantized while the model runs has no parameters to plan, and its layers add their biases in float.
     roles = (None, recipe.weights, None) if recipe.dynamic else (recipe.activations, recipe.weights, recipe.biases)
@@ -130,7 +137,7 @@ def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe) -> dict[s
     formats = {str(node.name): everywhere for node in model.graph}
     for override in recipe.overrides:
         if not override.leave_float:
-            part = nodes_of(override, model.graph)
+            part = nodes_of(override, model.graph, became)
             _refuse_fused_only(model, layout, override, part)
             for name in part:
                 formats[name] = formats[name].with_override(override)

@@ -200,7 +200,8 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
         layout = assign_formats(model, layout, recipe)
     check_methods(recipe)
     recipe.method.check_tensors(layout.sites)
-    outputs = {layout.leader(str(value.name)) for value in model.graph.outputs}
+    ends = [*(str(value.name) for value in model.graph.outputs), *layout.ends]
+    outputs = {layout.leader(name) for name in ends}
     params: dict[str, Params] = {}
     for site in layout.sites.values():
         if layout.leader(site.value) == site.value:

@@ -4,7 +4,8 @@
 
 The user names nodes, patterns, operator types or a range between two nodes. A pattern is a node name in which `*` and
 `?` stand for other characters. A pattern that matches nothing is an error: a misspelt exclusion that is ignored is the
-kind of thing that costs a day.
+kind of thing that costs a day. Names are those of the file that the user sees; where preparation has split, merged or
+replaced a node, its name means what became of it.
 
 # Attention masks
 
@@ -26,9 +27,10 @@ result of that which is quantized, and not y.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,13 @@ import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
 from detent.graph.values import constant, constant_scalar, is_constant, is_standard
+from detent.prepare.base import Successor
 from detent.recipe import Override, Recipe
+
+Became = Mapping[str, Successor]
+"""What became of the nodes that a model had before it was prepared."""
+
+NOTHING: Became = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,38 +59,27 @@ class Selection:
     start: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
 
-    def reasons_to_leave(self, graph: ir.Graph, folded: Collection[str] = ()) -> Mapping[str, str]:
+    def reasons_to_leave(self, graph: ir.Graph, became: Became = NOTHING) -> Mapping[str, str]:
         """For each node (by name) that is not to be quantized, the reason. Raises UsageError on an empty match.
 
-        `folded` are names that the model had before it was prepared: a pattern that fits only these gets told so.
+        `became` says where the nodes are now that the model had before it was prepared: their names count as well.
         """
         nodes = list(graph)
         names = [str(node.name) for node in nodes]
-        self._refuse_folded(names, folded)
         reasons: dict[str, str] = {}
         if self.start or self.end:
-            inside = self._between(nodes)
+            inside = self._between(nodes, became)
             reasons.update({name: "outside the range of --from and --to" for name in names if name not in inside})
         if self.include:
-            kept = _matching(self.include, names, "--include")
+            kept = _matching(self.include, names, "--include", became)
             reasons.update({name: "not matched by --include" for name in names if name not in kept})
         if self.op_types:
             self._check_types(nodes)
             other = (str(node.name) for node in nodes if node.op_type not in self.op_types)
             reasons.update(dict.fromkeys(other, "operator type not in --op-types"))
-        reasons.update(
-            {name: f"excluded by '{by}'" for name, by in _matching(self.exclude, names, "--exclude").items()}
-        )
+        excluded = _matching(self.exclude, names, "--exclude", became, needed=False)
+        reasons.update({name: f"excluded by '{by}'" for name, by in excluded.items()})
         return reasons
-
-    def _refuse_folded(self, names: Sequence[str], folded: Collection[str]) -> None:
-        for pattern in (*self.include, *self.exclude, *self.start, *self.end):
-            gone = names_matching(pattern, folded)
-            if gone and not names_matching(pattern, names):
-                raise UsageError(
-                    f"'{pattern}': the node '{gone[0]}' was folded into a neighbour, as constants, BatchNormalization "
-                    "and the like are. Name the layer that it belongs to; --dry-run --json lists what is left."
-                )
 
     def _check_types(self, nodes: Sequence[ir.Node]) -> None:
         present = {node.op_type for node in nodes}
@@ -90,11 +87,11 @@ class Selection:
             if op_type not in present:
                 raise UsageError(f"--op-types {op_type}: the model has no such operator.{nearest(op_type, present)}")
 
-    def _between(self, nodes: Sequence[ir.Node]) -> set[str]:
+    def _between(self, nodes: Sequence[ir.Node], became: Became) -> set[str]:
         """The names of nodes that lie on a path from a start node to an end node, both included."""
         names = [str(node.name) for node in nodes]
-        starts = _matching(self.start, names, "--from")
-        ends = _matching(self.end, names, "--to")
+        starts = _matching(self.start, names, "--from", became)
+        ends = _matching(self.end, names, "--to", became)
         after = _reach(nodes, starts, lambda node: node.predecessors()) if starts else set(names)
         before = _reach(list(reversed(nodes)), ends, lambda node: node.successors()) if ends else set(names)
         inside = after & before
@@ -123,32 +120,58 @@ def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name == pattern or fnmatchcase(name, literal_brackets)]
 
 
-def _matching(patterns: Sequence[str], names: Sequence[str], option: str) -> dict[str, str]:
-    """Each matched name with the pattern that matched it."""
+def _matching(
+    patterns: Sequence[str], names: Sequence[str], option: str, became: Became, *, needed: bool = True
+) -> dict[str, str]:
+    """Return each matched name with the pattern that matched it.
+
+    With `needed`, a pattern that leads only to nodes of which nothing is left is an error.
+    """
     matched: dict[str, str] = {}
     for pattern in patterns:
-        hits = names_matching(pattern, names)
-        if not hits:
+        hits = _followed(pattern, names, became)
+        if hits is None:
             raise UsageError(
-                f"{option} '{pattern}' matches no node.{nearest(pattern, names)} "
+                f"{option} '{pattern}' matches no node.{nearest(pattern, [*names, *became])} "
                 "`detent inspect MODEL --nodes` lists them."
+            )
+        if needed and not hits:
+            raise UsageError(
+                f"{option} '{pattern}' matches only nodes that compute constants or pass data on: nothing of them is "
+                "left. Name the layer that reads their results; --dry-run --json lists what there is."
             )
         matched.update(dict.fromkeys(hits, pattern))
     return matched
+
+
+def _followed(pattern: str, names: Sequence[str], became: Became) -> list[str] | None:
+    """Return the nodes that a pattern means, by the names that they have or had; None if it matches no name at all.
+
+    A node that replaced another is meant by the other's name. A node that took another in is so only if the pattern
+    is that name itself, or has nothing else to mean: '*Mul*' is not to leave a Conv float that took a Mul in.
+    """
+    found = names_matching(pattern, names)
+    gone = names_matching(pattern, became)
+    if not found and not gone:
+        return None
+    found += [new for old in gone if not became[old].merged for new in became[old].nodes]
+    if not found or pattern in became:
+        found += [new for old in gone for new in became[old].nodes]
+    return list(dict.fromkeys(found))
 
 
 _SHORT = 60
 """Characters of an override's part that are told as a reason; a proposal may name dozens of nodes."""
 
 
-def nodes_of(override: Override, graph: ir.Graph) -> set[str]:
+def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> set[str]:
     """The names of the nodes that an override is about. Raises UsageError where a part of it matches nothing."""
     names = [str(node.name) for node in graph]
     found: set[str] = set()
     for pattern in override.nodes:
-        matches = names_matching(pattern, names)
+        matches = _followed(pattern, names, became)
         if not matches:
-            raise UsageError(f"The override of '{pattern}' matches no node.{nearest(pattern, names)}")
+            raise UsageError(f"The override of '{pattern}' matches no node.{nearest(pattern, [*names, *became])}")
         found.update(matches)
     types = {node.op_type for node in graph}
     if override.op_types and not types & set(override.op_types) and not override.nodes:
@@ -157,7 +180,7 @@ def nodes_of(override: Override, graph: ir.Graph) -> set[str]:
     if any(override.between):
         start, end = override.between
         try:
-            left = Selection(start=start, end=end).reasons_to_leave(graph)
+            left = Selection(start=start, end=end).reasons_to_leave(graph, became)
         except UsageError as error:
             raise UsageError(f"The override of {override.part}: {error}") from error
         found.update(name for name in names if name not in left)
@@ -177,11 +200,11 @@ def check_operator_types(recipe: Recipe) -> None:
                 )
 
 
-def left_float(recipe: Recipe, graph: ir.Graph) -> dict[str, str]:
+def left_float(recipe: Recipe, graph: ir.Graph, became: Became = NOTHING) -> dict[str, str]:
     """For each node that an override leaves float, the reason."""
     found: dict[str, str] = {}
     for number, override in enumerate(recipe.overrides, 1):
-        names = nodes_of(override, graph) if override.leave_float else set()
+        names = nodes_of(override, graph, became) if override.leave_float else set()
         short = len(override.part) <= _SHORT
         by = f"the override of {override.part}" if short else f"override {number} ({len(names)} nodes)"
         found |= dict.fromkeys(names, f"left float by {by}")

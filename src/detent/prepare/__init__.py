@@ -1,6 +1,6 @@
 """Float-to-float rewrites that leave a model's function as it is and its graph easier to quantize.
 
-One pass is one class in one file. `default_passes` lists them in the order in which they help each other, `prepare`
+One pass is one class. `default_passes` lists them in the order in which they help each other, `prepare`
 runs a list and returns what was done.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from detent.prepare.affine import FoldAffine
-from detent.prepare.base import Change, Pass
+from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
 from detent.prepare.gelu import FuseGelu
@@ -46,9 +46,11 @@ __all__ = [
     "SeparateInitializers",
     "SplitGlobalPool",
     "SplitToSlice",
+    "Successor",
     "WriteAttributes",
     "default_passes",
     "prepare",
+    "successors",
 ]
 
 
@@ -76,7 +78,7 @@ def default_passes(
     for_target: Iterable[Pass] | None = None,
     without: Collection[str] = (),
 ) -> list[Pass]:
-    """All passes, in order. `for_target` are the rewrites that a device asks for; by default all that there are.
+    """Return all passes, in order. `for_target` are the rewrites that a device asks for; by default all.
 
     `without` are names of steps (`Pass.step`) that are left out.
 
@@ -116,3 +118,25 @@ def prepare(model: ir.Model, passes: Iterable[Pass]) -> list[Change]:
         step(model)
         changes.extend(step.changes)
     return changes
+
+
+def successors(names: Iterable[str], graph: ir.Graph, passes: Sequence[Pass]) -> dict[str, Successor]:
+    """Return what became of nodes, by the names that they had before these passes ran on `graph`.
+
+    A node that is still there under its name is left out, unless others came to it.
+    """
+    present = {str(node.name) for node in graph}
+    later: dict[str, Successor] = {}  # of the names at some moment; walked from the end to the beginning
+    for step in reversed(passes):
+        for old, new in reversed(step.moved):
+            parts = [later.get(name, Successor((name,))) for name in new.nodes]
+            nodes = dict.fromkeys(name for part in parts for name in part.nodes)
+            later[old] = Successor(tuple(nodes), new.merged or any(part.merged for part in parts))
+    found: dict[str, Successor] = {}
+    for name in names:
+        if name in later:
+            left = tuple(each for each in later[name].nodes if each in present)
+            found[name] = Successor(left, later[name].merged)
+        elif name not in present:
+            found[name] = Successor(())
+    return found

@@ -1,4 +1,4 @@
-"""What every pass of this room shares: a base class that keeps notes, and fresh names.
+"""What every pass shares: a base class that keeps notes and makes fresh names.
 
 A pass takes a float model and leaves a float model that computes the same function. It works on the nodes of the main
 graph only. Bodies of If, Loop and Scan are left alone, but what they capture counts as a use, because `onnx_ir` records
@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,30 +29,43 @@ class Change:
     by: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Successor:
+    """What became of a node: the names of those that compute its result now, none if it is a constant or unused.
+
+    With `merged` it was taken in by a node that does something else as well, as a Conv takes in what follows it.
+    """
+
+    nodes: tuple[str, ...]
+    merged: bool = False
+
+
 class Pass(ir.passes.InPlacePass):
     """A float-to-float rewrite that says what it did and what it declined to do.
 
     A subclass implements `run`, and calls `changed` or `decline` once per node that it rewrote or looked at and left.
-    The notes of the latest run are in `changes` and `declined`.
+    The notes of the latest run are in `changes` and `declined`; `moved` says where nodes went, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[Change] = []
         self.declined: list[Change] = []
+        self.moved: list[tuple[str, Successor]] = []
         self._names: Names | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on a model in place, with fresh notes."""
         self.changes = []
         self.declined = []
+        self.moved = []
         self._names = None
         self.run(model)
         return ir.passes.PassResult(model, modified=bool(self.changes))
 
     @classmethod
     def step(cls) -> str:
-        """The name by which a recipe leaves the pass out or asks for it: SplitToSlice is `split_to_slice`."""
+        """Return the name by which a recipe leaves the pass out or asks for it: SplitToSlice is `split_to_slice`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @abc.abstractmethod
@@ -63,49 +76,75 @@ class Pass(ir.passes.InPlacePass):
         """Note a change."""
         self.changes.append(Change(_label(node), what, type(self).__name__))
 
+    def replaced(self, node: ir.Node, *by: ir.Node) -> None:
+        """Note that other nodes compute what a node did; none if a constant does, or nothing has to."""
+        self.moved.append((_label(node), Successor(tuple(map(_label, by)))))
+
+    def merged(self, node: ir.Node, into: ir.Node) -> None:
+        """Note that another node took a node in."""
+        self.moved.append((_label(node), Successor((_label(into),), merged=True)))
+
     def decline(self, node: ir.Node | str, why: str) -> None:
         """Note that something was left as it was, and why."""
         self.declined.append(Change(_label(node), why, type(self).__name__))
 
     def fresh(self, model: ir.Model, node: ir.Node, role: str) -> str:
-        """A value name that nothing in the model has, derived from the node: `<node>/<role>`."""
+        """Return a value name that nothing in the model has, derived from the node: `<node>/<role>`."""
         if self._names is None:
             self._names = Names(model)
         return self._names.fresh(f"{_stem(node)}/{role}")
 
     def initializer(self, model: ir.Model, node: ir.Node, role: str, array: npt.NDArray[Any]) -> ir.Value:
-        """A new initializer of the main graph that holds the array, named after the node and its role."""
+        """Return a new initializer of the main graph that holds the array, named after the node and its role."""
         return values.add_initializer(model.graph, self.fresh(model, node, role), array)
 
 
+class OperatorPass(Pass):
+    """A pass that looks at the nodes of some `operators` one by one."""
+
+    operators: ClassVar[tuple[str, ...]]
+
+    def run(self, model: ir.Model) -> None:
+        """Visit every such node of the main graph, and note why it was left as it was."""
+        for node in model.graph:
+            if values.is_standard(node, *self.operators):
+                reason = self.visit(model, node)
+                if reason is not None:
+                    self.decline(node, reason)
+
+    @abc.abstractmethod
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Rewrite the node and return None, or return why it stays. None without a change: not what is looked for."""
+
+
 def main_opset(model: ir.Model) -> int:
-    """The version of the standard operators that the model imports."""
+    """Return the version of the standard operators that the model imports."""
     return model.opset_imports.get("", 1)
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute, or its default."""
+    """Return an integer attribute, or its default."""
     return node.attributes.get_int(name, default)
 
 
 def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
-    """An attribute that is a list of integers, or None where the node does not have it."""
+    """Return an attribute that is a list of integers, or None if the node does not have it."""
     found = node.attributes.get_ints(name)
     return None if found is None else list(found)
 
 
 def as_float64(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The array in double precision."""
+    """Return the array in double precision."""
     return cast("npt.NDArray[np.float64]", array.astype(np.float64))
 
 
 def _stem(node: ir.Node) -> str:
-    """What names are derived from: the node's name, or that of its first named output where it has none."""
+    """Return what names are derived from: the node's name, or that of its first named output if it has none."""
     if node.name:
         return node.name
     return next((value.name for value in node.outputs if value.name), node.op_type)
 
 
 def _label(node: ir.Node | str) -> str:
-    """How a note calls a node."""
+    """Return how a note calls a node."""
     return node if isinstance(node, str) else _stem(node)

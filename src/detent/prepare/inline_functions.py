@@ -6,7 +6,7 @@ nothing. The other passes see only the main graph; what is inside a function the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass
@@ -39,6 +39,9 @@ class InlineFunctions(Pass):
                 self.decline(f"{function.domain}::{function.name}", reason)
         before = {key: function.name for key, function in model.functions.items()}
         calls = _count_calls(model)
+        called = [node for node in model.graph if node.op_identifier() in before]
+        results = {node: [value.name for value in node.outputs] for node in called}
+        kept = set(model.graph)
         try:
             InlinePass(criteria=lambda function: function.identifier() not in refused)(model)
         except ir.passes.PreconditionError as error:
@@ -48,6 +51,10 @@ class InlineFunctions(Pass):
             if key not in refused:
                 self.changed(f"{key[0]}::{name}", f"inlined ({calls.get(key, 0)} calls)")
         repair_names(model)
+        makers = {value.name: node for node in model.graph for value in node.outputs}
+        for node, names in results.items():
+            if node.graph is None:
+                self.replaced(node, *_computing([makers[name] for name in names if name in makers], kept))
 
     @staticmethod
     def _why_not(model: ir.Model, function: ir.Function, has_graphs: bool) -> str | None:
@@ -60,15 +67,27 @@ class InlineFunctions(Pass):
         return None
 
 
+def _computing(nodes: Iterable[ir.Node], kept: Collection[ir.Node]) -> list[ir.Node]:
+    """Return these nodes and all that lead to them, up to those that were there before."""
+    found: dict[ir.Node, None] = {}
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found and node not in kept:
+            found[node] = None
+            pending += node.predecessors()
+    return list(found)
+
+
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """The nodes of the graph, of the functions, and of all bodies in them."""
+    """Yield the nodes of the graph, of the functions, and of all bodies in them."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
 
 
 def _count_calls(model: ir.Model) -> dict[ir.OperatorIdentifier, int]:
-    """How often the graph and the functions call each function."""
+    """Return how often the graph and the functions call each function."""
     calls: dict[ir.OperatorIdentifier, int] = {}
     for node in _all_nodes(model):
         key = node.op_identifier()
@@ -78,7 +97,7 @@ def _count_calls(model: ir.Model) -> dict[ir.OperatorIdentifier, int]:
 
 
 def _called_with_graphs(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """The functions that some call gives a graph to."""
+    """Return the functions that some call gives a graph to."""
     kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return {
         node.op_identifier()

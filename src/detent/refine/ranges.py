@@ -26,9 +26,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.execute.quantized_walk import QuantizedWalk
-from detent.execute.segments import Program, reads
+from detent.execute.segments import Program
 from detent.graph.session import Runner
-from detent.graph.values import constant, is_constant
+from detent.graph.values import constant, is_constant, read_values
 from detent.numerics.formats import QuantParams, holds_integers
 from detent.numerics.loops import Array
 from detent.observe.samples import PendingSample
@@ -136,7 +136,7 @@ class _Continuation:
         expected: Sequence[Mapping[str, Array]],
     ) -> None:
         made = {value for node in rest for value in node.outputs}
-        read = dict.fromkeys(value for node in rest for value in reads(node))
+        read = dict.fromkeys(value for node in rest for value in read_values(node))
         self._inputs = [str(value.name) for value in read if value not in made and not is_constant(value)]
         self._outputs = [value for value in walk.model.graph.outputs if value in made]
         self._walk, self._name, self._found, self._expected = walk, name, found, expected

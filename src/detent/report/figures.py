@@ -9,6 +9,7 @@ import math
 
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
 from detent.results.paired import Interval
+from detent.results.task_scores import POINTS_OF
 from detent.results.tensors import TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
@@ -93,7 +94,9 @@ def form_of(*values: float | None) -> str:
 
 def loss_form(unit: str, loss: float, ends: Interval | None) -> str:
     """Return the format of a loss and its interval: percentages have two digits, all else four."""
-    return ".2f" if unit in PERCENTAGES else form_of(loss, *(ends or ()))
+    return (
+        ".2f" if unit in PERCENTAGES or unit.startswith(POINTS_OF.format(figure="")) else form_of(loss, *(ends or ()))
+    )
 
 
 def unit_of(unit: str) -> str:

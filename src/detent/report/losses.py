@@ -43,6 +43,7 @@ from detent.results.evaluated import (
 )
 from detent.results.paired import interval_text, wilson_interval
 from detent.results.searched import StepOutcome, Tuning
+from detent.results.task_scores import TaskFigure, TaskScores
 
 MOST_CHANGES = 10
 """Changed answers that a terminal lists for a model; the JSON has all."""
@@ -71,7 +72,14 @@ def evaluation_document(result: Evaluation) -> Document:
         [result.note],
         _verdict(first, others),
         _figures(first, others),
-        [_models(result), _outputs(result.models), _losses(first, others), _unanswered(result), *map(_changes, others)],
+        [
+            _models(result),
+            _outputs(result.models),
+            _losses(first, others),
+            _unanswered(result),
+            *map(_changes, others),
+            *(_changed_samples(first, other) for other in others),
+        ],
     )
 
 
@@ -143,6 +151,9 @@ def _key_figure(scores: Scores | None) -> tuple[str, str] | None:
     if isinstance(scores, Answers):
         meaning = f"{_TOPS[1].rstrip('.')}; {INTERVAL} {interval_text(scores.interval())}."
         return f"{scores.accuracy():.2f} %", meaning
+    if isinstance(scores, TaskScores):
+        figure = scores.figures[0]
+        return f"{figure.value:.2f} {figure.name}", f"{figure.meaning} {INTERVAL} {interval_text(figure.interval)}."
     if isinstance(scores, SampleScores):
         form = _score_form(scores)
         ends = interval_text(scores.interval(), form)
@@ -185,6 +196,8 @@ def _score_columns(scores: Scores | None) -> list[Column]:
             numeric(f"Top-{top} %", f"{_TOPS[top]} {INTERVAL_MEANING}", minor=top > 1, below=INTERVAL)
             for top in scores.tops
         ]
+    if isinstance(scores, TaskScores):
+        return [_task_column(figure, minor=at > 0) for at, figure in enumerate(scores.figures)]
     if isinstance(scores, SampleScores):
         return [Column(f"mean of {scores.metric}", INTERVAL_MEANING, numeric=True, below=INTERVAL, verbatim=True)]
     if isinstance(scores, WholeScore):
@@ -196,11 +209,21 @@ def _score_columns(scores: Scores | None) -> list[Column]:
     return [numeric("Same top answer", f"As the first model. {INTERVAL_MEANING}", below=INTERVAL)]
 
 
+def _task_column(figure: TaskFigure, *, minor: bool) -> Column:
+    return Column(
+        figure.name, f"{figure.meaning} {INTERVAL_MEANING}", numeric=True, minor=minor, below=INTERVAL, verbatim=True
+    )
+
+
 def _score_cells(scores: Scores | None) -> list[Cell]:
     if isinstance(scores, Answers):
         return [
             number(scores.accuracy(top), f"{scores.accuracy(top):.2f}", interval_text(scores.interval(top)))
             for top in scores.tops
+        ]
+    if isinstance(scores, TaskScores):
+        return [
+            number(figure.value, f"{figure.value:.2f}", interval_text(figure.interval)) for figure in scores.figures
         ]
     if isinstance(scores, SampleScores):
         form = _score_form(scores)
@@ -264,7 +287,7 @@ def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None
     rows = [Row(_loss_cells(result, loss, counted)) for result, loss in losses]
     chance = (
         "a line that crosses zero may be chance."
-        if leading.p_value is None
+        if not counted
         else "whether a loss may be chance, McNemar's exact test decides (p below), not the line, which is approximate."
     )
     meaning = (
@@ -302,7 +325,13 @@ def _unanswered(result: Evaluation) -> Section | None:
         for each in result.models
         if isinstance(each.scores, Answers) and each.scores.unanswered
     ]
-    return Section("Not a number", blocks=[NoteList(notes)], folded=False) if notes else None
+    notes += [
+        Note("Warning", "warn", f"{each.model}: {warning}")
+        for each in result.models
+        if isinstance(each.scores, TaskScores)
+        for warning in each.scores.warnings
+    ]
+    return Section("Answers that are none", blocks=[NoteList(notes)], folded=False) if notes else None
 
 
 def _changes(result: ModelResult) -> Section | None:
@@ -325,6 +354,40 @@ def _changes(result: ModelResult) -> Section | None:
     return Section(
         f"Changed answers of {Path(result.model).name}",
         "Samples whose top answer is another than that of the first model.",
+        [Paragraph("", on="terminal"), Table(columns, rows, "samples", shown=MOST_CHANGES, title=title)],
+        count=str(len(rows)),
+    )
+
+
+def _changed_samples(first: ModelResult, result: ModelResult) -> Section | None:
+    """List the samples that get less from a model than from the first, and those that get more."""
+    before, after = first.scores, result.scores
+    if not isinstance(before, TaskScores) or not isinstance(after, TaskScores):
+        return None
+    rows = [
+        Row(
+            [
+                name(change.name),
+                number(change.before, f"{change.before:.1f}"),
+                number(change.after, f"{change.after:.1f}"),
+                number(change.before - change.after, f"{change.before - change.after:.1f}"),
+            ]
+        )
+        for change in after.changed(before)
+    ]
+    if not rows:
+        return None
+    columns = [
+        Column("Sample"),
+        numeric("Before", f"From the first model: {after.value_name}."),
+        numeric("After", f"From this model: {after.value_name}."),
+        numeric("Loss", "The difference."),
+    ]
+    count = str(len(rows)) if len(rows) <= MOST_CHANGES else f"{MOST_CHANGES} of {len(rows)}"
+    title = f"samples that changed most in {result.model} ({count}), {after.value_name}"
+    return Section(
+        f"Changed samples of {Path(result.model).name}",
+        f"What each sample got, {after.value_name}: the worst losses first.",
         [Paragraph("", on="terminal"), Table(columns, rows, "samples", shown=MOST_CHANGES, title=title)],
         count=str(len(rows)),
     )

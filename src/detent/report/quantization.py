@@ -77,7 +77,7 @@ def quantization_document(report: Report) -> Document:
         "quantization",
         Path(report.source).name,
         [f"{report.source} -> {destination}", f"{report.recipe.name} for {report.recipe.target}, {sizes}"],
-        _about_data(report),
+        [*_about_data(report), *_about_postprocessing(report)],
         _verdict(report),
         _figures(report),
         [
@@ -113,6 +113,14 @@ def _about_data(report: Report) -> list[str]:
         return [f"Not calibrated: this recipe needs no statistics. Measured on {calibration.source}.", calibration.note]
     verb = "Would calibrate" if report.dry_run else "Calibrated"
     return [f"{verb} on {calibration.source}, method {type(report.recipe.method).__name__}.", calibration.note]
+
+
+def _about_postprocessing(report: Report) -> list[str]:
+    tail = report.postprocessing
+    if tail is None:
+        return []
+    ends = f"'{tail.starts[0]}'" + (f" and {len(tail.starts) - 1} more values" if len(tail.starts) > 1 else "")
+    return [f"Left float from {ends} on: {len(tail.nodes)} nodes, {tail.reason}."]
 
 
 def _verdict(report: Report) -> Verdict:

@@ -17,6 +17,10 @@ MODEL = ""
 """The node of a finding that is about the model as a whole."""
 
 
+DECODES = "it decodes detections"
+"""What is found about a node that is float because it is post-processing, and meant for the CPU."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that a user should know about a node, or with an empty `node` about the model.
@@ -126,8 +130,10 @@ def summary(check: DeviceCheck) -> str:
     if check.verdict == "rejected":
         rest = f" Once what concerns all of it is mended: {said}." if check.device_nodes else ""
         return f"{check.target} does not take it as it is.{rest}"
+    decodes = any(finding.what == DECODES for finding in check.findings)
+    whole = "all but the post-processing" if decodes else "all of it"
     takes = "takes" if not check.recipe else f"will take, quantized with recipe {check.recipe},"
-    return f"{check.target} {takes} {'all' if check.verdict == 'accepted' else 'part'} of it: {said}."
+    return f"{check.target} {takes} {whole if check.verdict == 'accepted' else 'part of it'}: {said}."
 
 
 def _percent(part: int, rest: int) -> str:

@@ -4,6 +4,7 @@
     SampleScores   a number of the user's own measure for each sample
     WholeScore     one number of the user's own measure for all of them
     Deviation      without labels: how far the outputs are from those of the reference model
+    TaskScores     labelled boxes, pixels or pairs (task_scores.py)
 
 Each kind of scores knows how two of it are compared. A loss is positive if the second model is worse.
 """
@@ -58,8 +59,9 @@ class ChangedAnswer:
 class Loss:
     """How much worse the second model is; negative if it is better. `unit` says what `points` counts.
 
-    `interval` (95 %) is None if nothing can be paired. The counts, and McNemar's exact p-value of them, are there for
-    labelled classes only. `changed` are the samples with another top answer; a loss of top-5 does not repeat them.
+    `interval` (95 %) is None if nothing can be paired. The counts are there for labelled classes only, with McNemar's
+    exact p-value of them; that of another task is from draws, as its interval is. `changed` are the samples with
+    another top answer; a loss of top-5 does not repeat them.
     """
 
     points: float
@@ -73,13 +75,13 @@ class Loss:
 
     @property
     def beyond_chance(self) -> bool | None:
-        """Whether the models differ by more than chance, by McNemar's exact test; None without the test."""
+        """Whether the models differ by more than chance, by their p-value; None without one."""
         return None if self.p_value is None else self.p_value < CHANCE
 
     @property
     def is_disputed(self) -> bool:
         """Whether the interval, which is an approximation, contradicts the test."""
-        if self.interval is None or self.beyond_chance is None:
+        if self.interval is None or self.beyond_chance is None or self.became_wrong is None:
             return False
         return (self.interval[0] <= 0 <= self.interval[1]) == self.beyond_chance
 
@@ -105,6 +107,14 @@ class Scores(ABC):
     @abstractmethod
     def _losses(self, before: Any) -> tuple[Loss, ...]:
         """Return the losses against scores of the same kind."""
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """The keys of the losses in JSON."""
+        return "loss", "loss_top5"
+
+    def check_reference(self, model: str) -> None:  # noqa: B027  (most scores are fit to compare with)
+        """Raise DataError if a model with these scores is nothing to compare others with."""
 
     @property
     @abstractmethod
@@ -157,7 +167,7 @@ class Answers(Scores):
         return int((self.answers == NO_ANSWER).sum())
 
     def _losses(self, before: Answers) -> tuple[Loss, ...]:
-        _check_names(before.names, self.names)
+        check_same_samples(before.names, self.names)
         return tuple(self._loss(before, top) for top in before.tops)
 
     def _loss(self, before: Answers, top: int) -> Loss:
@@ -211,7 +221,7 @@ class SampleScores(Scores):
         return mean_interval(self.values)
 
     def _losses(self, before: SampleScores) -> tuple[Loss, ...]:
-        _check_names(before.names, self.names)
+        check_same_samples(before.names, self.names)
         worse = self.values - before.values if self.lower_is_better else before.values - self.values
         return (Loss(float(worse.mean()), f"units of {self.metric}", mean_interval(worse), len(worse)),)
 
@@ -305,7 +315,8 @@ def _changed(names: Sequence[str], labels: Integers | None, before: Integers, af
     ]
 
 
-def _check_names(before: Sequence[str], after: Sequence[str]) -> None:
+def check_same_samples(before: Sequence[str], after: Sequence[str]) -> None:
+    """Raise UsageError for scores of different samples."""
     if list(before) != list(after):
         raise UsageError("Scores of different samples cannot be paired. Evaluate both models on the same data.")
 
@@ -339,7 +350,7 @@ class ModelResult:
             "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
             **({} if self.scores is None else self.scores.to_dict()),
-            **dict(zip(("loss", "loss_top5"), self.losses, strict=False)),
+            **dict(zip(() if self.scores is None else self.scores.loss_names, self.losses, strict=False)),
         }
 
 

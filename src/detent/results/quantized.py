@@ -20,6 +20,7 @@ from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
+from detent.plan.postprocessing import Postprocessing
 from detent.prepare.base import Change
 from detent.recipe import Recipe
 from detent.recipe.file import to_plain
@@ -55,8 +56,9 @@ class Report(Result):
 
     After a dry run `tensors` is empty and nothing was written. `fidelity` is None if there was no data to measure with.
     `device` says whether the device that the recipe is for takes the result, and is None if it is for no device.
-    `remarks` are warnings of the stages that ran; `warnings` adds those that follow from the other fields. `pictures`
-    are what a page draws, and not in the JSON. `model` is the quantized model, unless it was written to a file.
+    `postprocessing` is what decodes detections and was left float. `remarks` are warnings of the stages that ran;
+    `warnings` adds those that follow from the other fields. `pictures` are what a page draws, and not in the JSON.
+    `model` is the quantized model, unless it was written to a file.
     """
 
     source: str
@@ -80,6 +82,7 @@ class Report(Result):
     bytes_after: int | None = None
     remarks: Sequence[str] = ()
     device: DeviceCheck | None = None
+    postprocessing: Postprocessing | None = None
     pictures: Pictures = field(default_factory=Pictures, repr=False, compare=False)
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
@@ -114,6 +117,8 @@ class Report(Result):
             if values[name] is not None:
                 values[name] = dataclasses.replace(values[name], **emptied)
         values = plain({**values, "recipe": to_plain(self.recipe)})
+        if self.postprocessing is not None:
+            values["postprocessing"] = self.postprocessing.to_dict()
         if self.fidelity is not None:
             values["fidelity"] |= _judged(self.fidelity)
         return values

@@ -1,0 +1,128 @@
+"""What a model got at its task on labelled data, in percent: mAP of boxes, mIoU of pixels, Spearman's of pairs.
+
+Each figure comes with the same figure on draws from the samples (see tasks/resampling.py). The draws of two models are
+the same, so the spread of their differences is the interval of the loss. Draws are biased where the figure is (a class
+may not be drawn at all), so their spread is laid around the measured value:
+
+    value + (quantile of the draws - median of the draws)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from detent.errors import DataError
+from detent.results.evaluated import Loss, Scores, check_same_samples
+from detent.results.paired import CONFIDENCE, Floats, Interval
+
+POINTS_OF = "points of {figure}"
+
+
+@dataclass(frozen=True, eq=False)
+class TaskFigure:
+    """A figure in percent, and the same on each draw of the samples. `meaning` is a sentence."""
+
+    name: str
+    value: float
+    drawn: Floats
+    meaning: str
+
+    @property
+    def interval(self) -> Interval:
+        """Return where the figure of all possible samples lies with 95 % confidence."""
+        low, high = spread_around(self.value, self.drawn)
+        return max(-100.0, low), min(100.0, high)
+
+
+@dataclass(frozen=True)
+class ChangedSample:
+    """What a sample got from the first model and from this one, in percent."""
+
+    name: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, eq=False)
+class TaskScores(Scores):
+    """The figures of a task; the first is the one that counts.
+
+    `values` has a figure for each sample, NaN for those that say nothing, and `value_name` says what it is.
+    `warnings` are for people. `nothing_found` says that no sample got any answer.
+    """
+
+    task: str
+    names: Sequence[str]
+    figures: Sequence[TaskFigure]
+    values: Floats
+    value_name: str
+    warnings: Sequence[str] = ()
+    nothing_found: bool = False
+
+    def _losses(self, before: TaskScores) -> tuple[Loss, ...]:
+        check_same_samples(before.names, self.names)
+        return tuple(self._loss(was, is_now) for was, is_now in zip(before.figures, self.figures, strict=True))
+
+    def _loss(self, before: TaskFigure, after: TaskFigure) -> Loss:
+        points, drawn = before.value - after.value, before.drawn - after.drawn
+        unit = POINTS_OF.format(figure=after.name)
+        interval = spread_around(points, drawn)
+        return Loss(points, unit, interval, len(self.names), p_value=_chance(points, drawn))
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """The keys of the losses in JSON."""
+        return "loss", *(f"loss_{figure.name}" for figure in self.figures[1:])
+
+    @property
+    def summary(self) -> str:
+        """The first figure."""
+        return f"{self.figures[0].value:.2f} {self.figures[0].name}"
+
+    def changed(self, before: TaskScores) -> list[ChangedSample]:
+        """Return the samples that got less than before, the worst first, then those that got more."""
+        lost = before.values - self.values
+        order = np.argsort(-lost, kind="stable")
+        return [
+            ChangedSample(self.names[at], float(before.values[at]), float(self.values[at]))
+            for at in order.tolist()
+            if np.isfinite(lost[at]) and lost[at] != 0.0
+        ]
+
+    def check_reference(self, model: str) -> None:
+        """Raise DataError if the model to compare with finds nothing: then there is nothing to lose."""
+        if self.nothing_found:
+            raise DataError(
+                f"{model} finds nothing in any of the {len(self.names)} samples, so nothing can be lost. Are the "
+                "images read as it was trained (--fit, --mean, --std, --order)?"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        figures = {figure.name: {"percent": figure.value, "interval": figure.interval} for figure in self.figures}
+        by_sample = dict(zip(self.names, self.values.tolist(), strict=True))
+        samples = {"metric": self.value_name, "values": by_sample}
+        return {"task": self.task, **figures, "samples": samples, "warnings": list(self.warnings)}
+
+
+def spread_around(value: float, drawn: Floats) -> Interval:
+    """Return the 95 % interval of a value, from the spread of the same on draws."""
+    known = drawn[np.isfinite(drawn)]
+    if not len(known):
+        return value, value
+    tail = (1 - CONFIDENCE) / 2
+    low, middle, high = np.quantile(known, [tail, 0.5, 1 - tail])
+    return value + float(low - middle), value + float(high - middle)
+
+
+def _chance(points: float, drawn: Floats) -> float:
+    """Return how often draws alone would turn a loss around (or a gain): twice the smaller tail, at most 1."""
+    known = drawn[np.isfinite(drawn)]
+    if not len(known):
+        return 1.0
+    moved = points + known - np.median(known)
+    return float(min(1.0, 2 * min((moved <= 0).mean(), (moved >= 0).mean())))
