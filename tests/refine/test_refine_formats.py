@@ -58,10 +58,10 @@ def test_a_bias_that_stays_float_is_refined_and_written(refinement):
     assert "b2" in plan.refined and all(one.after <= one.before for one in reports)
     own = {name: model.graph.initializers[name].const_value.numpy().copy() for name in plan.refined if name.startswith("b")}
     emit(model, plan)
-    for name in own:
+    for name, before in own.items():
         written = model.graph.initializers[name].const_value.numpy()
         assert written.dtype == np.float32 and np.array_equal(written, plan.refined[name])
-        assert not np.array_equal(written, own[name])
+        assert not np.array_equal(written, before)
 
 
 def test_with_float_biases_every_channel_has_nearly_the_float_mean(value="c2"):
