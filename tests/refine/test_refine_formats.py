@@ -56,7 +56,8 @@ def test_a_bias_that_stays_float_is_refined_and_written(refinement):
     assert not list(plan.layout.of_role(Role.BIAS))
     reports = refine(model, model, plan, refinement, SAMPLES)
     assert "b2" in plan.refined and all(one.after <= one.before for one in reports)
-    own = {name: model.graph.initializers[name].const_value.numpy().copy() for name in plan.refined if name.startswith("b")}
+    biases = [name for name in plan.refined if name.startswith("b")]
+    own = {name: model.graph.initializers[name].const_value.numpy().copy() for name in biases}
     emit(model, plan)
     for name, before in own.items():
         written = model.graph.initializers[name].const_value.numpy()
