@@ -43,7 +43,7 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.observe.sources import input_specs
 from detent.prepare import prepare
-from detent.prepare.infer_shapes import InferShapes
+from detent.prepare.shapes import InferShapes
 from detent.progress import Progress, silent
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.results.compared import ModelComparison, TensorDifference
