@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tools.command_reference import page as command_page
 
 import detent
 from detent.compat.script_runner import run_script
-from detent.demo.run import copy_files
+from detent.demo.walkthrough import copy_files
 from detent.devices.catalog import ALIASES, DEVICES, OPTIONAL, leavable_steps
 from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import Override, Recipe

@@ -129,7 +129,7 @@ def mix(
     from detent.option_values import noise_of
     from detent.pipeline.job import make_job
     from detent.results.searched import PrecisionReport
-    from detent.search.mixed import parse_candidates, search_precision
+    from detent.search.mixed_precision import parse_candidates, search_precision
 
     with _workers(options):
         given = settled(MixOptions, options)

@@ -310,7 +310,8 @@ def _vector_output(outputs: Outputs, samples: int) -> str:
 
 def vectors_of(outputs: Outputs) -> Floats:
     """Return the vector of one sample."""
-    return _vectors(outputs[_vector_output(outputs, 1)], 1)[0]
+    vector: Floats = _vectors(outputs[_vector_output(outputs, 1)], 1)[0]
+    return vector
 
 
 def _vectors(array: npt.NDArray[Any], samples: int) -> Floats:
