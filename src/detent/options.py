@@ -345,7 +345,27 @@ class StatisticsOptions(TypedDict, total=False):
     stats: Annotated[PathText | None, Flag("Use these statistics instead of counting.", reads=Path, panel=CALIBRATION)]
 
 
+class TaskOptions(TypedDict, total=False):
+    """What the model is for."""
+
+    task: Annotated[
+        Literal["classify", "detect", "segment", "embed", "regress", "image"] | None,
+        Flag("What the model is for, to judge the result by. Else: recognised."),
+    ]
+
+
+class StrictOptions(TypedDict, total=False):
+    """What is done about doubtful data."""
+
+    strict: Annotated[
+        bool,
+        Flag("Stop if the calibration data looks wrong, instead of warning.", "--strict", default=False, panel=DATA),
+    ]
+
+
 class QuantizeOptions(
+    TaskOptions,
+    StrictOptions,
     RecipeOptions,
     RoundingOptions,
     MemoryOptions,

@@ -268,3 +268,8 @@ def test_pairs(tmp_path):
     assert limited.models[1].loss.points == 0.0
     with pytest.raises(UsageError, match="give it as the data"):
         detent.evaluate(model, {"input_ids": first, "attention_mask": first}, labels=tmp_path / "pairs.npz")
+
+
+def test_tune_judges_by_the_task(photos, detector):
+    tuning = detent.tune(detector, None, photos / "images", "A8W8", evaluation=photos, max_drop=100.0, limit=4)
+    assert "mAP50-95" in tuning.to_json()

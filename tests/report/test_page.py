@@ -20,7 +20,7 @@ from detent.plan.plan import Move
 from detent.report.page import page_of, write_page
 from detent.report.quantization import RULES
 from detent.results.searched import Sensitivity, SensitivityReport
-from detent.results.tensors import Closeness
+from detent.results.tensors import Closeness, TaskAgreement
 from tests.conftest import tiny_model
 from tests.models import XINT8
 from tests.report import results
@@ -130,13 +130,17 @@ def test_every_rounded_tensor_has_a_row_with_a_histogram():
     assert page.count("before and after equalization") == 2 * len(report.pictures.channels)  # shown, and read out
 
 
+def classes(loss, low, high):
+    return TaskAgreement("classify", "", 16, loss, (low, high), {}, f"expected loss {loss}")
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "title"),
     [
         ({}, "good", "Close to float"),
-        ({"same_top1": 1, "samples": 2}, "plain", "Cannot tell from 2 samples"),
-        ({"same_top1": 11, "samples": 16}, "plain", "Cannot tell from 16 samples"),
-        ({"same_top1": 1, "samples": 8}, "warn", "Large loss"),
+        ({"agreement": classes(0.02, 0.0, 0.06)}, "plain", "Cannot tell from 3 samples"),
+        ({"agreement": classes(0.1, 0.05, 0.2)}, "warn", "Worse than float"),
+        ({"agreement": classes(0.5, 0.3, 0.6)}, "bad", "Broken"),
         (
             {"outputs": {"y": Closeness(0.0, 0.0, 0.0)}, "silent": {"y": 3e-6}},
             "plain",
@@ -146,9 +150,16 @@ def test_every_rounded_tensor_has_a_row_with_a_histogram():
     ],
 )
 def test_verdicts_of_a_quantization(samples, changes, level, title):
-    report = detent.quantize(tiny_model(), None, samples)
+    report = detent.quantize(tiny_model(), None, np.concatenate([samples, -samples]), task="regress")
     page = page_of(dataclasses.replace(report, fidelity=dataclasses.replace(report.fidelity, **changes)))
     assert f'<div class="verdict {level}"><h2>{title}</h2>' in page
+
+
+def test_doubtful_data_is_the_first_thing_to_know(samples):
+    report = detent.quantize(tiny_model(), None, samples[:4])
+    text = Reader(page_of(report)).text
+    assert "Cannot be told from this data" in text
+    assert report.warnings[0].startswith("Only 4 different samples")
 
 
 def test_a_model_that_the_device_rejects_is_the_first_thing_to_know(samples):

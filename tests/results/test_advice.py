@@ -6,7 +6,7 @@ from detent.plan.layout import Decision
 from detent.prepare.base import Change
 from detent.recipe.file import find_recipe
 from detent.results.quantized import Calibration, Report
-from detent.results.tensors import Closeness, Fidelity, TensorReport
+from detent.results.tensors import Closeness, Fidelity, TaskAgreement, TensorReport
 
 XINT8 = find_recipe("XINT8")
 GOOD = Calibration("128 images", 128, False, None, "")
@@ -25,13 +25,17 @@ def tensor(name, sqnr, clipped=0.0):
     )
 
 
-def fidelity(sqnr, same=None, samples=16):
-    return Fidelity({"y": Closeness(sqnr, 0.0, 0.0)}, {}, samples, same)
+def fidelity(sqnr, agreement=None):
+    return Fidelity({"y": Closeness(sqnr, 0.0, 0.0)}, {}, 16, None, agreement=agreement)
+
+
+def classes(loss, low, high):
+    return TaskAgreement("classify", "", 16, loss, (low, high), {}, f"expected loss {loss}")
 
 
 def test_nothing_to_say_about_a_good_result():
     assert report(fidelity=fidelity(30)).suggestions == []
-    assert report(fidelity=fidelity(15, same=16)).suggestions == []
+    assert report(fidelity=fidelity(15, classes(0.001, 0.0, 0.02))).suggestions == []
     assert report(nodes=NODES, fidelity=fidelity(30)).warnings == []
 
 
@@ -48,16 +52,22 @@ def test_a_large_loss_names_its_cause():
 
 
 def test_a_few_classes_that_change_are_told_and_not_judged():
-    (said,) = report(nodes=NODES, fidelity=fidelity(16, same=11), tensors=[tensor("a", 9.0)]).suggestions
-    assert said == (
-        "5 of 16 samples get another class than in float (95 % interval 14 .. 56 %). What that costs, 16 samples "
-        "cannot tell; `detent evaluate` on labelled images can."
-    )
+    few = fidelity(16, classes(0.02, 0.0, 0.06))
+    (said,) = report(nodes=NODES, fidelity=few, tensors=[tensor("a", 9.0)]).suggestions
+    assert said.startswith("expected loss 0.02. More samples")
 
 
 def test_most_classes_that_change_are_a_large_loss():
-    said = report(fidelity=fidelity(30, same=1, samples=8)).suggestions[0]
-    assert said.startswith("The loss is large: 7 of 8")
+    said = report(fidelity=fidelity(30, classes(0.4, 0.2, 0.6))).suggestions[0]
+    assert said.startswith("The loss is large: expected loss 0.4")
+
+
+def test_doubts_about_the_data_come_first():
+    doubtful = Calibration("8 images", 8, False, None, "", ["All 8 samples are the same."])
+    made = report(fidelity=fidelity(30), calibration=doubtful, in_sample=True)
+    assert made.warnings[0] == "All 8 samples are the same."
+    assert made.judgement.level == "unknown"
+    assert made.suggestions == ["All 8 samples are the same."]
 
 
 def test_warnings():

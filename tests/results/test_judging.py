@@ -1,46 +1,102 @@
+"""The verdict follows from the task's measure, from parts, and from doubts about the data."""
+
 from __future__ import annotations
+
+import math
 
 import pytest
 
 import detent
-from detent.results.advice import agreement, judge
-from detent.results.tensors import Closeness, Fidelity
+from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement
+from detent.results.verdict import agreement, dead_parts, judge
 from tests.conftest import tiny_model
 
 
-def fidelity(*sqnr, same=None, samples=16, silent=None):
+def fidelity(*sqnr, same=None, samples=16, silent=None, parts=None, agreement=None):
     outputs = {f"y{at}": Closeness(each, 0.0, 0.0) for at, each in enumerate(sqnr)}
-    return Fidelity(outputs, {}, samples, same, silent=silent or {})
+    return Fidelity(outputs, {}, samples, same, silent=silent or {}, parts=parts or {}, agreement=agreement)
+
+
+def answers(task, loss, interval, samples=32, **figures):
+    return TaskAgreement(task, "by test", samples, loss, interval, figures, f"lost {loss}")
+
+
+def part(label, sqnr, peak=1.0, constant=False):
+    return PartCloseness(label, 1, 0, 4, Closeness(sqnr, 0.0, 0.0), peak, constant, f"node_{label}")
 
 
 @pytest.mark.parametrize(
     ("figures", "level"),
     [
         (fidelity(20.0), "close"),
-        (fidelity(19.9), "large"),
-        (fidelity(30.0, 19.9), "large"),
-        (fidelity(10.0, same=16), "close"),
-        (fidelity(9.9, same=16), "large"),
-        (fidelity(30.0, same=15), "close"),  # 1 of 16
-        (fidelity(30.0, same=14), "unclear"),
-        (fidelity(30.0, same=5), "unclear"),
-        (fidelity(30.0, same=4), "large"),  # 12 of 16: at least 50.5 % of all
-        (fidelity(30.0, same=360, samples=400), "close"),
-        (fidelity(30.0, same=359, samples=400), "unclear"),
-        (fidelity(30.0, same=175, samples=400), "large"),
-        (fidelity(9.9, same=12), "large"),
+        (fidelity(19.9), "worse"),
+        (fidelity(30.0, 19.9), "worse"),
+        (fidelity(2.9), "broken"),
+        (fidelity(-math.inf), "broken"),
+        (fidelity(30.0, parts={"y0": [part("a", 30.0), part("b", 19.0)]}), "unclear"),
+        (fidelity(30.0, parts={"y0": [part("a", 30.0), part("b", 9.0)]}), "worse"),
+        (fidelity(30.0, parts={"y0": [part("a", 30.0), part("b", 2.0)]}), "broken"),
+        (fidelity(30.0, parts={"y0": [part("a", 30.0), part("b", 30.0, constant=True)]}), "broken"),
+        (fidelity(30.0, parts={"y0": [part("a", 30.0), part("b", 0.0, peak=0.0)]}), "close"),
     ],
 )
-def test_verdicts(figures, level):
+def test_verdicts_by_noise(figures, level):
     assert judge(figures).level == level
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (answers("classify", 0.0, (0.0, 0.029)), "close"),
+        (answers("classify", 0.009, (0.0, 0.04)), "close"),
+        (answers("classify", 0.009, (0.0, 0.04), samples=31), "unclear"),
+        (answers("classify", 0.03, (0.01, 0.06)), "unclear"),
+        (answers("classify", 0.03, (0.016, 0.06)), "worse"),
+        (answers("classify", 0.5, (0.3, 0.6)), "broken"),
+        (answers("classify", 0.5, (0.5, 0.5), samples=2), "unclear"),
+        (answers("detect", 0.01, (0.0, 0.02), confident=1.0), "close"),
+        (answers("detect", 0.01, (0.0, 0.02), confident=0.0), "unclear"),
+        (answers("detect", None, None), "unclear"),
+        (answers("segment", 0.05, (0.04, 0.06)), "worse"),
+        (answers("embed", 0.01, None, cosine=0.99), "close"),
+        (answers("embed", 0.01, None, cosine=0.8), "unclear"),
+        (answers("embed", 0.1, None, cosine=0.99), "unclear"),
+        (answers("embed", 0.3, None, cosine=0.99), "worse"),
+        (answers("embed", None, None, cosine=0.999), "close"),
+        (answers("image", None, None, psnr_db=40.0), "close"),
+        (answers("image", None, None, psnr_db=30.0), "unclear"),
+        (answers("image", None, None, psnr_db=20.0), "worse"),
+        (answers("image", None, None, psnr_db=5.0), "broken"),
+    ],
+)
+def test_verdicts_by_task(found, level):
+    assert judge(fidelity(30.0, samples=found.samples, agreement=found)).level == level
+
+
+def test_doubtful_data_tells_nothing_good():
+    close, worse = fidelity(30.0), fidelity(15.0)
+    assert judge(close, ["All samples are the same."]).level == "unknown"
+    assert judge(close, ["All samples are the same."]).reason == "All samples are the same"
+    assert judge(worse, ["All samples are the same."]).level == "worse"
 
 
 def test_an_output_that_is_next_to_nothing_in_float_tells_nothing():
     faint = fidelity(0.0, silent={"y0": 3e-6})
     assert judge(faint).level == "unclear"
     assert "at most 3e-06 in float: these samples hardly exercise the model" in judge(faint).reason
-    assert judge(fidelity(0.0, silent={"y0": 0.5})).level == "large"
-    assert judge(fidelity(0.0, 5.0, silent={"y0": 3e-6})).reason == "output SQNR 5.0 dB"  # of the other
+    assert judge(fidelity(0.0, silent={"y0": 0.5})).level == "broken"
+    assert judge(fidelity(0.0, 5.0, silent={"y0": 3e-6})).level == "worse"  # by the other
+    assert dead_parts(faint) == []
+
+
+def test_a_dead_part_is_named_with_its_cause():
+    joined = fidelity(30.0, parts={"y0": [part("boxes", 30.0, 640.0), part("scores", 0.0, 0.9, constant=True)]})
+    (text,) = dead_parts(joined)
+    for named in ("'scores' of output 'y0'", "node_scores", "'boxes' (up to 640", "--postprocessing float"):
+        assert named in text
+    assert "'scores' of output 'y0'" in judge(joined).reason
+    alone = fidelity(30.0, parts={"y0": [part("a", 1.0), part("b", 30.0)]})
+    assert "detent compare" in dead_parts(alone)[0]
 
 
 def test_a_count_has_its_interval():
@@ -50,6 +106,7 @@ def test_a_count_has_its_interval():
 def test_the_json_has_the_verdict_of_the_terminal_and_the_page(samples):
     report = detent.quantize(tiny_model(), None, samples)
     found = report.to_dict()["fidelity"]
-    assert found["verdict"] == judge(report.fidelity).level == "close"
-    assert found["why"] == ""
+    assert found["verdict"] == report.judgement.level
+    assert found["why"] == report.judgement.reason
     assert (found["same_top1_interval"] is None) == (report.fidelity.same_top1 is None)
+    assert found["agreement"]["task"] == "segment"

@@ -1,30 +1,72 @@
-"""Compare the quantized model with the float one on the same samples: its outputs, and every site inside.
+"""Compare the quantized model with the float one on the same samples: its outputs, their parts, and every site inside.
 
-The sums of an output (see tensor_noise.py) run over all samples, those of inner values over the first few.
+The sums of an output (see tensor_noise.py) run over all samples, those of inner values over the first few. Parts of an
+output are those that the graph tells (tasks/parts.py), or else those that the values of the first sample show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator.emulator import EmulatedValues
+from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.numerics.rounding import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
-from detent.results.tensors import Fidelity
+from detent.results.tensors import Fidelity, PartCloseness
+from detent.tasks.parts import OutputPart, parts_by_size
+from detent.tasks.task import Task
 
 STAGE = "measure"
 
 DETAILED_SAMPLES = 4
 """Samples on which every tensor is compared: with thousands of elements each, a few tell which are the worst."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartSums:
+    """The sums of one part, and the ends of its values in both models. Those of two samples add up."""
+
+    sums: NoiseSums
+    spans: tuple[float, float, float, float]
+
+    @classmethod
+    def of(cls, original: npt.NDArray[Any], quantized: npt.NDArray[Any]) -> PartSums:
+        """Return the sums of two arrays of one shape."""
+        ends = [float(each) for array in (original, quantized) for each in (array.min(), array.max())]
+        return cls(NoiseSums.of(original, quantized), (ends[0], ends[1], ends[2], ends[3]))
+
+    def __add__(self, more: PartSums) -> PartSums:
+        one, other = self.spans, more.spans
+        spans = (min(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), max(one[3], other[3]))
+        return PartSums(self.sums + more.sums, spans)
+
+    def closeness_of(self, part: OutputPart) -> PartCloseness:
+        """Return the figures of a part."""
+        low, high, other_low, other_high = self.spans
+        constant = other_low == other_high and low != high
+        peak = max(abs(low), abs(high))
+        close = self.sums.closeness()
+        return PartCloseness(part.label, part.axis, part.start, part.stop, close, peak, constant, part.node)
+
+
+@dataclass(frozen=True, eq=False)
+class _Looked:
+    """What one inference showed: the sums of each tensor and part, tensors of another shape, and answers."""
+
+    sums: Mapping[str, NoiseSums]
+    resized: Sequence[str]
+    parts: Mapping[tuple[str, OutputPart], PartSums] = field(default_factory=dict)
+    answers: Sequence[SampleAnswer] = ()
+    samples: int = 0
 
 
 def measure_fidelity(
@@ -35,6 +77,8 @@ def measure_fidelity(
     *,
     original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
     emulate: DeviceRounding | None = None,
+    purpose: Purpose | None = None,
+    parts: Mapping[str, Sequence[OutputPart]] | None = None,
     threads: int = 0,
     progress: Progress = silent,
 ) -> Fidelity:
@@ -43,15 +87,17 @@ def measure_fidelity(
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
     of the model before its channels were rescaled. With `emulate` the quantized model is computed in integers, with
-    that rounding.
+    that rounding. `purpose` says how to read answers (by default: scores, if the first output looks like them), `parts`
+    what outputs are joined from.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
     quantized = _open(quantized_model, list(renamed.values()), emulate)
     scores = looks_like_scores(quantized_model.graph.outputs[0])
+    purpose = purpose or Purpose(Task.CLASSIFY if scores else Task.REGRESS, "by its shape")
+    divided = dict(parts or {})
 
-    def compare(work: tuple[PendingSample, Sequence[str]]) -> tuple[dict[str, NoiseSums], list[str], list[bool]]:
-        """Return the sums of each tensor, those of another shape, and which samples have the same top answer."""
+    def compare(work: tuple[PendingSample, Sequence[str]]) -> _Looked:
         pending, names = work
         sample = pending.load()
         expected = reference(sample.feeds, sample.origin, names)
@@ -59,34 +105,86 @@ def measure_fidelity(
             outputs_before = original(sample)
             expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
-        pairs = list(zip(names, expected, found, strict=True))
-        sums = {name: NoiseSums.of(x, y) for name, x, y in pairs if x.dtype.kind == "f" and x.shape == y.shape}
-        changed = [name for name, x, y in pairs if x.shape != y.shape]
-        comparable = scores and expected[0].shape == found[0].shape
-        same = expected[0].argmax(-1) == found[0].argmax(-1) if comparable else np.zeros(pending.size, bool)
-        return sums, changed, same.reshape(-1).tolist()
+        pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
+        floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
+        return _Looked(
+            {name: NoiseSums.of(x, y) for name, (x, y) in floats.items()},
+            [name for name in names if name not in pairs],
+            {
+                (name, part): PartSums.of(part.of(x), part.of(y))
+                for name, (x, y) in floats.items()
+                if name in outputs and x.size
+                for part in divided.get(name, ())
+            },
+            compare_answers(purpose, *_answers(purpose, set(outputs), names, expected, found), pending.size),
+            pending.size,
+        )
 
-    resized: set[str] = set()
-    totals = {name: NoiseSums() for name in reference.outputs}
-    agreement: list[bool] = []
+    if purpose.task not in (Task.CLASSIFY, Task.SEGMENT) and samples:
+        first = samples[0].load()
+        values = reference(first.feeds, first.origin, outputs)
+        divided |= {
+            name: shown
+            for name, array in zip(outputs, values, strict=True)
+            if name not in divided and (shown := parts_by_size([array]))
+        }
     progress(STAGE, 0, len(samples))
     works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
+    looked = []
     # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
-    for done, (_, (sums, changed, same)) in enumerate(map_in_order(compare, works, threads), 1):
-        totals |= {name: totals[name] + more for name, more in sums.items()}
-        resized.update(changed)
-        agreement += same
+    for done, (_, each) in enumerate(map_in_order(compare, works, threads), 1):
+        looked.append(each)
         progress(STAGE, done, len(samples))
+    return _fidelity(looked, outputs, list(sites), purpose, emulate)
+
+
+def _fidelity(
+    looked: Sequence[_Looked],
+    outputs: Sequence[str],
+    sites: Sequence[str],
+    purpose: Purpose,
+    emulate: DeviceRounding | None,
+) -> Fidelity:
+    """Sum up what all inferences showed."""
+    totals: dict[str, NoiseSums] = {}
+    parts: dict[tuple[str, OutputPart], PartSums] = {}
+    for each in looked:
+        totals |= {name: totals.get(name, NoiseSums()) + more for name, more in each.sums.items()}
+        parts |= {key: parts[key] + more if key in parts else more for key, more in each.parts.items()}
+    answers = [answer for each in looked for answer in each.answers]
+    samples = sum(each.samples for each in looked)
+    agreement = summarize_answers(purpose, answers) if len(answers) == samples else None
+    same = None
+    if agreement is not None and purpose.task is Task.CLASSIFY:
+        same = round(sum(answer.numbers["same"] for answer in answers))
     measured = {name: sums.closeness() for name, sums in totals.items() if sums.elements}
     return Fidelity(
         outputs={name: measured[name] for name in outputs if name in measured},
         tensors={name: closeness for name, closeness in measured.items() if name in sites},
-        samples=len(agreement),
-        same_top1=sum(agreement) if scores else None,
-        resized=sorted(resized),
-        silent={name: totals[name].peak for name in outputs if totals[name].signal and not totals[name].other},
+        samples=samples,
+        same_top1=same,
+        resized=sorted({name for each in looked for name in each.resized}),
+        silent={
+            name: totals[name].peak
+            for name in outputs
+            if name in totals and totals[name].signal and not totals[name].other
+        },
         emulated=emulate,
+        parts={
+            name: [sums.closeness_of(part) for (output, part), sums in parts.items() if output == name]
+            for name in dict.fromkeys(output for output, _ in parts)
+        },
+        agreement=agreement,
     )
+
+
+def _answers(
+    purpose: Purpose, outputs: Set[str], names: Sequence[str], *models: Sequence[npt.NDArray[Any]]
+) -> list[dict[str, npt.NDArray[Any]]]:
+    """Return the outputs of each model by name. Lists of detections may differ in length, other outputs may not."""
+    alike = [name for name, x, y in zip(names, *models, strict=True) if x.shape == y.shape]
+    kept = outputs & set(names if purpose.task is Task.DETECT else alike)
+    return [{name: array for name, array in zip(names, arrays, strict=True) if name in kept} for arrays in models]
 
 
 def _open(model: ir.Model, fetched: Sequence[str], emulate: DeviceRounding | None) -> Runner | EmulatedValues:

@@ -24,7 +24,7 @@ MINIMUM_OPSET = 17
 
 
 def load(model: ModelLike, opset: int = MINIMUM_OPSET) -> ir.Model:
-    """The model as a graph with unique names, at opset 17 or the given one, or newer. The input is not modified."""
+    """Return the model with unique names, at opset 17 or the given one, or newer. The input is not modified."""
     return raise_opset(read(model), max(opset, MINIMUM_OPSET), name_of(model))
 
 
@@ -33,7 +33,7 @@ FOLDER = "folder"
 
 
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
-    """The model as a graph with unique names, at the opset that it has. The input is not modified.
+    """Return the model as a graph with unique names, at the opset that it has. The input is not modified.
 
     Initializers among the graph inputs are taken out of them, unless `keep_defaults`.
     """
@@ -55,12 +55,12 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
 
 
 def name_of(model: ModelLike) -> str:
-    """How messages and reports call the model."""
+    """Return how messages and reports call the model."""
     return "the given ModelProto" if isinstance(model, onnx.ModelProto) else str(model)
 
 
 def stored_bytes(model: ModelLike) -> int:
-    """The size of the model on disk, its external data included."""
+    """Return the size of the model on disk, its external data included."""
     if isinstance(model, onnx.ModelProto):
         return int(model.ByteSize())
     path = Path(model)
@@ -68,14 +68,14 @@ def stored_bytes(model: ModelLike) -> int:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The model's file and those that hold its external data."""
+    """Return the model's file and those that hold its external data."""
     tensors = _external_tensors(read_proto(path))
     locations = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     return [path, *(path.parent / location for location in sorted(locations))]
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """The message in a file, without its external data; ModelError where there is none."""
+    """Return the message in a file, without its external data. Raise ModelError if there is none."""
     if path.is_dir():
         raise ModelError(f"{path} is a folder. Give the .onnx file in it.")
     try:
@@ -131,7 +131,7 @@ def _check_external_data(proto: onnx.ModelProto, where: str, folder: Path | None
 
 
 def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All tensors with data in another file: initializers and attributes, of nested graphs and functions too."""
+    """Yield all tensors with data in another file: initializers and attributes, of nested graphs and functions too."""
     pending: list[Any] = [proto.graph, *proto.functions]
     while pending:
         graph = pending.pop()

@@ -1,9 +1,7 @@
 """Run onnx's shape inference and version converter without moving the weights through them.
 
-A model's proto without its large weights, for onnx's C++ functions.
-
-These serialise what they are given, which fails past 2 GB and is slow below, and they need only the small constants
-(axes, scales, shapes). So large initializers stand among the inputs instead, with their types and shapes.
+These C++ functions serialize what they are given, which fails past 2 GB and is slow below, and they need only the small
+constants (axes, scales, shapes). So large initializers become inputs for them, with their types and shapes.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ SMALL = 4096
 
 
 def light_proto(model: ir.Model) -> onnx.ModelProto:
-    """The proto of `model` with every initializer above SMALL bytes turned into an input. The model is unchanged."""
+    """Return the proto of `model`, with every initializer above SMALL bytes as an input. The model is unchanged."""
     graph = model.graph
     inputs, initializers = list(graph.inputs), list(graph.initializers.values())
     tensors = {value: value.const_value for value in initializers}
@@ -46,7 +44,7 @@ _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 
 
 def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
-    """The same model at opset `minimum` or newer; itself where it is there already."""
+    """Return the same model at opset `minimum` or newer; itself if it is there already."""
     version = model.graph.opset_imports.get("", minimum)
     if version < minimum:
         model = change_opset(model, minimum, where)
@@ -55,7 +53,7 @@ def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
 
 
 def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
-    """The same model at opset `wanted`, newer or older; ModelError where onnx cannot convert it."""
+    """Return the same model at opset `wanted`, newer or older. Raise ModelError if onnx cannot convert it."""
     version = model.graph.opset_imports.get("", 1)
     common_passes.InlinePass()(model)  # the converter would drop functions
     if version < 13:
@@ -84,7 +82,7 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
 
 
 def _reason(error: Exception) -> str:
-    """What the converter says, without the place in its source where it says it."""
+    """Return what the converter says, without the place in its source where it says it."""
     text = str(error).strip().rpartition("failed: ")[2].replace("$", "")
     return text if text.endswith(".") else f"{text}."
 

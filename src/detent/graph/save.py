@@ -25,7 +25,7 @@ PROTOBUF_LIMIT = 2**31 - 2**24  # a protobuf message ends at 2 GiB; keep room fo
 
 
 def tensor_bytes(model: ir.Model) -> int:
-    """The bytes of all initializers, those of nested graphs included."""
+    """Return the bytes of all initializers, those of nested graphs included."""
     return sum(
         value.const_value.nbytes
         for graph in model.graphs()
@@ -135,12 +135,12 @@ def write_bytes(data: bytes, path: Path) -> None:
 
 
 def complete_proto(model: ir.Model) -> onnx.ModelProto:
-    """The model as one message that needs no other file. Only for models below PROTOBUF_LIMIT."""
+    """Return the model as one message that needs no other file. Only for models below PROTOBUF_LIMIT."""
     return ir.to_proto(ir.external_data.load_to_model(model))
 
 
 def serialize(proto: onnx.ModelProto) -> bytes:
-    """The model's bytes, with maps in a fixed order."""
+    """Return the model's bytes, with maps in a fixed order."""
     data: bytes = proto.SerializeToString(deterministic=True)
     return data
 

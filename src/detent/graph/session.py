@@ -33,12 +33,12 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 
 
 def usable_cores() -> int:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def session_options() -> onnxruntime.SessionOptions:
-    """Quiet, and one thread to a run."""
+    """Return options of a quiet session with one thread to a run."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what matters comes back as an exception
     options.intra_op_num_threads = 1
@@ -46,7 +46,7 @@ def session_options() -> onnxruntime.SessionOptions:
 
 
 def exact_options() -> onnxruntime.SessionOptions:
-    """The same, and no integer kernels: they saturate on some CPUs, and compute what the model does not say."""
+    """Turn integer kernels off as well: they saturate on some CPUs, and then compute something else than the model."""
     options = session_options()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.x64quantprecision", "1")
@@ -56,7 +56,7 @@ def exact_options() -> onnxruntime.SessionOptions:
 def open_session(
     source: bytes | str, options: onnxruntime.SessionOptions, providers: Sequence[str] = DEFAULT_PROVIDERS
 ) -> onnxruntime.InferenceSession:
-    """A session on these execution providers. What they cannot compute, onnxruntime computes on the CPU."""
+    """Return a session on these execution providers. What they cannot compute, onnxruntime computes on the CPU."""
     check_providers(providers)
     try:
         # Without the fallback: it would print to the terminal and go on with the CPU alone.
@@ -73,7 +73,7 @@ def open_session(
 
 
 def check_providers(names: Sequence[str]) -> None:
-    """Raise UsageError, listing those that there are, for an execution provider that is not in this onnxruntime."""
+    """Raise UsageError, listing the available ones, for an execution provider that is not in this onnxruntime."""
     available = onnxruntime.get_available_providers()
     for name in names:
         if name not in available:
@@ -115,7 +115,7 @@ class Runner:
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
     ) -> list[npt.NDArray[Any]]:
-        """The outputs (or some of them) for one set of inputs. `origin` names the sample in an error."""
+        """Return the outputs (or some of them) for one set of inputs. `origin` names the sample in an error."""
         try:
             results: list[npt.NDArray[Any]] = self._session.run(outputs or self.outputs, dict(feeds))
         except RUNTIME_ERRORS as error:
@@ -148,7 +148,7 @@ def first_line(message: str) -> str:
 
 @contextmanager
 def _fetchable(model: ir.Model, names: Sequence[str]) -> Iterator[None]:
-    """For the time of the block, the named values are graph outputs."""
+    """Make the named values graph outputs within the block."""
     present = {value.name for value in model.graph.outputs}
     wanted = {name for name in names if name not in present}
     values = [value for node in model.graph for value in node.outputs if value.name in wanted]

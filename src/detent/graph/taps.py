@@ -88,7 +88,7 @@ def carry_blocks(model: onnx.ModelProto) -> None:
 
 
 def fetchable_in_blocks(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, BlockedValue]:
-    """The graph outputs among `outputs` that are put in order from a value in blocks which holds nothing else."""
+    """Return the graph outputs among `outputs` that are reordered from a blocked value which holds nothing else."""
     graph = model.graph
     producers = {name: node for node in graph.node for name in node.output}
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
@@ -118,7 +118,7 @@ def fetch_in_blocks(model: onnx.ModelProto, values: Mapping[str, BlockedValue]) 
 
 
 def _is_reorder(node: onnx.NodeProto, op_type: str) -> bool:
-    """Whether it is the reorder between blocks and channels that come first."""
+    """Return whether it is the reorder between blocks and channels that come first."""
     channels_last = any(attribute.name == "channels_last" and attribute.i for attribute in node.attribute)
     return node.domain == BLOCKED and node.op_type == op_type and not channels_last
 
@@ -133,7 +133,7 @@ def _is_elementwise(
     scalars: set[str],
     shapes: Mapping[str, onnx.TensorShapeProto],
 ) -> bool:
-    """Whether it computes each element from those at its place in blocked values of one shape, and from scalars."""
+    """Return whether it computes each element from those at its place in blocked values, and from scalars."""
     tensors = [name for name in node.input if name and name not in scalars]
     return (
         node.domain != BLOCKED
@@ -146,7 +146,7 @@ def _is_elementwise(
 
 
 def _known_equal(shapes: Mapping[str, onnx.TensorShapeProto], one: str, other: str) -> bool:
-    """Whether two values certainly have one shape: what is broadcast would be so along other axes in blocks."""
+    """Return whether two values certainly have one shape: what is broadcast would be so along other axes in blocks."""
     first, second = shapes.get(one), shapes.get(other)
     if first is None or second is None or not first.dim or any(not _is_known(dim) for dim in first.dim):
         return False
@@ -158,7 +158,7 @@ def _is_known(dim: onnx.TensorShapeProto.Dimension) -> bool:
 
 
 def _in_blocks(node: onnx.NodeProto, blocked: Mapping[str, BlockedValue]) -> tuple[onnx.NodeProto, BlockedValue]:
-    """The node on blocked values, and its result."""
+    """Return the node on blocked values, and its result."""
     twin = onnx.NodeProto()
     twin.CopyFrom(node)
     twin.input[:] = [blocked[name].name if name in blocked else name for name in node.input]
@@ -175,7 +175,7 @@ def _reorder(value: BlockedValue, result: str) -> onnx.NodeProto:
 
 
 def _needed(nodes: Iterable[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that lead to `outputs`, in their order."""
+    """Return the nodes that lead to `outputs`, in their order."""
     wanted = set(outputs)
     kept = []
     for node in reversed(list(nodes)):
@@ -187,7 +187,7 @@ def _needed(nodes: Iterable[onnx.NodeProto], outputs: set[str]) -> list[onnx.Nod
 
 
 def _captured(attribute: onnx.AttributeProto) -> list[str]:
-    """What nested graphs may read of their surroundings: whatever they read."""
+    """Return what nested graphs may read of their surroundings: whatever they read."""
     graphs = [attribute.g, *attribute.graphs]
     return [
         name
@@ -198,7 +198,7 @@ def _captured(attribute: onnx.AttributeProto) -> list[str]:
 
 
 def _fills_blocks(channels: int, producer: onnx.NodeProto | None, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether a blocked value of that many channels holds nothing else. A convolution's weight has a row for each."""
+    """Return whether a blocked value of that many channels holds nothing else. The weight has a row for each."""
     if producer is not None and producer.domain == BLOCKED and producer.op_type == "Conv":
         return bool(channels) and shapes.get(producer.input[1], [0])[0] == channels
     return bool(channels) and channels % MOST_LANES == 0
@@ -245,7 +245,7 @@ class UnorderedRunner(Runner):
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
     ) -> list[npt.NDArray[Any]]:
-        """The values for one set of inputs."""
+        """Return the values for one set of inputs."""
         names = outputs or self.outputs
         plain = (None, 0)
         results = super().__call__(feeds, origin, [self._blocked.get(name, plain)[0] or name for name in names])
@@ -316,7 +316,7 @@ def open_alike(
 def _optimize(
     model: ir.Model, outputs: Sequence[str] | None, providers: Sequence[str], *, exact: bool
 ) -> tuple[Runner, onnx.ModelProto | None]:
-    """An ordinary runner, and the model as onnxruntime rewrote it, with all in blocks that can be; if that may help."""
+    """Return an ordinary runner and, if it may help, onnxruntime's rewritten model with all in blocks that can be."""
     ordinary = partial(Runner, model, outputs, exact=exact, providers=providers)
     if not _promising(model, providers):
         return ordinary(), None
@@ -335,7 +335,7 @@ def _optimize(
 def _reload(
     model: onnx.ModelProto, blocked: Mapping[str, BlockedValue], outputs: Sequence[str], *, exact: bool
 ) -> Runner | None:
-    """A runner on a rewritten model that fetches the `blocked` values as they are; None where it does not load."""
+    """Return a runner on a rewritten model that fetches the `blocked` values as they are; None if it does not load."""
     fetch_in_blocks(model, blocked)
     try:
         return UnorderedRunner(model, outputs, blocked, exact=exact)
@@ -344,7 +344,7 @@ def _reload(
 
 
 def _block_lanes() -> int:
-    """How many channels a block has on this CPU; 0 where that cannot be told.
+    """Return how many channels a block has on this CPU; 0 if that cannot be told.
 
     Seen in a convolution whose channels are all 1 at the first of two positions and 2 at the second.
     """
@@ -364,6 +364,6 @@ def _block_lanes() -> int:
 
 
 def _promising(model: ir.Model, providers: Sequence[str]) -> bool:
-    """Whether the model may have blocked values, and is small enough to be loaded twice."""
+    """Return whether the model may have blocked values, and is small enough to be loaded twice."""
     convolves = any(node.op_type == "Conv" for node in model.graph)
     return convolves and tuple(providers) == DEFAULT_PROVIDERS and tensor_bytes(model) <= MOST_BYTES

@@ -14,12 +14,12 @@ from onnx_ir.passes import common as common_passes
 
 
 def is_standard(node: ir.Node, *op_types: str) -> bool:
-    """Whether the node is one of these operators of the standard domain."""
+    """Return whether the node is one of these operators of the standard domain."""
     return node.domain == "" and node.op_type in op_types
 
 
 def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor that a value always has: that of an initializer, or of a Constant node with a tensor.
+    """Return the tensor that a value always has: that of an initializer, or of a Constant node with a tensor.
 
     An initializer that is also a graph input is only a default, which the caller may override: not a constant.
     """
@@ -35,40 +35,45 @@ def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
-    """The array that a value always holds, or None. It belongs to the model: read it, never write to it."""
+    """Return the array that a value always holds, or None. It belongs to the model: read it, never write to it."""
     tensor = tensor_of(value)
     return None if tensor is None else tensor.numpy()
 
 
 def values_of(graph: ir.Graph) -> list[ir.Value]:
-    """All values of a graph: its inputs, its initializers and what its nodes compute."""
+    """Return all values of a graph: its inputs, its initializers and what its nodes compute."""
     return [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
 
 
 def constant_ints(value: ir.Value | None) -> list[int] | None:
-    """A constant as a flat list of integers, or None."""
+    """Return a constant as a flat list of integers, or None."""
     array = constant(value)
     return None if array is None else [int(item) for item in array.reshape(-1)]
 
 
 def constant_scalar(node: ir.Node, index: int) -> float | None:
-    """The single number at an input, or None where there is none."""
-    array = constant(input_at(node, index))
+    """Return the single number at an input, or None if there is none."""
+    return scalar_of(input_at(node, index))
+
+
+def scalar_of(value: ir.Value | None) -> float | None:
+    """Return the single number that a value always holds, or None."""
+    array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is an initializer that nobody can override."""
+    """Return whether a value is an initializer that nobody can override."""
     return value is not None and value.is_initializer() and not value.is_graph_input()
 
 
 def all_finite(array: npt.NDArray[Any]) -> bool:
-    """Whether a float array holds neither NaN nor infinity."""
+    """Return whether a float array holds neither NaN nor infinity."""
     return bool(np.isfinite(array).all())
 
 
 def rank(value: ir.Value | None) -> int | None:
-    """The number of dimensions, where it is known."""
+    """Return the number of dimensions, or None if it is unknown."""
     if value is None:
         return None
     if value.shape is not None:
@@ -78,14 +83,14 @@ def rank(value: ir.Value | None) -> int | None:
 
 
 def static_shape(value: ir.Value | None) -> list[int | None] | None:
-    """The shape with None for every dimension that is not a number, or None where the rank is unknown."""
+    """Return the shape with None for every dimension that is not a number, or None if the rank is unknown."""
     if value is None or value.shape is None:
         return None
     return [dim if isinstance(dim, int) else None for dim in value.shape]
 
 
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
-    """The input at an index, or None where it is absent or left empty."""
+    """Return the input at an index, or None if it is absent or left empty."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
@@ -112,12 +117,12 @@ def read_values(node: ir.Node) -> list[ir.Value]:
 
 
 def is_unused(value: ir.Value) -> bool:
-    """Whether nobody would notice if the value were not there."""
+    """Return whether nobody would notice if the value were not there."""
     return not value.is_graph_output() and not value.uses()
 
 
 def sole_use(value: ir.Value, graph: ir.Graph) -> tuple[ir.Node, int] | None:
-    """The one node and input that read the value, if it is one, in this graph, and the value is not a graph output."""
+    """Return the one node and input that read the value; None if others do, in a subgraph or as a graph output too."""
     if value.is_graph_output():
         return None
     uses = value.uses()
@@ -128,7 +133,7 @@ def sole_use(value: ir.Value, graph: ir.Graph) -> tuple[ir.Node, int] | None:
 
 
 def why_not_sole(value: ir.Value) -> str:
-    """The reason to show when `sole_use` found none."""
+    """Return the reason to show when `sole_use` found none."""
     if value.is_graph_output():
         return f"'{value.name}' is a graph output"
     count = len(value.uses())
@@ -187,7 +192,7 @@ def remove_node(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def bypass(graph: ir.Graph, node: ir.Node) -> str | None:
-    """Remove a node whose first output always equals its first input; returns the reason where it has to stay.
+    """Remove a node whose first output always equals its first input; return the reason if it has to stay.
 
     Where the output is a graph output its producer takes over the name. That is impossible when the input's own name is
     fixed too (a graph input, an initializer, another graph output), and then the node stays.
@@ -232,7 +237,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     def fresh(self, base: str) -> str:
-        """The base itself, or the base with the first free number after it."""
+        """Return the base itself, or the base with the first free number after it."""
         name = base
         while name in self._used:
             self._next[base] = self._next.get(base, 0) + 1

@@ -143,7 +143,7 @@ def _ranges(indices: Collection[int]) -> list[list[int]]:
 
 
 def _indices(ranges: object) -> frozenset[int]:
-    """The indices of runs in rising order; none where that is not what `ranges` is."""
+    """Return the indices of runs in rising order; none if `ranges` is something else."""
     indices: set[int] = set()
     before = -1
     for run in ranges if isinstance(ranges, list) else []:

@@ -91,7 +91,7 @@ class ClusterWorkers:
         except (asyncio.TimeoutError, OSError) as error:  # no worker was there for half a minute, or one died of it
             raise UsageError(
                 f"No worker of the Dask cluster took the model: {error}. Start workers, and check the logs and memory "
-                "of those that there are."
+                "of those that run."
             ) from error
 
     def threads(self) -> int:

@@ -83,7 +83,7 @@ _NO_LOW, _NO_HIGH = np.int32(2**31 - 1), np.int32(-(2**31))
 
 @compiled
 def extreme_keys(bits: npt.NDArray[np.int32]) -> tuple[Any, Any]:
-    """The least and greatest of float32 values, as order-preserving integer keys of their `bits`.
+    """Return the least and greatest of float32 values, as order-preserving integer keys of their `bits`.
 
     Flipping the magnitude bits of negative numbers makes integer order equal to float order, with NaNs beyond the
     infinities at both ends. Integer minima need no fast-math to be vectorised, and no NaN can hide from them.
@@ -140,7 +140,7 @@ def tally(
 
 @compiled
 def largest_magnitude(low: Any, high: Any) -> Any:
-    """The bits of the largest magnitude between two extreme keys."""
+    """Return the bits of the largest magnitude between two extreme keys."""
     below = np.int32(np.int32(low ^ _MAGNITUDE) & _MAGNITUDE) if low < 0 else np.int32(0)
     return max(high, below)
 
@@ -156,7 +156,7 @@ def count_if_fits(
 ) -> tuple[Any, Any, bool]:
     """Add the bins of `values` to `counts` where all magnitudes are below `limit` (as bits); else nothing.
 
-    Returns the extreme keys, of all values in either case, and whether they fitted. `indices` (BLOCK long) and `tables`
+    Return the extreme keys, of all values in either case, and whether they fitted. `indices` (BLOCK long) and `tables`
     (TABLES x ROW, zero before and after) are scratch memory. A table holds 2^32, so a tensor up to 2^34 values.
     """
     low, high = _NO_LOW, _NO_HIGH

@@ -256,9 +256,9 @@ def sweep_on(
     vote: Vote | None = None,
     progress: Progress = silent,
 ) -> Observation:
-    """What `sweep` does, on the workers of `executor`; the same statistics, byte for byte.
+    """Do what `sweep` does, on the workers of `executor`; the same statistics, byte for byte.
 
-    `executor` is LocalProcesses, any concurrent.futures.Executor or a dask Client. `vote` must be picklable. Raises
+    `executor` is LocalProcesses, any concurrent.futures.Executor or a dask Client. `vote` must be picklable. Raise
     UsageError for data that cannot be read elsewhere, and what `sweep` raises.
     """
     workers = workers_of(executor)

@@ -46,10 +46,10 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def origin(self, row: int) -> str:
-        """The name of one sample in messages."""
+        """Return the name of one sample in messages."""
 
     def read(self, row: int) -> Mapping[str, Array]:
-        """The arrays of one sample by input name, not checked yet."""
+        """Return the arrays of one sample by input name, not checked yet."""
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:
         """Add to `digest` what tells these samples from others: names and contents, not where they are."""
@@ -81,17 +81,17 @@ class PartRows:
         return self._ends[-1] if self._ends else 0
 
     def origin(self, row: int) -> str:
-        """The part's name, with the row in brackets if it has several."""
+        """Return the part's name, with the row in brackets if it has several."""
         part, inner = self._locate(row)
         return part.origin if part.count in (None, 1) else f"{part.origin}[{inner}]"
 
     def read(self, row: int) -> Mapping[str, Array]:
-        """The arrays of one row."""
+        """Return the arrays of one row."""
         part, inner = self._locate(row)
         return part.fetch(None if part.count is None else inner)
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:
-        """The parts that these rows are in, each as a whole."""
+        """Add the parts that these rows are in, each as a whole."""
         for part in dict.fromkeys(self._locate(row)[0] for row in rows):
             digest.add(part.origin, part.count)
             part.identify(digest)
@@ -116,7 +116,7 @@ class ImageRows:
         return len(self.names)
 
     def origin(self, row: int) -> str:
-        """The file's path within the folder."""
+        """Return the file's path within the folder."""
         return self.names[row]
 
     def read(self, row: int) -> Mapping[str, Array]:
@@ -124,7 +124,7 @@ class ImageRows:
         return {self.input_name: self.recipe.load(self.folder / self.names[row])}
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:
-        """How images are read, and the files of these rows."""
+        """Add how images are read, and the files of these rows."""
         digest.add_plain(self.recipe.to_dict())
         for row in rows:
             digest.add(self.names[row])
@@ -152,7 +152,7 @@ class RandomRows:
         return self.count
 
     def origin(self, row: int) -> str:
-        """The number of the sample."""
+        """Return the number of the sample."""
         return f"random sample {row}"
 
     def read(self, row: int) -> Mapping[str, Array]:
@@ -173,7 +173,7 @@ class RandomRows:
         ]
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:  # noqa: ARG002  (all rows follow from the seed)
-        """The seed and the shapes, which decide every number."""
+        """Add the seed and the shapes, which decide every number."""
         digest.add("random", self.seed)
         digest.add_plain([list(shape) for shape in self._shapes()])
 
@@ -226,7 +226,7 @@ def take_row(arrays: Mapping[str, Array], row: int | None) -> Mapping[str, Array
 
 
 def single_input(inputs: Sequence[InputSpec], what: str, instead: str) -> InputSpec:
-    """The only input of the model, or a `DataError` that says why `what` cannot feed it."""
+    """Return the only input of the model. Raise `DataError` that says why `what` cannot feed several."""
     if len(inputs) != 1:
         names = ", ".join(f"'{spec.name}'" for spec in inputs)
         raise DataError(f"The model has {len(inputs)} inputs ({names}): {what} cannot feed it. Give {instead}.")
@@ -234,7 +234,7 @@ def single_input(inputs: Sequence[InputSpec], what: str, instead: str) -> InputS
 
 
 def count_rows(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec], origin: str) -> int | None:
-    """How many samples lie along the first axis of these arrays, or None if together they are just one.
+    """Return how many samples lie along the first axis of these arrays, or None if together they are just one.
 
     For inputs that share a batch axis: arrays of the input's rank hold rows, arrays of one rank less are one sample.
     Otherwise arrays of the input's rank are one sample, and an axis more in any of them makes rows of them all.
@@ -285,7 +285,7 @@ class Found:
 
 
 def kind_of(name: str) -> DataKind | None:
-    """What a file holds, by its ending; None for anything that is not data."""
+    """Return what a file holds, by its ending; None for anything that is not data."""
     ending = Path(name).suffix.lower()
     if ending in IMAGE_ENDINGS:
         return "image"
@@ -295,7 +295,7 @@ def kind_of(name: str) -> DataKind | None:
 
 
 def find_files(path: Path) -> Found:
-    """The data in a file or, recursively, in a folder. Hidden files and files of other kinds are passed over."""
+    """Return the data in a file or, recursively, in a folder. Hidden files and files of other kinds are passed over."""
     if path.is_file():
         kind = kind_of(path.name)
         if kind is None:
@@ -318,7 +318,7 @@ def find_files(path: Path) -> Found:
 
 
 def _walk(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
-    """Relative paths of the data files below `folder`. Links to folders are followed, but not in circles."""
+    """Yield relative paths of the data files below `folder`. Links to folders are followed, but not in circles."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -395,7 +395,7 @@ _header_lock = threading.Lock()
 
 
 def open_npy(path: Path) -> Array:
-    """The array in a .npy file, memory-mapped for reading. Raises `DataError` naming the file."""
+    """Return the array in a .npy file, memory-mapped for reading. Raise `DataError` naming the file."""
     try:
         with _header_lock:
             return np.lib.format.open_memmap(path, mode="r")
@@ -451,7 +451,7 @@ _NPZ_ERRORS = (
 
 
 def npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the arrays in a .npz file, from their headers alone."""
+    """Return the shapes of the arrays in a .npz file, from their headers alone."""
     try:
         with zipfile.ZipFile(path) as archive:
             shapes = {}
@@ -480,7 +480,7 @@ def _read_shape(stream: IO[bytes]) -> tuple[int, ...]:
 
 
 def load_npz(path: Path) -> Mapping[str, Array]:
-    """All arrays of a .npz file."""
+    """Return all arrays of a .npz file."""
     try:
         with _header_lock, np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

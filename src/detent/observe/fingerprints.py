@@ -75,7 +75,7 @@ class Digest:
 
 
 def fingerprint_of(model: ir.Model) -> str:
-    """The fingerprint of a model. One tensor after the other is read; none is copied."""
+    """Return the fingerprint of a model. One tensor after the other is read; none is copied."""
     digest = Digest()
     digest.add_plain(dict(model.opset_imports))
     _add_graph(digest, model.graph)
@@ -100,7 +100,7 @@ def _add_graph(digest: Digest, graph: ir.Graph) -> None:
 
 
 def _add_body(digest: Digest, graph: ir.Graph | ir.Function) -> None:
-    """The nodes, in an order that does not depend on how they were listed."""
+    """Add the nodes, in an order that does not depend on how they were listed."""
     _add_values(digest, graph.inputs)
     _add_values(digest, graph.outputs)
     digest.add(len(graph))

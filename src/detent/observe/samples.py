@@ -48,7 +48,7 @@ class PendingSample:
     size: int = 1
 
     def load(self) -> Sample:
-        """Decode and check. Raises `DataError` if the data cannot be read or does not fit the model."""
+        """Decode and check. Raise `DataError` if the data cannot be read or does not fit the model."""
         return Sample(self.index, self.origin, self.read(), self.held_out)
 
 
@@ -69,13 +69,13 @@ def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) 
 
 
 def check_feeds(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
-    """The arrays as the model takes them, in the order of its inputs: a missing batch axis added, float16 widened."""
+    """Return the arrays as the model takes them, in its order: a missing batch axis added, float16 widened."""
     check_names(arrays, inputs, origin)
     return {spec.name: check_array(arrays[spec.name], spec, origin) for spec in inputs}
 
 
 def check_array(array: Array, spec: InputSpec, origin: str) -> Array:
-    """One array, checked against its input: type, rank, dimensions and, for floats, that all values are finite."""
+    """Check one array against its input and return it: type, rank, dimensions and, for floats, finite values."""
     where = f"{origin}: input '{spec.name}'"
     check_dtype(array.dtype, spec, where)
     if array.ndim == len(spec.shape) - 1:
@@ -128,12 +128,12 @@ def _transposition(shape: tuple[int, ...], spec: InputSpec) -> str:
 
 
 def is_array_like(value: object) -> bool:
-    """Whether `as_array` takes it without guessing: a numpy array, a tensor with .numpy(), or anything like these."""
+    """Return whether `as_array` takes it without guessing: a numpy array, a tensor with .numpy(), or the like."""
     return hasattr(value, "__array__") or callable(getattr(value, "numpy", None))
 
 
 def as_array(value: Any, where: str) -> Array:
-    """A numpy array from an array, a tensor of any framework or nested lists. Nothing is copied if it can be shared."""
+    """Return a numpy array from an array, a tensor of any framework or nested lists, shared if possible."""
     if isinstance(value, np.ndarray):
         return value
     if callable(getattr(value, "numpy", None)):
@@ -148,12 +148,12 @@ def as_array(value: Any, where: str) -> Array:
 
 
 def shares_batch(inputs: Sequence[InputSpec]) -> bool:
-    """Whether the first axis of all inputs is one batch axis: the same static size everywhere, or all dynamic."""
+    """Return whether the first axis of all inputs is one batch axis: one static size, or all dynamic."""
     return all(spec.shape for spec in inputs) and len({spec.shape[0] for spec in inputs}) == 1
 
 
 def without_batch(inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
-    """The inputs with a free first axis, to check single samples that are stacked into a batch afterwards."""
+    """Return the inputs with a free first axis, to check single samples that are stacked afterwards."""
     return tuple(InputSpec(spec.name, spec.dtype, (None, *spec.shape[1:])) for spec in inputs)
 
 
@@ -207,7 +207,7 @@ def spread(held: int, count: int) -> frozenset[int]:
 
 
 def batches(selection: RowSelection, size: int, *, whole: bool) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Groups of `size` rows and whether they are held out, in the order in which the groups fill up.
+    """Yield groups of `size` rows and whether they are held out, in the order in which the groups fill up.
 
     Calibration and held-out rows are never in one group. What is left at the end is given as smaller groups, or
     dropped if only `whole` ones will do.
@@ -225,14 +225,14 @@ def batches(selection: RowSelection, size: int, *, whole: bool) -> Iterator[tupl
 
 
 def batch_count(selection: RowSelection, size: int, *, whole: bool) -> int:
-    """How many groups `batches` gives."""
+    """Return how many groups `batches` gives."""
     held = len(selection.held_out)
     used = len(selection.rows) - held
     return used // size + held // size if whole else -(-used // size) - (-held // size)
 
 
 def stream_holds_out(index: int, taken: int, held: int, *, limit: int | None, reserve: int) -> bool:
-    """Whether item `index` of a stream is held out, after `taken` samples to calibrate with and `held` held out."""
+    """Return whether item `index` of a stream is held out, after `taken` samples taken and `held` held out."""
     if limit is not None:
         return taken >= limit
     return index % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1 and held < reserve

@@ -96,7 +96,7 @@ class Shards:
 
 
 def divisible(source: Source) -> Divisible:
-    """The source, if its samples can be read elsewhere. Raises UsageError, with what to do instead, if not."""
+    """Return the source, if its samples can be read elsewhere. Raise UsageError, with what to do instead, if not."""
     if isinstance(source, ShardedSource):
         return source
     if not isinstance(source, RowSource):
@@ -115,7 +115,7 @@ def divisible(source: Source) -> Divisible:
 
 
 def dump_work(work: Work[ShardResult], dumps: Dumps = pickle.dumps) -> bytes:
-    """The work as bytes. Raises UsageError for a source that holds what cannot be pickled."""
+    """Return the work as bytes. Raise UsageError for a source that holds what cannot be pickled."""
     try:
         return dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -164,14 +164,14 @@ def _name(first: str, last: str) -> str:
 
 
 def samples_of(source: Divisible, shard: Shard) -> Iterator[PendingSample]:
-    """The samples of a shard, read where this is called."""
+    """Return the samples of a shard, read where this is called."""
     if isinstance(source, ShardedSource):
         return source.chosen([at for at, _ in shard.groups]) if shard.groups else source.shard(shard.number)
     return (source.sample(index, group, held_out=False) for index, group in shard.groups)
 
 
 def first_samples(source: Divisible, count: int) -> list[PendingSample]:
-    """The first samples that are counted, read by the parent itself."""
+    """Return the first samples that are counted, read by the parent itself."""
     return list(islice((pending for pending in source if not pending.held_out), count))
 
 
@@ -245,20 +245,20 @@ last_work = _LastWork()
 
 
 def do_from_folder(folder: str, ticket: Ticket, shard: Shard) -> Any:
-    """The result of a shard, with the model and the work in a folder that the parent made."""
+    """Return the result of a shard, with the model and the work in a folder that the parent made."""
     ticket.check()
     return last_work.get(ticket, lambda: _load_folder(Path(folder)))(shard)
 
 
 def do_from_bytes(work: bytes, model: bytes, ticket: Ticket, shard: Shard) -> Any:
-    """The result of a shard, with the model and the work as they were sent."""
+    """Return the result of a shard, with the model and the work as they were sent."""
     ticket.check()
     return last_work.get(ticket, lambda: _begin(work, _parse(model)))(shard)
 
 
 @contextmanager
 def shared_folder(work: bytes, model: ir.Model) -> Iterator[tuple[str, Ticket]]:
-    """A folder with the model and the work, for the time of the block; it is made where TMPDIR says."""
+    """Write the model and the work to a folder that exists within the block; TMPDIR says where."""
     with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
         save(model, Path(folder) / MODEL_FILE)
         (Path(folder) / WORK_FILE).write_bytes(work)
@@ -314,7 +314,7 @@ class Counting:
     vote: Vote | None
 
     def begin(self, model: ir.Model) -> Callable[[Shard], ShardCounts]:
-        """What counts a shard."""
+        """Return what counts a shard."""
         return partial(self._count, taps_of(model, self.sites).unordered)
 
     def _count(self, runner: Runner, shard: Shard) -> ShardCounts:

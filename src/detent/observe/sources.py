@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.observe.exporters import declared_images
 from detent.observe.files import (
     Found,
     ImageRows,
@@ -54,7 +53,9 @@ if TYPE_CHECKING:
 
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
-    """Name, type and shape of every graph input. Raises ModelError for one that is no tensor or has no rank."""
+    """Return name, type and shape of every graph input. Raise ModelError for one that is no tensor or has no rank."""
+    from detent.observe.exporters import declared_images  # it needs onnx, which reading data does not
+
     declared = declared_images(model)
     return tuple(_spec(value, declared) for value in model.graph.inputs)
 
@@ -101,7 +102,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str | None:
-        """Differs when the samples, their order or what is held out differ; None where nobody can know before reading.
+        """Differs when the samples, their order or what is held out differ; None if nobody can know before reading.
 
         Reads all that it covers: files up to 64 MB whole, of larger ones a page in sixteen.
         """
@@ -158,7 +159,7 @@ class RowSource:
         return (self.sample(index, group, held_out) for index, (group, held_out) in enumerate(self.groups()))
 
     def groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """The rows of each sample of a pass, and whether it is held out."""
+        """Return the rows of each sample of a pass, and whether it is held out."""
         return batches(self.selection, self.batch, whole=self.whole)
 
     def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> PendingSample:
@@ -205,7 +206,7 @@ def open_source(
     how many more to hold out, `seed` chooses at random instead of evenly, and `batch` stacks that many samples of files
     and arrays into one.
 
-    Raises `UsageError` for options that contradict the model and `DataError` for data that does not fit it.
+    Raise `UsageError` for options that contradict the model and `DataError` for data that does not fit it.
     """
     _check_numbers(limit, reserve, seed, batch)
     if not inputs:
@@ -280,7 +281,7 @@ def _length(data: object) -> int | None:
 
 
 def _batch_size(inputs: Sequence[InputSpec], batch: int | None) -> tuple[int, bool]:
-    """How many samples are stacked into a feed, and whether the model takes exactly that many and no fewer."""
+    """Return how many samples are stacked into a feed, and whether the model takes exactly that many and no fewer."""
     if not shares_batch(inputs):
         if batch not in (None, 1):
             shapes = ", ".join(f"'{spec.name}' {spec.shape_text}" for spec in inputs)
@@ -311,7 +312,7 @@ def _check_numbers(limit: int | None, reserve: int, seed: int | None, batch: int
 
 
 def peek(source: Source, count: int) -> tuple[list[PendingSample], Source]:
-    """The first `count` samples that are not held out, and the source to go on with.
+    """Return the first `count` samples that are not held out, and the source to go on with.
 
     A source that can be read only once gives them back from memory, and then the rest.
     """

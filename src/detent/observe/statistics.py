@@ -63,7 +63,7 @@ class Histogram:
 
     @classmethod
     def restore(cls, exponent: int, counts: npt.NDArray[np.int64], minimum: float, maximum: float) -> Histogram:
-        """The histogram that once had these contents. `counts` belongs to it from now on."""
+        """Return the histogram that once had these contents. `counts` belongs to it from now on."""
         histogram = cls()
         histogram._set_exponent(exponent)
         histogram.counts = counts
@@ -92,9 +92,9 @@ class Histogram:
         return max(0.0, -self.minimum, self.maximum) if self.total else 0.0
 
     def add(self, values: npt.NDArray[Any]) -> tuple[float, float] | None:
-        """Count all `values` and return their extremes; None where there are no values.
+        """Count all `values` and return their extremes; None if there are no values.
 
-        Raises NonFiniteError, and counts nothing, where one is NaN or infinite.
+        Raise NonFiniteError, and count nothing, if one is NaN or infinite.
         """
         flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
         if flat.size == 0:
@@ -112,7 +112,7 @@ class Histogram:
         return count_if_fits(flat, self.inverse_width, self.limit, self.counts, _scratch.indices, _scratch.tables)
 
     def grow_for(self, low: int, high: int) -> None:
-        """Make room for values between two keys. Raises NonFiniteError where one stands for NaN or infinity."""
+        """Make room for values between two keys. Raise NonFiniteError if one stands for NaN or infinity."""
         self._grow_to(_exponent_of(max(-_float_of(low), _float_of(high))))
 
     def note(self, low: int, high: int, size: int) -> None:
@@ -139,7 +139,7 @@ class Histogram:
 
 
 def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
-    """The counts of the same data with a range 2^steps times as wide."""
+    """Return the counts of the same data with a range 2^steps times as wide."""
     if steps == 0:
         return counts
     factor = 1 << min(steps, HALF.bit_length() - 1)  # from here on each half is one bin, the one beside zero
@@ -150,18 +150,18 @@ def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int
 
 
 def _exponent_of(magnitude: float) -> int:
-    """The least k with magnitude < 2^k."""
+    """Return the least k with magnitude < 2^k."""
     return max(math.frexp(magnitude)[1], LOWEST_EXPONENT) if magnitude else LOWEST_EXPONENT
 
 
 def _key_of(value: float) -> int:
-    """The order-preserving key of a float32."""
+    """Return the order-preserving key of a float32."""
     bits = int(np.float32(value).view(np.int32))
     return bits if bits >= 0 else bits ^ 0x7FFFFFFF
 
 
 def _float_of(key: int) -> float:
-    """The float32 behind an order-preserving key; 0.0 for either zero, so that no extreme depends on who came first."""
+    """Return the float32 of an order-preserving key; 0.0 for either zero, so that order does not matter."""
     bits = int(key) if key >= 0 else int(key) ^ 0x7FFFFFFF
     if abs(bits & 0x7FFFFFFF) >= _INFINITY_KEY:
         raise NonFiniteError
@@ -183,7 +183,7 @@ class TensorStatistics:
     votes: Counter[int] = field(default_factory=Counter)
 
     def add(self, values: npt.NDArray[Any], vote: Vote | None = None) -> None:
-        """Count one sample. Raises NonFiniteError, and counts nothing, where a value is NaN or infinite."""
+        """Count one sample. Raise NonFiniteError, and count nothing, if a value is NaN or infinite."""
         extremes = self.histogram.add(values)
         if extremes is None:
             return
@@ -221,7 +221,7 @@ def merge(into: Statistics, other: Mapping[str, TensorStatistics]) -> None:
 
 
 def fixed_point(value: float) -> int:
-    """A float32 as a whole multiple of 2^-149."""
+    """Return a float32 as a whole multiple of 2^-149."""
     numerator, denominator = value.as_integer_ratio()
     return (numerator << LEAST_FLOAT_EXPONENT) // denominator
 
@@ -256,7 +256,7 @@ class HistogramBank:
         self._tables: npt.NDArray[np.uint32] = np.zeros((TABLES, ROW), np.uint32)
 
     def add(self, tensors: Sequence[npt.NDArray[Any]]) -> None:
-        """Count one sample: an array for each tensor. Raises NonFiniteTensorError where one is not finite.
+        """Count one sample: an array for each tensor. Raise NonFiniteTensorError if one is not finite.
 
         After an error some tensors of the sample are counted and some are not: the bank is of no use any more.
         """
@@ -279,7 +279,7 @@ class HistogramBank:
         self._note_extremes(sizes)
 
     def statistics(self) -> list[TensorStatistics]:
-        """The statistics of each tensor. They belong to the caller: count with another bank from now on."""
+        """Return the statistics of each tensor. They belong to the caller: count with another bank from now on."""
         return [
             TensorStatistics(histogram, int(samples), minima, maxima)
             for histogram, samples, minima, maxima in zip(
@@ -323,5 +323,5 @@ class ExactSums:
         self._sums[numbers, np.maximum(exponent, 1)] += np.where(keys < 0, -mantissa, mantissa)
 
     def totals(self) -> list[int]:
-        """The sums."""
+        """Return the sums."""
         return [sum(int(row[at]) << int(at - 1) for at in np.flatnonzero(row)) for row in self._sums]

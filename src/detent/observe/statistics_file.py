@@ -15,7 +15,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def _describe(name: str, statistics: TensorStatistics, bins: int) -> Header:
 
 
 def unpack(body: bytes, where: str) -> tuple[Header, Statistics]:
-    """What `pack` was given. Raises DataError, naming the file `where`, for anything that it could not have written."""
+    """Return what `pack` was given. Raise DataError, naming the file `where`, for anything else."""
     try:
         header, rest = _split(body)
         return header, dict(_tensors(header.pop("tensors", None), rest))
@@ -212,75 +212,68 @@ class StatisticsFile:
     detent_version: str = __version__
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_factor(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _is_factors(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_factor, value)))
+
+
+def _is_named(value: object) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(isinstance(each, list) and _is_factors(each) for each in value.values())
+    )
+
+
+_HEADER: Mapping[str, Callable[[Any], bool]] = {
+    "model": _is_text,
+    "data": _is_text_or_none,
+    "description": _is_text,
+    "samples": lambda value: isinstance(value, int) and value >= 0,
+    "votes_for": _is_text,
+    "factors": _is_factors,
+    "absorbed": _is_named,
+    "smoothed": _is_named,
+    "alpha": lambda value: value is None or _is_factor(value),
+    "equalization": _is_text_or_none,
+    "detent_version": _is_text,
+}
+"""The fields of a header and what each may be: all of them, and no others. Format 1 lacks `equalization`."""
+
+
 def save_statistics(path: Path, file: StatisticsFile) -> None:
-    """Write the file, complete or not at all. Raises OutputError."""
-    header = {
-        "model": file.model,
-        "data": file.data,
-        "description": file.description,
-        "samples": file.samples,
-        "votes_for": file.votes_for,
-        "factors": None if file.factors is None else list(file.factors),
-        "absorbed": _listed(file.absorbed),
-        "smoothed": _listed(file.smoothed),
-        "alpha": file.alpha,
-        "equalization": file.equalization,
-        "detent_version": file.detent_version,
-    }
+    """Write the file, complete or not at all. Raise OutputError."""
+    header = {name: getattr(file, name) for name in _HEADER}
     write_sealed(path, STATISTICS, pack(header, file.statistics))
 
 
 def load_statistics(path: Path) -> StatisticsFile:
-    """Read a file. Raises DataError that names it and says why it cannot be used."""
+    """Read a file. Raise DataError that names it and says why it cannot be used."""
     header, statistics = unpack(read_sealed(path, STATISTICS), str(path))
-    texts = {key: header.pop(key, None) for key in ("model", "description", "votes_for", "detent_version")}
-    data, samples, factors, alpha = (header.pop(key, None) for key in ("data", "samples", "factors", "alpha"))
-    absorbed, smoothed, equalization = (header.pop(key, None) for key in ("absorbed", "smoothed", "equalization"))
+    fields = {name: header.pop(name, None) for name in _HEADER}
+    equalization, voted = fields["equalization"], any(each.votes for each in statistics.values())
     if (
         header
-        or not all(isinstance(text, str) for text in texts.values())
-        or not (data is None or isinstance(data, str))
-        or not isinstance(samples, int)
-        or samples < 0
-        or not _is_factors(factors)
-        or not _is_named(absorbed)
-        or not _is_named(smoothed)
-        or not (equalization is None or isinstance(equalization, str))
-        or (equalization is not None and (equalization == "none") != (factors is None))
-        or not _is_factors(None if alpha is None else [alpha])
-        or (any(each.votes for each in statistics.values()) and not texts["votes_for"])
+        or not all(fits(fields[name]) for name, fits in _HEADER.items())
+        or (equalization is not None and (equalization == "none") != (fields["factors"] is None))
+        or (voted and not fields["votes_for"])
     ):
         raise DataError(f"{path} is refused: its header is not that of a {STATISTICS.noun}. Make it again.")
-    rescaled = None if factors is None else tuple(float(factor) for factor in factors)
-    return StatisticsFile(
-        data=data,
-        samples=samples,
-        statistics=statistics,
-        factors=rescaled,
-        absorbed=_tuples(absorbed),
-        smoothed=_tuples(smoothed),
-        alpha=alpha,
-        equalization=equalization,
-        **texts,
-    )
-
-
-def _listed(named: Mapping[str, tuple[float, ...]] | None) -> dict[str, list[float]] | None:
-    return None if named is None else {name: list(each) for name, each in named.items()}
-
-
-def _tuples(named: Mapping[str, Sequence[float]] | None) -> dict[str, tuple[float, ...]] | None:
-    return None if named is None else {name: tuple(map(float, each)) for name, each in named.items()}
-
-
-def _is_factors(value: object) -> bool:
-    numbers = value if isinstance(value, list) else [] if value is None else [None]
-    return all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
-
-
-def _is_named(value: object) -> bool:
-    named = value if isinstance(value, dict) else {} if value is None else {"": None}
-    return all(isinstance(each, list) and _is_factors(each) for each in named.values())
+    if fields["factors"] is not None:
+        fields["factors"] = tuple(map(float, fields["factors"]))
+    for name in ("absorbed", "smoothed"):
+        if fields[name] is not None:
+            fields[name] = {value: tuple(map(float, each)) for value, each in fields[name].items()}
+    return StatisticsFile(statistics=statistics, **fields)
 
 
 def check_fits(

@@ -1,8 +1,8 @@
 """Data that comes one item after the other: iterables, data loaders, calibration data readers.
 
 A pass holds one item at a time and never asks for more than it needs. Items are used as they come; one with a batch
-counts as that many samples, and the last is cut where it would exceed the limit.
-Each is copied when it is taken: a reader may reuse its buffer for the next one while the last is still being read.
+counts as that many samples, and the last is cut if it would exceed the limit. Each is copied when it is taken: a reader
+may reuse its buffer for the next one while the last is still being read.
 
 A shard reader is the user's own object that reads a share of the data at a time, on whichever worker asks:
 
@@ -145,7 +145,7 @@ class StreamSource:
 
 
 def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
-    """The arrays of one item by input name, copied."""
+    """Return the arrays of one item by input name, copied."""
     if isinstance(item, Mapping):
         check_names(item, inputs, origin)
         return {name: _copy(value, f"{origin}: input '{name}'") for name, value in item.items()}
@@ -159,7 +159,7 @@ def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array
 
 
 def _rows(arrays: Mapping[str, Array], inputs: Sequence[InputSpec]) -> int:
-    """How many samples an item stacks along the batch axis that all inputs share; 1 where they share none."""
+    """Return how many samples an item stacks along the batch axis that all inputs share; 1 if they share none."""
     first = arrays[inputs[0].name]
     stacked = shares_batch(inputs) and all(arrays[spec.name].ndim == len(spec.shape) for spec in inputs)
     return first.shape[0] if stacked else 1
@@ -197,11 +197,11 @@ class ShardReader(Protocol):
     """What a user writes to calibrate with data that only the workers can read."""
 
     def shard(self, index: int, count: int) -> Iterable[Mapping[str, Array]]:
-        """The samples of share `index` out of `count`."""
+        """Return the samples of share `index` out of `count`."""
 
 
 def is_shard_reader(data: object) -> bool:
-    """Whether `data` has shard(index, count). Libraries have a shard() too, with other parameters: that is not it."""
+    """Return whether `data` has shard(index, count), not another library's shard() with other parameters."""
     shard = getattr(data, "shard", None)
     return callable(shard) and list(inspect.signature(shard).parameters) == ["index", "count"]
 
@@ -238,7 +238,7 @@ class ShardedSource:
             raise DataError(f"None of the {SHARDS} shards of the {type(self._reader).__name__} has a sample.")
 
     def shard(self, index: int) -> Iterator[PendingSample]:
-        """The samples of one shard, numbered so that no two shards share a number."""
+        """Return the samples of one shard, numbered so that no two shards share a number."""
         stream = StreamSource(
             partial(self._start, index),
             self._inputs,
@@ -252,7 +252,7 @@ class ShardedSource:
         return (replace(pending, index=pending.index * SHARDS + index) for pending in stream)
 
     def chosen(self, numbers: Sequence[int]) -> Iterator[PendingSample]:
-        """The samples of these numbers, in that order. Their shards are read as far as the last of them."""
+        """Return the samples of these numbers, in that order. Their shards are read as far as the last of them."""
         last: dict[int, int] = {}
         for number in numbers:
             last[number % SHARDS] = max(number // SHARDS, last.get(number % SHARDS, 0))
@@ -271,5 +271,5 @@ class ShardedSource:
 
 
 def share(total: int, index: int) -> int:
-    """The part of `total` that falls to shard `index`: all parts differ by at most one and add up to it."""
+    """Return the part of `total` that falls to shard `index`: all parts differ by at most one and add up to it."""
     return total * (index + 1) // SHARDS - total * index // SHARDS

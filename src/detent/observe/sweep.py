@@ -35,7 +35,7 @@ from detent.progress import Progress, silent
 
 
 def taps_of(model: ir.Model, sites: Sequence[str], providers: Sequence[str] = DEFAULT_PROVIDERS) -> Taps:
-    """The model, ready to give its outputs and then every site that is neither output nor input.
+    """Return the model, ready to give its outputs and then every site that is neither output nor input.
 
     Count with the unordered runner of the two, and compare tensors with the ordered one.
     """
@@ -43,7 +43,7 @@ def taps_of(model: ir.Model, sites: Sequence[str], providers: Sequence[str] = DE
 
 
 def fetched(model: ir.Model, sites: Sequence[str]) -> list[str]:
-    """The model's outputs, and then every site that is neither output nor input."""
+    """Return the model's outputs, and then every site that is neither output nor input."""
     inputs, outputs = ([str(value.name) for value in values] for values in (model.graph.inputs, model.graph.outputs))
     return outputs + [name for name in sites if name not in inputs and name not in outputs]
 
@@ -71,7 +71,7 @@ class SiteCounter:
         return named
 
     def count(self, sample: Sample) -> None:
-        """Run one sample and count every site. Raises DataError where one holds NaN or infinity."""
+        """Run one sample and count every site. Raise DataError if one holds NaN or infinity."""
         results = self._runner(sample.feeds, sample.origin, self._fetched) if self._fetched else []
         arrays = {**sample.feeds, **dict(zip(self._fetched, results, strict=True))}
         try:
@@ -104,7 +104,7 @@ class Observation:
     """What the sweep saw: the statistics of each site, how many samples, and what to measure the result with.
 
     `runner` is the float model, ready to give its outputs and then every site that is neither output nor input; None
-    where there are no samples at hand, because the statistics are from a file. `described` is a line about the data.
+    without samples at hand, because the statistics are from a file. `described` is a line about the data.
 
     `measured_on` are the held-out samples; where the source held none out they are the first calibration samples, and
     `in_sample` says so. `notes` is what a user should know about the checkpoint: continued, ignored, not written.
@@ -192,7 +192,7 @@ def recall(
     *,
     providers: Sequence[str] = DEFAULT_PROVIDERS,
 ) -> Observation:
-    """The observation that `file` remembers, without a sweep. `source`, if any, gives the samples to measure with.
+    """Return the observation in `file`, without a sweep. `source`, if any, gives the samples to measure with.
 
     The file must fit: see `check_fits`.
     """
@@ -206,7 +206,7 @@ def recall(
 def look(
     model: ir.Model, sites: Sequence[str], source: Source, *, providers: Sequence[str] = DEFAULT_PROVIDERS
 ) -> Observation:
-    """The samples to measure with, and no statistics: for formats that need none."""
+    """Return the samples to measure with, and no statistics: for formats that need none."""
     samples = _Stream(source, silent, frozenset())
     while samples.next() is not None:
         pass
@@ -277,7 +277,7 @@ class _Stream:
         progress(STAGE, 0, self._total)
 
     def next(self) -> PendingSample | None:
-        """The next sample to count; None at the end or after a stop. Held-out samples are set aside on the way."""
+        """Return the next sample to count; None at the end or after a stop. Held-out samples are set aside."""
         with self._lock:
             while not self._stopped:
                 pending = next(self._iterator, None)

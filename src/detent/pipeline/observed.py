@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from detent.errors import UsageError
+from detent.errors import DataError, UsageError
+from detent.evaluation.data_check import LOOKED_AT, question_data
 from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
 from detent.observe.calibration_checkpoint import Checkpoint
 from detent.observe.executors import sweep_on
-from detent.observe.samples import PendingSample
+from detent.observe.samples import PendingSample, Sample
 from detent.observe.sources import Source, peek
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
 from detent.observe.sweep import Observation, look, recall, sweep
@@ -38,7 +39,8 @@ READ_LATER = frozenset(
 class Observed:
     """The rescaled float model with its statistics, and the samples that later stages learn from and measure with.
 
-    `samples` are the first of `source`. `channels` are the sizes of weights' channels that rescaling changed.
+    `samples` are the first of `source`; `findings` are what is wrong with the data. `channels` are the
+    sizes of weights' channels that rescaling changed.
     """
 
     prepared: Prepared
@@ -48,6 +50,7 @@ class Observed:
     observation: Observation
     source: Source | None
     samples: list[PendingSample]
+    findings: Sequence[str] = ()
 
     def serves(self, job: Job) -> bool:
         """Whether a run of `job`, which differs at most in its recipe, would observe the same."""
@@ -74,14 +77,44 @@ def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
         with watch.step("equalize"):
             saved = _saved_statistics(prepared)
             samples, source = _first_samples(job, prepared.source, saved)
+            looked_at, source = _looked_at(job, samples, source)
+            questions = background.submit(_question, prepared, loading, looked_at)
             before = channel_magnitudes(model, layout)
             rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
             channels = channel_sizes(before, channel_magnitudes(model, layout))
+            findings = questions.result()
+        if findings and job.options["strict"]:
+            raise DataError(f"{findings[0]} (--strict)")
         with watch.step("calibrate"):
             observation = _statistics(prepared, source, saved, rescaling)
             original = loading.result()
             check_preparation(job, original, samples, observation)
-    return Observed(prepared, original, rescaling, channels, observation, source, samples)
+    return Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
+
+
+def _looked_at(
+    job: Job, samples: list[PendingSample], source: Source | None
+) -> tuple[list[PendingSample], Source | None]:
+    """Return the samples to question the data by, and the source to go on with. Random data is known to be wrong."""
+    if source is None or source.random or job.probes:
+        return [], source
+    return (samples[:LOOKED_AT], source) if len(samples) >= LOOKED_AT else peek(source, LOOKED_AT)
+
+
+def _question(prepared: Prepared, loading: Future[Original], looked_at: Sequence[PendingSample]) -> list[str]:
+    """Return what is wrong with the data."""
+    if not looked_at:
+        return []
+    samples = [pending.load() for pending in looked_at]
+    original, origin = loading.result(), samples[0].origin
+    guessed = prepared.source is not None and prepared.source.note.startswith("Guessed")
+    found = question_data(
+        [sample.feeds for sample in samples],
+        prepared.purpose,
+        lambda feeds: original(Sample(0, origin, feeds)),
+        guessed=guessed,
+    )
+    return [*original.unlike_training(samples), *found]
 
 
 def _saved_statistics(prepared: Prepared) -> StatisticsFile | None:

@@ -5,7 +5,7 @@ A prepared model must compute what the given one does. `Original` keeps the give
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,8 @@ from detent.devices.device import Device
 from detent.emit.output_formats import check_formats
 from detent.emulator.emulator import check_emulable
 from detent.errors import ModelError, UsageError
+from detent.evaluation.data_check import first_batch_norm, unlike_training
+from detent.evaluation.task_agreement import Purpose
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
@@ -41,11 +43,16 @@ from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
 from detent.results.quantized import Notes
+from detent.tasks.parts import OutputPart, output_parts
+from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
-HELD_OUT = 16
-"""Samples kept back to measure the result with, if the data has any to spare."""
+HELD_OUT = 64
+"""Samples kept back to measure the result with, at most; every eighth, if the data has any to spare."""
+
+HELD_OUT_BESIDE_LIMIT = 16
+"""So many at least are measured on beside those that --limit allows to calibrate with, or a fifth of the limit."""
 
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
 """How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
@@ -73,6 +80,7 @@ class Prepared:
 
     `job` is the one that was given, without a refinement that has no data to learn from. `fingerprint` is that of the
     model as it was given; None unless a file of statistics is read or written. `source` is None if no data is needed.
+    `purpose` is what the model is for and `parts` what its outputs are joined from; both are to judge the result by.
     `tail` is the post-processing that stays float.
     The next stage rescales `model` in place: a second copy of all weights would double the memory of a run.
     """
@@ -84,6 +92,8 @@ class Prepared:
     layout: Layout
     notes: Notes
     source: Source | None
+    purpose: Purpose
+    parts: Mapping[str, Sequence[OutputPart]]
     warnings: tuple[str, ...] = ()
     tail: Postprocessing | None = None
 
@@ -104,6 +114,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     with watch.step("load"):
         model = _load_float(job)
         fingerprint = fingerprint_of(model) if job.collecting.needs_identity else None
+        purpose = purpose_of(model, job.options["task"])
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
         passes = default_passes(job.shapes, [make() for make in target.preparations], job.recipe.without)
@@ -115,7 +126,8 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     job, warnings = _without_learning(job, layout)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
-    return Prepared(job, target, model, fingerprint, layout, notes, _open_data(job, model, layout), warnings, tail)
+    source, parts = _open_data(job, model, layout), output_parts(model.graph)
+    return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, warnings, tail)
 
 
 def _float_tail(job: Job, found: Postprocessing | None) -> Postprocessing | None:
@@ -206,10 +218,22 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
         input_specs(model),
         preprocess=job.preprocess,
         limit=job.options["limit"],
-        reserve=HELD_OUT,
+        reserve=held_out_beside(job.options["limit"]),
         seed=job.options["seed"],
         batch=job.options["batch"],
     )
+
+
+def purpose_of(model: ir.Model, named: str | None) -> Purpose:
+    """Return what a model is for. Raise UsageError for a task that it cannot have."""
+    metadata = dict(model.metadata_props)
+    task, why = find_task(named, model.graph, metadata)
+    return Purpose(task, why, class_count(metadata), image_size(model.graph))
+
+
+def held_out_beside(limit: int | None) -> int:
+    """Return how many samples are held out at most."""
+    return HELD_OUT if limit is None else min(HELD_OUT, max(HELD_OUT_BESIDE_LIMIT, limit // 5))
 
 
 class Original:
@@ -217,13 +241,25 @@ class Original:
 
     def __init__(self, job: Job) -> None:
         original = read(job.model)
+        self._norm = first_batch_norm(original.graph)
+        self._first = None if self._norm is None else Runner(original, [self._norm.value])
         self._types = {str(each.name): each.dtype.numpy() for each in original.graph.inputs if each.dtype is not None}
         self._runner = Runner(original)
 
     def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         """Return all outputs by name."""
-        feeds = {name: array.astype(self._types.get(name, array.dtype)) for name, array in sample.feeds.items()}
-        return dict(zip(self._runner.outputs, self._runner(feeds, sample.origin), strict=True))
+        return dict(zip(self._runner.outputs, self._runner(self._feeds(sample), sample.origin), strict=True))
+
+    def _feeds(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
+        return {name: array.astype(self._types.get(name, array.dtype)) for name, array in sample.feeds.items()}
+
+    def unlike_training(self, samples: Sequence[Sample]) -> list[str]:
+        """Say whether the first BatchNorm gets other values than in training."""
+        if self._norm is None or self._first is None:
+            return []
+        seen = [self._first(self._feeds(sample), sample.origin)[0] for sample in samples[:8]]
+        said = unlike_training(self._norm, seen)
+        return [] if said is None else [said]
 
 
 def check_preparation(job: Job, original: Original, samples: Sequence[PendingSample], observation: Observation) -> None:

@@ -1,10 +1,30 @@
-"""The fourth stage: weights, biases and ranges chosen by what they do to the answers; resumed after an interruption."""
+"""The fourth stage: weights, biases and ranges chosen by what they do to the answers; resumed after an interruption.
+
+No step may make the result worse. What a refinement makes of every layer is better there, on samples that it did not
+learn from, and still the whole may be worse. So the plan without it is a candidate too, and so is bias correction alone
+if the refinement chooses weights. Each is written into a copy of the model and run on samples that are held out, and
+the one with the least error at the outputs is taken:
+
+    error = mean over the parts of all outputs of  sum (quantized - float)^2 / sum float^2
+
+Parts count alike, however large their numbers are: boxes of 0..640 do not outweigh scores of 0..1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from detent.emit.emitter import emit
+from detent.emulator.emulator import EmulatedValues
+from detent.execute.inference import map_in_order
+from detent.graph.session import Runner
+from detent.observe.samples import PendingSample, Sample
 from detent.pipeline.observed import Observed
 from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import Stopwatch
@@ -13,7 +33,14 @@ from detent.refine.layers import LayerReport
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import refine
 from detent.refine.refinement_checkpoint import RefinementCheckpoint, identity_of
+from detent.refinements import BiasCorrection, Refinement
 from detent.results.tensors import TensorReport, describe_constants
+from detent.tasks.parts import OutputPart, output_parts
+
+JUDGING_SAMPLES = 16
+"""Held-out samples that candidates are compared on: the comparison is paired, so a few tell."""
+
+_WHOLE = OutputPart("", 0, 0, 1 << 62)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,33 +54,145 @@ class Refined:
     warnings: Sequence[str]
 
 
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan that may be the final one, what made it, and what became of each layer."""
+
+    name: str
+    plan: Plan
+    layers: Sequence[LayerReport] = ()
+
+
 def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
     """Choose weights, biases and ranges so that the planned model answers as the observed one."""
-    observed, plan, model = planned.observed, planned.plan, planned.model
-    job, samples, reference = observed.prepared.job, observed.samples, observed.prepared.model
-    refinement, threads = job.recipe.refinement, job.collecting.threads
-    constrain = planned.rules if job.recipe.search_ranges else None
-    layers: Sequence[LayerReport] = ()
+    job = planned.observed.prepared.job
+    refinement = job.recipe.refinement
     with watch.step("refine"):
         checkpoint = _checkpoint(planned)
-        if refinement is not None:
-            layers = refine(
-                model,
-                reference,
-                plan,
-                refinement,
-                samples[: refinement.samples],
-                constrain=constrain,
-                threads=threads,
-                memory=job.memory,
-                permits=planned.rules.permit,
-                checkpoint=checkpoint,
-                progress=job.progress,
-            )
-        elif constrain is not None:
-            search_ranges(model, reference, plan, constrain, samples, threads)
-        constants = describe_constants(model, plan)
-    return Refined(planned, plan, layers, constants, [] if checkpoint is None else list(checkpoint.notes))
+        candidates = [Candidate("no refinement", planned.plan)]
+        if refinement is not None or job.recipe.search_ranges:
+            candidates.append(_refined(planned, refinement, checkpoint, ranges=job.recipe.search_ranges))
+        if refinement is not None and refinement.learns_weights and JudgedOutputs.can_judge(planned):
+            candidates.insert(1, _refined(planned, BiasCorrection(), None, ranges=False))
+        best, notes = _best(planned, candidates)
+        constants = describe_constants(planned.model, best.plan)
+    notes += [] if checkpoint is None else list(checkpoint.notes)
+    return Refined(planned, best.plan, best.layers, constants, notes)
+
+
+def _refined(
+    planned: Planned, refinement: Refinement | None, checkpoint: RefinementCheckpoint | None, *, ranges: bool
+) -> Candidate:
+    """Refine a copy of the plan."""
+    observed, model = planned.observed, planned.model
+    job, samples, reference = observed.prepared.job, observed.samples, observed.prepared.model
+    plan = replace(
+        planned.plan,
+        params=dict(planned.plan.params),
+        moves=list(planned.plan.moves),
+        refined=dict(planned.plan.refined),
+    )
+    constrain = planned.rules if ranges else None
+    if refinement is None:
+        assert constrain is not None, "there is something to refine"
+        search_ranges(model, reference, plan, constrain, samples, job.collecting.threads)
+        return Candidate("The search for ranges", plan)
+    layers = refine(
+        model,
+        reference,
+        plan,
+        refinement,
+        samples[: refinement.samples],
+        constrain=constrain,
+        threads=job.collecting.threads,
+        memory=job.memory,
+        permits=planned.rules.permit,
+        checkpoint=checkpoint,
+        progress=job.progress,
+    )
+    return Candidate(refinement.name + (" with the search for ranges" if ranges else ""), plan, layers)
+
+
+def _best(planned: Planned, candidates: Sequence[Candidate]) -> tuple[Candidate, list[str]]:
+    """Return the candidate with the least error at the outputs, and say so if that is not the one asked for."""
+    wanted = candidates[-1]
+    if len(candidates) == 1 or not JudgedOutputs.can_judge(planned):
+        return wanted, []
+    judged = JudgedOutputs(planned)
+    errors = [judged.error(candidate.plan) for candidate in candidates]
+    # The later one on a tie: it was asked for.
+    at = max(range(len(errors)), key=lambda each: (-errors[each], each))
+    best = candidates[at]
+    if best is wanted:
+        return wanted, []
+    with_it, without = (_decibels(errors[each]) for each in (-1, at))
+    instead = "the plan without it" if at == 0 else f"{best.name} alone"
+    return best, [
+        f"{wanted.name} was taken back: on {len(judged.samples)} samples that it did not learn from, the outputs were "
+        f"at {with_it} with it and at {without} with {instead}. More calibration samples may help it."
+    ]
+
+
+def _decibels(error: float) -> str:
+    return f"{-10 * math.log10(error):.1f} dB" if 0.0 < error < math.inf else "no signal at all"
+
+
+class JudgedOutputs:
+    """The outputs of the model as it was given, on held-out samples, to compare candidates with."""
+
+    def __init__(self, planned: Planned) -> None:
+        self._planned = planned
+        observed = planned.observed
+        self._threads = observed.prepared.job.collecting.threads
+        self.samples = observed.observation.measured_on[:JUDGING_SAMPLES]
+        self._expected = [outputs for _, outputs in map_in_order(self._answer, self.samples, self._threads)]
+        self._parts = output_parts(observed.prepared.model.graph)
+
+    @staticmethod
+    def can_judge(planned: Planned) -> bool:
+        """Whether there are samples to run."""
+        return planned.observed.observation.runner is not None and bool(planned.observed.observation.measured_on)
+
+    def error(self, plan: Plan) -> float:
+        """Return the error at the outputs of the model that is quantized as planned; infinity if it is not finite."""
+        recipe, model = self._planned.job.recipe, self._planned.model.clone()
+        emit(model, plan, recipe.format, weight_pairs=recipe.weight_pairs, dedicated_pairs=recipe.dedicated_pairs)
+        names = [str(value.name) for value in model.graph.outputs]
+        run = Runner(model, names, exact=True) if recipe.emulated is None else EmulatedValues(model, recipe.emulated)
+
+        def sums(at: int) -> dict[tuple[str, str], tuple[float, float]]:
+            sample = self.samples[at].load()
+            found = dict(zip(names, run(sample.feeds, sample.origin, names), strict=True))
+            return self._sums(self._expected[at], found)
+
+        noise: dict[tuple[str, str], float] = {}
+        signal: dict[tuple[str, str], float] = {}
+        for _, found in map_in_order(sums, range(len(self.samples)), self._threads):
+            for part, (wrong, right) in found.items():
+                noise[part] = noise.get(part, 0.0) + wrong
+                signal[part] = signal.get(part, 0.0) + right
+        shares = [noise[part] / signal[part] for part in noise if signal[part] > 0.0]
+        error = float(np.mean(shares)) if shares else 0.0
+        return error if math.isfinite(error) else math.inf
+
+    def _answer(self, pending: PendingSample) -> Mapping[str, npt.NDArray[Any]]:
+        sample: Sample = pending.load()
+        return self._planned.observed.original(sample)
+
+    def _sums(
+        self, expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]
+    ) -> dict[tuple[str, str], tuple[float, float]]:
+        """Return the noise and the signal of each part of each output, for one sample."""
+        sums = {}
+        for name, right in expected.items():
+            wrong = found.get(name)
+            if wrong is None or right.dtype.kind != "f" or right.shape != wrong.shape:
+                continue
+            for part in self._parts.get(name, (_WHOLE,)):
+                x, y = (array if part is _WHOLE else part.of(array) for array in (right, wrong))
+                x = x.astype(np.float64)
+                sums[name, part.label] = float(np.square(y - x).sum()), float(np.square(x).sum())
+        return sums
 
 
 def _checkpoint(planned: Planned) -> RefinementCheckpoint | None:

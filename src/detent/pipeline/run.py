@@ -71,7 +71,7 @@ class Run:
         written, planned, observed = self.written, self.planned, self.observed
         prepared, observation, plan = self.prepared, self.observed.observation, self.refined.plan
         notes = Notes(planned.notes.changes, [*planned.notes.declined, *written.declined])
-        calibration = _calibration(prepared.job, observed.source, observation)
+        calibration = _calibration(prepared.job, observed.source, observation, observed.findings)
         nodes, recipe = list(plan.layout.decisions.values()), prepared.job.recipe
         fidelity, tensors, in_sample = written.fidelity, written.tensors, observation.in_sample
         remarks = [
@@ -128,11 +128,14 @@ class Run:
         )
 
 
-def _calibration(job: Job, source: Source | None, observation: Observation) -> Calibration:
+def _calibration(
+    job: Job, source: Source | None, observation: Observation, findings: Sequence[str] = ()
+) -> Calibration:
     """Describe what the statistics were counted on."""
     described = observation.described
     if job.collecting.reuse is not None:
         described = f"the statistics in {job.collecting.reuse} ({described})"
     preprocess = source.preprocess.to_dict() if source is not None and source.preprocess else None
     note = "" if source is None else source.note
-    return Calibration(described, observation.samples, source is not None and source.random, preprocess, note)
+    random = source is not None and source.random
+    return Calibration(described, observation.samples, random, preprocess, note, findings)

@@ -41,6 +41,9 @@ from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, TensorReport, describe_activations
 from detent.version import __version__
 
+EMULATED = 16
+"""Samples to measure on if a model is computed in integers, which takes several times as long."""
+
 
 @dataclass(frozen=True, eq=False)
 class Written:
@@ -153,9 +156,11 @@ def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
         observation.runner,
         first.model,
         {name: first.rounded[name] for name in observed.prepared.sites},
-        observation.measured_on,
+        observation.measured_on if job.recipe.emulated is None else observation.measured_on[:EMULATED],
         original=observed.original if observed.rescaling.changed else None,
         emulate=job.recipe.emulated,
+        purpose=observed.prepared.purpose,
+        parts=observed.prepared.parts,
         threads=job.collecting.threads,
         progress=job.progress,
     )

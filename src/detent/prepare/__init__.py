@@ -1,6 +1,6 @@
 """Float-to-float rewrites that leave a model's function as it is and its graph easier to quantize.
 
-One pass is one class in one file. `default_passes` lists them in the order in which they help each other, `prepare`
+One pass is one class. `default_passes` lists them in the order in which they help each other, `prepare`
 runs a list and returns what was done.
 """
 
@@ -78,7 +78,7 @@ def default_passes(
     for_target: Iterable[Pass] | None = None,
     without: Collection[str] = (),
 ) -> list[Pass]:
-    """All passes, in order. `for_target` are the rewrites that a device asks for; by default all that there are.
+    """Return all passes, in order. `for_target` are the rewrites that a device asks for; by default all.
 
     `without` are names of steps (`Pass.step`) that are left out.
 

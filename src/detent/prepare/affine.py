@@ -38,7 +38,7 @@ from detent.graph.values import (
     take_over,
     why_not_sole,
 )
-from detent.prepare.base import Pass, as_float64, int_attribute, ints_attribute
+from detent.prepare.base import OperatorPass, Pass, as_float64, int_attribute, ints_attribute
 
 Array = npt.NDArray[np.float64]
 
@@ -51,11 +51,11 @@ class Affine:
     shift: Array
 
     def over(self, channels: int) -> Affine:
-        """The same map with one entry per channel."""
+        """Return the same map with one entry per channel."""
         return Affine(np.broadcast_to(self.scale, (channels,)), np.broadcast_to(self.shift, (channels,)))
 
     def fits(self, channels: int) -> bool:
-        """Whether the map has one entry, or one for each of the channels."""
+        """Return whether the map has one entry, or one for each of the channels."""
         return self.scale.size in (1, channels)
 
 
@@ -87,7 +87,7 @@ class Layer:
 
 
 def read_layer(node: ir.Node) -> Layer | str:
-    """The layer that a Conv, ConvTranspose, Gemm or MatMul is, or the reason why it cannot take a map in."""
+    """Return the layer that a Conv, ConvTranspose, Gemm or MatMul is, or the reason why it cannot take a map in."""
     weight, bias_value = constant(input_at(node, 1)), input_at(node, 2)
     if weight is None:
         return f"the weight of {node.op_type} '{node.name}' is not constant"
@@ -114,7 +114,7 @@ def read_layer(node: ir.Node) -> Layer | str:
 
 
 def fold_after(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
-    """Fold a map of the node's output into the node. Returns the reason where it cannot be, and None when done."""
+    """Fold a map of the node's output into the node. Return the reason if it cannot be, and None when done."""
     layer = read_layer(node)
     if isinstance(layer, str):
         return layer
@@ -126,7 +126,7 @@ def fold_after(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> s
 
 
 def fold_before(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
-    """Fold a map of the node's data input into the node. Returns the reason where it cannot be, and None when done."""
+    """Fold a map of the node's data input into the node. Return the reason if it cannot be, and None when done."""
     layer = read_layer(node)
     if isinstance(layer, str):
         return layer
@@ -142,7 +142,7 @@ def fold_before(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> 
 
 
 def _why_not_before(node: ir.Node, affine: Affine) -> str | None:
-    """Why a map of the data input cannot move into this layer, or None where it can."""
+    """Return why a map of the data input cannot move into this layer, or None if it can."""
     if node.op_type == "Conv":
         padded = any(ints_attribute(node, "pads") or [])
         auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
@@ -157,7 +157,7 @@ def _why_not_before(node: ir.Node, affine: Affine) -> str | None:
 
 
 def _scale_outputs(layer: Layer, scale: Array) -> Array:
-    """The weight with every output channel multiplied by its factor."""
+    """Return the weight with every output channel multiplied by its factor."""
     weight = layer.weight
     if layer.node.op_type == "ConvTranspose":
         spatial = weight.shape[2:]
@@ -170,7 +170,7 @@ def _scale_outputs(layer: Layer, scale: Array) -> Array:
 
 
 def _along_inputs(layer: Layer, per_input: Array) -> Array:
-    """A vector over the input channels, shaped so that it multiplies the weight."""
+    """Return a vector over the input channels, shaped so that it multiplies the weight."""
     if layer.node.op_type == "Conv":
         out, depth = layer.weight.shape[:2]
         by_group = np.repeat(per_input.reshape(layer.group, depth), out // layer.group, axis=0)
@@ -179,7 +179,7 @@ def _along_inputs(layer: Layer, per_input: Array) -> Array:
 
 
 def _apply_to_constant(layer: Layer, per_input: Array) -> Array:
-    """What the layer, without bias, makes of an input that is constant per channel: one number per output channel."""
+    """Return what the layer, without bias, makes of an input that is constant per channel, per output channel."""
     product = layer.weight * _along_inputs(layer, per_input)
     by_output = layer.node.op_type == "Conv" or layer.transposed
     total: Array = product.sum(axis=tuple(range(1, product.ndim)) if by_output else 0)
@@ -187,7 +187,7 @@ def _apply_to_constant(layer: Layer, per_input: Array) -> Array:
 
 
 def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Array) -> str | None:
-    """Give the node its new parameters. A bias of zeros is not added where there was none."""
+    """Give the node its new parameters. A bias of zeros is not added if there was none."""
     node = layer.node
     with np.errstate(over="ignore"):
         stored, stored_bias = weight.astype(layer.dtype), bias.astype(layer.dtype)
@@ -207,11 +207,10 @@ def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Arra
     return None
 
 
-_OPERATORS = ("Mul", "Add", "Sub", "Div")
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
-class FoldAffine(Pass):
+class FoldAffine(OperatorPass):
     """Fold arithmetic with a constant into the Conv, ConvTranspose or Gemm before it.
 
     Cases:
@@ -222,22 +221,17 @@ class FoldAffine(Pass):
       graph output, or whose parameters are not constant.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every such operator of the main graph."""
-        for node in model.graph:
-            if is_standard(node, *_OPERATORS):
-                self._visit(model, node)
+    operators = ("Mul", "Add", "Sub", "Div")
 
-    def _visit(self, model: ir.Model, node: ir.Node) -> None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Fold the operator if a layer and a constant are its inputs, in either order."""
         for index in (0, 1):
             source, array = node.inputs[index], constant(node.inputs[1 - index])
             layer = None if source is None else source.producer()
             if array is None or layer is None or not is_standard(layer, *_LAYERS):
                 continue
-            reason = self._fold(model, node, index, layer, array)
-            if reason is not None:
-                self.decline(node, reason)
-            return
+            return self._fold(model, node, index, layer, array)
+        return None
 
     def _fold(self, model: ir.Model, node: ir.Node, index: int, layer: ir.Node, array: npt.NDArray[Any]) -> str | None:
         """Fold the operator, which reads the layer at an input, into the layer; the reason where it cannot be."""
@@ -262,7 +256,7 @@ class FoldAffine(Pass):
 
 
 def per_channel(array: npt.NDArray[Any], dims: int | None) -> Array | None:
-    """The constant as a vector over dimension 1 of a value with so many dimensions, or None where it is not one."""
+    """Return the constant as a vector over dimension 1 of a value with so many dimensions, or None if it is not one."""
     if dims is None or array.ndim > dims:
         return None
     shape = (1,) * (dims - array.ndim) + array.shape
@@ -272,7 +266,7 @@ def per_channel(array: npt.NDArray[Any], dims: int | None) -> Array | None:
 
 
 def _as_affine(op_type: str, vector: Array, constant_first: bool) -> Affine | None:
-    """What the operator does to the layer's output, or None where that is not affine."""
+    """Return what the operator does to the layer's output, or None if that is not affine."""
     one, zero = np.ones_like(vector), np.zeros_like(vector)
     if op_type == "Mul":
         return Affine(vector, zero)

@@ -1,4 +1,4 @@
-"""What every pass of this room shares: a base class that keeps notes, and fresh names.
+"""What every pass shares: a base class that keeps notes and makes fresh names.
 
 A pass takes a float model and leaves a float model that computes the same function. It works on the nodes of the main
 graph only. Bodies of If, Loop and Scan are left alone, but what they capture counts as a use, because `onnx_ir` records
@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ class Pass(ir.passes.InPlacePass):
 
     @classmethod
     def step(cls) -> str:
-        """The name by which a recipe leaves the pass out or asks for it: SplitToSlice is `split_to_slice`."""
+        """Return the name by which a recipe leaves the pass out or asks for it: SplitToSlice is `split_to_slice`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     @abc.abstractmethod
@@ -89,44 +89,62 @@ class Pass(ir.passes.InPlacePass):
         self.declined.append(Change(_label(node), why, type(self).__name__))
 
     def fresh(self, model: ir.Model, node: ir.Node, role: str) -> str:
-        """A value name that nothing in the model has, derived from the node: `<node>/<role>`."""
+        """Return a value name that nothing in the model has, derived from the node: `<node>/<role>`."""
         if self._names is None:
             self._names = Names(model)
         return self._names.fresh(f"{_stem(node)}/{role}")
 
     def initializer(self, model: ir.Model, node: ir.Node, role: str, array: npt.NDArray[Any]) -> ir.Value:
-        """A new initializer of the main graph that holds the array, named after the node and its role."""
+        """Return a new initializer of the main graph that holds the array, named after the node and its role."""
         return values.add_initializer(model.graph, self.fresh(model, node, role), array)
 
 
+class OperatorPass(Pass):
+    """A pass that looks at the nodes of some `operators` one by one."""
+
+    operators: ClassVar[tuple[str, ...]]
+
+    def run(self, model: ir.Model) -> None:
+        """Visit every such node of the main graph, and note why it was left as it was."""
+        for node in model.graph:
+            if values.is_standard(node, *self.operators):
+                reason = self.visit(model, node)
+                if reason is not None:
+                    self.decline(node, reason)
+
+    @abc.abstractmethod
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Rewrite the node and return None, or return why it stays. None without a change: not what is looked for."""
+
+
 def main_opset(model: ir.Model) -> int:
-    """The version of the standard operators that the model imports."""
+    """Return the version of the standard operators that the model imports."""
     return model.opset_imports.get("", 1)
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute, or its default."""
+    """Return an integer attribute, or its default."""
     return node.attributes.get_int(name, default)
 
 
 def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
-    """An attribute that is a list of integers, or None where the node does not have it."""
+    """Return an attribute that is a list of integers, or None if the node does not have it."""
     found = node.attributes.get_ints(name)
     return None if found is None else list(found)
 
 
 def as_float64(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The array in double precision."""
+    """Return the array in double precision."""
     return cast("npt.NDArray[np.float64]", array.astype(np.float64))
 
 
 def _stem(node: ir.Node) -> str:
-    """What names are derived from: the node's name, or that of its first named output where it has none."""
+    """Return what names are derived from: the node's name, or that of its first named output if it has none."""
     if node.name:
         return node.name
     return next((value.name for value in node.outputs if value.name), node.op_type)
 
 
 def _label(node: ir.Node | str) -> str:
-    """How a note calls a node."""
+    """Return how a note calls a node."""
     return node if isinstance(node, str) else _stem(node)

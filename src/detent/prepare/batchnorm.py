@@ -32,13 +32,13 @@ from detent.graph.values import (
     why_not_sole,
 )
 from detent.prepare.affine import Affine, fold_after, fold_before
-from detent.prepare.base import Pass, as_float64, int_attribute
+from detent.prepare.base import OperatorPass, as_float64, int_attribute
 
 _PARAMETERS = ("scale", "bias", "mean", "variance")
 
 
 def read_batchnorm(node: ir.Node) -> Affine | str:
-    """The map that a BatchNormalization is, or the reason why it is not a fixed one."""
+    """Return the map that a BatchNormalization is, or the reason why it is not a fixed one."""
     if int_attribute(node, "training_mode", 0):
         return "it is in training mode"
     if any(not is_unused(value) for value in node.outputs[1:]):
@@ -57,7 +57,7 @@ def read_batchnorm(node: ir.Node) -> Affine | str:
     return Affine(scale, beta - mean * scale)
 
 
-class FoldBatchNorm(Pass):
+class FoldBatchNorm(OperatorPass):
     """Fold BatchNormalization with constant parameters into a neighbour with constant weights.
 
     Cases:
@@ -69,24 +69,21 @@ class FoldBatchNorm(Pass):
     - in training mode, with parameters that are not constant, or between two other things: declined.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every BatchNormalization of the main graph."""
-        for node in model.graph:
-            if not is_standard(node, "BatchNormalization"):
-                continue
-            affine = read_batchnorm(node)
-            if isinstance(affine, str):
-                self.decline(node, affine)
-                continue
-            backward = self._backward(model, node, affine)
-            if backward is None:
-                continue
-            forward = self._forward(model, node, affine)
-            if forward is not None:
-                self.decline(node, f"not into the layer before it: {backward}; not into the layer after it: {forward}")
+    operators = ("BatchNormalization",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Fold it into the layer before it, else into the layer after it."""
+        affine = read_batchnorm(node)
+        if isinstance(affine, str):
+            return affine
+        backward = self._backward(model, node, affine)
+        forward = None if backward is None else self._forward(model, node, affine)
+        if forward is None:
+            return None
+        return f"not into the layer before it: {backward}; not into the layer after it: {forward}"
 
     def _backward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
-        """Fold into the producer; the reason where that is not possible."""
+        """Fold into the producer; the reason if that is not possible."""
         source, output = node.inputs[0], node.outputs[0]
         if source is None:
             return "it has no input"
@@ -107,7 +104,7 @@ class FoldBatchNorm(Pass):
         return None
 
     def _forward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
-        """Fold into the only reader; the reason where that is not possible."""
+        """Fold into the only reader; the reason if that is not possible."""
         source, output = node.inputs[0], node.outputs[0]
         use = sole_use(output, model.graph)
         if source is None or use is None:
@@ -129,7 +126,7 @@ class FoldBatchNorm(Pass):
         return None
 
 
-class BatchNormToConv(Pass):
+class BatchNormToConv(OperatorPass):
     """Replace BatchNormalization by a depthwise Conv.
 
     Cases:
@@ -137,15 +134,10 @@ class BatchNormToConv(Pass):
     - declined: another rank or an unknown one, training mode, parameters that are not constant.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every BatchNormalization of the main graph."""
-        for node in model.graph:
-            if is_standard(node, "BatchNormalization"):
-                reason = self._convert(model, node)
-                if reason is not None:
-                    self.decline(node, reason)
+    operators = ("BatchNormalization",)
 
-    def _convert(self, model: ir.Model, node: ir.Node) -> str | None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Convert it if its parameters are constant and its rank is one that Conv has."""
         affine = read_batchnorm(node)
         if isinstance(affine, str):
             return affine

@@ -24,7 +24,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from detent.graph.session import RUNTIME_ERRORS, first_line
+from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
 from detent.graph.values import (
     add_initializer,
     bypass,
@@ -43,7 +43,7 @@ _INLINE_LIMIT = 1024
 
 
 def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value]) -> list[Any] | str:
-    """The arrays of the wanted outputs of the nodes, or the first line of onnxruntime's reason why not.
+    """Return the arrays of the wanted outputs of the nodes, or the first line of onnxruntime's reason why not.
 
     Large constants are fed as inputs, so that they are neither copied into the model nor limited by its format. Small
     ones are initializers, because some kernels want their axes and sizes when the session is made.
@@ -69,10 +69,8 @@ def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value])
     )
     opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
     proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
-    options = onnxruntime.SessionOptions()
+    options = session_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
         results: list[Any] = session.run([str(value.name) for value in wanted], feeds)
@@ -186,7 +184,7 @@ class FoldConstants(Pass):
             self.decline(node, reason)
 
     def _evaluate(self, model: ir.Model) -> None:
-        """Evaluate what is constant, and put the results in the place of the nodes."""
+        """Evaluate what is constant, and replace the nodes by the results."""
         folded, sizes = self._find(model.graph)
         wanted = [value for node in folded for value in node.outputs if _leaves(value, folded)]
         if not wanted:
@@ -208,7 +206,7 @@ class FoldConstants(Pass):
                 self.changed(node, f"{node.op_type} of constants evaluated")
 
     def _find(self, graph: ir.Graph) -> tuple[dict[ir.Node, None], dict[ir.Node, int]]:
-        """The nodes to evaluate, in order, and the bytes of the constants that each is computed from."""
+        """Return the nodes to evaluate, in order, and the bytes of the constants that each is computed from."""
         folded: dict[ir.Node, None] = {}
         sizes: dict[ir.Node, int] = {}
         for node in graph:
@@ -229,7 +227,7 @@ class FoldConstants(Pass):
         return folded, sizes
 
     def _replace(self, model: ir.Model, value: ir.Value, array: npt.NDArray[Any]) -> None:
-        """Put an initializer of the same name in the place of a value; its node is removed once nothing needs it."""
+        """Replace a value by an initializer of the same name; its node is removed once nothing needs it."""
         name = str(value.name)
         node = value.producer()
         value.replace_all_uses_with(add_initializer(model.graph, name, array))
@@ -240,12 +238,12 @@ class FoldConstants(Pass):
 
 
 def _asks_for_shapes(graph: ir.Graph) -> bool:
-    """Whether a shape that is not known yet would make further constants."""
+    """Return whether a shape that is not known yet would make further constants."""
     return any(is_standard(node, "Shape", "Size") for node in graph)
 
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
-    """The tensor of a Constant node, as a new object; whichever attribute holds it."""
+    """Return the tensor of a Constant node, as a new object; whichever attribute holds it."""
     if len(node.attributes) != 1:
         return None
     ((kind, attribute),) = node.attributes.items()
@@ -265,7 +263,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def _input_bytes(node: ir.Node, sizes: dict[ir.Node, int]) -> int | None:
-    """The bytes of the constants behind a node, or None where an input is not constant or not numpy's."""
+    """Return the bytes of the constants behind a node, or None if an input is not constant or not numpy's."""
     if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
         return None
     total = 0
@@ -284,7 +282,7 @@ def _input_bytes(node: ir.Node, sizes: dict[ir.Node, int]) -> int | None:
 
 
 def _known_bytes(node: ir.Node) -> int:
-    """The bytes of the outputs, as far as shapes are known before the evaluation."""
+    """Return the bytes of the outputs, as far as shapes are known before the evaluation."""
     return sum(
         int(math.prod(value.shape.numpy()) * value.dtype.itemsize)
         for value in node.outputs
@@ -293,7 +291,7 @@ def _known_bytes(node: ir.Node) -> int:
 
 
 def _leaves(value: ir.Value, folded: dict[ir.Node, None]) -> bool:
-    """Whether something that is not evaluated reads the value."""
+    """Return whether something that is not evaluated reads the value."""
     return any(use.node not in folded for use in value.uses())
 
 
@@ -328,7 +326,7 @@ class RemoveIdentity(Pass):
 
 
 def _is_neutral(node: ir.Node) -> bool:
-    """Whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape alone."""
+    """Return whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape alone."""
     if not is_standard(node, *_NEUTRAL) or node.inputs[0] is None:
         return False
     array, dims = constant(input_at(node, 1)), rank(node.inputs[0])
@@ -338,7 +336,7 @@ def _is_neutral(node: ir.Node) -> bool:
 
 
 def _why_trains(node: ir.Node) -> str | None:
-    """Why a Dropout does more than pass its input on, or None."""
+    """Return why a Dropout does more than pass its input on, or None."""
     if any(not is_unused(value) for value in node.outputs[1:]):
         return "the mask of Dropout is used"
     training = input_at(node, 2)
@@ -382,7 +380,7 @@ class SeparateInitializers(Pass):
             self.changed(str(value.name), f"{count} more uses got copies of it")
 
     def _shared(self, graph: ir.Graph) -> set[ir.Value]:
-        """The float initializers with more than one use."""
+        """Return the float initializers with more than one use."""
         shared = set()
         for value in graph.initializers.values():
             if value.dtype != ir.DataType.FLOAT or sum(use.node.op_type != "Clip" for use in value.uses()) < 2:
@@ -395,5 +393,5 @@ class SeparateInitializers(Pass):
 
 
 def _has_fixed_use(value: ir.Value, graph: ir.Graph) -> bool:
-    """Whether the original is needed where this pass does not look."""
+    """Return whether the original is needed where this pass does not look."""
     return value.is_graph_output() or any(use.node.graph is not graph for use in value.uses())

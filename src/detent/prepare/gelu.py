@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import is_standard
-from detent.prepare.base import Pass, main_opset
-from detent.prepare.patterns import number, replace_nodes, why_it_escapes
+from detent.graph.values import is_standard, scalar_of
+from detent.prepare.base import OperatorPass, main_opset
+from detent.prepare.patterns import replace_nodes, why_it_escapes
 
 FIRST_OPSET = 20
 TOLERANCE = 1e-5
@@ -43,8 +43,8 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 _POINTS = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])
 
 
-class FuseGelu(Pass):
-    """Put Gelu in the place of the subgraph.
+class FuseGelu(OperatorPass):
+    """Replace the subgraph by Gelu.
 
     Cases:
     - the exact form around an Erf, and the approximated one around a Tanh, in every order of their factors;
@@ -53,22 +53,17 @@ class FuseGelu(Pass):
     - left alone without a note: an Erf or Tanh that is part of something else.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every Erf and Tanh of the main graph."""
-        for node in model.graph:
-            if is_standard(node, "Erf", "Tanh"):
-                self._visit(model, node)
+    operators = ("Erf", "Tanh")
 
-    def _visit(self, model: ir.Model, node: ir.Node) -> None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Fuse the Gelu around the node, if what is around it computes one."""
         expected = _gelu(node.op_type == "Tanh")
         for result in _values_after(node):
             for source in _values_before(node):
                 nodes = _nodes_between(source, result)
                 if nodes is not None and _agrees(nodes, source, result, expected):
-                    reason = self._fuse(model, nodes, source, result, node.op_type == "Tanh")
-                    if reason is not None:
-                        self.decline(node, reason)
-                    return
+                    return self._fuse(model, nodes, source, result, node.op_type == "Tanh")
+        return None
 
     def _fuse(
         self, model: ir.Model, nodes: list[ir.Node], source: ir.Value, result: ir.Value, approximated: bool
@@ -92,7 +87,7 @@ def _gelu(approximated: bool) -> Floats:
 
 
 def _values_after(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that are computed from the node's result alone, one after the other."""
+    """Yield the values that are computed from the node's result alone, one after the other."""
     value = node.outputs[0]
     for _ in range(STEPS_AFTER):
         readers = [use.node for use in value.uses()]
@@ -103,7 +98,7 @@ def _values_after(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _values_before(node: ir.Node) -> list[ir.Value]:
-    """The values that the node's input is computed from, nearest first."""
+    """Return the values that the node's input is computed from, nearest first."""
     found: dict[ir.Value, None] = {}
     level = [node.inputs[0]]
     for _ in range(STEPS_BEFORE):
@@ -114,15 +109,15 @@ def _values_before(node: ir.Node) -> list[ir.Value]:
 
 
 def _varies(value: ir.Value | None) -> bool:
-    return value is not None and not value.is_initializer() and number(value) is None
+    return value is not None and not value.is_initializer() and scalar_of(value) is None
 
 
 def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
-    """The nodes that compute the result from the source and single numbers, in order; None where it needs more."""
+    """Return the nodes that compute the result from the source and single numbers, in order; None if it needs more."""
     found: list[ir.Node] = []
 
     def visit(value: ir.Value | None) -> bool:
-        if value is source or number(value) is not None:
+        if value is source or scalar_of(value) is not None:
             return True
         node = None if value is None else value.producer()
         if node is None or not is_standard(node, *_ARITHMETIC) or len(found) >= MOST_NODES:
@@ -137,10 +132,10 @@ def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
 
 
 def _agrees(nodes: list[ir.Node], source: ir.Value, result: ir.Value, expected: Floats) -> bool:
-    """Whether the nodes compute what is expected, all over the range."""
+    """Return whether the nodes compute what is expected, all over the range."""
     known: dict[ir.Value | None, Any] = {source: _POINTS}
-    with np.errstate(all="ignore"):  # what is no Gelu may well divide by zero
+    with np.errstate(all="ignore"):  # other subgraphs may divide by zero
         for node in nodes:
-            inputs = [known[value] if value in known else number(value) for value in node.inputs]
+            inputs = [known[value] if value in known else scalar_of(value) for value in node.inputs]
             known[node.outputs[0]] = _ARITHMETIC[node.op_type](*inputs)
     return bool(np.allclose(known[result], expected, rtol=TOLERANCE, atol=TOLERANCE))

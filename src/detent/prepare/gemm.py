@@ -25,10 +25,10 @@ from detent.graph.values import (
     why_not_sole,
 )
 from detent.prepare.affine import per_channel
-from detent.prepare.base import Pass, as_float64
+from detent.prepare.base import OperatorPass, Pass, as_float64
 
 
-class MatMulToGemm(Pass):
+class MatMulToGemm(OperatorPass):
     """Merge MatMul and the Add after it.
 
     Cases:
@@ -37,20 +37,16 @@ class MatMulToGemm(Pass):
     - left alone without a note: a MatMul of two computed values, and an Add of two computed values.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every Add of the main graph."""
-        for node in model.graph:
-            if not is_standard(node, "Add"):
-                continue
-            for index in (0, 1):
-                product = node.inputs[index]
-                layer = None if product is None else product.producer()
-                if product is None or layer is None or not is_standard(layer, "MatMul"):
-                    continue
-                reason = self._merge(model, layer, node, product, node.inputs[1 - index])
-                if reason is not None:
-                    self.decline(node, reason)
-                break
+    operators = ("Add",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Merge the Add with a MatMul on either side of it."""
+        for index in (0, 1):
+            product = node.inputs[index]
+            layer = None if product is None else product.producer()
+            if product is not None and layer is not None and is_standard(layer, "MatMul"):
+                return self._merge(model, layer, node, product, node.inputs[1 - index])
+        return None
 
     def _merge(
         self, model: ir.Model, layer: ir.Node, add: ir.Node, product: ir.Value, bias: ir.Value | None

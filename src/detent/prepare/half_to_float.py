@@ -50,7 +50,7 @@ class HalfToFloat(Pass):
 
 
 def _convert_graph(graph: ir.Graph) -> int:
-    """Convert what a graph holds; returns how many things were changed."""
+    """Convert what a graph holds; return how many things were changed."""
     count = sum(_convert_value(value) for value in (*graph.inputs, *graph.outputs))
     for value in tuple(graph.initializers.values()):
         tensor = value.const_value
@@ -65,7 +65,7 @@ def _convert_graph(graph: ir.Graph) -> int:
 
 
 def _convert_value(value: ir.Value) -> int:
-    """Change the type of a value; returns how many were changed."""
+    """Change the type of a value; return how many were changed."""
     if value.type is None:
         return 0
     new = _convert_type(value.type)
@@ -76,7 +76,7 @@ def _convert_value(value: ir.Value) -> int:
 
 
 def _convert_type(old: ir.TypeProtocol) -> ir.TypeProtocol | None:
-    """The type with float32 in the place of half, or None where there is no half in it."""
+    """Return the type with float32 instead of half, or None if there is no half in it."""
     if isinstance(old, ir.TensorType):
         return ir.TensorType(ir.DataType.FLOAT, denotation=old.denotation) if old.dtype in _HALF else None
     if isinstance(old, (ir.SequenceType, ir.OptionalType)):
@@ -86,7 +86,7 @@ def _convert_type(old: ir.TypeProtocol) -> ir.TypeProtocol | None:
 
 
 def _convert_attributes(node: ir.Node) -> int:
-    """Change tensors and named types in the attributes of a node; returns how many were changed."""
+    """Change tensors and named types in the attributes of a node; return how many were changed."""
     count = 0
     for name, attribute in tuple(node.attributes.items()):
         if attribute.is_ref():
@@ -101,5 +101,5 @@ def _convert_attributes(node: ir.Node) -> int:
 
 
 def _widen(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A new float32 tensor with the same numbers."""
+    """Return a new float32 tensor with the same numbers."""
     return ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name)

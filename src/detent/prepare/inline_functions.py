@@ -80,14 +80,14 @@ def _computing(nodes: Iterable[ir.Node], kept: Collection[ir.Node]) -> list[ir.N
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """The nodes of the graph, of the functions, and of all bodies in them."""
+    """Yield the nodes of the graph, of the functions, and of all bodies in them."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
 
 
 def _count_calls(model: ir.Model) -> dict[ir.OperatorIdentifier, int]:
-    """How often the graph and the functions call each function."""
+    """Return how often the graph and the functions call each function."""
     calls: dict[ir.OperatorIdentifier, int] = {}
     for node in _all_nodes(model):
         key = node.op_identifier()
@@ -97,7 +97,7 @@ def _count_calls(model: ir.Model) -> dict[ir.OperatorIdentifier, int]:
 
 
 def _called_with_graphs(model: ir.Model) -> set[ir.OperatorIdentifier]:
-    """The functions that some call gives a graph to."""
+    """Return the functions that some call gives a graph to."""
     kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return {
         node.op_identifier()

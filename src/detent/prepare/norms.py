@@ -26,14 +26,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import constant, input_at, is_standard, rank, sole_use, static_shape
+from detent.graph.values import constant, input_at, rank, scalar_of, sole_use, static_shape
 from detent.prepare.affine import per_channel
-from detent.prepare.base import Pass, main_opset
+from detent.prepare.base import OperatorPass, main_opset
 from detent.prepare.patterns import (
     divisions,
     either_way,
     made_by,
-    number,
     reduced_axes,
     replace_nodes,
     square_of,
@@ -56,7 +55,7 @@ class Normalization:
 
 
 def match_normalization(node: ir.Node, graph: ir.Graph) -> Normalization | None:
-    """The normalization whose division is `node`, with the scale and the shift that follow it."""
+    """Return the normalization whose division is `node`, with the scale and the shift that follow it."""
     found = _match_core(node)
     if found is None:
         return None
@@ -83,7 +82,7 @@ def _match_core(node: ir.Node) -> Normalization | None:
 
 
 def _match_centred(value: ir.Value) -> tuple[ir.Value, list[int], tuple[ir.Node, ...]] | None:
-    """x and the axes, where the value is x - mean(x)."""
+    """Return x and the axes if the value is x - mean(x)."""
     sub = made_by(value, "Sub")
     mean = None if sub is None else made_by(sub.inputs[1], "ReduceMean")
     if sub is None or mean is None or sub.inputs[0] is None or mean.inputs[0] is not sub.inputs[0]:
@@ -93,7 +92,7 @@ def _match_centred(value: ir.Value) -> tuple[ir.Value, list[int], tuple[ir.Node,
 
 
 def _with_constant(found: Normalization, graph: ir.Graph, op_type: str) -> Normalization:
-    """The normalization with the scale (Mul) or shift (Add) that follows it, where a constant does."""
+    """Return the normalization with the scale (Mul) or shift (Add) that follows it, if a constant does."""
     use = sole_use(found.result, graph)
     node = None if use is None else use[0]
     if node is None or made_by(node.outputs[0], op_type) is None:
@@ -109,8 +108,8 @@ def _with_constant(found: Normalization, graph: ir.Graph, op_type: str) -> Norma
 FIRST_OPSET = 17
 
 
-class FuseLayerNorm(Pass):
-    """Put LayerNormalization in the place of the subgraph.
+class FuseLayerNorm(OperatorPass):
+    """Replace the subgraph by LayerNormalization.
 
     Cases:
     - the axes are the last ones, any number of them, and their sizes are known, from the input or from the scale;
@@ -119,16 +118,13 @@ class FuseLayerNorm(Pass):
       not float32, and an opset before 17, which has no such operator.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every division of the main graph."""
-        for node in model.graph:
-            found = match_normalization(node, model.graph) if is_standard(node, "Div", "Mul") else None
-            if found is not None:
-                reason = self._fuse(model, found)
-                if reason is not None:
-                    self.decline(node, reason)
+    operators = ("Div", "Mul")
 
-    def _fuse(self, model: ir.Model, found: Normalization) -> str | None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Fuse the normalization whose division the node is."""
+        found = match_normalization(node, model.graph)
+        if found is None:
+            return None
         if main_opset(model) < FIRST_OPSET:
             return f"LayerNormalization exists from opset {FIRST_OPSET} on, and the model has {main_opset(model)}"
         if found.source.dtype != ir.DataType.FLOAT:
@@ -157,7 +153,7 @@ class FuseLayerNorm(Pass):
 
 
 def _normalized_shape(found: Normalization) -> tuple[int, ...] | None:
-    """The sizes of the normalized axes, from the input; or from the scale, which can only be as large."""
+    """Return the sizes of the normalized axes, from the input; or from the scale, which can only be as large."""
     count = len(found.axes)
     sizes = [size for size in (static_shape(found.source) or [])[-count:] if size is not None]
     if len(sizes) == count:
@@ -168,7 +164,7 @@ def _normalized_shape(found: Normalization) -> tuple[int, ...] | None:
 
 
 def _over(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any] | None:
-    """The array spread over the normalized axes; None where it has others."""
+    """Return the array spread over the normalized axes; None if it has others."""
     extra = max(0, array.ndim - len(shape))
     sizes = tuple(int(size) for size in array.shape)
     fits = all(size in (1, want) for size, want in zip(sizes[::-1], shape[::-1], strict=False))
@@ -177,8 +173,8 @@ def _over(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any] |
     return np.ascontiguousarray(np.broadcast_to(array.reshape(sizes[extra:]), shape))
 
 
-class FuseInstanceNorm(Pass):
-    """Put InstanceNormalization in the place of the subgraph.
+class FuseInstanceNorm(OperatorPass):
+    """Replace the subgraph by InstanceNormalization.
 
     Cases:
     - the axes are all from the third on, of an input with three dimensions or more; scale and shift are constants along
@@ -188,18 +184,14 @@ class FuseInstanceNorm(Pass):
     - declined: a scale or shift along other axes, an unknown number of channels, a value inside that is used elsewhere.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every division of the main graph."""
-        for node in model.graph:
-            found = match_normalization(node, model.graph) if is_standard(node, "Div", "Mul") else None
-            shape = None if found is None else static_shape(found.source)
-            if found is None or shape is None or not _is_spatial(found, len(shape)):
-                continue
-            reason = self._fuse(model, found, shape)
-            if reason is not None:
-                self.decline(node, reason)
+    operators = ("Div", "Mul")
 
-    def _fuse(self, model: ir.Model, found: Normalization, shape: list[int | None]) -> str | None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Fuse the normalization whose division the node is."""
+        found = match_normalization(node, model.graph)
+        shape = None if found is None else static_shape(found.source)
+        if found is None or shape is None or not _is_spatial(found, len(shape)):
+            return None
         channels = shape[1]
         if channels is None or found.source.dtype != ir.DataType.FLOAT:
             return f"the channels of '{found.source.name}' are not known, or not float32"
@@ -214,20 +206,13 @@ class FuseInstanceNorm(Pass):
         parameters = [
             self.initializer(model, last, role, array) for role, array in (("scale", scale), ("shift", shift))
         ]
-        replace_nodes(
-            self,
-            model,
-            found.nodes,
-            found.result,
-            "InstanceNormalization",
-            [found.source, *parameters],
-            {"epsilon": found.epsilon},
-        )
+        inputs, attributes = [found.source, *parameters], {"epsilon": found.epsilon}
+        replace_nodes(self, model, found.nodes, found.result, "InstanceNormalization", inputs, attributes)
         return None
 
 
 def _is_spatial(found: Normalization, dims: int) -> bool:
-    """Whether the axes are all those behind the channels, and it cannot be a layer normalization."""
+    """Return whether the axes are all those after the channels, and it cannot be a layer normalization."""
     if dims < 3 or found.axes != tuple(range(2 - dims, 0)):
         return False
     along = [array for array in (found.scale, found.shift) if array is not None and array.size > 1]
@@ -235,7 +220,7 @@ def _is_spatial(found: Normalization, dims: int) -> bool:
 
 
 def _vector(array: npt.NDArray[Any] | None, missing: float, dims: int, channels: int) -> npt.NDArray[Any] | None:
-    """One number per channel; None where the array is along other axes."""
+    """Return one number per channel; None if the array is along other axes."""
     if array is None:
         return np.full(channels, missing, np.float32)
     found = per_channel(array, dims)
@@ -247,8 +232,8 @@ def _vector(array: npt.NDArray[Any] | None, missing: float, dims: int, channels:
 LARGEST_GUARD = 1e-6
 
 
-class FuseL2Norm(Pass):
-    """Put LpNormalization in the place of the subgraph.
+class FuseL2Norm(OperatorPass):
+    """Replace the subgraph by LpNormalization.
 
     Cases:
     - ReduceL2, Sqrt of ReduceSumSquare, Sqrt of ReduceSum of x * x or x ^ 2; over one axis, which is kept;
@@ -257,17 +242,15 @@ class FuseL2Norm(Pass):
     - declined: several axes, a guard above 1e-6, a value inside that is used elsewhere, an input that is not float32.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every division of the main graph."""
-        for node in model.graph:
-            for source, length, nodes in divisions(node):
-                found = _Length(source)
-                if not found.match(length):
-                    continue
-                reason = self._fuse(model, node, source, found, nodes)
-                if reason is not None:
-                    self.decline(node, reason)
-                break
+    operators = ("Div", "Mul")
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Fuse the division of a vector by its length."""
+        for source, length, nodes in divisions(node):
+            found = _Length(source)
+            if found.match(length):
+                return self._fuse(model, node, source, found, nodes)
+        return None
 
     def _fuse(
         self, model: ir.Model, node: ir.Node, source: ir.Value, found: _Length, nodes: tuple[ir.Node, ...]
@@ -296,7 +279,7 @@ class _Length:
         self.nodes: list[ir.Node] = []
 
     def match(self, value: ir.Value | None) -> bool:
-        """Whether a value is the length of the source."""
+        """Return whether a value is the length of the source."""
         expand = made_by(value, "Expand")
         if expand is not None:
             self.nodes.append(expand)
@@ -327,12 +310,12 @@ class _Length:
         return node.inputs[0] is source and axes is not None
 
     def _unguarded(self, value: ir.Value | None, *, squared: bool) -> ir.Value | None:
-        """What a guard against zero guards; the value itself where there is none."""
+        """Return what a guard against zero guards; the value itself without one."""
         node = made_by(value, "Clip", "Max", "Add")
         if node is None:
             return value
         if node.op_type == "Clip":
-            least = number(input_at(node, 1))
+            least = scalar_of(input_at(node, 1))
             guarded = None if least is None or input_at(node, 2) is not None else node.inputs[0]
         else:
             pair = with_number(node)

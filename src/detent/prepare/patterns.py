@@ -1,4 +1,4 @@
-"""What the passes share that put one operator in the place of many: matching a subgraph, and replacing it.
+"""Match subgraphs and replace each by one operator: what the fusing passes share.
 
 A subgraph may be replaced when nothing outside of it reads a value inside of it, other than its result.
 """
@@ -9,24 +9,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from detent.graph.values import constant, constant_ints, input_at, is_standard, is_unused, remove_node, take_over
+from detent.graph.values import constant_ints, input_at, is_standard, is_unused, remove_node, scalar_of, take_over
 from detent.prepare.base import Pass, int_attribute, ints_attribute
 
 
 def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """The node that computes a value, where it is one of these operators."""
+    """Return the node that computes a value, if it is one of these operators."""
     node = None if value is None else value.producer()
     return node if node is not None and is_standard(node, *op_types) else None
 
 
-def number(value: ir.Value | None) -> float | None:
-    """The single number that a value always holds, or None."""
-    array = constant(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
-
-
 def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """The two operands of a commutative node, in both orders."""
+    """Yield the two operands of a commutative node, in both orders."""
     one, other = input_at(node, 0), input_at(node, 1)
     if one is not None and other is not None:
         yield one, other
@@ -34,16 +28,16 @@ def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
 
 
 def with_number(node: ir.Node | None) -> tuple[ir.Value, float] | None:
-    """The operand of a commutative node, and the number that is the other one."""
+    """Return the operand of a commutative node, and the number that is the other one."""
     for operand, other in () if node is None else either_way(node):
-        known = number(other)
+        known = scalar_of(other)
         if known is not None:
             return operand, known
     return None
 
 
 def divisions(node: ir.Node) -> list[tuple[ir.Value, ir.Value, tuple[ir.Node, ...]]]:
-    """What a node may divide and by what; with the Reciprocal, where it multiplies with that."""
+    """Return what a node may divide and by what; with the Reciprocal, if it multiplies with that."""
     dividend, divisor = input_at(node, 0), input_at(node, 1)
     if is_standard(node, "Div") and dividend is not None and divisor is not None:
         return [(dividend, divisor, ())]
@@ -56,17 +50,17 @@ def divisions(node: ir.Node) -> list[tuple[ir.Value, ir.Value, tuple[ir.Node, ..
 
 
 def square_of(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
-    """What a value is the square of, as x * x or x ^ 2, and the node that computes it."""
+    """Return what a value is the square of, as x * x or x ^ 2, and the node that computes it."""
     node = made_by(value, "Mul", "Pow")
     source = None if node is None else node.inputs[0]
     if node is None or source is None:
         return None
-    squares = node.inputs[1] is source if node.op_type == "Mul" else number(node.inputs[1]) == 2.0
+    squares = node.inputs[1] is source if node.op_type == "Mul" else scalar_of(node.inputs[1]) == 2.0
     return (source, node) if squares else None
 
 
 def reduced_axes(node: ir.Node, dims: int | None) -> list[int] | None:
-    """The axes, of `dims`, that a node reduces and keeps, counted from the end; None where not known, or not kept."""
+    """Return the axes, of `dims`, that a node reduces, counted from the end; None if unknown or not kept."""
     given = ints_attribute(node, "axes") if input_at(node, 1) is None else constant_ints(input_at(node, 1))
     if not given or not int_attribute(node, "keepdims", 1):
         return None
@@ -76,7 +70,7 @@ def reduced_axes(node: ir.Node, dims: int | None) -> list[int] | None:
 
 
 def why_it_escapes(nodes: Collection[ir.Node], result: ir.Value) -> str | None:
-    """Why the nodes cannot be replaced: a value of theirs, other than the result, is read elsewhere."""
+    """Return why the nodes cannot be replaced: a value of theirs, other than the result, is read elsewhere."""
     for node in nodes:
         for value in node.outputs:
             if value is result:

@@ -1,9 +1,7 @@
 """Replace operators by equivalent ones that more devices run.
 
-Split becomes one Slice per output.
-
-Output i of Split holds the entries from size_0 + ... + size_(i-1) up to, but not including, the same sum with size_i,
-along one axis. A Slice with these two numbers takes exactly those entries.
+SplitToSlice: output i of Split holds the entries from size_0 + ... + size_(i-1) up to, but not including, the same sum
+with size_i, along one axis. A Slice with these two numbers takes exactly those entries.
 
 ReduceMeanToPool: ReduceMean over height and width of (batch, channel, height, width) is GlobalAveragePool, which keeps
 these dimensions with size 1, as ReduceMean does with keepdims=1. With keepdims=0 the ReduceMean stays. It would need a
@@ -27,17 +25,16 @@ from detent.graph.values import (
     constant_ints,
     cut_inputs,
     input_at,
-    is_standard,
     is_unused,
     rank,
     remove_node,
     static_shape,
     take_over,
 )
-from detent.prepare.base import Pass, int_attribute, ints_attribute, main_opset
+from detent.prepare.base import OperatorPass, int_attribute, ints_attribute, main_opset
 
 
-class SplitToSlice(Pass):
+class SplitToSlice(OperatorPass):
     """Replace Split.
 
     Cases:
@@ -48,20 +45,13 @@ class SplitToSlice(Pass):
     - declined: sizes that are computed, and equal parts of a dimension that is not known or not divisible.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every Split of the main graph."""
-        for node in model.graph:
-            if not is_standard(node, "Split"):
-                continue
-            sizes = _sizes(node, main_opset(model))
-            if isinstance(sizes, str):
-                self.decline(node, sizes)
-                continue
-            self.replaced(node, *self._replace(model, node, sizes))
-            self.changed(node, f"Split into sizes {sizes} became Slices")
+    operators = ("Split",)
 
-    def _replace(self, model: ir.Model, node: ir.Node, sizes: list[int]) -> list[ir.Node]:
-        """Put Slices in the place of a Split, and return them."""
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Write one Slice for each output that is read."""
+        sizes = _sizes(node, main_opset(model))
+        if isinstance(sizes, str):
+            return sizes
         axis = int_attribute(node, "axis", 0)
         shape = static_shape(node.inputs[0])
         if axis < 0 and shape is not None:
@@ -77,7 +67,9 @@ class SplitToSlice(Pass):
             take_over(output, piece.outputs[0])
             pieces.append(piece)
         remove_node(model.graph, node)
-        return pieces
+        self.replaced(node, *pieces)
+        self.changed(node, f"Split into sizes {sizes} became Slices")
+        return None
 
     def _slice(self, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str) -> ir.Node:
         start, end, axis = where
@@ -91,7 +83,7 @@ class SplitToSlice(Pass):
 
 
 def _sizes(node: ir.Node, opset: int) -> list[int] | str:
-    """The sizes of the parts, or the reason why they are not known."""
+    """Return the sizes of the parts, or the reason why they are not known."""
     count = len(node.outputs)
     value = input_at(node, 1)
     if value is not None:
@@ -111,7 +103,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     return [part] * (count - 1) + [dim - part * (count - 1)]
 
 
-class ReduceMeanToPool(Pass):
+class ReduceMeanToPool(OperatorPass):
     """Replace ReduceMean by GlobalAveragePool.
 
     Cases:
@@ -120,23 +112,21 @@ class ReduceMeanToPool(Pass):
     - declined: keepdims=0 (see above), other axes, another or an unknown rank or type, axes that are computed.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every ReduceMean of the main graph."""
-        for node in model.graph:
-            if not is_standard(node, "ReduceMean"):
-                continue
-            reason = _why_not(node)
-            if reason is not None:
-                self.decline(node, reason)
-                continue
+    operators = ("ReduceMean",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
+        """Rename the operator, and drop the axes."""
+        reason = _why_not(node)
+        if reason is None:
             node.op_type = "GlobalAveragePool"
             node.attributes.clear()
             cut_inputs(node, 1)
             self.changed(node, "ReduceMean over height and width became GlobalAveragePool")
+        return reason
 
 
 def _why_not(node: ir.Node) -> str | None:
-    """Why a ReduceMean is not a GlobalAveragePool, or None where it is."""
+    """Return why a ReduceMean is not a GlobalAveragePool, or None if it is."""
     source, axes_value = node.inputs[0], input_at(node, 1)
     axes = ints_attribute(node, "axes") if axes_value is None else constant_ints(axes_value)
     if axes_value is not None and axes is None:
@@ -156,7 +146,7 @@ LIMIT = 512
 """The largest number of entries that one pool may average over."""
 
 
-class SplitGlobalPool(Pass):
+class SplitGlobalPool(OperatorPass):
     """Put an AveragePool in front of a GlobalAveragePool over more than 512 entries.
 
     Cases:
@@ -165,15 +155,10 @@ class SplitGlobalPool(Pass):
     - GlobalAveragePool over other than two dimensions is left alone.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every GlobalAveragePool of the main graph."""
-        for node in model.graph:
-            if is_standard(node, "GlobalAveragePool"):
-                reason = self._split(model, node)
-                if reason is not None:
-                    self.decline(node, reason)
+    operators = ("GlobalAveragePool",)
 
-    def _split(self, model: ir.Model, node: ir.Node) -> str | None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Insert an AveragePool over tiles before it."""
         source = node.inputs[0]
         shape = static_shape(source)
         if source is None or shape is None:
@@ -207,5 +192,5 @@ class SplitGlobalPool(Pass):
 
 
 def _divisor(size: int) -> int:
-    """The largest divisor that is at most the square root."""
+    """Return the largest divisor that is at most the square root."""
     return next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)

@@ -1,9 +1,8 @@
 """Infer the shapes of all values, and fix the shapes of inputs that the user gives.
 
-Shapes and types of all values, as far as ONNX's shape inference finds them.
-
-Only annotations are written, so the function of the model is unchanged. Data propagation follows the integers that
-flow through Shape, Gather and Concat, so that a Reshape whose target is computed from known dimensions gets a shape.
+InferShapes: only annotations are written, so the function of the model is unchanged. Data propagation follows the
+integers that flow through Shape, Gather and Concat, so that a Reshape whose target is computed from known dimensions
+gets a shape.
 
 FixShapes: a free dimension is fixed to one of the sizes that it could have had, so the model computes for inputs of
 that size what it computed before. The shapes of everything after the inputs were inferred for the old, freer shapes:
@@ -37,7 +36,7 @@ class InferShapes(Pass):
 
 
 def infer(model: ir.Model) -> str | None:
-    """Infer shapes; returns the reason where inference as a whole failed and nothing was changed."""
+    """Infer shapes; return the reason if inference as a whole failed and nothing was changed."""
     try:
         proto = onnx.shape_inference.infer_shapes(
             light_proto(model), check_type=True, strict_mode=False, data_prop=True
@@ -138,7 +137,7 @@ def _check(name: str, old: ir.Shape | None, new: tuple[int, ...]) -> None:
 
 
 def _show(shape: ir.Shape | None) -> str:
-    """A shape as a message shows it: numbers, names, and ? for what has neither."""
+    """Return a shape as a message shows it: numbers, names, and ? for what has neither."""
     if shape is None:
         return "(unknown)"
     return "[" + ", ".join(str(dim) if isinstance(dim, int) else dim.value or "?" for dim in shape) + "]"

@@ -68,7 +68,7 @@ def _attribute(name: str, value: int | list[int]) -> ir.Attr:
 
 
 def _kernel_of_weight(node: ir.Node) -> list[int] | None:
-    """The kernel of a Conv, from the shape of its weight."""
+    """Return the kernel of a Conv, from the shape of its weight."""
     value = input_at(node, 1)
     tensor = tensor_of(value)
     shape: Sequence[int | None] | None = tensor.shape.numpy() if tensor is not None else static_shape(value)
@@ -79,7 +79,7 @@ def _kernel_of_weight(node: ir.Node) -> list[int] | None:
 
 
 def _pads(node: ir.Node, kernel: list[int]) -> list[int] | str:
-    """The explicit padding, all starts before all ends, or the reason why it is not known."""
+    """Return the explicit padding, all starts before all ends, or the reason why it is not known."""
     mode = node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET"
     if ints_attribute(node, "output_shape"):
         return "its padding follows from output_shape"
@@ -100,7 +100,7 @@ def _pads(node: ir.Node, kernel: list[int]) -> list[int] | str:
 
 
 def _same_totals(node: ir.Node, kernel: list[int]) -> list[int] | str:
-    """The padding per spatial axis, both sides together, that SAME asks for."""
+    """Return the padding per spatial axis, both sides together, that SAME asks for."""
     ones = [1] * len(kernel)
     strides, dilations = ints_attribute(node, "strides") or ones, ints_attribute(node, "dilations") or ones
     windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]

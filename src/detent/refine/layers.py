@@ -30,10 +30,12 @@ from detent.numerics.interface import Params
 from detent.numerics.loops import Array
 from detent.plan.layout import Layout, Role, bias_input
 from detent.plan.plan import Plan
+from detent.refinements.bias_correction import Gate
 from detent.refinements.layer_problem import Activation, Floats
 
 Indices = npt.NDArray[np.int64]
 OUTSIDE = -1
+_GATES = ("Sigmoid", "HardSigmoid", "HardSwish")
 SCALE_RULE = "rounding"
 """How the plan's moves name a scale of weights that was changed here."""
 
@@ -42,9 +44,8 @@ SCALE_RULE = "rounding"
 class LayerReport:
     """What became of one layer.
 
-    `before` and `after` are errors of its output relative to the mean square of the float output: of the channel means
-    for bias correction, else of the output after its activation on samples that were held out. None if the layer was
-    left as it was and not measured.
+    `before` and `after` are errors of its output, after its activation and on samples that were held out, relative to
+    the mean square of the float output. None if the layer was left as it was and not measured.
     """
 
     name: str
@@ -209,6 +210,39 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
         low, high = constant_scalar(reader, 1), constant_scalar(reader, 2)
         return Activation(-np.inf if low is None else low, np.inf if high is None else high)
     return Activation()
+
+
+def curves_of(
+    layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]
+) -> tuple[Activation | Gate, Activation | Gate]:
+    """Return the activations behind a layer in the float model and in the quantized one.
+
+    They differ if the device has no Sigmoid. `reference` are the nodes of the float model, by name.
+    """
+    fused, readers = activation_of(layer, layout), layer.node.outputs[0].consumers()
+    gates = [reader for reader in readers if reader.op_type in _GATES]
+    if not fused.changes_nothing or len(gates) != 1:
+        return fused, fused
+    (gate,) = gates
+    others = [reader for reader in readers if reader is not gate]
+    if others and not (len(others) == 1 and others[0].op_type == "Mul" and _result_of(gate) in others[0].inputs):
+        return fused, fused
+    origin = reference.get(str(gate.name), gate)
+    return _gate(origin, bool(others)), _gate(gate, bool(others))
+
+
+def _gate(node: ir.Node, gated: bool) -> Gate:
+    if node.op_type == "HardSigmoid":
+        alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+        return Gate(gated, hard=True, alpha=alpha, beta=beta)
+    return Gate(gated or node.op_type == "HardSwish", hard=node.op_type == "HardSwish")
+
+
+def _result_of(gate: ir.Node) -> ir.Value:
+    """Return what a gate answers, after the factor that stands for the device's own arithmetic."""
+    readers = gate.outputs[0].consumers()
+    factors = [reader for reader in readers if reader.op_type == "Mul" and any(map(is_constant, reader.inputs))]
+    return factors[0].outputs[0] if len(factors) == len(readers) == 1 else gate.outputs[0]
 
 
 def _unusual(node: ir.Node, weight: ir.Value) -> str | None:

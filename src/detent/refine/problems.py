@@ -37,7 +37,6 @@ from detent.refine.layers import (
     why_no_rows,
 )
 from detent.refinements import Refinement
-from detent.refinements.bias_correction import ChannelSums
 from detent.refinements.layer_problem import (
     INPUT_CHANNELS,
     Floats,
@@ -94,8 +93,6 @@ def make_budget(
     chosen = [samples[index * len(samples) // number] for index in range(number)]
     left = max(memory - number * peak, 0) // 2
     wanted_rows, with_inputs = refinement.rows_per_sample, refinement.needs_float_inputs
-    if not wanted_rows:
-        return Budget(chosen, 0, left, note=note)
     width = sum(layer.channels + (layer.matrix()[:, 0].size if with_inputs else 0) for layer in layers)
     rows = max(1, min(wanted_rows, left // (4 * width * number)))
     if rows < wanted_rows:
@@ -134,7 +131,6 @@ class SampledOutput:
 class LayerTarget:
     """What a layer should answer. `outputs` has an entry for each sample."""
 
-    sums: ChannelSums
     outputs: Sequence[SampledOutput]
 
 
@@ -156,7 +152,7 @@ def float_targets(
     total = len(samples) + len(layers)
     progress(STAGE, 0, total)
 
-    def run(index: int) -> list[tuple[ChannelSums, SampledOutput]]:
+    def run(index: int) -> list[SampledOutput]:
         sample = samples[index].load()
         walk.start(index, sample)
         found = []
@@ -166,8 +162,7 @@ def float_targets(
             maps = layer.maps(output)
             positions = sample_positions(maps.shape[0] * maps.shape[2], budget.rows, [SEED, number, index])
             inputs = float_rows(layer, values[layer.input], output.shape, positions) if with_inputs else None
-            kept = SampledOutput(output.shape, positions, take_rows(maps, positions), inputs)
-            found.append((ChannelSums.of(maps), kept))
+            found.append(SampledOutput(output.shape, positions, take_rows(maps, positions), inputs))
         return found
 
     collected = []
@@ -175,10 +170,7 @@ def float_targets(
         collected.append(found)
         progress(STAGE, done, total)
     columns = zip(*collected, strict=True)
-    return {
-        layer.output: LayerTarget(ChannelSums.total([sums for sums, _ in column]), [output for _, output in column])
-        for layer, column in zip(layers, columns, strict=True)
-    }
+    return {layer.output: LayerTarget(column) for layer, column in zip(layers, columns, strict=True)}
 
 
 def bias_params_of(layer: MatrixLayer, plan: Plan) -> Params | None:

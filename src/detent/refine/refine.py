@@ -10,7 +10,7 @@ ones, at which the largest weights are cut. A bias that is counted in the unit o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,15 @@ from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
-from detent.refine.layers import LayerChange, LayerReport, MatrixLayer, adopt_scale, find_layers
+from detent.refine.layers import (
+    LayerChange,
+    LayerReport,
+    MatrixLayer,
+    adopt_scale,
+    curves_of,
+    find_layers,
+    take_rows,
+)
 from detent.refine.problems import (
     STAGE,
     Budget,
@@ -40,7 +48,7 @@ from detent.refine.problems import (
 from detent.refine.ranges import Constrain, RangeSearch
 from detent.refine.refinement_checkpoint import RefinementCheckpoint
 from detent.refinements import Refinement
-from detent.refinements.bias_correction import ChannelSums
+from detent.refinements.bias_correction import BiasShift, ChannelAnswers, find_shift
 from detent.refinements.layer_problem import Floats, why_no_steps
 from detent.refinements.refinement import ScaleCandidate
 
@@ -92,7 +100,8 @@ def refine(
     budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
     walk = QuantizedWalk(model, plan, [sample.origin for sample in budget.samples], threads)
     targets = float_targets(reference, list(layers.values()), budget, walk, progress)
-    refiner = LayerRefiner(walk, refinement, budget, permits)
+    nodes = {str(node.name): node for node in reference.graph}
+    refiner = LayerRefiner(walk, refinement, budget, permits, nodes)
     done, total = len(budget.samples), len(budget.samples) + len(layers)
 
     def visit(node: ir.Node) -> None:
@@ -139,6 +148,7 @@ class LayerRefiner:
     refinement: Refinement
     budget: Budget
     permits: Permits
+    reference: Mapping[str, ir.Node]
 
     def refine(self, layer: MatrixLayer, target: LayerTarget) -> LayerChange:
         """Choose the layer's weights, if the refinement does, then its bias. The plan has the change already."""
@@ -164,49 +174,37 @@ class LayerRefiner:
             adopt_scale(choice.scale.weights, layer, plan)
             problem = choice.scale.of(problem)
         plan.refined[str(layer.weight.name)] = layer.tensor(choice.solution.codes * problem.weight_scale[..., None])
+        note = set_bias(layer, plan, choice.solution.bias)
         if choice.matches_means:
-            note = correct_bias(layer, self.walk, target.sums).note
-        else:
-            note = set_bias(layer, plan, choice.solution.bias)
+            # Made for the rows of this layer before its activation; what is left after it is corrected on top.
+            note = self._correct_bias(layer, target)[1] or note
         return _report(layer, choice.solution.method, choice.before, choice.after, note, self.budget.note)
 
     def _bias_only(
         self, layer: MatrixLayer, target: LayerTarget, note: str = "", error: float | None = None
     ) -> LayerReport:
-        correction = correct_bias(layer, self.walk, target.sums)
+        found, saturated = self._correct_bias(layer, target)
         method = "as it was" if layer.bias is None else "bias correction"
-        power = target.sums.power or 1.0
-        before, after = (correction.before / power, correction.after / power) if error is None else (error, error)
-        return _report(layer, method, before, after, note, correction.note, self.budget.note)
+        before, after = (found.before, found.after) if error is None else (error, error)
+        return _report(layer, method, before, after, note, found.reason, saturated, self.budget.note)
+
+    def _correct_bias(self, layer: MatrixLayer, target: LayerTarget) -> tuple[BiasShift, str]:
+        """Shift a layer's bias so that its answers are closest to float, and note what kept it from being so."""
+        rows = [output.rows for output in target.outputs]
+        places = [output.positions for output in target.outputs]
+        answers = self.walk.over_outputs(layer.node, lambda at, output: take_rows(layer.maps(output), places[at]))
+        float_curve, curve = curves_of(layer, self.walk.plan.layout, self.reference)
+        found = find_shift(ChannelAnswers(rows, answers, float_curve, curve))
+        if layer.bias is None:
+            return replace(found, after=found.before, reason=""), layer.note
+        if not found.shift.any():
+            return found, ""
+        return found, set_bias(layer, self.walk.plan, bias_of(layer, self.walk.plan) + found.shift)
 
 
 def _report(layer: MatrixLayer, method: str, before: float, after: float, *notes: str) -> LayerReport:
     text = "; ".join(note for note in notes if note)
     return LayerReport(layer.name, layer.node.op_type, method, before, after, text)
-
-
-@dataclass(frozen=True)
-class Correction:
-    """What correcting a bias did: the mean square of the channels' mean errors before and after, and a note."""
-
-    before: float
-    after: float
-    note: str = ""
-
-
-def correct_bias(layer: MatrixLayer, walk: QuantizedWalk, expected: ChannelSums) -> Correction:
-    """Give a layer the bias with which its channels have the means of the float model."""
-    found = ChannelSums.total(walk.over_outputs(layer.node, lambda _, output: ChannelSums.of(layer.maps(output))))
-    difference = expected.correction_of(found)
-    if difference is None:
-        return Correction(0.0, 0.0, "its output is not finite")
-    before = float(np.square(difference).mean())
-    if layer.bias is None:
-        return Correction(before, before, layer.note)
-    present = bias_of(layer, walk.plan)
-    note = set_bias(layer, walk.plan, present + difference)
-    left = difference - (bias_of(layer, walk.plan) - present)
-    return Correction(before, float(np.square(left).mean()), note)
 
 
 def set_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> str:

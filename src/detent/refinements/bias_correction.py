@@ -1,73 +1,176 @@
-"""Bias correction: each layer's bias takes over what its rounded weights and inputs changed in the means.
+"""Bias correction: each layer's bias takes over what rounding changed in its answers.
 
-A layer computes W x + b in the float model and W' x' + b' in the quantized one. The bias that makes the mean of each
-channel right again is
+A layer computes z = W x + b in the float model and z' = W' x' + b' in the quantized one. Behind it are the activations
+f and f', which differ if the device has another one (HardSigmoid for Sigmoid). Each channel's bias is shifted by the d
+that brings its answers closest,
 
-    b' = b' before + mean(W x + b) - mean(W' x' + b' before)
+    minimize over d   sum over rows of (f'(z' + d) - f(z))^2          Gauss-Newton: d += sum(s r) / sum(s^2)
+                                                                      s = slope of f' at z' + d, r = what is left
 
-over all samples and positions, before the activation. It is encoded with the plan's own parameters, if it is encoded at
-all: a bias that does not fit them saturates, and a correction that is finer than their step changes nothing.
+and not by the difference of the means before the activation: where a few large values were cut off, that would shift
+the whole channel for them, and lift what a Relu holds at zero.
+
+What the samples do not settle is left out. With se the standard error of d, over samples because the rows of an image
+are alike, the shift is d (1 - se^2 / d^2), or none if that is negative. A layer keeps its shifts only if the error
+falls on samples that they were not made from. They are encoded with the plan's own parameters, if biases are encoded at
+all: one that does not fit saturates, and a correction that is finer than their step changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.loops import Array
+from detent.refinements.layer_problem import Floats
 from detent.refinements.refinement import Refinement
+
+STEPS = 6
+HELD_OUT_EVERY = 4
+LEAST_TO_HOLD_OUT = 8
+"""With fewer samples all are learned from: two or three tell nothing about the others."""
 
 
 @dataclass(frozen=True)
 class BiasCorrection(Refinement):
-    """Each layer's bias takes over what its rounded weights and inputs changed in the mean of every channel."""
+    """Each layer's bias takes over what its rounded weights and inputs changed in its answers."""
 
     samples: int = 32
 
+    @property
+    def rows_per_sample(self) -> int:
+        """How many output positions of each sample a layer learns from."""
+        return 32
+
+
+class Curve(Protocol):
+    """An activation, elementwise."""
+
+    def __call__(self, values: Floats) -> Floats:
+        """Activate all values."""
+
+    def derivative(self, values: Floats) -> Floats:
+        """Return the slope at each value."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """sigmoid(z), or z * sigmoid(z) if `gated`. A `hard` one is clip(alpha z + beta, 0, 1)."""
+
+    gated: bool
+    hard: bool = False
+    alpha: float = 1 / 6
+    beta: float = 0.5
+
+    def __call__(self, values: Floats) -> Floats:
+        """Activate all values."""
+        open_share = self._open_share(values)
+        return values * open_share if self.gated else open_share
+
+    def derivative(self, values: Floats) -> Floats:
+        """Return the slope at each value."""
+        share = self._open_share(values)
+        inside = np.where((share > 0.0) & (share < 1.0), self.alpha, 0.0)
+        slope = inside if self.hard else share * (1.0 - share)
+        return np.asarray(share + values * slope if self.gated else slope)
+
+    def _open_share(self, values: Floats) -> Floats:
+        if self.hard:
+            return np.clip(self.alpha * values + self.beta, 0.0, 1.0)
+        return 1.0 / (1.0 + np.exp(-np.clip(values, -60.0, 60.0)))
+
 
 @dataclass(frozen=True, eq=False)
-class ChannelSums:
-    """The sum of every channel over positions, their number, and the sum of all squares. Two add up."""
+class ChannelAnswers:
+    """A layer's channels at the sampled positions, before the activation: sample by sample, (rows, channels).
 
-    sums: npt.NDArray[np.float64]
-    count: int
-    squares: float = 0.0
+    `wanted` are those of the float model and `found` those of the quantized one, with the activation of each.
+    """
 
-    @classmethod
-    def of(cls, maps: Array) -> ChannelSums:
-        """Sum up (batch, channels, positions)."""
-        flat = maps.reshape(-1)
-        with np.errstate(over="ignore"):  # near the largest float32 sums are infinite, and the layer is left alone
-            sums = maps.sum(axis=2).sum(axis=0, dtype=np.float64)
-            return cls(sums, maps.shape[0] * maps.shape[2], float(np.dot(flat, flat)))
+    wanted: Sequence[npt.NDArray[np.float32]]
+    found: Sequence[npt.NDArray[np.float32]]
+    float_curve: Curve
+    curve: Curve
 
-    @classmethod
-    def total(cls, parts: Sequence[ChannelSums]) -> ChannelSums:
-        """Add up all of them."""
-        return cls(
-            np.sum([part.sums for part in parts], axis=0),
-            sum(part.count for part in parts),
-            sum(part.squares for part in parts),
-        )
-
-    @property
-    def mean(self) -> npt.NDArray[np.float64]:
-        """The mean of every channel; 0 if there are no values."""
-        return self.sums / max(self.count, 1)
+    def of(self, samples: Sequence[int]) -> ChannelAnswers:
+        """Return those of some samples."""
+        wanted, found = ([arrays[at] for at in samples] for arrays in (self.wanted, self.found))
+        return ChannelAnswers(wanted, found, self.float_curve, self.curve)
 
     @property
     def power(self) -> float:
-        """The mean square of all elements."""
-        return self.squares / max(self.count * self.sums.size, 1)
+        """The mean square of the activated answers of the float model."""
+        return float(np.square(self._target()).mean()) if sum(map(len, self.wanted)) else 0.0
 
-    def correction_of(self, found: ChannelSums) -> npt.NDArray[np.float64] | None:
-        """Return what has to be added to each channel's bias, so that what was found has these means.
+    def errors(self, shift: Floats | float) -> Floats:
+        """Return each channel's mean squared error after its activation, if its bias is shifted."""
+        return np.asarray(np.square(self.curve(self._answers() + shift) - self._target()).mean(axis=0))
 
-        None if a mean is not finite.
-        """
-        with np.errstate(invalid="ignore"):
-            difference = self.mean - found.mean
-        return difference if np.isfinite(difference).all() else None
+    def shift(self) -> Floats:
+        """Return the shift of each channel, as far as the samples settle it."""
+        answers, target = self._answers(), self._target()
+        shift = np.zeros(answers.shape[1])
+        farthest = np.abs(target - self.curve(answers)).max(axis=0, initial=0.0)
+        for _ in range(STEPS):
+            slope = self.curve.derivative(answers + shift)
+            residual = target - self.curve(answers + shift)
+            weight = np.square(slope).sum(axis=0)
+            shift += np.divide((slope * residual).sum(axis=0), weight, out=np.zeros_like(shift), where=weight > 0.0)
+            # A channel that a Relu holds at zero but for one row says little: no step leads past the largest error.
+            shift = np.clip(shift, -farthest, farthest)
+        return self._shrink(shift, answers, target)
+
+    def _shrink(self, shift: Floats, answers: Floats, target: Floats) -> Floats:
+        slope = self.curve.derivative(answers + shift)
+        pull = slope * (target - self.curve(answers + shift))
+        weight = np.square(slope).sum(axis=0)
+        starts = np.cumsum([0, *(len(rows) for rows in self.found[:-1])])
+        # With few samples the rows have to do, although those of one image are alike.
+        parts = np.add.reduceat(pull, starts, axis=0) if len(self.found) >= LEAST_TO_HOLD_OUT else pull
+        variance = np.square(parts).sum(axis=0) * len(parts) / max(len(parts) - 1, 1)
+        error = np.divide(variance, np.square(weight), out=np.zeros_like(shift), where=weight > 0.0)
+        kept = 1.0 - np.divide(error, np.square(shift), out=np.ones_like(shift), where=shift != 0.0)
+        return np.asarray(shift * np.maximum(kept, 0.0))
+
+    def _answers(self) -> Floats:
+        return np.concatenate(self.found).astype(np.float64)
+
+    def _target(self) -> Floats:
+        return self.float_curve(np.concatenate(self.wanted).astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class BiasShift:
+    """What to add to each channel's bias, and the layer's error relative to float before and after, on other samples.
+
+    `reason` says why nothing is added.
+    """
+
+    shift: Floats
+    before: float
+    after: float
+    reason: str = ""
+
+
+def find_shift(answers: ChannelAnswers) -> BiasShift:
+    """Find the shift of every channel's bias, and drop it if it does not help on the samples that are held out."""
+    count = len(answers.found)
+    channels = answers.found[0].shape[1]
+    if not all(np.isfinite(rows).all() for rows in (*answers.found, *answers.wanted)):
+        return BiasShift(np.zeros(channels), 0.0, 0.0, "its output is not finite")
+    if not sum(map(len, answers.found)):
+        return BiasShift(np.zeros(channels), 0.0, 0.0, "its output has no rows")
+    held = [at for at in range(count) if at % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    if count < LEAST_TO_HOLD_OUT or not sum(len(answers.found[at]) for at in held):
+        held = []
+    judged = answers.of(held) if held else answers
+    learned = answers.of([at for at in range(count) if at not in held]) if held else answers
+    shift, power = learned.shift(), judged.power or 1.0
+    before, after = float(judged.errors(0.0).mean()) / power, float(judged.errors(shift).mean()) / power
+    if after > before:
+        return BiasShift(np.zeros(channels), before, before, "no other bias was better on the samples held out")
+    # It helps: now from all samples.
+    return BiasShift(answers.shift() if held else shift, before, after)

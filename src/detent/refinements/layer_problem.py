@@ -15,7 +15,7 @@ taken as they were.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from detent.numerics.rounding import Rounding
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Numbers = TypeVar("Numbers", npt.NDArray[np.float32], npt.NDArray[np.float64])
 Where = tuple[slice, slice]
 """Some channels of some groups."""
 
@@ -166,12 +167,22 @@ class Activation:
     high: float = np.inf
     slope: float = 0.0
 
-    def __call__(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def __call__(self, values: Numbers) -> Numbers:
         """Activate all values."""
         if self.slope:
             below = self.slope * values + (1 - self.slope) * self.low
-            return np.where(values < self.low, below, np.minimum(values, self.high)).astype(np.float32)
+            return np.where(values < self.low, below, np.minimum(values, self.high)).astype(values.dtype)
         return np.clip(values, self.low, self.high)
+
+    def derivative(self, values: Floats) -> Floats:
+        """Return the slope at each value."""
+        inside = np.where(values > self.high, 0.0, 1.0)
+        return np.where(values < self.low, self.slope, inside)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the layer's result is its answer."""
+        return self.low == -np.inf and self.high == np.inf
 
 
 @dataclass(frozen=True, eq=False)

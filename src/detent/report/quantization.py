@@ -41,10 +41,10 @@ from detent.report.document import (
 )
 from detent.report.figures import SQNR, decibels, extent, percent, ratio, size, step
 from detent.report.findings import device_figure, device_section, rejections
-from detent.results.advice import agreement, agreement_interval, judge
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
-from detent.results.tensors import TensorReport, in_integers
+from detent.results.tensors import Closeness, PartCloseness, TensorReport, in_integers
+from detent.results.verdict import agreement_interval
 
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
@@ -63,7 +63,7 @@ RULES = {
 WORST = 10
 """Layers that a terminal lists."""
 
-_LEVELS: dict[str, Level] = {"close": "good", "unclear": "plain", "large": "warn"}
+_LEVELS: dict[str, Level] = {"close": "good", "unclear": "plain", "worse": "warn", "broken": "bad", "unknown": "warn"}
 
 
 def quantization_document(report: Report) -> Document:
@@ -134,20 +134,18 @@ def _verdict(report: Report) -> Verdict:
         return Verdict("plain", "Dry run", "Only what needs no data was decided; nothing was computed or written.")
     if fidelity is None:
         return Verdict("plain", "Not measured", "There was no data to run the float and the quantized model on.")
-    measures = [closeness.sqnr_db for closeness in (*fidelity.outputs.values(), *fidelity.tensors.values())]
-    if -math.inf in measures:
-        return Verdict(
-            "bad", "Broken", "A tensor of the quantized model is NaN or infinite, or not zero where it should be."
-        )
+    judgement = report.judgement
+    assert judgement is not None, "there are figures"
     if report.calibration is not None and report.calibration.random:
         return Verdict("warn", "Not real data", "Random numbers were used instead of data: no figure here is real.")
     kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
     kind += in_integers(fidelity.emulated)
-    judgement = judge(fidelity)
+    level = _LEVELS[judgement.level]
+    if judgement.level == "unknown":
+        return Verdict(level, judgement.title, f"{judgement.reason}.")
     if judgement.reason:
-        return Verdict(_LEVELS[judgement.level], judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.")
-    same = "" if fidelity.same_top1 is None else f": {agreement(fidelity)} keep their top class"
-    return Verdict("good", judgement.title, f"Measured on {fidelity.samples} {kind}{same}.")
+        return Verdict(level, judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.")
+    return Verdict(level, judgement.title, f"Measured on {fidelity.samples} {kind}.")
 
 
 def _figures(report: Report) -> list[KeyFigure]:
@@ -156,10 +154,15 @@ def _figures(report: Report) -> list[KeyFigure]:
         ends = interval_text(agreement_interval(fidelity.same_top1, fidelity.samples), ".0f")
         meaning = f"Samples whose largest class score is that of the float model; 95 % interval {ends} %."
         same = f"{fidelity.same_top1} of {fidelity.samples}"
-        figures.append(KeyFigure("Same top-1 as float", same, meaning, _LEVELS[judge(fidelity).level]))
+        assert report.judgement is not None, "there are figures"
+        figures.append(KeyFigure("Same top-1 as float", same, meaning, _LEVELS[report.judgement.level]))
     if fidelity is not None and fidelity.outputs:
         output, worst = min(fidelity.outputs.items(), key=lambda item: item[1].sqnr_db)
         of = f"Of '{output}', the worst of {len(fidelity.outputs)} outputs. " if len(fidelity.outputs) > 1 else ""
+        parts = [(part.closeness.sqnr_db, name, part) for name, several in fidelity.parts.items() for part in several]
+        if parts:
+            _, output, part = min(parts, key=lambda each: each[0])
+            worst, of = part.closeness, f"Of '{part.label}' in '{output}', the worst part of any output. "
         figures.append(KeyFigure("Output SQNR", f"{decibels(worst.sqnr_db)} dB", of + SQNR))
     if report.bytes_after is None:
         figures.append(KeyFigure("Size", size(report.bytes_before), "Of the float model's file, with its data."))
@@ -177,8 +180,9 @@ def _figures(report: Report) -> list[KeyFigure]:
 
 
 def _advice_notes(report: Report) -> list[Note]:
+    errors = [Note("Error", "bad", text) for text in report.errors]
     warnings = [Note("Warning", "warn", text) for text in report.warnings]
-    return [*warnings, *(Note("Suggestion", "plain", text) for text in report.suggestions)]
+    return [*errors, *warnings, *(Note("Suggestion", "plain", text) for text in report.suggestions)]
 
 
 def _what_to_know(report: Report) -> Section | None:
@@ -360,21 +364,32 @@ def _outputs(report: Report) -> Section | None:
         numeric("PSNR dB", "The same against the largest value instead of the mean power."),
         numeric("Cosine", "1 if the output has the direction of the float one."),
     ]
-    rows = [
-        Row(
-            [
-                name(output),
-                number(close.sqnr_db, decibels(close.sqnr_db)),
-                number(close.psnr_db, decibels(close.psnr_db)),
-                number(close.cosine, f"{close.cosine:.5f}"),
-            ]
-        )
-        for output, close in fidelity.outputs.items()
-    ]
+    rows = []
+    for output, close in fidelity.outputs.items():
+        rows.append(_closeness_row(output, close))
+        rows += [_closeness_row(_part_name(output, part), part.closeness) for part in fidelity.parts.get(output, ())]
     blocks: list[Block] = [Table(columns, rows, "outputs", title=f"output, {where}")]
-    if fidelity.same_top1 is not None:
-        blocks.append(Paragraph(f"Same top-1 class as float: {agreement(fidelity)}."))
-    return Section("Outputs", f"Each output, {where}.", blocks, count=str(len(rows)))
+    if fidelity.agreement is not None:
+        told = fidelity.agreement
+        blocks.append(Paragraph(f"As {told.task} ({told.why}): {told.summary}."))
+    meaning = f"Each output, and the parts that it is joined from, {where}."
+    return Section("Outputs", meaning, blocks, count=str(len(fidelity.outputs)))
+
+
+def _part_name(output: str, part: PartCloseness) -> str:
+    span = f"{part.start}..{part.stop}"
+    return f"{output}: {part.label}" if span in part.label else f"{output}: {part.label} {span}"
+
+
+def _closeness_row(what: str, close: Closeness) -> Row:
+    return Row(
+        [
+            name(what),
+            number(close.sqnr_db, decibels(close.sqnr_db)),
+            number(close.psnr_db, decibels(close.psnr_db)),
+            number(close.cosine, f"{close.cosine:.5f}"),
+        ]
+    )
 
 
 @dataclass(frozen=True)

@@ -1,101 +1,29 @@
-"""What a report says beyond its figures: the verdict, warnings of what is wrong, and suggestions of what to try next.
-
-The SQNR of the outputs decides the verdict. The top answers of a few samples cannot: 5 of 16 that change are 14 to 56 %
-of all, and an answer that changed was perhaps wrong before. They are told with their interval, and count as a large
-loss only if most of all answers certainly change. An output that is next to nothing in float says nothing about the
-model.
-"""
+"""What a report says beyond its figures and its verdict: warnings of what is wrong, and suggestions of what to try."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.plan.layout import Decision
 from detent.recipe import Recipe
-from detent.results.paired import Interval, interval_text, wilson_interval
 from detent.results.tensors import Fidelity, TensorReport
 
 if TYPE_CHECKING:
     from detent.results.quantized import Report
 
-LARGE_LOSS_DB = 20.0  # the quantization noise is a tenth of the signal
-LARGE_LOSS_OF_SCORES_DB = 10.0  # class scores may be off by more before the largest one changes
-MANY_CHANGES = 0.1  # of the samples get another class than in float: worth measuring with labels
-MOST_CHANGES = 0.5
-FAINT = 1e-3
-"""An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data."""
-
 FEW_SAMPLES = 32
 MOST_CULPRITS = 3
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What the figures say: a short title, and the reason, which is empty if there is nothing to mind."""
-
-    level: Literal["close", "unclear", "large"]
-    title: str
-    reason: str = ""
-
-
-def judge(fidelity: Fidelity) -> Judgement:
-    """Return the verdict on the outputs."""
-    faint = {name: peak for name, peak in fidelity.silent.items() if peak < FAINT}
-    loss = _large_loss(fidelity, [name for name in fidelity.outputs if name not in faint])
-    if loss is not None:
-        return Judgement("large", "Large loss", loss)
-    if faint:
-        name, peak = next(iter(faint.items()))
-        seen = f"'{name}' is 0 throughout in the quantized model, and at most {peak:.1g} in float"
-        advice = "these samples hardly exercise the model. Calibrate and measure on some in which it finds something"
-        return Judgement("unclear", "Cannot tell from these samples", f"{seen}: {advice}")
-    if _changed(fidelity) > MANY_CHANGES * fidelity.samples:
-        advice = f"What that costs, {fidelity.samples} samples cannot tell; `detent evaluate` on labelled images can"
-        reason = f"{_changes(fidelity)}. {advice}"
-        return Judgement("unclear", f"Cannot tell from {fidelity.samples} samples", reason)
-    return Judgement("close", "Close to float")
-
-
-def agreement(fidelity: Fidelity) -> str:
-    """Say how many samples keep their top answer, with the interval of all possible samples."""
-    assert fidelity.same_top1 is not None, "the output looks like class scores"
-    ends = agreement_interval(fidelity.same_top1, fidelity.samples)
-    return f"{fidelity.same_top1} of {fidelity.samples} (95 % interval {interval_text(ends, '.0f')} %)"
-
-
-def agreement_interval(same: int, samples: int) -> Interval:
-    """Return Wilson's interval, in percent."""
-    low, high = wilson_interval(same, samples)
-    return 100 * low, 100 * high
-
-
-def _large_loss(fidelity: Fidelity, outputs: list[str]) -> str | None:
-    sqnr = min((fidelity.outputs[name].sqnr_db for name in outputs), default=math.inf)
-    if fidelity.same_top1 is not None:
-        if fidelity.samples and wilson_interval(_changed(fidelity), fidelity.samples)[0] > MOST_CHANGES:
-            return _changes(fidelity)
-        return f"output SQNR {sqnr:.1f} dB" if sqnr < LARGE_LOSS_OF_SCORES_DB else None
-    return f"output SQNR {sqnr:.1f} dB" if sqnr < LARGE_LOSS_DB else None
-
-
-def _changed(fidelity: Fidelity) -> int:
-    return 0 if fidelity.same_top1 is None else fidelity.samples - fidelity.same_top1
-
-
-def _changes(fidelity: Fidelity) -> str:
-    changed = _changed(fidelity)
-    ends = interval_text(agreement_interval(changed, fidelity.samples), ".0f")
-    return f"{changed} of {fidelity.samples} samples get another class than in float (95 % interval {ends} %)"
-
-
 def warnings_for(report: Report) -> list[str]:
     """Return what makes the result untrustworthy, or is likely to surprise."""
-    found = [note.what for note in report.declined if note.what.startswith("shape inference failed")]
+    # What is wrong with the data comes first: nothing else is worth reading then.
+    found = [] if report.calibration is None else list(report.calibration.findings)
+    found += [note.what for note in report.declined if note.what.startswith("shape inference failed")]
     seen = [tensor for tensor in report.tensors if tensor.role == "activation" and tensor.minimum is not None]
     still = [tensor.name for tensor in seen if tensor.minimum == tensor.maximum]
     if still:
@@ -138,13 +66,11 @@ def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
 
 def suggestions_for(report: Report) -> list[str]:
     """Return what to try if the loss is large, or to measure if that cannot be told; nothing if it is small."""
-    if report.fidelity is None:
+    judgement = report.judgement
+    if judgement is None or judgement.level == "close":
         return []
-    judgement = judge(report.fidelity)
-    if judgement.level == "unclear":
+    if judgement.level in ("unclear", "unknown"):
         return [f"{judgement.reason}."]
-    if judgement.level == "close":
-        return []
     found = [f"The loss is large: {judgement.reason}."]
     calibration, recipe = report.calibration, report.recipe
     if calibration is not None and calibration.note.startswith("Guessed"):

@@ -27,9 +27,10 @@ from detent.recipe import Recipe
 from detent.recipe.file import to_plain
 from detent.refine.layers import LayerReport
 from detent.results import Result, plain
-from detent.results.advice import agreement_interval, judge, suggestions_for, warnings_for
+from detent.results.advice import suggestions_for, warnings_for
 from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, Pictures, TensorReport
+from detent.results.verdict import Judgement, agreement_interval, dead_parts, judge
 
 
 @dataclass
@@ -49,6 +50,8 @@ class Calibration:
     random: bool
     preprocess: Mapping[str, Any] | None
     note: str
+    findings: Sequence[str] = ()
+    """What makes the data doubtful (tasks/data_check.py)."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,17 @@ class Report(Result):
     tail_model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @cached_property
+    def judgement(self) -> Judgement | None:
+        """The verdict; None if nothing was measured."""
+        doubts = () if self.calibration is None else self.calibration.findings
+        return None if self.fidelity is None else judge(self.fidelity, doubts)
+
+    @cached_property
+    def errors(self) -> list[str]:
+        """What is dead in the result: outputs or parts of them that say nothing any more, and why."""
+        return [] if self.fidelity is None else dead_parts(self.fidelity, self.tensors)
+
+    @cached_property
     def warnings(self) -> list[str]:
         """What makes the result untrustworthy, or is likely to surprise."""
         return [*([] if self.dry_run else warnings_for(self)), *self.remarks]
@@ -126,21 +140,20 @@ class Report(Result):
         if self.cut is not None:
             values["cut"] = plain(self.cut)
         if self.fidelity is not None:
-            values["fidelity"] |= _judged(self.fidelity)
+            values["fidelity"] |= self._judged()
         return values
+
+    def _judged(self) -> dict[str, Any]:
+        """Return what the figures say, as the terminal and the page tell it; the interval in percent."""
+        assert self.fidelity is not None and self.judgement is not None
+        same = self.fidelity.same_top1
+        ends = None if same is None else list(agreement_interval(same, self.fidelity.samples))
+        return {"same_top1_interval": ends, "verdict": self.judgement.level, "why": self.judgement.reason}
 
 
 _JSON_FIELDS = (
     *("source", "output", "recipe", "nodes", "tensors", "changes", "declined", "moves", "equalization", "smoothing"),
     *("refined", "calibration", "fidelity", "in_sample", "dry_run", "bytes_before", "bytes_after", "seconds"),
-    *("warnings", "suggestions", "device", "absorption"),
+    *("errors", "warnings", "suggestions", "device", "absorption"),
 )
 """The order in which the JSON lists them."""
-
-
-def _judged(fidelity: Fidelity) -> dict[str, Any]:
-    """Return what the figures say, as the terminal and the page tell it; the interval in percent."""
-    judgement = judge(fidelity)
-    same = fidelity.same_top1
-    ends = None if same is None else list(agreement_interval(same, fidelity.samples))
-    return {"same_top1_interval": ends, "verdict": judgement.level, "why": judgement.reason}

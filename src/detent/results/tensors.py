@@ -46,6 +46,41 @@ class Closeness:
 
 
 @dataclass(frozen=True)
+class PartCloseness:
+    """One part of an output: a range along an axis, and how close it is to float.
+
+    `peak` is the largest magnitude in float. `constant`: all values are the same in the quantized model, and differ in
+    float. `node` computes what the part is from, if that is known.
+    """
+
+    label: str
+    axis: int
+    start: int
+    stop: int
+    closeness: Closeness
+    peak: float
+    constant: bool = False
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class TaskAgreement:
+    """The answers of the quantized model against those of the float one, as the task reads them.
+
+    `loss` is the estimated share of right answers that are lost, with its 95 % `interval`; None if the task has no such
+    figure. `figures` are those of the task, `summary` a clause that tells them. `why` is how the task was recognised.
+    """
+
+    task: str
+    why: str
+    samples: int
+    loss: float | None
+    interval: tuple[float, float] | None
+    figures: Mapping[str, float]
+    summary: str
+
+
+@dataclass(frozen=True)
 class Fidelity:
     """The outputs and sites of a quantized model against the float one.
 
@@ -53,7 +88,8 @@ class Fidelity:
     are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
     are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
     `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
-    it in float.
+    it in float. `parts` are those of outputs that join several things; `agreement` is None if nothing is known of what
+    the outputs are for.
     """
 
     outputs: Mapping[str, Closeness]
@@ -63,6 +99,8 @@ class Fidelity:
     resized: Sequence[str] = ()
     silent: Mapping[str, float] = field(default_factory=dict)
     emulated: DeviceRounding | None = None
+    parts: Mapping[str, Sequence[PartCloseness]] = field(default_factory=dict)
+    agreement: TaskAgreement | None = None
 
 
 def in_integers(emulated: DeviceRounding | None) -> str:

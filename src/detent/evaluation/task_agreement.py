@@ -1,0 +1,411 @@
+"""Judge the answers of a quantized model by those of the float one, as the user of its task would; without labels.
+
+    classify   whether the top class is kept; and the expected loss of accuracy: with p the float model's probabilities
+               and i, j the top classes of float and quantized model, the mean of p[i] - p[j]. If p is as right as it
+               claims, that is how many answers become wrong less those that become right. A change between two classes
+               that were equally likely costs nothing, so a few samples tell more than a count of changes does.
+    detect     the float model's detections (score above LEAST_SCORE, or the best few if there are none) that the
+               quantized one has too: same class, overlap above a half. Each weighs as much as its score, and a partner
+               counts as much as the two overlap; detections that float does not have count half.
+    segment    pixels of the same class, with the same expected loss
+    embed      the cosine of each vector, and the rank correlation of all similarities between two samples
+    image      the PSNR, against the span of the float image
+    regress    the error relative to the signal (the figures of parts say more)
+
+Losses are fractions, 0 for the same answers. Their interval is that of a bootstrap over samples; of few samples with no
+change at all, the upper end is Wilson's for the share of changes times what a change usually costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.results.paired import Interval, interval_text, wilson_interval
+from detent.results.tensors import TaskAgreement
+from detent.tasks.boxes import Detections, match_detections, overlaps
+from detent.tasks.heads import Head, recognise_head
+from detent.tasks.task import Task, channels_and_sides
+
+LEAST_SCORE = 0.25
+STILL_THERE = 0.15
+"""A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is told."""
+
+BEST = 20
+USUAL_COST = 0.15
+"""What a change of the top class costs on average, where few changes were seen: that of common classifiers."""
+
+RESAMPLES = 500
+VECTORS = 64
+
+Outputs = Mapping[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float64]
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a model is for, how that is known, and what its file says about its classes and its image."""
+
+    task: Task
+    why: str
+    classes: int | None = None
+    image: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SampleAnswer:
+    """One sample: numbers to sum up, and for encoders both vectors."""
+
+    numbers: Row
+    vectors: tuple[Floats, Floats] | None = None
+
+
+def compare_answers(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    """Return what became of each sample's answer; empty if this output cannot be read as the task's."""
+    try:
+        return _READERS[purpose.task](purpose, expected, found, samples)
+    except (ValueError, IndexError, KeyError, StopIteration):  # an output of another shape than the task's
+        return []
+
+
+def summarize_answers(purpose: Purpose, answers: Sequence[SampleAnswer]) -> TaskAgreement | None:
+    """Return the figures of all samples; None if there are none."""
+    if not answers:
+        return None
+    rows = {name: np.array([answer.numbers.get(name, 0.0) for answer in answers]) for name in answers[0].numbers}
+    return _SUMMARIES[purpose.task](purpose, rows, answers)
+
+
+def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Interval]:
+    """Return mean(parts), or sum(parts) / sum(wholes), and where it lies with 95 % confidence."""
+    weights = np.ones_like(parts) if wholes is None else wholes
+    total = float(weights.sum())
+    if total == 0.0:
+        return 0.0, (0.0, 1.0)
+    chosen = np.random.default_rng(0).integers(0, len(parts), (RESAMPLES, len(parts)))
+    sums = weights[chosen].sum(1)
+    ratios = np.divide(parts[chosen].sum(1), sums, out=np.zeros(RESAMPLES), where=sums > 0)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(parts.sum()) / total, (float(low), float(high))
+
+
+# --- classes
+
+
+def probabilities(scores: Floats) -> Floats:
+    """Return probabilities along the last axis: the scores themselves, if they are within 0..1."""
+    if float(scores.min(initial=0.0)) >= -1e-6 and float(scores.max(initial=0.0)) <= 1.0 + 1e-3:
+        return scores
+    if float(scores.max(initial=0.0)) <= 1e-6 and np.allclose(np.exp(scores).sum(-1), 1.0, atol=1e-2):
+        return np.asarray(np.exp(scores))  # a LogSoftmax
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def class_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
+    """Return the output that holds class scores, as [samples, positions, classes]."""
+    for name, array in outputs.items():
+        if array.dtype.kind != "f" or array.ndim < 2 or array.shape[0] != samples:
+            continue
+        sides = [size for size in array.shape[1:] if size != 1]
+        if len(sides) <= 1:
+            flat = array.reshape(samples, 1, -1).astype(np.float64)
+            return name, flat
+        if array.ndim == 3:
+            return name, array.astype(np.float64)
+    raise ValueError("no output holds class scores")
+
+
+def _compare_classes(first: Floats, second: Floats) -> tuple[Floats, Floats]:
+    """Return, for each row of scores, whether the top class is the same and what the change is expected to cost."""
+    if first.shape[-1] == 1:  # the probability of the one class
+        half = _threshold(first)
+        p = first[..., 0] if half else 1 / (1 + np.exp(-first[..., 0]))
+        same = (first[..., 0] > half) == (second[..., 0] > half)
+        return same.astype(np.float64), np.where(same, 0.0, np.abs(2 * p - 1))
+    shares = probabilities(first)
+    one, other = first.argmax(-1)[..., None], second.argmax(-1)[..., None]
+    cost = np.take_along_axis(shares, one, -1) - np.take_along_axis(shares, other, -1)
+    return (one == other)[..., 0].astype(np.float64), cost[..., 0]
+
+
+def _threshold(scores: Floats) -> float:
+    """Return what a single score has to exceed: a half of a probability, 0 of a logit."""
+    return 0.5 if float(scores.min()) >= 0.0 and float(scores.max()) <= 1.0 else 0.0
+
+
+def _classify(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    name, first = class_scores(expected, samples)
+    second = np.nan_to_num(found[name].astype(np.float64), nan=-np.inf).reshape(first.shape)
+    same, cost = _compare_classes(first, second)
+    return [SampleAnswer({"same": float(same[at].mean()), "loss": float(cost[at].mean())}) for at in range(samples)]
+
+
+def _classified(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+    count, same = len(answers), round(float(rows["same"].sum()))
+    loss, (low, high) = bootstrap(rows["loss"])
+    high = max(high, _unseen(rows["loss"]))
+    kept = wilson_interval(same, count)
+    text = f"{same} of {count} samples keep their top class (95 % interval {_percent(kept)} %)"
+    text += f"; expected loss of accuracy {100 * loss:.1f} points ({interval_text((100 * low, 100 * high), '.1f')})"
+    figures = {"same_top1": float(rows["same"].mean()), "same_top1_low": kept[0], "same_top1_high": kept[1]}
+    return TaskAgreement(str(purpose.task), purpose.why, count, loss, (low, high), figures, text)
+
+
+def _unseen(losses: Floats) -> float:
+    """Return the loss to reckon with after few samples: the most changes there may be, at their usual cost."""
+    changes = int((losses > 0).sum())
+    usual = (float(losses.sum()) + USUAL_COST) / (changes + 1)
+    return wilson_interval(changes, len(losses))[1] * usual
+
+
+# --- pixels
+
+
+def _segment(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    name = next(name for name, array in expected.items() if array.ndim >= 3 and array.shape[0] == samples)
+    first, second = expected[name], found[name]
+    if first.dtype.kind != "f":
+        same = (first == second).reshape(samples, -1).mean(1)
+        return [SampleAnswer({"same": float(each), "loss": 1.0 - float(each), "iou": float(each)}) for each in same]
+    axis = 1 if first.ndim == 3 else _class_axis(first.shape)
+    one, other = (np.moveaxis(each[:, None] if first.ndim == 3 else each, axis, -1) for each in (first, second))
+    answers = []
+    for at in range(samples):
+        x, y = one[at].astype(np.float64), np.nan_to_num(other[at].astype(np.float64), nan=-np.inf)
+        same, cost = _compare_classes(x, y)
+        numbers = {"same": float(same.mean()), "loss": float(cost.mean()), "iou": _class_overlap(x, y)}
+        answers.append(SampleAnswer(numbers))
+    return answers
+
+
+def _class_axis(shape: Sequence[int]) -> int:
+    channels, sides = channels_and_sides(shape)
+    return 3 if (channels, sides) == (shape[3], (shape[1], shape[2])) and shape[3] != shape[1] else 1
+
+
+def _class_overlap(first: Floats, second: Floats) -> float:
+    """Return the mean over the classes that float sees of intersection over union."""
+    if first.shape[-1] == 1:
+        half = _threshold(first)
+        one, other = (first[..., 0] > half).astype(int), (second[..., 0] > half).astype(int)
+    else:
+        one, other = first.argmax(-1), second.argmax(-1)
+    kinds, counts = np.unique(one, return_counts=True)
+    shares = []
+    for kind in kinds[counts >= 0.005 * one.size]:
+        mine, its = one == kind, other == kind
+        shares.append((mine & its).sum() / (mine | its).sum())
+    return float(np.mean(shares)) if shares else 1.0
+
+
+def _segmented(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+    # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
+    loss, interval = bootstrap((1.0 - rows["iou"]) / 2)
+    same, iou, cost = float(rows["same"].mean()), float(rows["iou"].mean()), float(rows["loss"].mean())
+    text = f"{100 * same:.1f} % of the pixels keep their class; regions overlap by {100 * iou:.1f} %"
+    figures = {"same_pixels": same, "overlap": iou, "expected_pixel_loss": cost}
+    return TaskAgreement(str(purpose.task), purpose.why, len(answers), loss, interval, figures, text)
+
+
+# --- boxes
+
+
+def _head_of(purpose: Purpose, outputs: Outputs) -> Head:
+    shapes = {name: array.shape for name, array in outputs.items()}
+    image = purpose.image or (640, 640)
+    head = recognise_head(shapes, image, purpose.classes) or recognise_head(shapes, image)
+    if head is None:
+        raise ValueError("the layout of the detections is not known")
+    return head
+
+
+def detections_of(purpose: Purpose, outputs: Outputs) -> list[Detections]:
+    """Return what each image's detections are. Raise ValueError if the layout of the outputs is not known."""
+    return _head_of(purpose, outputs).detect(outputs, 0.01)
+
+
+def _detect(purpose: Purpose, expected: Outputs, found: Outputs, _: int) -> list[SampleAnswer]:
+    head = _head_of(purpose, expected)
+    pairs = zip(head.detect(expected, 0.01), head.detect(found, 0.01), strict=True)
+    return [SampleAnswer(_compare_detections(one, other)) for one, other in pairs]
+
+
+def _compare_detections(one: Detections, other: Detections) -> Row:
+    confident = one.above(LEAST_SCORE)
+    numbers = _kept(confident, one, other, LEAST_SCORE)
+    # The same of the best few, whatever their scores, in case that no sample has a confident one.
+    best = one.take(slice(BEST))
+    least = float(best.scores[-1]) if len(best) else 1.0
+    return numbers | {f"best_{name}": value for name, value in _kept(best, one, other, least).items()}
+
+
+def _kept(wanted: Detections, one: Detections, other: Detections, least: float) -> Row:
+    there = other.above(least * STILL_THERE / LEAST_SCORE)
+    partners = match_detections(wanted, there)
+    kept = partners >= 0
+    shared = overlaps(wanted.boxes[kept], there.boxes[partners[kept]]).diagonal()
+    shown = other.above(least)
+    extra = match_detections(shown, one.above(least * STILL_THERE / LEAST_SCORE)) < 0
+    weight = float(wanted.scores.sum()) + float(shown.scores[extra].sum()) / 2
+    return {
+        "wanted": float(len(wanted)),
+        "kept": float(kept.sum()),
+        "extra": float(extra.sum()),
+        "shown": float(len(shown)),
+        "shift": float((there.scores[partners[kept]] - wanted.scores[kept]).sum()),
+        "weight": weight,
+        "lost": weight - float((wanted.scores[kept] * shared).sum()),
+        "overlap": float(shared.sum()),
+    }
+
+
+def _detected(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+    count = len(answers)
+    faint = not rows["wanted"].any()
+    of = {name: rows[f"best_{name}" if faint else name] for name in ("wanted", "kept", "extra", "shown", "shift")}
+    lost, weight = (rows[f"best_{name}" if faint else name] for name in ("lost", "weight"))
+    wanted, kept, extra, shown, shift = (float(each.sum()) for each in of.values())
+    # Average precision is about a half to begin with, and loses in proportion.
+    loss, interval = bootstrap(lost / 2, weight)
+    share = kept / wanted if wanted else 0.0
+    moved = shift / kept if kept else 0.0
+    which = f"of the {BEST} best detections" if faint else f"detections above {LEAST_SCORE}"
+    text = f"{kept:.0f} of {wanted:.0f} {which} are kept, {extra:.0f} are new, scores move by {moved:+.2f}"
+    text += f", {shown / count:.1f} boxes in a sample instead of {wanted / count:.1f}"
+    figures = {
+        "kept": share,
+        "new": extra / wanted if wanted else 0.0,
+        "score_shift": moved,
+        "boxes_per_sample": shown / count,
+        "boxes_per_sample_float": wanted / count,
+        "confident": 0.0 if faint else 1.0,
+    }
+    overlap = float(rows["best_overlap" if faint else "overlap"].sum())
+    figures["overlap"] = overlap / kept if kept else 0.0
+    return TaskAgreement(str(purpose.task), purpose.why, count, loss if wanted else None, interval, figures, text)
+
+
+# --- vectors, images, numbers
+
+
+def _embed(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    name = _vector_output(expected, samples)
+    one, other = (_vectors(each[name], samples) for each in (expected, found))
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    cosines = np.divide((one * other).sum(1), norms, out=np.zeros(samples), where=norms > 0)
+    return [SampleAnswer({"cosine": float(cosines[at])}, (one[at], other[at])) for at in range(samples)]
+
+
+def _vector_output(outputs: Outputs, samples: int) -> str:
+    kept = [name for name, array in outputs.items() if array.dtype.kind == "f" and array.shape[:1] == (samples,)]
+    return min(kept, key=lambda name: outputs[name].ndim)
+
+
+def vectors_of(outputs: Outputs) -> Floats:
+    """Return the vector of one sample."""
+    return _vectors(outputs[_vector_output(outputs, 1)], 1)[0]
+
+
+def _vectors(array: npt.NDArray[Any], samples: int) -> Floats:
+    """Return a vector for each sample: of tokens, their mean."""
+    values = np.nan_to_num(array.astype(np.float64))
+    return values.mean(1) if values.ndim == 3 else values.reshape(samples, -1)
+
+
+def _embedded(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+    pairs = [answer.vectors for answer in answers[:VECTORS] if answer.vectors is not None]
+    similar = [_similarities(np.array([pair[at] for pair in pairs])) for at in (0, 1)]
+    ranking = spearman(*similar) if len(pairs) >= 4 else None
+    cosine = float(rows["cosine"].mean())
+    text = f"the cosine with float's vectors is {cosine:.4f} on average, {rows['cosine'].min():.4f} at worst"
+    figures = {"cosine": cosine, "worst_cosine": float(rows["cosine"].min())}
+    if ranking is not None:
+        figures["ranking"] = ranking
+        text += f"; the ranking of similarities is kept by {ranking:.3f}"
+    loss = None if ranking is None else 1.0 - ranking
+    return TaskAgreement(str(purpose.task), purpose.why, len(answers), loss, None, figures, text)
+
+
+def _similarities(vectors: Floats) -> Floats:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+    return np.asarray((unit @ unit.T)[np.triu_indices(len(unit), 1)])
+
+
+def spearman(first: Floats, second: Floats) -> float:
+    """Return the rank correlation, 0 if either is constant."""
+    ranks = [np.argsort(np.argsort(each, kind="stable"), kind="stable").astype(np.float64) for each in (first, second)]
+    if np.ptp(first) == 0.0 or np.ptp(second) == 0.0:
+        return 0.0
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _image(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    name = next(name for name, array in expected.items() if array.ndim == 4 and array.shape[0] == samples)
+    answers = []
+    for at in range(samples):
+        x, y = expected[name][at].astype(np.float64), found[name][at].astype(np.float64)
+        error, span = float(np.square(x - y).mean()), float(np.ptp(x))
+        psnr = 100.0 if error == 0.0 else 10 * math.log10(span**2 / error) if span and math.isfinite(error) else 0.0
+        answers.append(SampleAnswer({"psnr": min(psnr, 100.0)}))
+    return answers
+
+
+def _imaged(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+    mean, least = float(rows["psnr"].mean()), float(rows["psnr"].min())
+    text = f"PSNR {mean:.1f} dB on average, {least:.1f} dB at worst"
+    figures = {"psnr_db": mean, "worst_psnr_db": least}
+    return TaskAgreement(str(purpose.task), purpose.why, len(answers), None, None, figures, text)
+
+
+def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
+    arrays = {name: array for name, array in expected.items() if array.dtype.kind == "f" and array.ndim}
+    rows = {name: len(array) if array.shape[:1] == (samples,) else 0 for name, array in arrays.items()}
+    if samples > 1 and not all(rows.values()):
+        raise ValueError("the rows of an output are not those of the samples")
+    answers = []
+    for at in range(samples):
+        signal = noise = 0.0
+        for name, array in arrays.items():
+            x, y = (each[at] if rows[name] else each for each in (array, found[name]))
+            signal += float(np.square(x, dtype=np.float64).sum())
+            noise += float(np.square(x.astype(np.float64) - y).sum())
+        error = math.sqrt(noise / signal) if signal else float(noise > 0)
+        answers.append(SampleAnswer({"error": error if math.isfinite(error) else 1e9}))
+    return answers
+
+
+def _regressed(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+    mean, worst = float(rows["error"].mean()), float(rows["error"].max())
+    text = f"the error is {100 * mean:.2g} % of the signal on average, {100 * worst:.2g} % at worst"
+    figures = {"relative_error": mean, "worst_relative_error": worst}
+    return TaskAgreement(str(purpose.task), purpose.why, len(answers), None, None, figures, text)
+
+
+def _percent(ends: Interval) -> str:
+    return interval_text((100 * ends[0], 100 * ends[1]), ".0f")
+
+
+_READERS: dict[Task, Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswer]]] = {
+    Task.CLASSIFY: _classify,
+    Task.DETECT: _detect,
+    Task.SEGMENT: _segment,
+    Task.EMBED: _embed,
+    Task.IMAGE: _image,
+    Task.REGRESS: _regress,
+}
+_SUMMARIES: dict[Task, Callable[[Purpose, Mapping[str, Floats], Sequence[SampleAnswer]], TaskAgreement]] = {
+    Task.CLASSIFY: _classified,
+    Task.DETECT: _detected,
+    Task.SEGMENT: _segmented,
+    Task.EMBED: _embedded,
+    Task.IMAGE: _imaged,
+    Task.REGRESS: _regressed,
+}

@@ -1,0 +1,208 @@
+"""The verdict on a quantized model: close, unclear, worse or broken; or unknown, if the data cannot tell.
+
+A task that counts right answers is judged by the share of them that is expected to be lost, with its interval:
+
+    close     the upper end is below 3 points, or the estimate below 1 point after many samples
+    broken    the lower end is beyond 25 points; or an output, or a part of one, says nothing any more
+    worse     the lower end is beyond 1.5 points, and the estimate beyond 2
+    unclear   anything else: the samples do not tell
+
+Encoders are judged by the ranking of similarities, images by PSNR, other numbers by the SQNR of the worst part of any
+output. The verdict of doubtful data is "unknown" where it would be close or unclear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from detent.results.paired import Interval, interval_text, wilson_interval
+from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement, TensorReport
+
+Level = Literal["close", "unclear", "worse", "broken", "unknown"]
+
+CLOSE_LOSS, SMALL_LOSS = 0.03, 0.01
+WORSE_LOSS, WORSE_ESTIMATE = 0.015, 0.02
+BROKEN_LOSS = 0.25
+MANY_SAMPLES = 32
+LEAST_SAMPLES = 4
+"""With fewer, an interval of resampled samples says nothing."""
+
+CLOSE_RANKING, WORSE_RANKING, BROKEN_RANKING, CLOSE_COSINE = 0.97, 0.85, 0.3, 0.9
+CLOSE_PSNR, WORSE_PSNR, BROKEN_PSNR = 35.0, 27.0, 10.0
+CLOSE_DB = 20.0  # the quantization noise is a tenth of the signal
+CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
+DEAD_DB = 3.0
+APART = 30.0
+FAINT = 1e-3
+"""An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data."""
+
+TITLES: dict[Level, str] = {
+    "close": "Close to float",
+    "unclear": "Cannot tell from {samples} samples",
+    "worse": "Worse than float",
+    "broken": "Broken",
+    "unknown": "Cannot be told from this data",
+}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the figures say: a short title, and the reason in one sentence, which is empty if there is none to tell."""
+
+    level: Level
+    title: str
+    reason: str = ""
+
+
+def judge(fidelity: Fidelity, doubts: Sequence[str] = ()) -> Judgement:
+    """Return the verdict on the outputs. `doubts` are what is wrong with the data."""
+    level, reason = _judged(fidelity)
+    if doubts and level in ("close", "unclear"):
+        level, reason = "unknown", doubts[0].rstrip(".")
+    title = TITLES[level].format(samples=fidelity.samples)
+    if level == "unclear" and _faint(fidelity):
+        title = "Cannot tell from these samples"
+    return Judgement(level, title, reason)
+
+
+def agreement(fidelity: Fidelity) -> str:
+    """Say how many samples keep their top answer, with the interval of all possible samples."""
+    assert fidelity.same_top1 is not None, "the output looks like class scores"
+    ends = agreement_interval(fidelity.same_top1, fidelity.samples)
+    return f"{fidelity.same_top1} of {fidelity.samples} (95 % interval {interval_text(ends, '.0f')} %)"
+
+
+def agreement_interval(same: int, samples: int) -> Interval:
+    """Return Wilson's interval, in percent."""
+    low, high = wilson_interval(same, samples)
+    return 100 * low, 100 * high
+
+
+def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list[str]:
+    """Name each output, or part of one, that says nothing any more, with its node and the likely cause."""
+    found = []
+    for output, parts in fidelity.parts.items():
+        found += [f"{_dead_text(output, part)}: {_cause(part, parts, tensors)}" for part in parts if _is_dead(part)]
+    if fidelity.agreement is None or fidelity.agreement.task != "classify":
+        found += [
+            f"Output '{output}' says nothing any more ({_decibels(close)}): {_first_broken(tensors)}"
+            for output, close in fidelity.outputs.items()
+            if output not in fidelity.parts and close.sqnr_db < DEAD_DB and output not in _faint(fidelity)
+        ]
+    return found
+
+
+def _judged(fidelity: Fidelity) -> tuple[Level, str]:
+    faint = _faint(fidelity)
+    measured = {name: close for name, close in fidelity.outputs.items() if name not in faint}
+    everything = [*measured.values(), *fidelity.tensors.values()]
+    if any(close.sqnr_db == -math.inf for close in everything):
+        return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
+    dead = [(output, part) for output, parts in fidelity.parts.items() for part in parts if _is_dead(part)]
+    if dead and not (fidelity.agreement is not None and fidelity.agreement.task == "classify"):
+        return "broken", _dead_text(*dead[0])
+    if faint and len(faint) == len(fidelity.outputs):
+        name, peak = next(iter(faint.items()))
+        seen = f"'{name}' is 0 throughout in the quantized model, and at most {peak:.1g} in float"
+        advice = "these samples hardly exercise the model. Calibrate and measure on some in which it finds something"
+        return "unclear", f"{seen}: {advice}"
+    if fidelity.agreement is not None and fidelity.agreement.task != "regress":
+        return _by_task(fidelity.agreement)
+    return _by_noise(fidelity, measured)
+
+
+def _by_task(found: TaskAgreement) -> tuple[Level, str]:
+    if found.task == "image":
+        psnr = found.figures["psnr_db"]
+        return _graded(psnr, (CLOSE_PSNR, WORSE_PSNR, BROKEN_PSNR)), found.summary
+    if found.task == "embed":
+        if found.loss is None:
+            close = found.figures["cosine"] >= 0.99
+            return ("close" if close else "unclear"), found.summary
+        level = _graded(1.0 - found.loss, (CLOSE_RANKING, WORSE_RANKING, BROKEN_RANKING))
+        blurred = level == "close" and found.figures["cosine"] < CLOSE_COSINE
+        return ("unclear" if blurred else level), found.summary
+    if found.loss is None or found.interval is None:
+        return "unclear", "the float model itself finds nothing in these samples"
+    low, high = found.interval
+    if found.samples < LEAST_SAMPLES:
+        return ("close" if high < CLOSE_LOSS else "unclear"), found.summary
+    if low > BROKEN_LOSS:
+        return "broken", found.summary
+    if low > WORSE_LOSS and found.loss > WORSE_ESTIMATE:
+        return "worse", found.summary
+    if found.task == "detect" and not found.figures.get("confident", 1.0):
+        return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
+    if high < CLOSE_LOSS or (found.loss < SMALL_LOSS and found.samples >= MANY_SAMPLES):
+        return "close", found.summary
+    return "unclear", f"{found.summary}. More samples, or `detent evaluate` on labelled ones, can tell"
+
+
+def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
+    """Judge by the worst part of all outputs."""
+    worst = min(_noise(fidelity, outputs), default=None)
+    if worst is None:
+        return "unclear", "no output could be compared with float"
+    sqnr, name = worst
+    reason = f"output SQNR {sqnr:.1f} dB" + (f" of {name}" if name else "")
+    if fidelity.agreement is None and fidelity.parts:
+        levels = (CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB, DEAD_DB)
+        level = _graded(sqnr, levels)
+    else:
+        level = "close" if sqnr >= CLOSE_DB else "broken" if sqnr < DEAD_DB else "worse"
+    return level, "" if level == "close" else reason
+
+
+def _noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> list[tuple[float, str]]:
+    """Return the SQNR of each part, and of each output without parts."""
+    several = len(outputs) > 1
+    found = []
+    for name, close in outputs.items():
+        parts = [part for part in fidelity.parts.get(name, ()) if part.peak > 0.0]
+        found += [(part.closeness.sqnr_db, f"'{part.label}' of '{name}'") for part in parts]
+        found += [] if parts else [(close.sqnr_db, f"'{name}'" if several else "")]
+    return found
+
+
+def _graded(value: float, thresholds: tuple[float, float, float]) -> Level:
+    close, worse, broken = thresholds
+    return "close" if value >= close else "unclear" if value >= worse else "worse" if value >= broken else "broken"
+
+
+def _faint(fidelity: Fidelity) -> dict[str, float]:
+    return {name: peak for name, peak in fidelity.silent.items() if peak < FAINT}
+
+
+def _is_dead(part: PartCloseness) -> bool:
+    return part.peak >= FAINT and (part.constant or part.closeness.sqnr_db < DEAD_DB)
+
+
+def _dead_text(output: str, part: PartCloseness) -> str:
+    how = "constant" if part.constant else _decibels(part.closeness)
+    of = f", from node '{part.node}'" if part.node else ""
+    return f"'{part.label}' of output '{output}' ({part.start}..{part.stop} of axis {part.axis}{of}) is dead: {how}"
+
+
+def _decibels(close: Closeness) -> str:
+    return f"SQNR {close.sqnr_db:.1f} dB"
+
+
+def _cause(part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
+    larger = [other for other in parts if other.peak > APART * part.peak]
+    if not larger:
+        return _first_broken(tensors)
+    other = max(larger, key=lambda each: each.peak)
+    return (
+        f"it is joined with '{other.label}' (up to {other.peak:.3g}, it is up to {part.peak:.3g}) under one scale. "
+        "Leave what joins them float: --postprocessing float"
+    )
+
+
+def _first_broken(tensors: Sequence[TensorReport]) -> str:
+    for tensor in tensors:
+        if tensor.role == "activation" and tensor.closeness is not None and tensor.closeness.sqnr_db < DEAD_DB:
+            return f"the error begins at node '{tensor.node}': try --exclude '{tensor.node}'"
+    return "compare it layer by layer with `detent compare`"

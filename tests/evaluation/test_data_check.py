@@ -1,0 +1,138 @@
+"""Doubtful calibration data is found before it is used."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import detent
+from detent.errors import DataError
+from detent.evaluation.data_check import (
+    NORMALISATIONS,
+    FirstBatchNorm,
+    first_batch_norm,
+    question_data,
+    told_apart,
+    unlike_training,
+)
+from detent.evaluation.task_agreement import Purpose
+from detent.tasks.task import Task
+from tests.models import as_ir, build, info, node, normal
+
+CLASSIFY = Purpose(Task.CLASSIFY, "by test")
+SIDE = 32
+
+
+def photographs(count=16, seed=0):
+    """Smooth images of 0..1, each brightest in another place, so that a model can tell them apart."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[0:SIDE, 0:SIDE] / SIDE
+    found = []
+    for _ in range(count):
+        planes = [
+            0.5 + 0.5 * np.sin(2 * np.pi * (a * rows + b * columns) + c) for a, b, c in rng.uniform(-1, 1, (3, 3))
+        ]
+        found.append(np.array(planes, np.float32)[None])
+    return found
+
+
+def answer(feeds):
+    """Tell images of about -2..2 apart, as a classifier with ten classes would."""
+    image = feeds["x"]
+    weights = np.random.default_rng(1).standard_normal((10, image.size)).astype(np.float32)
+    scores = weights @ image.reshape(-1) / 4
+    # Beyond the range of training one class wins whatever the image shows.
+    scores[3] += 1e3 * max(0.0, float(np.abs(image).max()) - 3.0)
+    return {"logits": scores[None]}
+
+
+def asked(images, task=CLASSIFY):
+    return " ".join(question_data([{"x": image} for image in images], task, answer))
+
+
+def test_good_data_has_no_findings():
+    images = [NORMALISATIONS[2].apply(image, 1) for image in photographs()]
+    assert asked(images) == ""
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (photographs(1) * 16, "All 16 samples are the same"),
+        ([photographs(1)[0] + 1e-4 * at for at in range(16)], "All 16 samples are the same, or nearly"),
+        (photographs(4) * 4, "Only 4 of the first 16 samples differ"),
+        (photographs(4), "Only 4 different samples"),
+        ([np.zeros((1, 3, SIDE, SIDE), np.float32)] * 16, "16 of 16 samples are constant"),
+        ([normal(1, 3, SIDE, SIDE, seed=at) for at in range(16)], "look like noise"),
+        ([255 * image for image in photographs()], "The normalisation looks wrong: the data is 0..255"),
+    ],
+)
+def test_doubtful_data_is_told(images, said):
+    assert said in asked(images)
+
+
+def test_answers_that_tell_nothing():
+    images = [{"x": image} for image in photographs()]
+    same = question_data(images, CLASSIFY, lambda _: {"y": np.array([[5.0, 0.0, 0.0]], np.float32)})
+    assert same == ["The float model gives all of the first 16 samples the same class (0)."]
+    rng = np.random.default_rng(0)
+    vague = question_data(images, CLASSIFY, lambda _: {"y": 0.01 * rng.standard_normal((1, 100)).astype(np.float32)})
+    assert "hardly tells these samples apart" in vague[0]
+    nothing = Purpose(Task.DETECT, "", classes=2, image=(SIDE, SIDE))
+    found = question_data(images, nothing, lambda _: {"y": np.zeros((1, 6, 100), np.float32)})
+    assert "detects nothing" in found[0]
+
+
+def test_information():
+    assert told_apart(np.eye(4)) == pytest.approx(np.log(4))
+    assert told_apart(np.full((4, 4), 0.25)) == 0.0
+    assert told_apart(np.array([[1.0, 0.0]] * 4)) == 0.0
+
+
+def test_batches_and_other_inputs_are_read():
+    batch = {"x": np.concatenate(photographs(16)), "ids": np.arange(16)}
+    assert question_data([batch], Purpose(Task.REGRESS, ""), lambda _: {"y": np.zeros((1, 3))}) == []
+    assert question_data([], CLASSIFY, answer) == []
+
+
+def normalised(mean, variance):
+    """Conv and BatchNorm, which was trained on this mean and variance."""
+    nodes = [
+        node("Conv", "x w", "c"),
+        node("BatchNormalization", "c one zero mean variance", "b"),
+        node("GlobalAveragePool", "b", "p"),
+        node("Flatten", "p", "y"),
+    ]
+    weights = {"w": np.eye(3, dtype=np.float32)[:, :, None, None], "one": np.ones(3, np.float32)}
+    weights |= {
+        name: np.full(3, value, np.float32) for name, value in (("zero", 0), ("mean", mean), ("variance", variance))
+    }
+    return build(nodes, "y", weights, [info("x", (1, 3, SIDE, SIDE))])
+
+
+def test_the_first_batch_norm_knows_what_it_was_trained_on():
+    norm = first_batch_norm(as_ir(normalised(0.5, 0.1)).graph)
+    assert norm is not None
+    assert norm.value == "c"
+    assert unlike_training(norm, photographs()) is None
+    assert "times as far" in (unlike_training(norm, [255 * image for image in photographs()]) or "")
+    assert first_batch_norm(as_ir(build([node("Relu", "x", "y")], "y")).graph) is None
+    assert isinstance(norm, FirstBatchNorm)
+
+
+def test_strict_refuses_doubtful_data(tmp_path):
+    model = normalised(0.5, 0.1)
+    onnx.save(model, tmp_path / "model.onnx")
+    wrong = np.concatenate([255 * image for image in photographs(20)])
+    report = detent.quantize(tmp_path / "model.onnx", None, wrong)
+    assert "times as far from its mean" in report.warnings[0]
+    assert report.judgement.level not in ("close", "unclear")
+    with pytest.raises(DataError, match="times as far.*--strict"):
+        detent.quantize(tmp_path / "model.onnx", None, wrong, strict=True)
+    detent.quantize(tmp_path / "model.onnx", None, np.concatenate(photographs(20)), strict=True, task="regress")
+
+
+def test_a_task_that_the_model_cannot_have_is_refused():
+    with pytest.raises(detent.UsageError, match="--task detect"):
+        detent.quantize(normalised(0.5, 0.1), None, np.concatenate(photographs(4)), task="detect")

@@ -1,0 +1,132 @@
+"""Answers are compared as the task reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detent.evaluation.task_agreement import (
+    Purpose,
+    bootstrap,
+    compare_answers,
+    probabilities,
+    spearman,
+    summarize_answers,
+)
+from detent.tasks.task import Task
+
+
+def agreed(task, expected, found, **facts):
+    """Return the agreement of two arrays, or of two dictionaries of them."""
+    one, other = (each if isinstance(each, dict) else {"y": each} for each in (expected, found))
+    purpose = Purpose(task, "by test", **facts)
+    count = len(next(iter(one.values())))
+    return summarize_answers(purpose, compare_answers(purpose, one, other, count))
+
+
+def test_a_change_costs_what_float_was_surer_of():
+    expected = np.log(np.array([[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.2, 0.6, 0.2]]) * 3)
+    found = expected.copy()
+    found[1] = expected[1][[1, 0, 2]]
+    same = agreed(Task.CLASSIFY, expected, expected)
+    assert (same.loss, same.interval[0]) == (0.0, 0.0)
+    assert same.interval[1] > 0.05  # four samples prove nothing
+    changed = agreed(Task.CLASSIFY, expected, found)
+    assert changed.loss == pytest.approx(0.1 / 4)
+    assert changed.figures["same_top1"] == 0.75
+    assert "3 of 4 samples keep their top class" in changed.summary
+
+
+def test_shares_are_taken_as_they_are():
+    shares = np.array([[0.9, 0.1], [0.2, 0.8]])
+    np.testing.assert_array_equal(probabilities(shares), shares)
+    np.testing.assert_allclose(probabilities(np.log(shares)), shares)
+    assert agreed(Task.CLASSIFY, shares, shares[::-1]).loss == pytest.approx((0.8 + 0.6) / 2)
+    assert agreed(Task.CLASSIFY, np.array([[0.9], [0.6]]), np.array([[0.8], [0.4]])).loss == pytest.approx(0.1)
+
+
+def test_more_samples_tell_more():
+    rng = np.random.default_rng(0)
+    few, many = rng.standard_normal((8, 10)) * 4, rng.standard_normal((200, 10)) * 4
+    assert agreed(Task.CLASSIFY, few, few).interval[1] > 0.03 > agreed(Task.CLASSIFY, many, many).interval[1]
+
+
+def detections(boxes, anchors=100):
+    """Return an output of layout `columns` with two classes: (center x, center y, width, height, scores)."""
+    found = np.zeros((1, 6, anchors), np.float32)
+    for at, box in enumerate(boxes):
+        found[0, :, at] = box
+    return found
+
+
+def test_detections_are_matched():
+    first = detections([(20, 20, 10, 10, 0.9, 0), (50, 50, 20, 20, 0, 0.6), (80, 20, 8, 8, 0.3, 0)])
+    facts = {"classes": 2, "image": (128, 128)}
+    same = agreed(Task.DETECT, first, first, **facts)
+    assert same.loss == pytest.approx(0.0, abs=1e-6)
+    assert (same.figures["kept"], same.figures["new"], same.figures["score_shift"]) == (1.0, 0.0, 0.0)
+    second = detections([(20, 20, 10, 10, 0.8, 0), (50, 50, 20, 20, 0.6, 0), (80, 20, 8, 8, 0.2, 0)])
+    other = agreed(Task.DETECT, first, second, **facts)
+    assert other.figures["kept"] == pytest.approx(2 / 3)  # the second has another class
+    assert other.figures["new"] == pytest.approx(1 / 3)
+    assert other.figures["score_shift"] == pytest.approx(-0.1)
+    assert other.loss > 0.2
+    none = agreed(Task.DETECT, first, detections([]), **facts)
+    assert none.figures["kept"] == 0.0
+    assert none.loss == pytest.approx(0.5)
+
+
+def test_without_confident_detections_the_best_are_compared():
+    first = detections([(20, 20, 10, 10, 0.1, 0), (50, 50, 20, 20, 0, 0.05)])
+    found = agreed(Task.DETECT, first, first, classes=2, image=(128, 128))
+    assert found.figures["confident"] == 0.0
+    assert found.figures["kept"] == 1.0
+    empty = agreed(Task.DETECT, detections([]), detections([]), classes=2, image=(128, 128))
+    assert empty.loss is None
+
+
+def test_pixels_and_regions():
+    first = np.zeros((1, 3, 16, 16), np.float32)
+    first[:, 0] = 5.0
+    first[:, 1, :8] = 9.0
+    second = first.copy()
+    second[:, 1, 6:8] = 0.0
+    found = agreed(Task.SEGMENT, first, second)
+    assert found.figures["same_pixels"] == pytest.approx(1 - 2 / 16)
+    assert found.figures["overlap"] == pytest.approx((6 / 8 + 8 / 10) / 2)
+    assert agreed(Task.SEGMENT, first, first).loss == 0.0
+    maps = first.argmax(1)
+    assert agreed(Task.SEGMENT, maps, maps).figures["same_pixels"] == 1.0
+
+
+def test_vectors_keep_their_ranking():
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal((12, 32)).astype(np.float32)
+    near, far = first + 0.01 * rng.standard_normal(first.shape), rng.standard_normal(first.shape)
+    assert agreed(Task.EMBED, first, near).loss < 0.01
+    assert agreed(Task.EMBED, first, far).loss > 0.5
+    assert agreed(Task.EMBED, first[:2], near[:2]).loss is None  # two vectors have one similarity
+    tokens = rng.standard_normal((5, 7, 32)).astype(np.float32)
+    assert agreed(Task.EMBED, tokens, tokens).figures["cosine"] == pytest.approx(1.0)
+
+
+def test_images_and_numbers():
+    first = np.linspace(0, 1, 2 * 3 * 64).reshape(2, 3, 8, 8)
+    assert agreed(Task.IMAGE, first, first + 0.001).figures["psnr_db"] > 40
+    assert agreed(Task.IMAGE, first, first).figures["psnr_db"] == 100.0
+    assert agreed(Task.REGRESS, first, first * 0.9).figures["relative_error"] == pytest.approx(0.1)
+
+
+def test_outputs_of_another_kind_have_no_answers():
+    odd = {"y": np.zeros((1, 7), np.float32)}
+    for task in (Task.DETECT, Task.SEGMENT, Task.IMAGE):
+        assert compare_answers(Purpose(task, ""), odd, odd, 1) == []
+    assert summarize_answers(Purpose(Task.DETECT, ""), []) is None
+
+
+def test_statistics():
+    assert bootstrap(np.array([0.0, 1.0, 0.0, 1.0]))[0] == 0.5
+    low, high = bootstrap(np.array([0.0, 1.0] * 50))[1]
+    assert 0.35 < low < 0.5 < high < 0.65
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 9.0])) == pytest.approx(1.0)
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.ones(3)) == 0.0
