@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -42,6 +43,9 @@ def test_polygons_are_their_boxes(tmp_path):
         ("0 .5 .5 .5 .5\n1 320 200 50 50", "line 2: the box lies outside"),
         ("0 -0.5 0.5 0.5 0.5", "outside"),
         ("-1 0.5 0.5 0.5 0.5", "class -1"),
+        ("inf 0.5 0.5 0.5 0.5", "class inf"),
+        ("nan 0.5 0.5 0.5 0.5", "class nan"),
+        ("1e30 0.5 0.5 0.5 0.5", "class 1e30"),
         ("0.5 0.5 0.5 0.5 0.5", "class 0.5"),
         ("cat 0.5 0.5 0.5 0.5", "expected numbers"),
         ("0 0.5 0.5 0.5 0.5 0.9", "detection with its score"),
@@ -120,6 +124,10 @@ def test_categories_are_classes_by_name_order_or_number(tmp_path):
         (instances(annotations=[{"id": 8, "image_id": 5, "category_id": 3}]), "no bbox"),
         (instances(annotations=[{"id": 8, "image_id": 5, "category_id": 3, "bbox": [90, 1, 40, 1]}]), "outside"),
         (instances(annotations=[{"id": 8, "image_id": 5, "category_id": 3, "bbox": [9, 1, -4, 1]}]), "outside"),
+        (instances(annotations=[{"id": 8, "image_id": 5, "category_id": 3, "bbox": [math.nan, 1, 4, 1]}]), "no bbox"),
+        (instances(annotations=[{"id": 8, "image_id": [5], "category_id": 3}]), "image_id"),
+        (instances(images=[{"id": {}}]), "an image has no 'id'"),
+        (instances(categories=[{"id": "x"}]), "'x'"),
     ],
 )
 def test_json_that_is_no_labels(tmp_path, content, named):

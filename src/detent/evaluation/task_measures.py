@@ -29,6 +29,7 @@ from detent.tasks.labels import IGNORED, BoxLabels, MaskLabels, PairLabels
 from detent.tasks.resampling import draw_weights, drawn_correlation, drawn_overlap, drawn_precision
 from detent.tasks.task import Task, shapes_text
 
+_MOST_CLASSES = 1 << 16
 _NO_LABELS = "Give labels of its task, --no-labels to compare outputs, or a metric of your own (--metric FILE.py)."
 
 
@@ -231,13 +232,18 @@ def _class_maps(outputs: Mapping[str, Array], origin: str) -> tuple[npt.NDArray[
             share = array[:, 0].min(initial=0.0) >= 0.0 and array[:, 0].max(initial=0.0) <= 1.0
             return (array[:, 0] > (0.5 if share else 0.0)).astype(np.int64), 2
         if array.ndim == 4 and array.shape[1] == 1:
-            return array[:, 0].astype(np.int64), 0
+            return _indices(array[:, 0]), 0
         if array.ndim == 4 and min(array.shape[2:]) > 1:
             return array.argmax(1).astype(np.int64), array.shape[1]
         if array.ndim == 3 and array.dtype.kind in "iu":
-            return array.astype(np.int64), 0
+            return _indices(array), 0
     shapes = shapes_text({name: array.shape for name, array in outputs.items()})
     raise ModelError(f"The labels are masks, but no output is a map of classes: {shapes} on {origin}. {_NO_LABELS}")
+
+
+def _indices(array: Array) -> npt.NDArray[np.int64]:
+    """Return classes as they are; what cannot be one becomes the class that is never right."""
+    return np.where((array < 0) | (array > _MOST_CLASSES), IGNORED, array).astype(np.int64)
 
 
 class PairMeasure:
@@ -274,7 +280,7 @@ class PairMeasure:
 def _vectors(outputs: Mapping[str, Array], sample: Sample, size: int) -> Floats:
     """Return one vector for each sample: a sentence's, else the mean of its tokens', else any row of numbers."""
     floats = {name: np.asarray(array, np.float64) for name, array in outputs.items() if array.dtype.kind == "f"}
-    rows = {name: array for name, array in floats.items() if array.shape[0] == size and array[0].ndim >= 1}
+    rows = {name: array for name, array in floats.items() if array.ndim >= 2 and array.shape[0] == size}
     flat = {name: array.reshape(size, -1) for name, array in rows.items() if max(array.shape[1:]) == array[0].size}
     for name, array in flat.items():
         if "sentence" in name.lower() or "embed" in name.lower():

@@ -74,8 +74,7 @@ class ClusterWorkers:
 
         # Not plain pickle: a class of the user's own script is unknown to the workers.
         packed = dump_work(work, cloudpickle.dumps)
-        # Not pure: a shard that was lost is computed again, not looked up by the hash of its arguments.
-        submit = self.client.get_executor(pure=False).submit
+        submit = partial(_submit, self.client)
         if tensor_bytes(model) > PROTOBUF_LIMIT:
             with shared_folder(packed, model) as (folder, ticket):
                 task = partial(submit, do_from_folder, folder, ticket)
@@ -112,6 +111,31 @@ class ClusterWorkers:
 
     def _unreachable(self) -> UsageError:
         return UsageError(f"{self._name} cannot be reached any more. Check that it still runs, and try again.")
+
+
+def _submit(client: Any, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Submit a task, and return a future of the standard library that follows it.
+
+    Dask's own executor does not do: its futures are never done if a result is lost between its end and its transfer.
+    """
+    # Not pure: a shard that was lost is computed again, not looked up by the hash of its arguments.
+    remote = client.submit(function, *arguments, pure=False)
+    local: Future[Any] = Future()
+
+    def follow(_: Any) -> None:
+        if local.set_running_or_notify_cancel():
+            try:
+                local.set_result(remote.result())
+            except BaseException as error:  # noqa: BLE001  (whoever waits for the future raises it)
+                local.set_exception(error)
+
+    def cancel(_: Any) -> None:
+        if local.cancelled() and client.status == "running":
+            remote.cancel()
+
+    local.add_done_callback(cancel)
+    remote.add_done_callback(follow)
+    return local
 
 
 class _ClusterPool(ShardPool):

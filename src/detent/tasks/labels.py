@@ -15,6 +15,7 @@ their own numbers, as torchvision's models have them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -36,6 +37,7 @@ PAIR_KEYS = ("first", "second", "score")
 CLASS_LISTS = ("classes.txt", "notes.txt")
 """Files that labelling tools put among the labels."""
 
+_MOST_CLASSES = 1 << 20
 _SLACK = 0.001
 """How far a share may be beyond 1: labels are rounded."""
 
@@ -186,7 +188,7 @@ def _yolo_file(file: Path) -> tuple[ObjectList, int]:
             kind, *values = (float(cell) for cell in line.split())
         except ValueError:
             raise DataError(f"{where}: expected numbers, class cx cy w h, found '{line.strip()[:80]}'.") from None
-        if kind != int(kind) or kind < 0:
+        if not 0 <= kind < _MOST_CLASSES or kind != int(kind):
             raise DataError(f"{where}: the class {line.split()[0]} is not a whole number from 0.")
         if len(values) == 5:
             raise DataError(f"{where}: six numbers are a detection with its score, not a label: class cx cy w h.")
@@ -222,9 +224,9 @@ def read_coco(file: Path) -> BoxLabels:
         if not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
             raise DataError(f"{file}: expected COCO's instances, with a list '{name}' of objects.")
     images = {_field(row, "id", file, "an image"): row for row in tables["images"] or ()}
-    categories = {
-        int(_field(row, "id", file, "a category")): str(row.get("name", "")) for row in tables["categories"] or ()
-    }
+    categories = {_field(row, "id", file, "a category"): str(row.get("name", "")) for row in tables["categories"] or ()}
+    if not all(isinstance(each, int) and abs(each) < _MOST_CLASSES for each in categories):
+        raise DataError(f"{file}: the id of a category is a whole number, not {next(iter(categories))!r}.")
     rows: dict[Any, list[tuple[list[float], int, bool]]] = {key: [] for key in images}
     for row in tables["annotations"] or ():
         _add_annotation(row, rows, images, categories, file)
@@ -255,7 +257,7 @@ def _add_annotation(
     if category not in categories:
         raise DataError(f"{where} has the category {category}, which is not among its categories.")
     box = row.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(each, int | float) for each in box):
+    if not isinstance(box, list) or len(box) != 4 or not all(_is_number(each) for each in box):
         raise DataError(f"{where} has no bbox of four numbers, x, y, width and height.")
     x, y, width, height = map(float, box)
     size = _size_of(images[image])
@@ -272,9 +274,14 @@ def _size_of(image: Mapping[str, Any]) -> Size | None:
 
 
 def _field(row: Mapping[str, Any], name: str, file: Path, what: str) -> Any:
-    if name not in row:
+    value = row.get(name)
+    if not isinstance(value, (int, str)):
         raise DataError(f"{what if str(file) in what else f'{file}: {what}'} has no '{name}'.")
-    return row[name]
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)

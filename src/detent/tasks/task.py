@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError, check_known
 from detent.graph.values import rank, static_shape
+from detent.observe.exporters import class_names
 from detent.plan.postprocessing import find_postprocessing
 from detent.tasks.heads import Shape, anchors_of, recognise_head
 
@@ -144,8 +145,7 @@ def image_size(graph: ir.Graph) -> tuple[int, int] | None:
 
 def class_count(metadata: Mapping[str, str]) -> int | None:
     """Return how many classes the metadata of a file names; None if it names none."""
-    names = metadata.get("names", "")
-    return names.count(":") if names.startswith("{") and names.endswith("}") and ":" in names else None
+    return len(class_names(metadata.get("names", ""))) or None
 
 
 def _said_by_metadata(metadata: Mapping[str, str]) -> tuple[Task, str] | None:
