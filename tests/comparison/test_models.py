@@ -208,7 +208,7 @@ def test_a_quantized_model_is_as_close_as_its_report_says():
     sizes = sorted(map(abs, apart.values()))
     assert sizes[len(sizes) // 2] < 1
     assert sizes[-2] < 2
-    assert sizes[-1] < 6  # behind the global pool, where the factor of a channel is fitted to four values
+    assert sizes[-1] < 8  # behind the global pool, where the factor of a channel is fitted to four values
 
 
 def test_a_tensor_without_dimensions():
@@ -220,3 +220,28 @@ def test_a_tensor_without_dimensions():
     found = {tensor.name: tensor for tensor in compare_models(*models, DATA).tensors}
     assert found["m"].worst("l1") == 3.5
     assert compare_models(*models, DATA, batch=3).skipped == ["m"]
+
+
+def test_parts_of_an_output_are_compared_apart():
+    """Scores of 0..1 beside boxes of hundreds: the noise of the whole is that of the boxes."""
+
+    def joined(step):
+        nodes = [
+            node("Conv", "x w4", "b"),
+            node("Conv", "x w10", "c"),
+            node("Sigmoid", "c", "s"),
+            node("Concat", "b s", "j", axis=1),
+            node("Div", "j step", "d"),
+            node("Round", "d", "r"),
+            node("Mul", "r step", "y"),
+        ]
+        plain = [*nodes[:3], node("Concat", "b s", "y", axis=1)]
+        weights = {"w4": 300 * normal(4, 3, 1, 1), "w10": normal(10, 3, 1, 1), "step": np.float32(8.0)}
+        return build(nodes if step else plain, "y", weights if step else {k: weights[k] for k in ("w4", "w10")})
+
+    data = normal(6, 3, 8, 8)
+    found = compare_models(joined(False), joined(True), data)
+    measured = {tensor.name: tensor.mean("sqnr_db") for tensor in found.tensors if tensor.is_output}
+    assert measured["y"] > 30
+    assert measured["y: boxes 0..4"] > 30
+    assert measured["y: scores 4..14"] < 3

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -42,9 +42,12 @@ from detent.graph.taps import open_alike
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.observe.sources import input_specs
+from detent.prepare import prepare
+from detent.prepare.shapes import InferShapes
 from detent.progress import Progress, silent
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 from detent.results.compared import ModelComparison, TensorDifference
+from detent.tasks.parts import OutputPart, output_parts, parts_by_size
 
 STAGE = "compare"
 
@@ -85,6 +88,8 @@ def compare_models(
     outputs = [{str(value.name) for value in graph.graph.outputs} for graph in graphs]
     dataset = open_dataset(data, input_specs(graphs[0]), labels=None, preprocess=preprocess, limit=limit, batch=batch)
     fitting = fitting_batches(dataset)
+    pair = pair.divided(graphs[0], fitting[0]) if fitting else pair
+    shared = [each for name in shared for each in (name, *(part_name(name, part) for part in pair.parts.get(name, ())))]
     steps = len(fitting) + dataset.batches
     progress(STAGE, 0, steps)
     scales = pair.fit(fitting, threads)
@@ -101,8 +106,10 @@ def compare_models(
             else:
                 found[name].append(values)
         progress(STAGE, done, steps)
+    both = outputs[0] & outputs[1]
+    compared = both | {part_name(name, part) for name in both for part in pair.parts.get(name, ())}
     tensors = [
-        TensorDifference(name, name in outputs[0] & outputs[1], names, np.concatenate(parts, 1), name in scales)
+        TensorDifference(name, name in compared, names, np.concatenate(parts, 1), name in scales)
         for name, parts in found.items()
         if name not in skipped
     ]
@@ -136,13 +143,26 @@ class ModelPair:
     """Two models that run on the same samples, and lay out values of the same name alike (graph/taps.py).
 
     `lanes`: how many channels lie together in values of a blocked layout. `outputs` keep the scales of their channels:
-    there, another scale is an error.
+    there, another scale is an error. `parts` of outputs are compared apart, under names of their own.
     """
 
     first: Candidate
     second: Candidate
     lanes: Mapping[str, int]
     outputs: Set[str]
+    parts: Mapping[str, Sequence[OutputPart]] = field(default_factory=dict)
+
+    def divided(self, model: ir.Model, batch: Batch) -> ModelPair:
+        """Return the pair with the parts of its outputs: those that the graph tells, or the values of a sample show."""
+        prepare(model, [InferShapes()])
+        told = output_parts(model.graph)
+        values = self.first(batch.pending.load())
+        shown = {
+            name: parts_by_size([array]) for name, array in values.items() if name in self.outputs and array.ndim >= 3
+        }
+        parts = {name: found for name, found in {**shown, **told}.items() if found and name in values}
+        named = {part_name(name, part) for name, found in parts.items() for part in found}
+        return replace(self, parts=parts, outputs=self.outputs | named)
 
     def fit(self, batches: Sequence[Batch], threads: int) -> dict[str, ChannelScales]:
         """Return the scales of channels that differ in the second model, fitted to the first few samples."""
@@ -190,7 +210,16 @@ class ModelPair:
         for name, x in expected.items():
             y = found[name]
             comparable = x.shape == y.shape and x.size > 0 and x.dtype.kind == y.dtype.kind == "f"
-            yield name, (x, y) if comparable and (size == 1 or x.shape[:1] == (size,)) else None
+            pair = (x, y) if comparable and (size == 1 or x.shape[:1] == (size,)) else None
+            yield name, pair
+            for part in self.parts.get(name, ()):
+                yield part_name(name, part), None if pair is None else (part.of(x), part.of(y))
+
+
+def part_name(output: str, part: OutputPart) -> str:
+    """Name a part of an output: "output0: scores 4..84"."""
+    span = f"{part.start}..{part.stop}"
+    return f"{output}: {part.label}" if span in part.label else f"{output}: {part.label} {span}"
 
 
 def open_pair(

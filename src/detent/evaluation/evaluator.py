@@ -202,7 +202,7 @@ def _results(evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[
         if number == 0 and scores is not None:
             scores.check_reference(candidate.name)
         losses = scores.losses_against(results[0].scores) if number and scores is not None else ()
-        size = None if isinstance(model, ir.Model) else stored_bytes(model)
+        size = model.meta.get("bytes") if isinstance(model, ir.Model) else stored_bytes(model)
         name = model_name(model) + (f" (in integers, {evaluator.emulate})" if number and evaluator.emulate else "")
         results.append(ModelResult(name, size, seconds, scores, losses))
     return results

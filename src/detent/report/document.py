@@ -184,7 +184,7 @@ class Document:
     """Everything that there is to say about one result.
 
     `kind` is what was done, `title` to what. `headline` and `about` describe the run. `verdict` and `figures` are what
-    a summary of a few lines needs.
+    a summary of a few lines needs. A terminal ends with the lines of `closing`.
     """
 
     kind: str
@@ -194,6 +194,7 @@ class Document:
     verdict: Verdict | None = None
     figures: Sequence[KeyFigure] = ()
     sections: Sequence[Section | None] = field(default_factory=tuple)
+    closing: Sequence[str] = ()
 
 
 def name(text: str, **more: object) -> Cell:

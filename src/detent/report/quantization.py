@@ -102,7 +102,34 @@ def quantization_document(report: Report) -> Document:
             ),
             _seconds(report),
         ],
+        [] if report.dry_run else _closing(report),
     )
+
+
+def _closing(report: Report) -> list[str]:
+    """Say in three lines what was written, whether the device takes it, and what it cost with what to do next."""
+    written = "The quantized model is in memory" if report.output is None else f"Wrote {report.output}"
+    sizes = "" if report.bytes_after is None else f": {size(report.bytes_after)}, {report.recipe.name}"
+    device = f"No device is known for {report.recipe.name}"
+    if report.device is not None:
+        figure = device_figure(report.device)
+        device = f"{report.device.target}: {figure.figure.lower()}, {figure.meaning.rstrip('.')}"
+    verdict = _verdict(report)
+    return [f"{written}{sizes}.", f"{device}.", f"{verdict.title}. {_next(report)}"]
+
+
+def _next(report: Report) -> str:
+    """Return what to do next: never what was just done."""
+    judgement = report.judgement
+    doubtful = report.calibration is not None and (report.calibration.random or report.calibration.findings)
+    if judgement is None or doubtful:
+        return "Next: the same with real, varied data in --calib."
+    output = report.output or "OUTPUT"
+    if judgement.level in ("close", "unclear"):
+        return f"Next: detent evaluate {report.source} {output} --data LABELLED"
+    if report.recipe.refinement is None or not report.recipe.refinement.learns_weights:
+        return "Next: the same with --refine Rounding, or what the suggestions above say."
+    return f"Next: detent sensitivity {report.source} --calib DATA"
 
 
 def _about_data(report: Report) -> list[str]:
@@ -120,7 +147,11 @@ def _about_postprocessing(report: Report) -> list[str]:
     if tail is None:
         return []
     ends = f"'{tail.starts[0]}'" + (f" and {len(tail.starts) - 1} more values" if len(tail.starts) > 1 else "")
-    return [f"Left float from {ends} on: {len(tail.nodes)} nodes, {tail.reason}."]
+    lines = [f"Left float from {ends} on: {len(tail.nodes)} nodes, {tail.reason}."]
+    if report.cut is not None:
+        file = report.cut.tail or "a model of its own"
+        lines.append(f"Cut there: the rest is {file}, which takes {len(report.cut.between)} tensors.")
+    return lines
 
 
 def _verdict(report: Report) -> Verdict:

@@ -45,6 +45,8 @@ def print_document(document: Document, console: Console) -> None:
     for section in document.sections:
         if section is not None and section.on != "page":
             _print_section(section, console)
+    for line in document.closing:
+        console.print(Text(printable(line), "bold"), soft_wrap=True)
 
 
 def _print_section(section: Section, console: Console) -> None:
