@@ -36,9 +36,8 @@ types: $(VENV)/installed-dev
 contract: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
-lines:  ## Lines per room.
-	@find src/detent -name '*.py' | awk -F/ '{room = NF > 3 ? $$3 "/" : $$3; while ((getline line < $$0) > 0) count[room]++; close($$0)} \
-		END {for (room in count) {printf "%6d %s\n", count[room], room; all += count[room]} printf "%6d in all\n", all}' | sort -k2
+lines: $(VENV)/installed-dev  ## Lines per room against lines.toml, and the other habits of the source.
+	$(BIN)/python -m tools.house
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -25,10 +25,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from tools.command_reference import page as command_page
+from tools.golden_models import detector
 
 import detent
 from detent.compat.script_runner import run_script
-from detent.demo.run import copy_files
+from detent.demo.walkthrough import copy_files
 from detent.devices.catalog import ALIASES, DEVICES, OPTIONAL, leavable_steps
 from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import Override, Recipe
@@ -88,6 +89,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("readme")
     for name in ("mobilenetv2.onnx", "model.onnx"):
         onnx.save(classifier(), path / name)
+    onnx.save(detector(), path / "detector.onnx")
     (path / "quantize.py").write_text(IMAGE_SCRIPT, encoding="utf-8")
     onnx.save(bert(PLAIN, layers=1), path / "bert.onnx")
     (path / "texts").mkdir()

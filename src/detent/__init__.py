@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         mix as mix,
         quantize as quantize,
         sensitivity as sensitivity,
+        split as split,
         tune as tune,
     )
+    from detent.convert.two_parts import Pipeline as Pipeline
     from detent.emulator.emulator import Emulator as Emulator
     from detent.evaluation.evaluator import Evaluator as Evaluator
     from detent.evaluation.metric_file import Metric as Metric
@@ -88,6 +90,7 @@ _LAZY = {
     "Override": "detent.recipe",
     "Pass": "detent.prepare.base",
     "Percentile": "detent.methods",
+    "Pipeline": "detent.convert.two_parts",
     "PrecisionReport": "detent.results.searched",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",
@@ -106,6 +109,7 @@ _LAZY = {
     "mix": "detent.api",
     "quantize": "detent.api",
     "sensitivity": "detent.api",
+    "split": "detent.api",
     "tune": "detent.api",
     "write_page": "detent.report.page",
 }

@@ -24,6 +24,7 @@ from detent.options import (
     MixOptions,
     QuantizeOptions,
     SensitivityOptions,
+    SplitOptions,
     TuneOptions,
     documented,
     settled,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from detent.convert.splitting import Split
+    from detent.convert.two_parts import Pipeline
     from detent.recipe import Recipe
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation, FolderComparison, ModelComparison
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
 
     FloatModel = str | PathLike[str] | onnx.ModelProto
-    AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model
+    AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model | Pipeline
     RecipeLike = str | PathLike[str] | Recipe
 
 
@@ -129,7 +132,7 @@ def mix(
     from detent.option_values import noise_of
     from detent.pipeline.job import make_job
     from detent.results.searched import PrecisionReport
-    from detent.search.mixed import parse_candidates, search_precision
+    from detent.search.mixed_precision import parse_candidates, search_precision
 
     with _workers(options):
         given = settled(MixOptions, options)
@@ -203,7 +206,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     if given["no_labels"] and given["labels"] not in ("find", None):
         raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
     return run_evaluation(
-        as_models(models),
+        as_models(models, given["tail"]),
         data,
         labels=None if given["no_labels"] else given["labels"],
         label_offset=given["label_offset"],
@@ -241,7 +244,7 @@ def compare(
     from detent.progress import silent
 
     given = settled(CompareOptions, options)
-    both = [*as_models(before), *as_models(after)]
+    both = as_models([before, after], given["tail"])
     images = image_options(given)
     folders = [model for model in both if isinstance(model, Path) and model.is_dir()]
     if folders:
@@ -293,7 +296,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
 
     given = settled(InferOptions, options)
     return save_outputs(
-        as_models(model)[0],
+        as_models(model, given["tail"])[0],
         data,
         Path(output),
         preprocess=image_options(given),
@@ -356,6 +359,30 @@ def check(model: FloatModel, target: str = "npu-xint8") -> DeviceCheck:
     from detent.device_check.check import check as run_check
 
     return run_check(_path_or_proto(model), target)
+
+
+@documented(SplitOptions)
+def split(
+    model: FloatModel, body: str | PathLike[str], tail: str | PathLike[str], **options: Unpack[SplitOptions]
+) -> Split:
+    """Cut `model` in two files: a body for the device, and a tail that computes the outputs from what the body gives.
+
+    Args:
+        model: float or quantized; a path, or a ModelProto. Never modified.
+        body: where to write the first part.
+        tail: where to write the second part.
+        options: as listed below. `detent.Pipeline(body, tail)` runs the two as one.
+
+    Raises:
+        DetentError: UsageError for a place where no cut can be, ModelError or OutputError; no output is left behind.
+    """
+    from detent.convert.splitting import split as run_split
+    from detent.option_values import names_of, shapes_of
+
+    given = settled(SplitOptions, options)
+    return run_split(
+        _path_or_proto(model), Path(body), Path(tail), names_of(given["at"]), shapes_of(given["fix_shape"])
+    )
 
 
 def _path_or_proto(model: FloatModel) -> Path | onnx.ModelProto:

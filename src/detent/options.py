@@ -172,6 +172,24 @@ class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, Pr
     """How finished models are run on samples."""
 
     providers: Annotated[Names, Flag("onnxruntime's.", reads=list[str], default=(), metavar="PROVIDER")]
+    tail: Annotated[
+        PathText | None,
+        Flag("The second part of a model that was cut: it continues the models that end where it begins.", reads=Path),
+    ]
+
+
+class SplitOptions(ShapeOptions, total=False):
+    """Options of `split`."""
+
+    at: Annotated[
+        Names,
+        Flag(
+            "Cut at this value; may be repeated. Without: where the post-processing of detections starts.",
+            reads=list[str],
+            default=(),
+            metavar="VALUE",
+        ),
+    ]
 
 
 class SettingOptions(TypedDict, total=False):

@@ -20,7 +20,7 @@ from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
 from detent.recipe.presets import LAYERS
-from detent.search.mixed import Layers, OtherFormats
+from detent.search.mixed_precision import Layers, OtherFormats
 from tests.conftest import tiny_model
 
 INT8 = QLayerConfig(Int8Spec(), Int8Spec())

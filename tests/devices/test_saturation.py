@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.rewrites import SaturatingClip
 from detent.graph.load import load
 from tests.models import IMAGE, build, find, node, normal, plan_at, run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as numpy_st
 
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
-from detent.numerics.rounding import ROUNDINGS
-from tests.numerics.test_rounding import exactly
+from detent.numerics.ties import ROUNDINGS
+from tests.numerics.test_ties import exactly
 
 BFP16 = BlockFloat(rounding="half_even")
 MX4, MX6, MX9 = (BlockFloat(bits, 16, 2) for bits in (11, 13, 16))

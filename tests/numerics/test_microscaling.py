@@ -12,9 +12,9 @@ from hypothesis.extra import numpy as numpy_st
 
 from detent.errors import UsageError
 from detent.numerics.blocks import ELEMENTS, Microscaling
-from detent.numerics.rounding import ROUNDINGS
+from detent.numerics.ties import ROUNDINGS
 from tests.numerics.test_block_float import exponent_of
-from tests.numerics.test_rounding import exactly
+from tests.numerics.test_ties import exactly
 
 FLOATS = {
     # element: (exponent bits, mantissa bits, codes that are no number)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import detent
-from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job, make_job
 from detent.pipeline.run import Run
 from detent.recipe.file import find_recipe
 from detent.recipe.presets import LAYERS
-from detent.search.mixed import Layers, OtherFormats, search_layers, signal_power
+from detent.search.mixed_precision import Layers, OtherFormats, search_layers, signal_power
 from detent.search.probing import unrefined
 from tests.conftest import tiny_model
 from tests.models import run

@@ -7,10 +7,10 @@ import json
 import pytest
 
 import detent as package
-from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.file import find_recipe, read_recipe
-from detent.search.mixed import parse_candidates
+from detent.search.mixed_precision import parse_candidates
 from tests.conftest import tiny_model
 
 DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "2"]

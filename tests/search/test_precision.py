@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 import detent
-from detent.demo.run import CALIBRATION, MODEL, PREPROCESS
+from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job, make_job
 from detent.recipe.file import find_recipe, to_toml
-from detent.search.mixed import search_precision
+from detent.search.mixed_precision import search_precision
 from tests.conftest import tiny_model
 
 A8W8 = find_recipe("A8W8").replace(refinement=None)

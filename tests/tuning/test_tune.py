@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import detent
-from detent.demo.run import CALIBRATION, FOLDER, MODEL, PREPROCESS
+from detent.demo.walkthrough import CALIBRATION, FOLDER, MODEL, PREPROCESS
 from detent.errors import DataError, UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.observe.sweep import sweep

@@ -11,7 +11,7 @@ import typer
 from detent import __version__
 from detent.cli.console import InterruptedRunError, stderr, stdout
 from detent.cli.flags import flattened
-from detent.cli.inspecting import check, convert, inspect, stats
+from detent.cli.inspecting import check, convert, inspect, split, stats
 from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
 from detent.cli.quantizing import demo, mix, quantize, recipes, tune
 from detent.compat.script_runner import PASS_THROUGH, run
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 PANELS = {
     "Quantize": (quantize, tune, mix, recipes, demo),
     "Measure": (evaluate, compare, sensitivity, infer, emulate, dump),
-    "Look inside, and convert": (check, inspect, stats, convert),
+    "Look inside, and convert": (check, inspect, stats, convert, split),
 }
 """Commands as `detent --help` lists them, the most wanted ones first."""
 

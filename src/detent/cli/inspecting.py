@@ -1,4 +1,4 @@
-"""Commands that read or convert a file: check, inspect, stats and convert."""
+"""Commands that read or convert a file: check, inspect, stats, convert and split."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typing_extensions import Unpack
 
 from detent.cli.console import AnyModel, Json, Output, echo_json, stderr, stdout, tell
+from detent.options import SplitOptions
 
 NOT_TAKEN = 6
 """The exit code if the device does not take all of the model."""
@@ -103,3 +105,23 @@ def convert(
         typer.echo(conversion.to_json())
     else:
         tell(conversion)
+
+
+def split(
+    model: AnyModel,
+    body: Annotated[Path, typer.Argument(help="Where to write the first part, for the device.", metavar="BODY")],
+    tail: Annotated[Path, typer.Argument(help="Where to write the second part, for the CPU.", metavar="TAIL")],
+    json: Json = False,
+    **options: Unpack[SplitOptions],
+) -> None:
+    """Cut MODEL in two files, and say which tensors go from one to the other.
+
+    Example: detent split yolov8n.onnx yolov8n_body.onnx yolov8n_tail.onnx
+    """
+    from detent import api
+
+    done = api.split(model, body, tail, **options)
+    if json:
+        typer.echo(done.to_json())
+    else:
+        tell(done)

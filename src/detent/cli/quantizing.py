@@ -173,7 +173,7 @@ def demo(
     ] = None,
 ) -> None:
     """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
-    from detent.demo.run import copy_files, run_demo
+    from detent.demo.walkthrough import copy_files, run_demo
 
     if files is not None:
         copy_files(files)

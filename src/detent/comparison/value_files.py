@@ -28,7 +28,7 @@ from detent.execute.inference import Batch, map_in_order
 from detent.execute.output_folder import OutputFolder, file_stems, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
-from detent.numerics.rounding import DeviceRounding
+from detent.numerics.ties import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent

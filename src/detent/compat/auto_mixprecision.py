@@ -26,7 +26,7 @@ from detent.pipeline.job import Job
 from detent.recipe import Override
 from detent.recipe.presets import LAYERS
 from detent.results.searched import decibels
-from detent.search.mixed import Layers, LayerSearch, OtherFormats, search_layers
+from detent.search.mixed_precision import Layers, LayerSearch, OtherFormats, search_layers
 from detent.search.probing import SAMPLES
 
 _MET = {

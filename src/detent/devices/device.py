@@ -21,7 +21,7 @@ from detent.devices.rewrites import NodePass
 from detent.errors import UsageError
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
-from detent.numerics.rounding import DeviceRounding
+from detent.numerics.ties import DeviceRounding
 from detent.plan.plan import Plan
 from detent.prepare import Pass
 from detent.recipe import Recipe

@@ -10,12 +10,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from detent.convert.two_parts import Pipeline, continues
 from detent.emulator.emulator import Emulator
-from detent.errors import DetentError, ModelError, nearest
+from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
-from detent.numerics.rounding import DeviceRounding
+from detent.numerics.ties import DeviceRounding
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample
 from detent.observe.sources import input_specs
@@ -25,7 +26,7 @@ AnyModel = ModelLike | ir.Model
 
 def model_name(model: AnyModel) -> str:
     """Return what messages and reports call a model."""
-    return "the given model" if isinstance(model, ir.Model) else name_of(model)
+    return str(model.meta.get("name", "the given model")) if isinstance(model, ir.Model) else name_of(model)
 
 
 def same_model(one: AnyModel, other: AnyModel) -> bool:
@@ -35,11 +36,27 @@ def same_model(one: AnyModel, other: AnyModel) -> bool:
     return Path(one) == Path(other)
 
 
-def as_models(given: Any) -> list[AnyModel]:
-    """Return one model, or several of them, as a list."""
-    single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model))
+def as_models(given: Any, tail: str | os.PathLike[str] | onnx.ModelProto | None = None) -> list[AnyModel]:
+    """Return one model, or several of them, as a list; those that `tail` continues, together with it."""
+    single = isinstance(given, (str, os.PathLike, onnx.ModelProto, ir.Model, Pipeline))
     several = [given] if single else list(given)
-    return [Path(model) if isinstance(model, (str, os.PathLike)) else model for model in several]
+    whole = [_whole(model, tail) for model in several]
+    if tail is not None and not any(isinstance(model, ir.Model) and "name" in model.meta for model in whole):
+        raise UsageError(
+            f"--tail {tail}: it continues none of the models. Give the model that was written beside it, which ends "
+            "where it begins."
+        )
+    return whole
+
+
+def _whole(model: Any, tail: str | os.PathLike[str] | onnx.ModelProto | None) -> AnyModel:
+    if isinstance(model, Pipeline):
+        return model.joined
+    if isinstance(model, ir.Model):
+        return model
+    if tail is not None and continues(model, tail):
+        return Pipeline(model, tail).joined
+    return Path(model) if isinstance(model, (str, os.PathLike)) else model
 
 
 class Candidate:

@@ -36,7 +36,7 @@ from detent.evaluation.task_measures import task_measure
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read, stored_bytes
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.numerics.rounding import DeviceRounding
+from detent.numerics.ties import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 from detent.results.evaluated import (
@@ -202,7 +202,7 @@ def _results(evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[
         if number == 0 and scores is not None:
             scores.check_reference(candidate.name)
         losses = scores.losses_against(results[0].scores) if number and scores is not None else ()
-        size = None if isinstance(model, ir.Model) else stored_bytes(model)
+        size = model.meta.get("bytes") if isinstance(model, ir.Model) else stored_bytes(model)
         name = model_name(model) + (f" (in integers, {evaluator.emulate})" if number and evaluator.emulate else "")
         results.append(ModelResult(name, size, seconds, scores, losses))
     return results

@@ -18,7 +18,7 @@ from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answ
 from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
-from detent.numerics.rounding import DeviceRounding
+from detent.numerics.ties import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
 from detent.results.tensors import Fidelity, PartCloseness
@@ -108,6 +108,7 @@ def measure_fidelity(
         before, after = _answers(purpose, set(outputs), names, expected, found)
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
         floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
+        before, after = _answers(purpose, set(outputs), names, expected, found)
         return _Looked(
             {name: NoiseSums.of(x, y) for name, (x, y) in floats.items()},
             [name for name in names if name not in pairs],

@@ -310,13 +310,14 @@ def _vector_output(outputs: Outputs, samples: int) -> str:
 
 def vectors_of(outputs: Outputs) -> Floats:
     """Return the vector of one sample."""
-    return np.asarray(_vectors(outputs[_vector_output(outputs, 1)], 1)[0])
+    vector: Floats = _vectors(outputs[_vector_output(outputs, 1)], 1)[0]
+    return vector
 
 
 def _vectors(array: npt.NDArray[Any], samples: int) -> Floats:
     """Return a vector for each sample: of tokens, their mean."""
     values = np.nan_to_num(array.astype(np.float64))
-    return np.asarray(values.mean(1)) if values.ndim == 3 else values.reshape(samples, -1)
+    return values.mean(1) if values.ndim == 3 else values.reshape(samples, -1)
 
 
 def _embedded(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:

@@ -12,8 +12,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import onnx
@@ -58,24 +58,65 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def save(model: ir.Model, path: Path) -> int:
-    """Write `model` to `path`, complete or not at all; return the bytes written. A link is followed, not replaced."""
-    path = path.resolve()
-    with output_errors(path), scratch_folder(path) as folder:
-        temporary = folder / path.name
-        external = tensor_bytes(model) > PROTOBUF_LIMIT
-        if external:
-            ir.save(model, temporary, external_data=f"{path.name}.data")
-        else:
-            temporary.write_bytes(serialize(complete_proto(model)))
-        written = sorted(folder.iterdir(), key=lambda file: file == temporary)  # the data first, the model last
-        for file in written:
-            _flush(file)
-        size = sum(file.stat().st_size for file in written)
-        if external:
-            path.unlink(missing_ok=True)
-        for file in written:
-            file.replace(path.parent / file.name)
-        return size
+    """Write `model` to `path`, complete or not at all; returns the bytes written. A link is followed, not replaced."""
+    return save_together([(model, path)])[0]
+
+
+def save_together(models: Sequence[tuple[ir.Model, Path]]) -> list[int]:
+    """Write several models, all of them complete or none; returns the bytes of each."""
+    sizes: list[int] = []
+    with ExitStack() as stack:
+        staged: list[tuple[Path, list[Path]]] = []
+        for model, given in models:
+            path = given.resolve()
+            with output_errors(path):
+                files = _stage(model, path, stack.enter_context(scratch_folder(path)))
+            staged.append((path, files))
+            sizes.append(sum(file.stat().st_size for file in files))
+        moved: list[tuple[Path, Path | None]] = []
+        for number, (path, files) in enumerate(staged):
+            with output_errors(path):
+                try:
+                    moved += _move(files, path, keep=number + 1 < len(staged))
+                except OSError:
+                    _take_back(moved)
+                    raise
+    return sizes
+
+
+def _stage(model: ir.Model, path: Path, folder: Path) -> list[Path]:
+    """Write a model into a folder beside its place; returns its files, the model itself last."""
+    temporary = folder / path.name
+    if tensor_bytes(model) > PROTOBUF_LIMIT:
+        ir.save(model, temporary, external_data=f"{path.name}.data")
+    else:
+        temporary.write_bytes(serialize(complete_proto(model)))
+    written = sorted(folder.iterdir(), key=lambda file: file == temporary)
+    for file in written:
+        _flush(file)
+    return written
+
+
+def _move(files: Sequence[Path], path: Path, *, keep: bool) -> list[tuple[Path, Path | None]]:
+    """Put files into their places; returns these, with what was there before if that is to be kept for now."""
+    moved: list[tuple[Path, Path | None]] = []
+    if len(files) > 1 and not keep:
+        path.unlink(missing_ok=True)
+    for file in files:
+        place, before = path.parent / file.name, None
+        if keep and place.exists():
+            before = file.with_name(f"{file.name}.before")
+            place.replace(before)
+        file.replace(place)
+        moved.append((place, before))
+    return moved
+
+
+def _take_back(moved: Sequence[tuple[Path, Path | None]]) -> None:
+    for place, before in reversed(moved):
+        place.unlink(missing_ok=True)
+        if before is not None:
+            before.replace(place)
 
 
 def write_text(text: str, path: Path) -> None:

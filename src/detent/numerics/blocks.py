@@ -60,7 +60,7 @@ import numpy.typing as npt
 
 from detent.errors import UsageError, check_known, check_within
 from detent.numerics.interface import NumberFormat, Params
-from detent.numerics.rounding import Rounding, check_rounding, round_by
+from detent.numerics.ties import Rounding, check_rounding, round_by
 
 Blocks: TypeAlias = npt.NDArray[np.float32]
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from detent.errors import UsageError, nearest
 from detent.numerics import codec
 from detent.numerics.interface import NumberFormat, Params
-from detent.numerics.rounding import Rounding
+from detent.numerics.ties import Rounding
 
 INTEGER_TYPES = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 Scale = Literal["float", "power_of_two", "int16"]

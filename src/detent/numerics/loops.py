@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import QuantParams
-from detent.numerics.rounding import Rounding
+from detent.numerics.ties import Rounding
 
 Array = npt.NDArray[Any]
 

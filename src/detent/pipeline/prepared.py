@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from detent.convert.splitting import tail_file
 from detent.devices.catalog import device_of, with_steps
 from detent.devices.device import Device
 from detent.emit.output_formats import check_formats
@@ -175,7 +176,10 @@ def _load_float(job: Job) -> ir.Model:
             )
     check_operators(model)
     if job.output is not None:
-        check_output(job.output, *([] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))))
+        files = [] if isinstance(job.model, onnx.ModelProto) else files_of(Path(job.model))
+        check_output(job.output, *files)
+        if job.options["postprocessing"] == "cut":
+            check_output(tail_file(job.output), *files, job.output)
     if job.collecting.save is not None:
         check_output(job.collecting.save, job.output)
     return model

@@ -55,7 +55,7 @@ class Refined:
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class PlanCandidate:
     """A plan that may be the final one, what made it, and what became of each layer."""
 
     name: str
@@ -69,7 +69,7 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
     refinement = job.recipe.refinement
     with watch.step("refine"):
         checkpoint = _checkpoint(planned)
-        candidates = [Candidate("no refinement", planned.plan)]
+        candidates = [PlanCandidate("no refinement", planned.plan)]
         if refinement is not None or job.recipe.search_ranges:
             candidates.append(_refined(planned, refinement, checkpoint, ranges=job.recipe.search_ranges))
         if refinement is not None and refinement.learns_weights and JudgedOutputs.can_judge(planned):
@@ -82,7 +82,7 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
 
 def _refined(
     planned: Planned, refinement: Refinement | None, checkpoint: RefinementCheckpoint | None, *, ranges: bool
-) -> Candidate:
+) -> PlanCandidate:
     """Refine a copy of the plan."""
     observed, model = planned.observed, planned.model
     job, samples, reference = observed.prepared.job, observed.samples, observed.prepared.model
@@ -96,7 +96,7 @@ def _refined(
     if refinement is None:
         assert constrain is not None, "there is something to refine"
         search_ranges(model, reference, plan, constrain, samples, job.collecting.threads)
-        return Candidate("The search for ranges", plan)
+        return PlanCandidate("The search for ranges", plan)
     layers = refine(
         model,
         reference,
@@ -110,10 +110,10 @@ def _refined(
         checkpoint=checkpoint,
         progress=job.progress,
     )
-    return Candidate(refinement.name + (" with the search for ranges" if ranges else ""), plan, layers)
+    return PlanCandidate(refinement.name + (" with the search for ranges" if ranges else ""), plan, layers)
 
 
-def _best(planned: Planned, candidates: Sequence[Candidate]) -> tuple[Candidate, list[str]]:
+def _best(planned: Planned, candidates: Sequence[PlanCandidate]) -> tuple[PlanCandidate, list[str]]:
     """Return the candidate with the least error at the outputs, and say so if that is not the one asked for."""
     wanted = candidates[-1]
     if len(candidates) == 1 or not JudgedOutputs.can_judge(planned):

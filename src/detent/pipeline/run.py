@@ -103,7 +103,9 @@ class Run:
             remarks=remarks,
             device=written.device,
             pictures=Pictures(distributions_of(plan, observation.statistics), observed.channels),
-            model=written.proto,
+            model=written.protos[0] if written.protos else None,
+            tail_model=written.protos[1] if written.cut is not None and written.protos else None,
+            cut=written.cut,
             postprocessing=prepared.tail,
         )
 

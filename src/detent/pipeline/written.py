@@ -21,6 +21,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.convert.bfloat16 import to_pure_bfloat16
+from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
 from detent.device_check.check import check_graph
 from detent.devices.catalog import device_of
 from detent.emit.dynamic import emit_dynamic
@@ -28,7 +29,7 @@ from detent.emit.emitter import emit
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity
-from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save, tensor_bytes
+from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save_together, tensor_bytes
 from detent.graph.session import Runner
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
@@ -46,7 +47,9 @@ EMULATED = 16
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """The quantized model, saved, and what it costs. `proto` is the model itself if there is no output file.
+    """The quantized model, saved, and what it costs. `protos` are the model itself if there is no output file.
+
+    With `cut`, it is two models.
 
     `fidelity` is None without data to measure with, `device` if the recipe is for no known device.
     """
@@ -56,9 +59,10 @@ class Written:
     fidelity: Fidelity | None
     declined: Sequence[Change]
     device: DeviceCheck | None
-    proto: onnx.ModelProto | None
+    protos: Sequence[onnx.ModelProto]
     bytes: int
     warnings: Sequence[str]
+    cut: Cut | None = None
 
 
 def write(refined: Refined, watch: Stopwatch) -> Written:
@@ -73,10 +77,26 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
         tensors = [*refined.constants, *describe_activations(plan, observation.statistics, measured)]
     with watch.step("save"):
         final, declined = last_form(first, plan, recipe)
+        parts, between = _parts(final, observed, first.rounded)
         device = device_of(recipe)
-        taken = check_graph(final, device, "the quantized model") if device.takes_models_of(recipe) else None
-        proto, size = _store(final, job.output)
-    return Written(refined, tensors, fidelity, declined, taken, proto, size, first.warnings)
+        taken = check_graph(parts[0], device, "the quantized model") if device.takes_models_of(recipe) else None
+        protos, sizes = _store(parts, job.output)
+    cut = None
+    if between:
+        cut = Cut(None if job.output is None else str(tail_file(job.output)), sizes[1], tuple(between))
+    return Written(refined, tensors, fidelity, declined, taken, protos, sizes[0], first.warnings, cut)
+
+
+def _parts(
+    final: ir.Model, observed: Observed, rounded: Mapping[str, str]
+) -> tuple[list[ir.Model], list[BetweenTensor]]:
+    """Return the model, or body and tail if it is to be cut, and what goes from one to the other."""
+    tail = observed.prepared.tail
+    if tail is None or observed.prepared.job.options["postprocessing"] != "cut":
+        return [final], []
+    rename_rounded(final, {name: rounded[name] for name in tail.starts if name in rounded})
+    body, rest, between = divide(final, [node for node in final.graph if node.name not in tail.nodes])
+    return [_loaded(body), _loaded(rest)], between
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +166,14 @@ def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
     )
 
 
-def _store(model: ir.Model, output: Path | None) -> tuple[onnx.ModelProto | None, int]:
-    """Save the model, or return it if there is no output; and its size in bytes."""
+def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.ModelProto], list[int]]:
+    """Save the model, in one file or two, or return it if there is no output; and its sizes in bytes."""
     if output is not None:
-        return None, save(model, output)
-    if tensor_bytes(model) > PROTOBUF_LIMIT:
+        return [], save_together(list(zip(parts, (output, tail_file(output)), strict=False)))
+    if any(tensor_bytes(model) > PROTOBUF_LIMIT for model in parts):
         raise OutputError("The quantized model is past 2 GB and cannot be one ModelProto. Give an output file.")
-    proto = complete_proto(model)
-    return proto, int(proto.ByteSize())
+    protos = [complete_proto(model) for model in parts]
+    return protos, [int(proto.ByteSize()) for proto in protos]
 
 
 def _loaded(model: ir.Model) -> ir.Model:

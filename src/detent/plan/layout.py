@@ -17,7 +17,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.graph.values import all_finite, constant, is_constant
 from detent.numerics.interface import NumberFormat
-from detent.numerics.rounding import Rounding
+from detent.numerics.ties import Rounding
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float

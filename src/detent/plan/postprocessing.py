@@ -125,7 +125,14 @@ def find_postprocessing(graph: ir.Graph) -> Postprocessing | None:
     wanted = 0
     for node in signs:
         wanted |= reached[node]
-    members = [node for node in tail if reached[node] & wanted]
+    members: list[ir.Node] = []
+    inside: set[ir.Node] = set()
+    for node in tail:
+        # What reads a member is one as well, so that nothing leads back from here into the rest.
+        if reached[node] & wanted or any(value.producer() in inside for value in read_values(node)):
+            members.append(node)
+            inside.add(node)
+            wanted |= reached[node]
     return Postprocessing(
         nodes=frozenset(str(node.name) for node in members),
         starts=tuple(_starts(members)),
@@ -162,7 +169,7 @@ def _readers(graph: ir.Graph) -> Readers:
 def _tail(graph: ir.Graph, readers: Readers) -> Sequence[ir.Node]:
     """Return the nodes that no trained layer follows, and that are none, in the order of the graph."""
     nodes = list(graph)
-    trained = {node for node in nodes if _is_trained(node)}
+    trained = {node for node in nodes if is_trained(node)}
     trained |= {node for node in nodes if _adds_bias(node, trained)}
     followed: set[ir.Node] = set()
     for node in reversed(nodes):
@@ -172,7 +179,7 @@ def _tail(graph: ir.Graph, readers: Readers) -> Sequence[ir.Node]:
     return [node for node in nodes if node not in followed and node not in trained]
 
 
-def _is_trained(node: ir.Node) -> bool:
+def is_trained(node: ir.Node) -> bool:
     """Whether a node, or one in its bodies, holds what training has found."""
     inner = [each for body in bodies_of(node) for each in body.all_nodes()]
     return any(each.op_type in _TRAINED or _has_weights(each) for each in (node, *inner))

@@ -24,7 +24,7 @@ from detent.numerics import codec
 from detent.numerics.blocks import BlockFormat
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.rounding import Rounding
+from detent.numerics.ties import Rounding
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from detent.convert import Conversion
+from detent.convert.splitting import BetweenTensor, Split
 from detent.prepare.base import Change
 from detent.report.charts import DepthChart, Point
 from detent.report.document import (
@@ -27,7 +28,7 @@ from detent.report.document import (
     numeric,
     words,
 )
-from detent.report.figures import SQNR, decibels, listed
+from detent.report.figures import SQNR, decibels, listed, size
 from detent.results.compared import MEASURES, Emulation, FolderComparison, ModelComparison, TensorDifference
 
 MOST_TENSORS = 10
@@ -237,6 +238,34 @@ def conversion_document(conversion: Conversion) -> Document:
         sections.append(Section(step, blocks=blocks, folded=False))
     headline = [f"{conversion.source} -> {conversion.output}", ", ".join(conversion.steps)]
     return Document("conversion", Path(conversion.source).name, headline, sections=sections)
+
+
+def split_document(done: Split) -> Document:
+    """Build the document of a model that was cut in two."""
+    sizes = f"{done.body_nodes} and {done.tail_nodes} nodes, {size(done.body_bytes)} and {size(done.tail_bytes)}"
+    headline = [f"{done.source} -> {done.body} + {done.tail}", sizes]
+    about = [f"Cut where the post-processing of detections starts ({done.sign})."] if done.sign else []
+    run = f'detent.Pipeline("{done.body}", "{done.tail}") runs them as one; evaluate, compare and infer take --tail.'
+    table = between_table(done.between)
+    sections = [Section("Between them", "What the first gives to the second.", [table, Paragraph(run)], folded=False)]
+    return Document("split", Path(done.source).name, headline, about, sections=sections)
+
+
+def between_table(tensors: Sequence[BetweenTensor]) -> Table:
+    """Return the tensors that go from the body of a model to its tail."""
+    columns = [Column("Tensor"), Column("Type"), Column("Shape"), Column("")]
+    rows = [
+        Row(
+            [
+                name(each.name),
+                words(each.type),
+                words(" x ".join("?" if side is None else str(side) for side in each.shape)),
+                words("also: it leads around the cut" if each.added else ""),
+            ]
+        )
+        for each in tensors
+    ]
+    return Table(columns, rows, "tensors")
 
 
 def _counted(changes: Sequence[Change]) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from detent.comparison.inspection import Inspection
 from detent.comparison.value_files import Dump
 from detent.convert import Conversion
+from detent.convert.splitting import Split
 from detent.errors import UsageError
 from detent.recipe import Recipe
 from detent.report.differences import (
@@ -18,6 +19,7 @@ from detent.report.differences import (
     conversion_document,
     emulation_document,
     folders_document,
+    split_document,
 )
 from detent.report.document import Document
 from detent.report.findings import check_document
@@ -49,6 +51,7 @@ BUILDERS: dict[type, Callable[[Any], Document]] = {
     FolderComparison: folders_document,
     Emulation: emulation_document,
     Conversion: conversion_document,
+    Split: split_document,
     Inspection: inspection_document,
     Dump: dump_document,
     StatisticsView: statistics_document,

@@ -147,7 +147,11 @@ def _about_postprocessing(report: Report) -> list[str]:
     if tail is None:
         return []
     ends = f"'{tail.starts[0]}'" + (f" and {len(tail.starts) - 1} more values" if len(tail.starts) > 1 else "")
-    return [f"Left float from {ends} on: {len(tail.nodes)} nodes, {tail.reason}."]
+    lines = [f"Left float from {ends} on: {len(tail.nodes)} nodes, {tail.reason}."]
+    if report.cut is not None:
+        file = report.cut.tail or "a model of its own"
+        lines.append(f"Cut there: the rest is {file}, which takes {len(report.cut.between)} tensors.")
+    return lines
 
 
 def _verdict(report: Report) -> Verdict:

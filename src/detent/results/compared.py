@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from detent.numerics.rounding import DeviceRounding
+from detent.numerics.ties import DeviceRounding
 
 MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")
 """Of two tensors."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx
 
+from detent.convert.splitting import Cut
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
@@ -61,7 +62,8 @@ class Report(Result):
     `device` says whether the device that the recipe is for takes the result, and is None if it is for no device.
     `postprocessing` is what decodes detections and was left float. `remarks` are warnings of the stages that ran;
     `warnings` adds those that follow from the other fields. `pictures` are what a page draws, and not in the JSON.
-    `model` is the quantized model, unless it was written to a file.
+    `model` is the quantized model, unless it was written to a file. With `cut` it ends before the post-processing,
+    which is `tail_model` or a file of its own.
     """
 
     source: str
@@ -86,8 +88,10 @@ class Report(Result):
     remarks: Sequence[str] = ()
     device: DeviceCheck | None = None
     postprocessing: Postprocessing | None = None
+    cut: Cut | None = None
     pictures: Pictures = field(default_factory=Pictures, repr=False, compare=False)
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    tail_model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def judgement(self) -> Judgement | None:
@@ -133,6 +137,8 @@ class Report(Result):
         values = plain({**values, "recipe": to_plain(self.recipe)})
         if self.postprocessing is not None:
             values["postprocessing"] = self.postprocessing.to_dict()
+        if self.cut is not None:
+            values["cut"] = plain(self.cut)
         if self.fidelity is not None:
             values["fidelity"] |= self._judged()
         return values

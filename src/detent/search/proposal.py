@@ -21,7 +21,7 @@ from typing import get_args
 
 from detent.devices.catalog import device_of
 from detent.errors import UsageError, nearest
-from detent.numerics.formats import IntegerFormat
+from detent.numerics.formats import IntegerFormat, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan.layout import Layout, Role
 from detent.recipe import Override, Recipe
@@ -180,7 +180,7 @@ def _widen_weights(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: f
 
 def _wider(fmt: NumberFormat, bits: int = 8) -> IntegerFormat | None:
     """The format with twice the bits for one with so many; None for any other."""
-    if not isinstance(fmt, IntegerFormat) or fmt.bits != bits:
+    if not is_integer(fmt) or fmt.bits != bits:
         return None
     return dataclasses.replace(fmt, dtype=fmt.dtype.replace(str(bits), str(2 * bits)))
 

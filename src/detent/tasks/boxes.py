@@ -82,7 +82,8 @@ def overlaps(first: Floats, second: Floats, crowds: npt.NDArray[np.bool_] | None
     union = size_a + size_b - common
     if crowds is not None:
         union = np.where(crowds[None], size_a, union)
-    return np.divide(common, union, out=np.zeros_like(common), where=union > 0.0)
+    shares: npt.NDArray[np.float64] = np.divide(common, union, out=np.zeros_like(common), where=union > 0.0)
+    return shares
 
 
 def suppress(found: Detections, overlap: float = 0.7, most: int = 300) -> Detections:

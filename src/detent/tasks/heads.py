@@ -148,8 +148,8 @@ def _off_grid(rows: Floats, image: tuple[int, int]) -> Floats:
         y, x = np.mgrid[: -(-image[0] // stride), : -(-image[1] // stride)]
         cells.append(np.stack([x.ravel(), y.ravel()], axis=1))
         strides.append(np.full((x.size, 1), stride))
-    offset, stride = np.concatenate(cells), np.concatenate(strides)
-    boxes = np.concatenate([(rows[:, :2] + offset) * stride, np.exp(rows[:, 2:4]) * stride, rows[:, 4:]], axis=1)
+    offset, scale = np.concatenate(cells), np.concatenate(strides)
+    boxes = np.concatenate([(rows[:, :2] + offset) * scale, np.exp(rows[:, 2:4]) * scale, rows[:, 4:]], axis=1)
     return boxes.astype(np.float32)
 
 
@@ -162,7 +162,7 @@ def _final(head: Head, outputs: Sequence[Floats], least: float) -> Detections:  
 def _pair(head: Head, outputs: Sequence[Floats], least: float) -> Detections:
     boxes, scores = outputs[0].reshape(-1, 4), outputs[1].reshape(-1, head.classes)
     if scores.min(initial=0.0) < 0.0 or scores.max(initial=0.0) > 1.0:
-        scores = 1 / (1 + np.exp(-scores))
+        scores = np.asarray(1 / (1 + np.exp(-scores)), np.float32)
     # Corners are in order; centers and sizes of small boxes are not.
     if float((boxes[:, 2:] >= boxes[:, :2]).all(axis=1).mean()) < 0.95:
         boxes = _corners(boxes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from detent.errors import UsageError
 from detent.methods import MinMSE
-from detent.numerics.formats import IntegerFormat
+from detent.numerics.formats import is_integer
 from detent.plan.layout import Layout
 from detent.plan.plan import check_methods
 from detent.recipe import Recipe
@@ -82,8 +82,8 @@ def ways_up(recipe: Recipe) -> tuple[Way, ...]:
     Weights of 4 bits can have 8. Devices with power-of-two scales know 8 bits only; others take activations of 16.
     """
     fmt, weights = recipe.activations, recipe.weights
-    narrow: tuple[Way, ...] = ("w8",) if isinstance(weights, IntegerFormat) and weights.bits == 4 else ()
-    if not isinstance(fmt, IntegerFormat):
+    narrow: tuple[Way, ...] = ("w8",) if is_integer(weights) and weights.bits == 4 else ()
+    if not is_integer(fmt):
         return () if fmt is None and weights is None else (*narrow, "exclude")
     only = fmt.power_of_two or fmt.bits > 8 or recipe.format != "qdq"
     return (*narrow, "exclude") if only else (*narrow, "a16", "exclude")

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from detent.errors import UsageError, nearest
 from detent.execute.probe import Variant
 from detent.graph.session import Runner
-from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
+from detent.numerics.formats import INTEGER_TYPES, IntegerFormat, is_integer
 from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
 from detent.pipeline.planned import Planned
@@ -74,7 +74,7 @@ def parse_candidates(
     if what not in ROLES:
         raise UsageError(f"There are no {what!r} to choose formats for. Choose from {', '.join(ROLES)}.")
     given = [name.strip() for name in candidates.split(",")] if isinstance(candidates, str) else candidates
-    return [each if isinstance(each, IntegerFormat) else _named_format(each, recipe, what) for each in given]
+    return [_named_format(each, recipe, what) if isinstance(each, str) else each for each in given]
 
 
 def search_precision(
@@ -261,7 +261,7 @@ def _uniform_plan(planned: Planned, what: SearchedRole, fmt: IntegerFormat) -> P
     """Plan all weights, or all activations, in one format."""
     layout = planned.plan.layout
     formats = {
-        name: fmt if layout.sites[name].role is ROLES[what] and isinstance(usual, IntegerFormat) else usual
+        name: fmt if layout.sites[name].role is ROLES[what] and is_integer(usual) else usual
         for name, usual in layout.formats.items()
     }
     recipe = planned.job.recipe.replace(**{what: fmt})
@@ -278,7 +278,7 @@ def _by_slot(
             continue
         names = [*unit.variant.constants, *unit.variant.rounding]
         sites = [name for name in names if name in layout.sites and layout.sites[name].role is ROLES[what]]
-        if any(isinstance(layout.formats.get(name), IntegerFormat) for name in sites):
+        if any(is_integer(layout.formats.get(name)) for name in sites):
             slot = unit.layer if what == "weights" else layout.leader(names[0])
             slots.setdefault(slot, []).append(unit)
     return slots
@@ -316,7 +316,7 @@ def _options_of_layers(planned: Planned, names: Sequence[str]) -> dict[str, Form
 
 def _bits(unit: QuantizedUnit, plan: Plan) -> int:
     formats = (plan.layout.formats.get(name) for name in (*unit.variant.constants, *unit.variant.rounding))
-    widths = [fmt.bits for fmt in formats if isinstance(fmt, IntegerFormat)]
+    widths = [fmt.bits for fmt in formats if is_integer(fmt)]
     return _numbers(unit, plan) * min(widths, default=0)
 
 
@@ -330,7 +330,7 @@ def _numbers(unit: QuantizedUnit, plan: Plan) -> int:
 
 
 def _integers(option: FormatOption) -> IntegerFormat:
-    assert isinstance(option.format, IntegerFormat), "only these are candidates"
+    assert is_integer(option.format), "only these are candidates"
     return option.format
 
 
@@ -353,7 +353,7 @@ def _matching(patterns: Sequence[str], names: Collection[str]) -> set[str]:
 
 def _named_format(name: str, recipe: Recipe, what: SearchedRole) -> IntegerFormat:
     fmt = parse_format(name, recipe.formats[what], "candidates") if name in INTEGER_TYPES else None
-    if not isinstance(fmt, IntegerFormat):
+    if not is_integer(fmt):
         listed = ", ".join(INTEGER_TYPES)
         raise UsageError(
             f"candidates: '{name}' is not an integer format.{nearest(name, INTEGER_TYPES)} Choose from {listed}."
@@ -364,7 +364,7 @@ def _named_format(name: str, recipe: Recipe, what: SearchedRole) -> IntegerForma
 def _check_candidates(job: Job, candidates: Sequence[IntegerFormat], what: SearchedRole) -> None:
     if len(set(candidates)) < 2:
         raise UsageError("A search needs at least two formats to choose from, such as int8 and int16.")
-    if not isinstance(job.recipe.formats[what], IntegerFormat):
+    if not is_integer(job.recipe.formats[what]):
         raise UsageError(
             f"Recipe {job.recipe.name} has no {what} of integers whose format could be chosen. Start from one that "
             "has, such as A8W8."
@@ -391,7 +391,7 @@ def _check_bounds(candidates: Sequence[IntegerFormat], max_error: float | None, 
 
 def _check_integers(recipe: Recipe, other: OtherFormats) -> None:
     for role in ("activations", "weights"):
-        if getattr(other, role) is not None and not isinstance(recipe.formats[role], IntegerFormat):
+        if getattr(other, role) is not None and not is_integer(recipe.formats[role]):
             raise UsageError(
                 f"Only integers are searched for, and the {role} of recipe {recipe.name} are none. Give the other "
                 "format to every layer, or to some by name."

@@ -1,0 +1,262 @@
+"""Cut a model in two: a body, which computes the values at the cut, and a tail, which computes the outputs from them.
+
+    body = all nodes that lead to a value of the cut        tail = all other nodes that lead to an output
+
+No node of the tail leads back into the body, so the one runs to its end before the other begins. What goes over are all
+values that the body computes and the tail reads: those of the cut, and whatever else leads around it, such as the
+shortcut of a residual block. An output of the model that the body computes stays an output of the body.
+
+Both files hold, as metadata, the outputs of the whole in their order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
+
+from detent.errors import ModelError, UsageError, nearest
+from detent.graph.load import ModelLike, files_of, load, name_of
+from detent.graph.save import check_output, save_together
+from detent.graph.session import Runner
+from detent.graph.values import drop_if_unused, read_values, values_of
+from detent.plan.postprocessing import find_postprocessing, is_trained
+from detent.prepare import prepare
+from detent.prepare.constants import FoldConstants
+from detent.prepare.inline_functions import InlineFunctions
+from detent.prepare.shapes import FixShapes, InferShapes
+from detent.qdq.families import dequantize_family, quantize_family
+
+OUTPUTS_KEY = "detent.outputs"
+
+
+@dataclass(frozen=True)
+class BetweenTensor:
+    """A tensor that goes from the body to the tail; `added` if the cut did not name it."""
+
+    name: str
+    type: str
+    shape: tuple[int | str | None, ...]
+    added: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a model was cut. `tail` is the file of the second part, None if it was not written to one."""
+
+    tail: str | None
+    bytes: int
+    between: tuple[BetweenTensor, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """What `split` wrote: two files, their numbers of nodes and bytes, and the tensors between them."""
+
+    source: str
+    body: str
+    tail: str
+    body_nodes: int
+    tail_nodes: int
+    body_bytes: int
+    tail_bytes: int
+    sign: str | None
+    between: tuple[BetweenTensor, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def split(
+    model: ModelLike,
+    body: str | Path,
+    tail: str | Path,
+    at: Sequence[str] = (),
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Split:
+    """Cut a model at values, or else where the post-processing of its detections starts, and write both parts.
+
+    Functions are inlined and constants folded, which moves shapes that are known out of the way.
+
+    Raises:
+        DetentError: UsageError for a place where no cut can be, ModelError, OutputError; nothing is written then.
+    """
+    files = [Path(body), Path(tail)]
+    inputs = [] if isinstance(model, onnx.ModelProto) else files_of(Path(model))
+    check_output(files[0], *inputs)
+    check_output(files[1], *inputs, files[0])
+    whole = load(model)
+    prepare(whole, [InlineFunctions(), FixShapes(shapes) if shapes else InferShapes(), FoldConstants(), InferShapes()])
+    sign = None
+    if not at:
+        found = find_postprocessing(whole.graph)
+        if found is None:
+            raise UsageError(
+                f"No post-processing of detections was recognised in {name_of(model)}. Say with --at where to cut it: "
+                "the name of a value, as Netron shows it."
+            )
+        at, sign = [_past_quantization(whole.graph, name) for name in found.starts], found.sign
+    first, second, between = divide(whole, nodes_before(whole.graph, at), at)
+    for part in (first, second):
+        Runner(part)  # that it runs is known before anything is written
+    sizes = save_together([(first, files[0]), (second, files[1])])
+    return Split(
+        source=name_of(model),
+        body=str(body),
+        tail=str(tail),
+        body_nodes=len(first.graph),
+        tail_nodes=len(second.graph),
+        body_bytes=sizes[0],
+        tail_bytes=sizes[1],
+        sign=sign,
+        between=tuple(between),
+    )
+
+
+def nodes_before(graph: ir.Graph, at: Sequence[str]) -> set[ir.Node]:
+    """Return the nodes that lead to these values. Raise UsageError for a place where no cut can be."""
+    values = {str(value.name): value for value in values_of(graph) if value.name}
+    body: set[ir.Node] = set()
+    before: dict[str, set[ir.Node]] = {}
+    for name in at:
+        if name not in values:
+            named = {str(node.name): node.outputs[0].name for node in graph if node.outputs}
+            hint = f" The node of that name computes '{named[name]}'." if name in named else nearest(name, values)
+            raise UsageError(f"--at '{name}': the model has no such value.{hint}")
+        if values[name].producer() is None:
+            kind = "an input" if values[name].is_graph_input() else "a constant"
+            raise UsageError(
+                f"--at '{name}' is {kind} of the model: nothing leads to it, so nothing is before the cut."
+            )
+        before[name] = _leading_to(values[name])
+        body |= before[name]
+    rest = [node for node in graph if node not in body]
+    read = {value for node in rest for value in read_values(node)}
+    if not any(value.producer() not in body for value in graph.outputs):
+        raise UsageError(f"--at '{at[0]}': nothing is computed after the cut, because the model ends there.")
+    for name in at:
+        if values[name] in read:
+            continue
+        later = next((other for other in at if other != name and values[name].producer() in before[other]), None)
+        if later is not None:
+            raise UsageError(
+                f"--at '{name}' leads to '{later}' and to nothing else: what is between the two would be both before "
+                f"and after the cut. Leave '{name}' or '{later}' out."
+            )
+        raise UsageError(f"--at '{name}': nothing after the cut reads it.")
+    if not any(is_trained(node) for node in body):
+        raise UsageError(
+            f"--at '{at[0]}': there is no layer before the cut, so there is nothing that can be quantized."
+        )
+    return body
+
+
+def divide(
+    model: ir.Model, body: Collection[ir.Node], named: Sequence[str] = ()
+) -> tuple[ir.Model, ir.Model, list[BetweenTensor]]:
+    """Return body and tail as models, and the tensors between them; those that are not `named` are marked.
+
+    `body` are the nodes of the first part; they read nothing that others compute. The model stays as it is.
+    """
+    inside = set(body)
+    rest = [node for node in model.graph if node not in inside]
+    over = list(dict.fromkeys(value for node in rest for value in read_values(node) if value.producer() in inside))
+    outputs = list(model.graph.outputs)
+    names = json.dumps([value.name for value in outputs])
+    of_body = [value for value in outputs if value.producer() is None or value.producer() in inside]
+    of_tail = [value for value in outputs if value not in of_body]
+    untyped = next((value for value in over if value.dtype is None), None)
+    if untyped is not None:
+        raise ModelError(
+            f"The type of '{untyped.name}', where the model is cut, is not known: shape inference stopped before it. "
+            "Give --fix-shape, or cut elsewhere."
+        )
+    wanted = dict.fromkeys([*over, *of_body])
+    first = _part(model, {str(node.name) for node in inside}, [], [str(value.name) for value in wanted])
+    second = _part(
+        model, {str(node.name) for node in rest}, [str(value.name) for value in over], [str(v.name) for v in of_tail]
+    )
+    for part in (first, second):
+        part.metadata_props[OUTPUTS_KEY] = names
+    return first, second, [_described(value, bool(named) and value.name not in named) for value in over]
+
+
+def tail_file(output: Path) -> Path:
+    """Return where the second part goes if the first is written to `output`."""
+    return output.with_name(f"{output.stem}_tail{output.suffix}")
+
+
+def rename_rounded(model: ir.Model, rounded: Mapping[str, str]) -> None:
+    """Give values between the parts the names of the float model, of which `rounded` are the rounded ones.
+
+    The value before rounding takes the other name.
+    """
+    values = {str(value.name): value for value in values_of(model.graph) if value.name}
+    for name, other in rounded.items():
+        if name != other and name in values and other in values:
+            values[name].name, values[other].name = other, name
+
+
+def _leading_to(value: ir.Value) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    pending = [value.producer()]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += [each.producer() for each in read_values(node)]
+    return found
+
+
+def _past_quantization(graph: ir.Graph, name: str) -> str:
+    """Return the value that a QuantizeLinear and DequantizeLinear give, if only they read this one; else the name."""
+    value = next(value for value in values_of(graph) if value.name == name)
+    readers = value.consumers()
+    if len(readers) == 1 and (quantize_family(readers[0]) or dequantize_family(readers[0])):
+        return _past_quantization(graph, str(readers[0].outputs[0].name))
+    return name
+
+
+def _part(model: ir.Model, nodes: set[str], inputs: Sequence[str], outputs: Iterable[str]) -> ir.Model:
+    """Return a model of these nodes only, which reads `inputs` besides those of the whole that it needs."""
+    part = model.clone()
+    graph = part.graph
+    values = {str(value.name): value for value in values_of(graph) if value.name}
+    graph.outputs.clear()
+    for name in inputs:
+        old = values[name]
+        new = ir.Value(name=name, type=old.type, shape=old.shape)
+        old.replace_all_uses_with(new)
+        graph.inputs.append(new)
+        values[name] = new
+    for node in reversed(list(graph)):
+        if str(node.name) not in nodes:
+            graph.remove(node, safe=True)
+    graph.outputs.extend(values[name] for name in outputs)
+    common_passes.RemoveUnusedNodesPass()(part)
+    common_passes.RemoveUnusedFunctionsPass()(part)  # type: ignore[no-untyped-call]
+    for value in list(graph.initializers.values()):
+        drop_if_unused(value)
+    unused = [value for value in graph.inputs if not value.uses() and not value.is_graph_output()]
+    # An input that nobody reads stays with the body, so that the pair takes what the whole took.
+    everywhere = {value.name for value in model.graph.inputs if not value.uses()} if not inputs else set()
+    for value in unused:
+        if value.name not in everywhere:
+            graph.inputs.remove(value)
+    return part
+
+
+def _described(value: ir.Value, added: bool) -> BetweenTensor:
+    shape = () if value.shape is None else tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return BetweenTensor(str(value.name), str(value.dtype), shape, added)
