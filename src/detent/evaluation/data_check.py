@@ -156,7 +156,7 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
     count = len(arrays)
     found = []
     image = _channel_axis(arrays[0]) is not None
-    still = sum(array.size > 1 and bool((array == array.flat[0]).all()) for array in arrays)
+    still = sum(array.size > 1 and _is_constant(array) for array in arrays)
     if still and arrays[0].size > 1 and arrays[0].dtype.kind == "f" and 4 * still >= count:
         found.append(f"{still} of {count} samples are constant, such as black images: ranges{_FATAL} them.")
     different = _different(arrays)
@@ -174,6 +174,15 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
                 f"0.8 or more. Ranges{_FATAL} noise; give real images."
             )
     return found
+
+
+def _is_constant(array: Array) -> bool:
+    """Whether all values are the same; in an image, all of each channel, since normalising tells channels apart."""
+    axis = _channel_axis(array)
+    if axis is None:
+        return bool((array == array.flat[0]).all())
+    planes = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    return bool((planes == planes[:, :1]).all())
 
 
 def _different(arrays: Sequence[Array]) -> int:

@@ -183,7 +183,8 @@ def _is_dead(part: PartCloseness) -> bool:
 def _dead_text(output: str, part: PartCloseness) -> str:
     how = "constant" if part.constant else _decibels(part.closeness)
     of = f", from node '{part.node}'" if part.node else ""
-    return f"'{part.label}' of output '{output}' ({part.start}..{part.stop} of axis {part.axis}{of}) is dead: {how}"
+    where = f"{part.start}..{part.stop} of axis {part.axis}{of}"
+    return f"'{part.label}' of output '{output}' ({where}) is dead ({how})"
 
 
 def _decibels(close: Closeness) -> str:
