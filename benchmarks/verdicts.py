@@ -38,7 +38,7 @@ def _pixels(images: Array) -> Array:
 
 TREATMENTS: dict[str, tuple[Callable[[Array], Array], dict[str, Any]]] = {
     "good": (lambda images: images, {}),
-    "noise": (lambda images: np.random.default_rng(0).standard_normal(images.shape).astype(np.float32), {}),
+    "noise": (lambda images: np.asarray(np.random.default_rng(0).standard_normal(images.shape)), {}),
     "black": (lambda images: np.zeros_like(images) - MEAN / DEVIATION, {}),
     "one": (lambda images: np.repeat(images[:1], len(images), 0), {}),
     "raw": (lambda images: np.clip(_pixels(images), 0, 255), {}),

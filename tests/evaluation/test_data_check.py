@@ -136,3 +136,15 @@ def test_strict_refuses_doubtful_data(tmp_path):
 def test_a_task_that_the_model_cannot_have_is_refused():
     with pytest.raises(detent.UsageError, match="--task detect"):
         detent.quantize(normalised(0.5, 0.1), None, np.concatenate(photographs(4)), task="detect")
+
+
+def test_pixels_of_0_to_1_are_questioned_if_imagenets_are_answered_surer():
+    def weak(feeds):
+        image = feeds["x"]
+        weights = np.random.default_rng(1).standard_normal((10, image.size)).astype(np.float32)
+        return {"logits": (weights @ image.reshape(-1))[None] / 40}
+
+    images = [{"x": image} for image in photographs()]
+    (found,) = question_data(images, CLASSIFY, weak)
+    assert "the data is 0..1" in found
+    assert "ImageNet" in found

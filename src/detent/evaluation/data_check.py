@@ -33,7 +33,7 @@ from detent.tasks.task import Task
 LOOKED_AT = 32
 """Samples whose values are looked at."""
 
-ASKED, ASKED_AGAIN = 16, 8
+ASKED, ASKED_AGAIN = 16, 12
 """Samples that the float model answers, and with each other normalisation."""
 
 FEWEST_DIFFERENT = 12
@@ -46,6 +46,7 @@ LEAST_TOLD_APART = 0.15
 """Of the information that so many samples could have."""
 
 BETTER_BY, BETTER_TIMES, VOTING_SHARE = 0.5, 1.5, 0.6
+KEENER, SURE = 1.1, 0.9
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25
 
@@ -278,10 +279,13 @@ def _better_normalisation(
                 tried.append(_tried(purpose, [answer(each) for each in fed], other))
     except (ValueError, IndexError, StopIteration):
         return None
-    best = _outvoting(now, tried) or max(tried, key=lambda each: each.information)
+    other_way = _outvoting(now, tried) or (None if "metadata" in purpose.why else _keener(now, tried))
+    best = other_way or max(tried, key=lambda each: each.information)
     share = 1.0 if purpose.task is Task.CLASSIFY else 0.5
-    much = best.information >= BETTER_TIMES * now.information
-    if not (much and best.information - now.information >= BETTER_BY * share) and not _outvoting(now, tried):
+    most = math.log(len(rows)) if purpose.task is Task.CLASSIFY else 1.0
+    # Raw pixels make some networks sure of anything: where half of what can be told apart is, they prove nothing.
+    much = best.information >= BETTER_TIMES * now.information and now.information < most / 2
+    if not (much and best.information - now.information >= BETTER_BY * share) and other_way is None:
         return None
     guess = "was guessed and " if guessed else ""
     why = (
@@ -290,7 +294,7 @@ def _better_normalisation(
         if much and purpose.task is Task.CLASSIFY
         else f"the mean of the best scores is {now.information:.2f}, with {best.way.name} {best.information:.2f}"
         if purpose.task is Task.DETECT
-        else f"the float model's answers are others than with {best.way.name}, which other normalisations confirm"
+        else f"the float model's answers are surer, or confirmed by other normalisations, with {best.way.name}"
     )
     return (
         f"The normalisation {guess}looks wrong: the data is {given.name}, and {why}. Give {best.way.flags}, or arrays "
@@ -305,6 +309,7 @@ class _Tried:
     way: Normalisation
     information: float
     classes: Array
+    confidence: float = 0.0
 
     def agrees(self, other: _Tried) -> float:
         """Return the share of samples with the same class."""
@@ -314,7 +319,7 @@ class _Tried:
 def _tried(purpose: Purpose, answers: Sequence[Mapping[str, Array]], way: Normalisation) -> _Tried:
     if purpose.task is Task.CLASSIFY:
         rows = np.array([probabilities(class_scores(each, 1)[1][0])[0] for each in answers])
-        return _Tried(way, told_apart(rows), rows.argmax(-1))
+        return _Tried(way, told_apart(rows), rows.argmax(-1), float(rows.max(-1).mean()))
     best = [float(detections_of(purpose, each)[0].scores[:3].sum()) / 3 for each in answers]
     return _Tried(way, float(np.mean(best)), np.zeros(0))
 
@@ -328,6 +333,21 @@ def _outvoting(now: _Tried, tried: Sequence[_Tried]) -> _Tried | None:
     voting = [each for each in tried if each.information >= least and each.agrees(now) <= 0.25 and each.classes.size]
     allied = [each for each in voting if any(each is not other and each.agrees(other) >= 0.5 for other in voting)]
     return max(allied, key=lambda each: each.information) if allied else None
+
+
+def _keener(now: _Tried, tried: Sequence[_Tried]) -> _Tried | None:
+    """Return ImageNet's normalisation if values of 0..1 were given and it is both surer and tells more apart.
+
+    Networks work on 0..1 too, only worse, so neither figure jumps; but ranges of 0..1 are a quarter of the right ones.
+    """
+    unit, _, imagenet, *_ = NORMALISATIONS
+    if now.way is not unit or now.confidence > SURE:
+        return None
+    for each in tried:
+        surer = each.confidence >= KEENER * now.confidence and each.information >= KEENER * now.information
+        if each.way is imagenet and surer and each.classes.size:
+            return each
+    return None
 
 
 def _recognised(arrays: Sequence[Array]) -> Normalisation | None:

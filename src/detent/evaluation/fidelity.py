@@ -105,6 +105,7 @@ def measure_fidelity(
             outputs_before = original(sample)
             expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
+        before, after = _answers(purpose, set(outputs), names, expected, found)
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
         floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
         before, after = _answers(purpose, set(outputs), names, expected, found)
