@@ -105,7 +105,6 @@ def measure_fidelity(
             outputs_before = original(sample)
             expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
-        before, after = _answers(purpose, set(outputs), names, expected, found)
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
         floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
         before, after = _answers(purpose, set(outputs), names, expected, found)
@@ -123,13 +122,7 @@ def measure_fidelity(
         )
 
     if purpose.task not in (Task.CLASSIFY, Task.SEGMENT) and samples:
-        first = samples[0].load()
-        values = reference(first.feeds, first.origin, outputs)
-        divided |= {
-            name: shown
-            for name, array in zip(outputs, values, strict=True)
-            if name not in divided and (shown := parts_by_size([array]))
-        }
+        divided = _parts_shown(reference, outputs, samples[0].load()) | divided
     progress(STAGE, 0, len(samples))
     works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
     looked = []
@@ -138,6 +131,12 @@ def measure_fidelity(
         looked.append(each)
         progress(STAGE, done, len(samples))
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
+
+
+def _parts_shown(reference: Runner, outputs: Sequence[str], sample: Sample) -> dict[str, Sequence[OutputPart]]:
+    """Return the parts that the sizes of an output's columns show."""
+    values = reference(sample.feeds, sample.origin, outputs)
+    return {name: shown for name, array in zip(outputs, values, strict=True) if (shown := parts_by_size([array]))}
 
 
 def _fidelity(
