@@ -87,14 +87,12 @@ def measure_fidelity(
     `reference` is the float model and fetches its outputs first, then the sites; `sites` maps the name of each value in
     the float model to its name in the quantized one. `original`, if given, computes the outputs to compare with: those
     of the model before its channels were rescaled. With `emulate` the quantized model is computed in integers, with
-    that rounding. `purpose` says how to read answers (by default: scores, if the first output looks like them), `parts`
-    what outputs are joined from.
+    that rounding. `purpose` says how to read answers (by default by the first output), `parts` what outputs are of.
     """
     outputs = [str(value.name) for value in quantized_model.graph.outputs]
     renamed = {name: name if name in outputs else sites[name] for name in reference.outputs}
     quantized = _open(quantized_model, list(renamed.values()), emulate)
-    scores = looks_like_scores(quantized_model.graph.outputs[0])
-    purpose = purpose or Purpose(Task.CLASSIFY if scores else Task.REGRESS, "by its shape")
+    purpose = purpose or _purpose_by_shape(quantized_model.graph.outputs[0])
     divided = dict(parts or {})
 
     def compare(work: tuple[PendingSample, Sequence[str]]) -> _Looked:
@@ -126,7 +124,7 @@ def measure_fidelity(
     progress(STAGE, 0, len(samples))
     works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
     looked = []
-    # In the order of the samples, whatever order they finish in: floating-point sums must not depend on timing.
+    # In the order of the samples: floating-point sums must not depend on timing.
     for done, (_, each) in enumerate(map_in_order(compare, works, threads), 1):
         looked.append(each)
         progress(STAGE, done, len(samples))
@@ -190,6 +188,10 @@ def _answers(
 
 def _open(model: ir.Model, fetched: Sequence[str], emulate: DeviceRounding | None) -> Runner | EmulatedValues:
     return Runner(model, fetched, exact=True) if emulate is None else EmulatedValues(model, emulate)
+
+
+def _purpose_by_shape(output: ir.Value) -> Purpose:
+    return Purpose(Task.CLASSIFY if looks_like_scores(output) else Task.REGRESS, "by its shape")
 
 
 def looks_like_scores(output: ir.Value) -> bool:
