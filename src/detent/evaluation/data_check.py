@@ -113,10 +113,12 @@ def question_data(samples: Sequence[Feeds], purpose: Purpose, answer: Answer, *,
     found = _of_values([row[name] for row in rows])
     if found and len(rows) > 1 and any(_FATAL in each for each in found):
         return found
-    answers = [answer(row) for row in rows[:ASKED]]
+    # A model with a fixed batch takes whole samples only.
+    answers = _rows([answer(feeds) for feeds in samples[:ASKED]])[:ASKED]
     told = _of_answers(purpose, answers)
     axis = _channel_axis(rows[0][name])
-    if axis is not None and purpose.task in (Task.CLASSIFY, Task.DETECT):
+    one_by_one = len(rows[:ASKED]) == len(samples[:ASKED])
+    if axis is not None and one_by_one and purpose.task in (Task.CLASSIFY, Task.DETECT):
         better = _better_normalisation(purpose, rows[:ASKED_AGAIN], name, axis, answers, answer, guessed=guessed)
         told = [better] if better else told
     return [*told, *found]
