@@ -152,7 +152,8 @@ class _TheirFinder(MetaPathFinder):
 def serve() -> None:
     """Let `detent.compat.quark` and its like be imported."""
     if not any(isinstance(each, _OurFinder) for each in sys.meta_path):
-        sys.meta_path.append(_OurFinder())
+        # First: the folders that an older checkout leaves behind, with nothing but byte code, would count as packages.
+        sys.meta_path.insert(0, _OurFinder())
 
 
 @contextmanager

@@ -119,7 +119,8 @@ def measure_fidelity(
             pending.size,
         )
 
-    if purpose.task not in (Task.CLASSIFY, Task.SEGMENT) and samples:
+    # The columns of a class, a pixel or an embedding belong together, however their sizes differ.
+    if purpose.task in (Task.DETECT, Task.REGRESS, Task.IMAGE) and samples:
         divided = _parts_shown(reference, outputs, samples[0].load()) | divided
     progress(STAGE, 0, len(samples))
     works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
