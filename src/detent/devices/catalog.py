@@ -82,7 +82,6 @@ DEVICES: Mapping[str, Device] = {
             types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,
             recipe="XINT8",
-            rounding="dpu",
             preparations=(SplitToSlice, ReduceMeanToPool, SplitGlobalPool),
             substitutions=(rewrites.RoundLeakySlope, rewrites.SigmoidToHardSigmoid),
             corrections=(rewrites.ScaleHardSigmoid, rewrites.ScalePools, rewrites.ScaleReduceMean),

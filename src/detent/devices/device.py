@@ -1,10 +1,9 @@
-"""What a device is to Detent: one frozen value that quantizing, checking and emulating read.
+"""What a device is to Detent: one frozen value that quantizing and checking read.
 
 | who reads it | what it reads                                                                              |
 | ------------ | ------------------------------------------------------------------------------------------ |
 | quantize     | `types` and `shifts` (which recipes fit), the three kinds of rewrites, `constraints`       |
 | check        | `operators`, `likely`, `refused`, `types`, `shifts`, `constraints`, `recipe`               |
-| emulate      | `rounding`                                                                                 |
 
 The values themselves are in `catalog`. A rule that only some devices have is a field here, never a test of a name.
 """
@@ -21,7 +20,6 @@ from detent.devices.rewrites import NodePass
 from detent.errors import UsageError
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
-from detent.numerics.ties import DeviceRounding
 from detent.plan.plan import Plan
 from detent.prepare import Pass
 from detent.recipe import Recipe
@@ -37,7 +35,7 @@ class Device:
 
     `types` are the number types that tensors of each role may be stored in. `shifts`: the device rescales by shifting,
     so a tensor has one power-of-two scale and its zero point is the middle code. `recipe` is the preset that makes such
-    models, `rounding` how the device rounds what it computes.
+    models.
 
     `preparations` rewrite the float model into operators that the device has. `substitutions` do so after calibration,
     before `constraints` move scales; `corrections` come after that.
@@ -52,7 +50,6 @@ class Device:
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shifts: bool = False
     recipe: str = ""
-    rounding: DeviceRounding = "half-even"
     preparations: Sequence[type[Pass]] = ()
     substitutions: Sequence[type[NodePass]] = ()
     corrections: Sequence[type[NodePass]] = ()

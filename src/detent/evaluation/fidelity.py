@@ -119,7 +119,6 @@ def measure_fidelity(
             pending.size,
         )
 
-    # The columns of a class, a pixel or an embedding belong together, however their sizes differ.
     if purpose.task in (Task.DETECT, Task.REGRESS, Task.IMAGE) and samples:
         divided = _parts_shown(reference, outputs, samples[0].load()) | divided
     progress(STAGE, 0, len(samples))
@@ -133,7 +132,10 @@ def measure_fidelity(
 
 
 def _parts_shown(reference: Runner, outputs: Sequence[str], sample: Sample) -> dict[str, Sequence[OutputPart]]:
-    """Return the parts that the sizes of an output's columns show."""
+    """Return the parts that the sizes of an output's columns show.
+
+    Not for scores and embeddings: their columns belong together, however their sizes differ.
+    """
     values = reference(sample.feeds, sample.origin, outputs)
     return {name: shown for name, array in zip(outputs, values, strict=True) if (shown := parts_by_size([array]))}
 
