@@ -22,7 +22,7 @@ from detent.observe.shards import (
 from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics
 from detent.observe.streams import SHARDS, ShardedSource, share
-from tests.models import as_ir, conv_relu_conv, normal
+from tests.models import as_ir, conv_relu_conv, count_sample, normal
 from tests.observe.shard_readers import SAMPLES, Numbers, sample
 
 INPUTS = input_specs(as_ir(conv_relu_conv()))
@@ -91,7 +91,7 @@ def test_a_task_is_small(tmp_path):
 
 def test_a_result_is_small():
     statistics = TensorStatistics()
-    statistics.add(normal(10_000))
+    count_sample(statistics, normal(10_000))
     compressed = compress({"t": statistics, "empty": TensorStatistics()})
     assert len(compressed) < 20_000 < len(pickle.dumps(statistics)) / 5
     restored = ShardCounts(0, compressed, 1, 1).statistics

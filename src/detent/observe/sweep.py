@@ -12,14 +12,11 @@ since it last handed over, and the next sweep counts that again.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError, DetentError
@@ -29,7 +26,7 @@ from detent.methods.method import Vote
 from detent.observe.calibration_checkpoint import Checkpoint, Counted, SweepCheckpoint
 from detent.observe.samples import PendingSample, Sample
 from detent.observe.sources import Source
-from detent.observe.statistics import Histogram, HistogramBank, NonFiniteTensorError, Statistics, merge
+from detent.observe.statistics import HistogramBank, NonFiniteError, Statistics, merge
 from detent.observe.statistics_file import StatisticsFile
 from detent.progress import Progress, silent
 
@@ -60,37 +57,24 @@ class SiteCounter:
         self._fetched = [name for name in sites if name in runner.outputs]
         self._bank = HistogramBank(len(self._sites))
         self._vote = vote
-        self._votes: dict[str, Counter[int]] = {name: Counter() for name in sites}
 
     @property
     def statistics(self) -> Statistics:
         """What was counted. It belongs to the caller: count with another one from now on."""
-        named = dict(zip(self._sites, self._bank.statistics(), strict=True))
-        for name, votes in self._votes.items():
-            named[name].votes.update(votes)
-        return named
+        return dict(zip(self._sites, self._bank.statistics, strict=True))
 
     def count(self, sample: Sample) -> None:
         """Run one sample and count every site. Raise DataError if one holds NaN or infinity."""
         results = self._runner(sample.feeds, sample.origin, self._fetched) if self._fetched else []
         arrays = {**sample.feeds, **dict(zip(self._fetched, results, strict=True))}
         try:
-            self._bank.add([arrays[name] for name in self._sites])
-        except NonFiniteTensorError as error:
+            self._bank.add([arrays[name] for name in self._sites], self._vote)
+        except NonFiniteError as error:
             raise DataError(
                 f"On {sample.origin} the float model itself computes NaN or infinity in tensor "
                 f"'{self._sites[error.number]}'. Check the sample and its preprocessing, or leave the nodes that "
                 "compute and read it float with --exclude."
             ) from None
-        if self._vote is not None:
-            self._ask(self._vote, arrays)
-
-    def _ask(self, vote: Vote, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Each tensor of the sample alone votes."""
-        for name, votes in self._votes.items():
-            alone = Histogram()
-            if alone.add(arrays[name]) is not None:
-                votes[vote(alone)] += 1
 
 
 STAGE = "calibrate"
