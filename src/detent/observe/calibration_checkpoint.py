@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.observe.fingerprints import Digest, fingerprint_of
-from detent.observe.sources import Source
+from detent.observe.samples import Source
 from detent.observe.statistics import Statistics
 from detent.observe.statistics_file import Header, pack, unpack
 from detent.observe.store import CALIBRATION, CheckpointFile

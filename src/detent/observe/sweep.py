@@ -24,8 +24,7 @@ from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
 from detent.graph.taps import Taps, open_taps
 from detent.methods.method import Vote
 from detent.observe.calibration_checkpoint import Checkpoint, Counted, SweepCheckpoint
-from detent.observe.samples import PendingSample, Sample
-from detent.observe.sources import Source
+from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.statistics import HistogramBank, NonFiniteError, Statistics, merge
 from detent.observe.statistics_file import StatisticsFile
 from detent.progress import Progress, silent
