@@ -88,7 +88,7 @@ class Histogram:
     @property
     def width(self) -> float:
         """The width of a bin."""
-        return math.ldexp(1.0, self.exponent - HALF.bit_length() + 1)
+        return bin_width(self.exponent)
 
     @property
     def largest(self) -> float:
@@ -140,6 +140,11 @@ class Histogram:
         self.exponent = exponent
         self.inverse_width = np.float32(1.0 / self.width)
         self.limit = (exponent + 127) << 23  # the bits of 2^exponent as float32; of infinity for the largest of all
+
+
+def bin_width(exponent: int) -> float:
+    """Return the width of a bin where the range is ±2^exponent."""
+    return math.ldexp(1.0, exponent - HALF.bit_length() + 1)
 
 
 def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:

@@ -23,7 +23,7 @@ from detent.errors import DataError, DetentError
 from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
 from detent.graph.taps import Taps, open_taps
 from detent.methods.method import Vote
-from detent.observe.calibration_checkpoint import Checkpoint, Counted, SweepCheckpoint
+from detent.observe.calibration_checkpoint import Checkpoint, SweepCheckpoint
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.statistics import HistogramBank, NonFiniteError, Statistics, merge
 from detent.observe.statistics_file import StatisticsFile
@@ -135,10 +135,10 @@ def sweep(
     if checkpoint is not None and (vote is None) != (checkpoint.votes_for == ""):
         raise ValueError("votes are checkpointed under the name of what they are for, and only votes are")
     keeper = None if checkpoint is None else SweepCheckpoint(checkpoint, model, source, sites, providers)
-    before = None if keeper is None else keeper.resume()
+    before: tuple[Statistics, frozenset[int]] = ({}, frozenset()) if keeper is None else keeper.resume()
     taps = taps_of(model, sites, providers)
-    shared = _Stream(source, progress, frozenset() if before is None else before.done)
-    tally = _Tally(before)
+    shared = _Stream(source, progress, before[1])
+    tally = _Tally(*before)
     try:
         with ThreadPoolExecutor(workers) as pool:
             new_counter = partial(SiteCounter, taps.unordered, sites, vote)
@@ -159,9 +159,7 @@ def sweep(
         raise
     if shared.counted == 0:
         raise DataError(f"There is nothing to calibrate with in {source.describe}: every sample was held out.")
-    if keeper is not None:
-        keeper.remove()
-    notes = [] if keeper is None else keeper.notes
+    notes = [] if keeper is None else keeper.remove()
     return Observation(
         tally.statistics, taps.ordered, shared.counted, source.describe, shared.held_out, shared.first, notes
     )
@@ -218,10 +216,10 @@ def _ended(jobs: Sequence[Future[None]], seconds: float) -> bool:
 class _Tally:
     """What the workers have handed over: whole samples only."""
 
-    def __init__(self, before: Counted | None) -> None:
+    def __init__(self, statistics: Statistics, done: frozenset[int]) -> None:
         self.round = 0
-        self.statistics: Statistics = {} if before is None else before.statistics
-        self._done: set[int] = set() if before is None else set(before.done)
+        self.statistics = statistics
+        self._done = set(done)
         self._lock = threading.Lock()
 
     def collect(self) -> None:
@@ -240,7 +238,7 @@ class _Tally:
     def write(self, keeper: SweepCheckpoint) -> None:
         """Write a checkpoint of what was handed over so far."""
         with self._lock:
-            keeper.write(Counted(self.statistics, frozenset(self._done)))
+            keeper.write(self.statistics, self._done)
 
 
 class _Stream:
