@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig
-from detent.compat.finetune import refinement_of
+from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, refinement_of
 from detent.compat.preset_configs import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
 from detent.errors import UsageError
 from detent.recipe.presets import ADAQUANT, ADAROUND
@@ -65,12 +64,12 @@ def test_the_newer_configurations_say_the_same():
     [
         ({"NumIteration": 5}, "no 'NumIteration'. Did you mean 'NumIterations'"),
         ({"OptimAlgorithm": "adam"}, "adaround or adaquant"),
-        ({"OptimDevice": "cuda:0"}, "OptimDevice is 'cuda:0'"),
+        ({"OptimDevice": "cuda:0"}, "OptimDevice='cuda:0'"),
         ({"OutputIndex": 2}, "OutputIndex"),
         ({"RefModelPath": "float.onnx"}, "RefModelPath"),
         ({"TargetOpType": ["Conv"]}, "leaves out ConvTranspose, Gemm, MatMul"),
-        ({"UpdateBias": True}, "UpdateBias=True is not for adaround"),
-        ({"OptimAlgorithm": "adaquant", "WarmStart": 0.5}, "WarmStart=0.5 is not for adaquant"),
+        ({"UpdateBias": True}, "UpdateBias=True: .*adaround"),
+        ({"OptimAlgorithm": "adaquant", "WarmStart": 0.5}, "WarmStart=0.5: .*adaquant"),
         ({"DropRatio": 2.0}, "quantized_share"),
     ],
 )

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from detent.compat.algorithms import GPTQConfig
-from detent.compat.option_kinds import Request
+from detent.compat.option_rules import Request
 from detent.compat.table import apply_options
 from detent.errors import UsageError
 from detent.recipe.file import find_recipe

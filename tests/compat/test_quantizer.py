@@ -9,6 +9,7 @@ import pytest
 from detent.compat.configs import Config, QuantizationConfig
 from detent.compat.entry_points import (
     DynamicQuantConfig,
+    ModelQuantizer,
     StaticQuantConfig,
     get_library_path,
     quantize,
@@ -20,7 +21,6 @@ from detent.compat.entry_points import quark_quantize_dynamic as quark_dynamic
 from detent.compat.entry_points import quark_quantize_static as quark_static
 from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
 from detent.compat.preset_configs import get_default_config
-from detent.compat.quantizer import ModelQuantizer
 from detent.errors import UsageError
 from tests.conftest import tiny_model
 from tests.models import build, node, run
