@@ -186,7 +186,7 @@ ELSEWHERE = {
     *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha", "MatMulNBitsParams"),
     *("UseGPTQ", "GPTQParams"),
 }
-"""Options with a test of their own, below or in test_gptq.py."""
+"""Options with a test of their own, below or in test_algorithms.py."""
 
 
 def test_every_honoured_option_is_tested_here():
