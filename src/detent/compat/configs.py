@@ -59,14 +59,6 @@ class QuantizationConfig:
         return f"{_meaning(self)}\nQuantizationConfig({_different_from_default(self)})"
 
 
-def config_of(arguments: Mapping[str, Any], **more: Any) -> QuantizationConfig:
-    """The configuration that the arguments of a function amount to: those that have a field's name and are not None."""
-    names = {each.name for each in fields(QuantizationConfig)} - set(more)
-    given = {name: value for name, value in arguments.items() if name in names and value is not None}
-    plain: dict[str, Any] = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-    return QuantizationConfig(**plain, **more)
-
-
 @dataclass
 class Config:
     """What ModelQuantizer takes: one configuration for the whole model."""

@@ -1,6 +1,7 @@
 """Quark's presets, as the configurations that it returns; `translate` turns each into Detent's of that name.
 
-Its newer constants, such as XINT8_QCONFIG, are not the presets of the same name: channels are not equalized,
+Number types, calibration methods and fine-tuning are those of Detent's recipe; what Quark says beside these is in the
+tables. Its newer constants, such as XINT8_QCONFIG, are not the presets of the same name: channels are not equalized,
 activations are signed, calibration differs.
 """
 
@@ -9,167 +10,61 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig
 from detent.compat.configs import QConfig, QuantizationConfig
-from detent.compat.data_types import (
-    BFP16_PARAMS,
-    MICROEXPONENTS,
-    MICROSCALING,
-    BFloat16Spec,
-    BFP16Spec,
-    Int8Spec,
-    Int16Spec,
-    MXInt8Spec,
-    QLayerConfig,
-    XInt8Spec,
-)
+from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig
 from detent.compat.enums import CalibrationMethod, ExtendedQuantFormat, ExtendedQuantType, PowerOfTwoMethod, QuantType
 from detent.errors import UsageError, nearest
+from detent.numerics.formats import has_power_of_two_scale, is_integer
+from detent.numerics.interface import NumberFormat
+from detent.numerics.named import BLOCK_FORMATS
+from detent.recipe import Recipe
+from detent.recipe.presets import PRESETS
 
-_TUNING: dict[str, Any] = {
-    "DataSize": 1000,
-    "FixedSeed": 1705472343,
-    "BatchSize": 2,
-    "NumIterations": 1000,
-    "LearningRate": 0.1,
-    "OptimAlgorithm": "adaround",
-    "OptimDevice": "cpu",
-    "InferDevice": "cpu",
-    "EarlyStop": True,
+DEFAULT_ADAROUND_PARAMS: dict[str, Any] = {
+    **{"DataSize": 1000, "FixedSeed": 1705472343, "BatchSize": 2, "NumIterations": 1000, "LearningRate": 0.1},
+    **{"OptimAlgorithm": "adaround", "OptimDevice": "cpu", "InferDevice": "cpu", "EarlyStop": True},
 }
-DEFAULT_ADAROUND_PARAMS: dict[str, Any] = dict(_TUNING)
-DEFAULT_ADAQUANT_PARAMS: dict[str, Any] = {**_TUNING, "LearningRate": 1e-5, "OptimAlgorithm": "adaquant"}
+DEFAULT_ADAQUANT_PARAMS = {**DEFAULT_ADAROUND_PARAMS, "LearningRate": 1e-5, "OptimAlgorithm": "adaquant"}
+_FINE_TUNING = {"_ADAROUND": DEFAULT_ADAROUND_PARAMS, "_ADAQUANT": DEFAULT_ADAQUANT_PARAMS}
 
 _FORCED = {"ForceQuantizeNoInputCheck": True}
 _SYMMETRIC = {"ActivationSymmetric": True}
-_ALIGNED = {**_SYMMETRIC, **_FORCED, "AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
-_SHARP_PERCENTILE = {"Percentile": 99.9999}
-
-_Fields = dict[str, Any]
-
-
-def _percentile(activations: Any, weights: Any, options: dict[str, Any], extended: bool = False) -> _Fields:
-    method = CalibrationMethod.Percentile
-    return _fields(method, activations, weights, options, extended)
-
-
-def _fields(method: Any, activations: Any, weights: Any, options: dict[str, Any], extended: bool = True) -> _Fields:
-    chosen: _Fields = {
-        "calibrate_method": method,
-        "activation_type": activations,
-        "weight_type": weights,
-        "extra_options": options,
-    }
-    return {**chosen, "quant_format": ExtendedQuantFormat.QDQ} if extended else chosen
-
-
-def _block(attributes: str, params: dict[str, Any], activations: Any = None, weights: Any = None) -> _Fields:
-    family = ExtendedQuantType.QBFP if attributes == "BFPAttributes" else ExtendedQuantType.QMX
-    return _fields(CalibrationMethod.MinMax, activations or family, weights or family, {attributes: params})
-
-
-def _mixed(target: QLayerConfig) -> _Fields:
-    options = {
-        **_SYMMETRIC,
-        "QuantizeBias": False,
-        "DedicateDQNode": True,
-        "CalibDataSize": 1,
-        "AutoMixprecision": {"TargetLayerConfig": target, "DualQuantNodes": True},
-    }
-    floating = ExtendedQuantType.QBFloat16
-    return {**_fields(CalibrationMethod.MinMax, floating, floating, options), "include_auto_mp": True}
-
-
-_MINMAX, _PERCENTILE = CalibrationMethod.MinMax, CalibrationMethod.Percentile
-_S8, _U8 = QuantType.QInt8, QuantType.QUInt8
-_S16, _U16 = ExtendedQuantType.QInt16, ExtendedQuantType.QUInt16
-_BF16, _FP16 = ExtendedQuantType.QBFloat16, ExtendedQuantType.QFloat16
-
-_XINT8 = {
-    **_fields(PowerOfTwoMethod.MinMSE, _U8, _S8, {**_SYMMETRIC, **_FORCED}, extended=False),
-    "enable_npu_cnn": True,
-}
+_ALIGNED = {**_FORCED, "AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
 _VINT8 = {
-    **_fields(
-        PowerOfTwoMethod.MinMSE,
-        _S8,
-        _S8,
-        {
-            **_SYMMETRIC,
-            "UseRandomData": True,
-            "ConvertBNToConv": True,
-            "ConvertSigmoidToHardSigmoid": False,
-            "ConvertClipToRelu": True,
-            "ConvertSplitToSlice": True,
-            "SplitLargeKernelPool": False,
-            "ReplaceClip6Relu": True,
-            "ConvertReduceMeanToGlobalAvgPool": False,
-            "RemoveQDQConvClip": False,
-            "RemoveQDQConvPRelu": False,
-            "RemoveQDQConvRelu": False,
-            "RemoveQDQConvLeakyRelu": False,
-            "Int32Bias": False,
-            "DedicatedQDQPair": True,
-            "QuantizeAllOpTypes": True,
-        },
-        extended=False,
-    ),
-    "optimize_model": False,
+    **dict.fromkeys(("UseRandomData", "ConvertBNToConv", "ConvertClipToRelu", "ConvertSplitToSlice"), True),
+    **dict.fromkeys(("ReplaceClip6Relu", "DedicatedQDQPair", "QuantizeAllOpTypes"), True),
+    **dict.fromkeys(("ConvertSigmoidToHardSigmoid", "SplitLargeKernelPool", "Int32Bias"), False),
+    **dict.fromkeys(("ConvertReduceMeanToGlobalAvgPool", "RemoveQDQConvClip", "RemoveQDQConvPRelu"), False),
+    **dict.fromkeys(("RemoveQDQConvRelu", "RemoveQDQConvLeakyRelu"), False),
 }
 
-_PLAIN: dict[str, _Fields] = {
-    "UINT8_DYNAMIC_QUANT": {"weight_type": _U8, "use_dynamic_quant": True},
-    "XINT8": _XINT8,
-    "VINT8": _VINT8,
-    "S8S8_AAWS": _percentile(_S8, _S8, {**_SHARP_PERCENTILE, **_FORCED}),
-    "U8S8_AAWS": _percentile(_U8, _S8, _FORCED),
-    "U8U8_AAWA": _percentile(_U8, _U8, {"ActivationSymmetric": False, **_FORCED, "WeightSymmetric": False}),
-    "S16S8_ASWS": _percentile(_S16, _S8, {**_SYMMETRIC, **_FORCED}, extended=True),
-    "A8W8": _fields(_MINMAX, _S8, _S8, _ALIGNED),
-    "A16W8": _fields(_MINMAX, _S16, _S8, {**_ALIGNED, "AlignEltwiseQuantType": True}),
-    "U16S8_AAWS": _percentile(_U16, _S8, _FORCED, extended=True),
-    "FP16": _fields(_MINMAX, _FP16, _FP16, _FORCED),
-    "BF16": _fields(_MINMAX, _BF16, _BF16, {"QuantizeAllOpTypes": True, **_FORCED}),
-    "BFP16": _block("BFPAttributes", BFP16_PARAMS),
-    "MX4": _block("BFPAttributes", {**MICROEXPONENTS, "bit_width": 11}),
-    "MX6": _block("BFPAttributes", {**MICROEXPONENTS, "bit_width": 13}),
-    "MX9": _block("BFPAttributes", {**MICROEXPONENTS, "bit_width": 16}),
-    **{
-        f"MX{element.upper().replace('_', '')}": _block("MXAttributes", {**MICROSCALING, "element_dtype": element})
-        for element in ("fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8")
-    },
+
+def _mixed(spec: str, **more: Any) -> dict[str, Any]:
+    return {"AutoMixprecision": {"TargetLayerConfig": QLayerConfig(SPECS[spec](), SPECS[spec]()), **more}}
+
+
+_BESIDE_BFLOAT16 = {**_SYMMETRIC, "QuantizeBias": False, "DedicateDQNode": True, "CalibDataSize": 1}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "XINT8": {**_SYMMETRIC, **_FORCED},
+    "VINT8": {**_SYMMETRIC, **_VINT8},
+    "S16S8_ASWS": {**_SYMMETRIC, **_FORCED},
+    "U8U8_AAWA": {**_FORCED, "ActivationSymmetric": False, "WeightSymmetric": False},
+    "A8W8": {**_SYMMETRIC, **_ALIGNED},
+    "A16W8": {**_SYMMETRIC, **_ALIGNED, "AlignEltwiseQuantType": True},
+    "BF16": {**_FORCED, "QuantizeAllOpTypes": True},
+    "BF16_MIXED_BFP16": {**_BESIDE_BFLOAT16, **_mixed("BFP16Spec", DualQuantNodes=True)},
+    "BF16_MIXED_MXINT8": {**_BESIDE_BFLOAT16, **_mixed("MXInt8Spec", DualQuantNodes=True)},
     "S16S16_MIXED_S8S8": {
-        **_percentile(
-            _S16,
-            _S16,
-            {
-                **_SHARP_PERCENTILE,
-                "Int32Bias": False,
-                "Int16Bias": False,
-                "WeightSymmetric": True,
-                "ActivationSymmetric": False,
-                **_FORCED,
-                "AutoMixprecision": {"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec())},
-            },
-            extended=True,
-        ),
-        "include_auto_mp": True,
+        **_FORCED,
+        **{"Int32Bias": False, "Int16Bias": False, "WeightSymmetric": True, "ActivationSymmetric": False},
+        **_mixed("Int8Spec"),
     },
-    "BF16_MIXED_BFP16": _mixed(QLayerConfig(BFP16Spec(), BFP16Spec())),
-    "BF16_MIXED_MXINT8": _mixed(QLayerConfig(MXInt8Spec(), MXInt8Spec())),
-    "BF16_BFP16": _block("BFPAttributes", BFP16_PARAMS, activations=_BF16),
-    "BF16_MXINT8": _block("MXAttributes", MICROSCALING, activations=_BF16),
-    "MX9_INT8": _block("BFPAttributes", {**MICROEXPONENTS, "bit_width": 16}, weights=_S8),
-    "INT8_CNN_DEFAULT": _fields(_MINMAX, _U8, _S8, _FORCED, extended=False),
-    "INT16_CNN_DEFAULT": _fields(_MINMAX, _U16, _S16, _FORCED),
-    "INT8_TRANSFORMER_DEFAULT": {
-        **_fields(_MINMAX, _U8, _S8, {"CalibMovingAverage": True}, extended=False),
-        "enable_npu_transformer": True,
-    },
-    "INT16_TRANSFORMER_DEFAULT": {
-        **_fields(_MINMAX, _U16, _S16, {"CalibMovingAverage": True}),
-        "enable_npu_transformer": True,
-    },
+}
+"""By preset; the others force quantization, unless their numbers are in blocks or only layers of MatMul are chosen."""
+
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "UINT8_DYNAMIC_QUANT": {"weight_type": QuantType.QUInt8, "use_dynamic_quant": True},
     "MATMUL_NBITS": {
         "extra_options": {
             "UseMatMulNBits": True,
@@ -179,37 +74,57 @@ _PLAIN: dict[str, _Fields] = {
 }
 
 
-def _tuned(plain: _Fields, params: dict[str, Any]) -> _Fields:
-    options = {**plain["extra_options"], "FastFinetune": params}
-    return {**plain, "include_fast_ft": True, "extra_options": options}
+def _type(fmt: NumberFormat) -> tuple[Any, dict[str, Any]]:
+    """Return the type that stands for a format, and the options that it needs."""
+    if fmt.in_blocks:
+        name = next(name for name, known in BLOCK_FORMATS.items() if known == fmt)
+        family, attributes = next(row for key, row in BLOCKS.items() if key.upper() == name)
+        return ExtendedQuantType[f"Q{family}"], {f"{family}Attributes": attributes}
+    name = next(name for name in TYPES if name.lower() == fmt.dtype)
+    return (QuantType if fmt.bits == 8 else ExtendedQuantType)[f"Q{name}"], {}
 
 
-def _accurate(activations: Any, weights: Any, options: dict[str, Any], extended: bool) -> _Fields:
-    chosen = _percentile(activations, weights, {**_SHARP_PERCENTILE, **options}, extended)
-    return _tuned(chosen, DEFAULT_ADAROUND_PARAMS)
+def _fields(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of a preset's configuration that differ from their defaults."""
+    base = name.removesuffix("_ADAROUND").removesuffix("_ADAQUANT")
+    if recipe.activations is None or recipe.dynamic:
+        return _SPECIAL[base]
+    assert recipe.weights is not None
+    (activations, first), (weights, second) = _type(recipe.activations), _type(recipe.weights)
+    transformer = bool(recipe.operators)
+    options = {**_OPTIONS.get(base, {} if first or second or transformer else _FORCED), **first, **second}
+    fields: dict[str, Any] = {"activation_type": activations, "weight_type": weights, "extra_options": options}
+    method = type(recipe.method).__name__
+    # Quark's presets for float scales take the range that was seen, whatever method Detent's recipe prefers.
+    observed = recipe.target == "npu-float-scale"
+    kinds = PowerOfTwoMethod if has_power_of_two_scale(recipe.activations) else CalibrationMethod
+    fields["calibrate_method"] = CalibrationMethod.MinMax if observed else kinds[method]
+    if getattr(recipe.method, "percentile", None) == 99.9999:
+        options["Percentile"] = 99.9999
+    if getattr(recipe.method, "moving_average", False):
+        options["CalibMovingAverage"] = True
+    eight_bits = all(is_integer(fmt) and fmt.bits == 8 for fmt in (recipe.activations, recipe.weights))
+    if observed or not eight_bits:
+        fields["quant_format"] = ExtendedQuantFormat.QDQ
+    if recipe.refinement is not None and recipe.refinement.learns_weights:
+        ending = name.removeprefix(base)
+        options["FastFinetune"] = _FINE_TUNING.get(ending, DEFAULT_ADAROUND_PARAMS)
+    switches = {
+        "enable_npu_cnn": recipe.target == "npu-cnn",
+        "enable_npu_transformer": transformer,
+        "include_fast_ft": "FastFinetune" in options,
+        "include_auto_mp": "AutoMixprecision" in options,
+    }
+    fields |= {switch: True for switch, on in switches.items() if on}
+    return {**fields, "optimize_model": False} if base == "VINT8" else fields
 
 
-_ROUNDED = ("XINT8", "S8S8_AAWS", "U8S8_AAWS", "S16S8_ASWS", "A8W8", "A16W8", "U16S8_AAWS")
-_LEARNED = (
-    *_ROUNDED,
-    *("FP16", "BF16", "BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1"),
-    *("MXINT8", "BF16_MIXED_BFP16", "BF16_MIXED_MXINT8"),
-)
-
-PRESET_FIELDS: dict[str, _Fields] = {
-    **_PLAIN,
-    **{f"{name}_ADAROUND": _tuned(_PLAIN[name], DEFAULT_ADAROUND_PARAMS) for name in _ROUNDED},
-    **{f"{name}_ADAQUANT": _tuned(_PLAIN[name], DEFAULT_ADAQUANT_PARAMS) for name in _LEARNED},
-    "INT8_CNN_ACCURATE": _accurate(_U8, _S8, _FORCED, extended=False),
-    "INT16_CNN_ACCURATE": _accurate(_U16, _S16, _FORCED, extended=True),
-    "INT8_TRANSFORMER_ACCURATE": {**_accurate(_U8, _S8, {}, extended=False), "enable_npu_transformer": True},
-    "INT16_TRANSFORMER_ACCURATE": {**_accurate(_U16, _S16, {}, extended=True), "enable_npu_transformer": True},
-}
+PRESET_FIELDS: dict[str, dict[str, Any]] = {name: _fields(name, recipe) for name, recipe in PRESETS.items()}
 """By preset: the fields of QuantizationConfig that differ from their defaults."""
 
 
 def get_default_config(config_name: str) -> QuantizationConfig:
-    """The preset of that name, with or without `_CONFIG` behind it, to change freely."""
+    """Return the preset of that name, with or without `_CONFIG` behind it, to change freely."""
     name = config_name.upper().removesuffix("_CONFIG")
     if name not in PRESET_FIELDS:
         known = ", ".join(sorted(PRESET_FIELDS))
@@ -217,31 +132,15 @@ def get_default_config(config_name: str) -> QuantizationConfig:
     return QuantizationConfig(**copy.deepcopy(PRESET_FIELDS[name]))
 
 
-_QALIGNED = {name: value for name, value in _ALIGNED.items() if name != "ActivationSymmetric"}
-_VINT8_OPTIONS = {
-    "OptimizeModel": False,
-    "EnableNPUCnn": False,
-    **{name: value for name, value in PRESET_FIELDS["VINT8"]["extra_options"].items() if name != "ActivationSymmetric"},
+_BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "XINT8": ("XInt8Spec", "XInt8Spec", _FORCED),
+    "VINT8": ("XInt8Spec", "XInt8Spec", {"OptimizeModel": False, "EnableNPUCnn": False, **_VINT8}),
+    "A8W8": ("Int8Spec", "Int8Spec", _ALIGNED),
+    "A16W8": ("Int16Spec", "Int8Spec", {**_ALIGNED, "AlignEltwiseQuantType": True}),
+    "BF16": ("BFloat16Spec", "BFloat16Spec", _FORCED),
+    "BFP16": ("BFP16Spec", "BFP16Spec", {}),
 }
-
-_BASES: dict[str, tuple[QLayerConfig, dict[str, Any]]] = {
-    "XINT8": (QLayerConfig(XInt8Spec(), XInt8Spec()), _FORCED),
-    "VINT8": (QLayerConfig(XInt8Spec(), XInt8Spec()), _VINT8_OPTIONS),
-    "A8W8": (QLayerConfig(Int8Spec(), Int8Spec()), _QALIGNED),
-    "A16W8": (QLayerConfig(Int16Spec(), Int8Spec()), {**_QALIGNED, "AlignEltwiseQuantType": True}),
-    "BF16": (QLayerConfig(BFloat16Spec(), BFloat16Spec()), _FORCED),
-    "BFP16": (QLayerConfig(BFP16Spec(), BFP16Spec()), {}),
-}
-_ALGORITHMS: dict[str, AlgoConfig] = {"ADAROUND": AdaRoundConfig(), "ADAQUANT": AdaQuantConfig()}
-
-
-def make_qconfig(constant: str) -> QConfig:
-    """A fresh configuration for the constant of that name, such as A8W8_ADAROUND_QCONFIG."""
-    base, _, algorithm = constant.removesuffix("_QCONFIG").partition("_")
-    layer, options = _BASES[base]
-    return QConfig(layer, algo_config=[_ALGORITHMS[algorithm]] if algorithm else [], extra_options=dict(options))
-
-
+_ALGORITHMS = {"ADAROUND": AdaRoundConfig, "ADAQUANT": AdaQuantConfig}
 QCONFIG_NAMES = (
     *(f"{base}_QCONFIG" for base in _BASES),
     *(f"{base}_{algorithm}_QCONFIG" for base in ("XINT8", "A8W8", "A16W8") for algorithm in _ALGORITHMS),
@@ -249,8 +148,15 @@ QCONFIG_NAMES = (
 
 
 def qconfig_constant(name: str) -> QConfig | None:
-    """Make the newer constant of that name, if there is one."""
-    return make_qconfig(name) if name in QCONFIG_NAMES else None
+    """Make the newer constant of that name, such as A8W8_ADAROUND_QCONFIG, if there is one."""
+    if name not in QCONFIG_NAMES:
+        return None
+    base, _, algorithm = name.removesuffix("_QCONFIG").partition("_")
+    activation, weight, options = _BASES[base]
+    algorithms = [_ALGORITHMS[algorithm]()] if algorithm else []
+    return QConfig(
+        QLayerConfig(SPECS[activation](), SPECS[weight]()), algo_config=algorithms, extra_options=dict(options)
+    )
 
 
 def any_constant(name: str) -> QConfig | QuantizationConfig | None:

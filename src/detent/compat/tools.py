@@ -19,8 +19,8 @@ from google.protobuf.text_format import ParseError
 
 import detent
 from detent.comparison.folders import compare_folders
+from detent.compat.entry_points import move_tensors_out
 from detent.compat.option_rules import parse_shapes
-from detent.compat.quantizer import move_tensors_out
 from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.save import check_output
@@ -80,7 +80,10 @@ def _bfloat16(given: Arguments) -> list[str]:
 
 
 def _fixed_shapes(given: Arguments) -> list[str]:
-    shapes = parse_shapes("--fix_shapes", given.fix_shapes)
+    try:
+        shapes = parse_shapes(given.fix_shapes) or {}
+    except UsageError as error:
+        raise UsageError(f"--fix_shapes {given.fix_shapes}: {error}") from None
     return ["fixed-shapes:shapes=" + "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())]
 
 
