@@ -31,6 +31,9 @@ from detent.refinements import AdaRound, BiasCorrection
 SEARCHED = {name for name in PRESET_FIELDS if "MIXED" in name}
 """Quark chooses formats by searching there; Detent's presets are what it settles on."""
 
+OTHER_METHOD = {name for name in PRESET_FIELDS if name.startswith("A8W8")}
+"""Quark's preset says MinMax, Detent's clips what costs less than it gains."""
+
 
 @pytest.mark.parametrize("name", PRESET_FIELDS)
 def test_a_preset_is_the_preset_of_that_name(name):
@@ -43,6 +46,9 @@ def test_the_fields_of_a_preset_alone_say_the_same(name, monkeypatch):
     monkeypatch.setattr(module, "_named", lambda recipe, config: recipe)
     preset = PRESETS[name]
     recipe = translate(QuantizationConfig(**PRESET_FIELDS[name])).recipe
+    if name in OTHER_METHOD:
+        assert (recipe.method, preset.method) == (MinMax(), MinMSE())
+        recipe = recipe.replace(method=preset.method)
     assert recipe.replace(name=preset.name, description=preset.description) == preset
 
 

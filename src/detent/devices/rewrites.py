@@ -26,6 +26,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from detent.equalize.gates import SLOPE, gate_factor
 from detent.graph.values import constant_ints, constant_scalar, cut_inputs, input_at, set_input, static_shape
 from detent.numerics.formats import holds_integers
 from detent.plan.operators import DEVICE_CLIPS
@@ -95,15 +96,21 @@ class SigmoidToHardSigmoid(NodePass):
     op_types = ("Sigmoid",)
 
     def rewrite(self, model: ir.Model, node: ir.Node) -> None:
-        """Replace a Sigmoid by a HardSigmoid, under the same names."""
-        output = node.outputs[0]
-        hard = ir.node("HardSigmoid", node.inputs, {"alpha": 1 / 6, "beta": 0.5}, name=node.name)
+        """Replace a Sigmoid by a HardSigmoid, under the same names. The factor of a scaled gate is left out."""
+        output, factor = node.outputs[0], gate_factor(node)
+        source = node.inputs[0] if factor is None else factor.inputs[0]
+        hard = ir.node("HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, name=node.name)
         model.graph.insert_before(node, hard)
         replacement = hard.outputs[0]
         replacement.type, replacement.shape, replacement.name = output.type, output.shape, output.name
         output.replace_all_uses_with(replacement, replace_graph_outputs=True)
         model.graph.remove(node, safe=True)
-        self.changed(hard, "Sigmoid replaced by HardSigmoid, the only one that the device has")
+        what = "Sigmoid replaced by HardSigmoid, the only one that the device has"
+        if factor is not None:
+            cut_inputs(factor, 1)
+            model.graph.remove(factor, safe=True)
+            what += f"; its input is {SLOPE:g} times as large, which brings it closer"
+        self.changed(hard, what)
 
 
 class _FactorPass(NodePass):

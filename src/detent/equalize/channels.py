@@ -5,6 +5,8 @@ weight (and its bias) by a, and every layer that reads it divides column c by a.
 a positive factor passes through: Relu, pooling, padding with zeros, and so on. An Add ties the channels of both sides
 together, a Concat lines them up, and whatever else reads a value fixes its channels at 1.
 
+A product with a constant, or with a gate such as that of squeeze-and-excite, lets factors of the other operand through.
+
 Every channel of every value is given a *variable*: the logarithm of its factor. Channels that must have the same factor
 have the same variable, and FIXED is that of channels that must keep theirs.
 """
@@ -12,7 +14,7 @@ have the same variable, and FIXED is that of channels that must keep theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,9 +91,25 @@ class ChannelMap:
     ceilings: Sequence[Ceiling]
 
 
-def map_channels(model: ir.Model) -> ChannelMap:
-    """Find every channel that can be rescaled."""
-    return _Mapper().run(model)
+def map_channels(model: ir.Model, through: Collection[ir.Node] = ()) -> ChannelMap:
+    """Find every channel that can be rescaled.
+
+    `through` are the self gates of which x * sigmoid(x) is taken to let factors pass, whoever makes that true.
+    """
+    return _Mapper(through).run(model)
+
+
+def self_gates(model: ir.Model) -> list[ir.Node]:
+    """Return every Sigmoid that nothing but x * sigmoid(x) reads."""
+    return [node for node in model.graph if node.op_type == "Sigmoid" and not node.domain and _gates_itself(node)]
+
+
+def _gates_itself(gate: ir.Node) -> bool:
+    readers = gate.outputs[0].consumers()
+    if len(readers) != 1 or gate.outputs[0].is_graph_output():
+        return False
+    product, operands = readers[0], {gate.inputs[0], gate.outputs[0]}
+    return product.op_type == "Mul" and set(product.inputs) == operands
 
 
 def input_name(node: ir.Node, index: int) -> str:
@@ -107,7 +125,8 @@ def _transposed(node: ir.Node) -> bool:
 class _Mapper:
     """Walks the graph once. Variables are united as it goes, and numbered anew at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, through: Collection[ir.Node] = ()) -> None:
+        self._gates = set(through)
         self._parents: list[int] = []
         self._fixed: set[int] = set()
         self._values: dict[str, Variables] = {}
@@ -215,6 +234,63 @@ class _Mapper:
             self._ceilings.append(Ceiling(node, high))
         return True
 
+    def _gate(self, node: ir.Node) -> bool:
+        """Leave the input of a self gate free; its output has factors of its own, which are 1."""
+        if node not in self._gates:
+            return False
+        self._values[str(node.outputs[0].name)] = _all_fixed(_channels(node.outputs[0]))
+        return True
+
+    def _mul(self, node: ir.Node) -> bool:
+        """Pass on the factors of an operand that has the shape of the result; the other one keeps its own."""
+        shape = static_shape(node.outputs[0])
+        whole = [value for value in node.inputs if not is_constant(value) and static_shape(value) == shape]
+        sources = [source for source in map(self._of, whole) if source is not None]
+        if node.inputs[0] is node.inputs[1] or not sources:
+            return False
+        passed = next((source for source in sources if (source != FIXED).any()), sources[0])
+        for value in node.inputs:
+            if (source := self._of(value)) is not passed:
+                self._fix(source)
+        self._values[str(node.outputs[0].name)] = passed
+        return True
+
+    def _resize(self, node: ir.Node) -> bool:
+        """Interpolate within channels; what lies outside of the image is never a constant here."""
+        inside = node.attributes.get_string("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize"
+        same = _channels(node.inputs[0]) if node.inputs[0] is not None else None
+        return inside and same is not None and same == _channels(node.outputs[0]) and self._pass(node)
+
+    def _slice(self, node: ir.Node) -> bool:
+        """Take some channels, or some positions of all."""
+        source, known = self._of(node.inputs[0]), rank(node.inputs[0])
+        starts, ends, axes = (constant_ints(input_at(node, index)) for index in (1, 2, 3))
+        steps = [1] * len(starts or ()) if input_at(node, 4) is None else constant_ints(input_at(node, 4))
+        if source is None or known is None or starts is None or ends is None or steps is None:
+            return False
+        axes = list(range(len(starts))) if input_at(node, 3) is None else axes
+        if axes is None:
+            return False
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            if axis % known == 1:
+                source = source[start:end:step] if step > 0 else source[:0]
+        if source.size != _channels(node.outputs[0]):
+            return False
+        self._values[str(node.outputs[0].name)] = source
+        return True
+
+    def _split(self, node: ir.Node) -> bool:
+        source, known = self._of(node.inputs[0]), rank(node.inputs[0])
+        sizes = [_channels(value) for value in node.outputs]
+        if source is None or known is None or node.attributes.get_int("axis", 0) % known != 1 or None in sizes:
+            return False
+        ends = np.cumsum([size for size in sizes if size is not None])
+        if ends[-1] != source.size:
+            return False
+        for value, part in zip(node.outputs, np.split(source, ends[:-1]), strict=True):
+            self._values[str(value.name)] = part
+        return True
+
     def _mean(self, node: ir.Node) -> bool:
         return _keeps_channels(node) and self._pass(node)
 
@@ -262,6 +338,11 @@ _RULES: Mapping[str, Callable[[_Mapper, ir.Node], bool]] = {
     "Reshape": _Mapper._reshape,
     "Squeeze": _Mapper._reshape,
     "Add": _Mapper._add,
+    "Mul": _Mapper._mul,
+    "Sigmoid": _Mapper._gate,
+    "Resize": _Mapper._resize,
+    "Slice": _Mapper._slice,
+    "Split": _Mapper._split,
     "Concat": _Mapper._concat,
 }
 

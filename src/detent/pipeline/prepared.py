@@ -20,8 +20,10 @@ import onnx_ir as ir
 from detent.convert.splitting import tail_file
 from detent.devices.catalog import device_of, with_steps
 from detent.devices.device import Device
+from detent.devices.rewrites import SigmoidToHardSigmoid
 from detent.emit.output_formats import check_formats
 from detent.emulator.emulator import check_emulable
+from detent.equalize.gates import scale_gates
 from detent.errors import ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
@@ -123,6 +125,8 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         found = find_postprocessing(model.graph)
         tail = _float_tail(job, found)
         layout = arrange(model, job.selection, job.recipe, became, tail)
+        if SigmoidToHardSigmoid in target.substitutions and scale_gates(model, layout.quantizes) and fingerprint:
+            fingerprint += GATES_SCALED
     job, warnings = _without_learning(job, layout)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
@@ -234,6 +238,10 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
 def held_out_beside(limit: int | None) -> int:
     """Return how many samples are held out at most."""
     return HELD_OUT if limit is None else min(HELD_OUT, max(HELD_OUT_BESIDE_LIMIT, limit // 5))
+
+
+GATES_SCALED = ", gates scaled"
+"""In the fingerprint of a model: statistics of scaled values are not those of the same values as they are."""
 
 
 class Original:

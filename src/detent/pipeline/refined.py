@@ -7,7 +7,8 @@ the one with the least error at the outputs is taken:
 
     error = mean over the parts of all outputs of  sum (quantized - float)^2 / sum float^2
 
-Parts count alike, however large their numbers are: boxes of 0..640 do not outweigh scores of 0..1.
+Parts count alike, however large their numbers are: boxes of 0..640 do not outweigh scores of 0..1. The scores of a
+detector are shifted before that (see `refine.score_heads`).
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from detent.pipeline.observed import Observed
 from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import Stopwatch
 from detent.plan.plan import Plan
-from detent.refine.layers import LayerReport
+from detent.refine.layers import LayerReport, find_layers
 from detent.refine.ranges import search_ranges
-from detent.refine.refine import refine
+from detent.refine.refine import bias_of, refine, set_bias
 from detent.refine.refinement_checkpoint import RefinementCheckpoint, identity_of
+from detent.refine.score_heads import common_shift, score_heads
 from detent.refinements import BiasCorrection, Refinement
 from detent.results.tensors import TensorReport, describe_constants
 from detent.tasks.parts import OutputPart, output_parts
@@ -74,7 +76,10 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
             candidates.append(_refined(planned, refinement, checkpoint, ranges=job.recipe.search_ranges))
         if refinement is not None and refinement.learns_weights and JudgedOutputs.can_judge(planned):
             candidates.insert(1, _refined(planned, BiasCorrection(), None, ranges=False))
-        best, notes = _best(planned, candidates)
+        judged = JudgedOutputs(planned) if len(candidates) > 1 and JudgedOutputs.can_judge(planned) else None
+        if judged is not None:
+            candidates[1:] = [_with_shifted_scores(judged, candidate) for candidate in candidates[1:]]
+        best, notes = _best(judged, candidates)
         constants = describe_constants(planned.model, best.plan)
     notes += [] if checkpoint is None else list(checkpoint.notes)
     return Refined(planned, best.plan, best.layers, constants, notes)
@@ -113,12 +118,11 @@ def _refined(
     return PlanCandidate(refinement.name + (" with the search for ranges" if ranges else ""), plan, layers)
 
 
-def _best(planned: Planned, candidates: Sequence[PlanCandidate]) -> tuple[PlanCandidate, list[str]]:
+def _best(judged: JudgedOutputs | None, candidates: Sequence[PlanCandidate]) -> tuple[PlanCandidate, list[str]]:
     """Return the candidate with the least error at the outputs, and say so if that is not the one asked for."""
     wanted = candidates[-1]
-    if len(candidates) == 1 or not JudgedOutputs.can_judge(planned):
+    if judged is None:
         return wanted, []
-    judged = JudgedOutputs(planned)
     errors = [judged.error(candidate.plan) for candidate in candidates]
     # The later one on a tie: it was asked for.
     at = max(range(len(errors)), key=lambda each: (-errors[each], each))
@@ -133,6 +137,32 @@ def _best(planned: Planned, candidates: Sequence[PlanCandidate]) -> tuple[PlanCa
     ]
 
 
+def _with_shifted_scores(judged: JudgedOutputs, candidate: PlanCandidate) -> PlanCandidate:
+    """Shift the logits of scores, if there are any, in the plan of a candidate, which is a copy already."""
+    planned, plan = judged.planned, candidate.plan
+    found, _ = find_layers(planned.model, plan.layout)
+    heads, samples = score_heads(planned.model, found), planned.observed.samples[:JUDGING_SAMPLES]
+    if not heads or not samples:
+        return candidate
+    names = [head.layer.output for head in heads]
+    runners = judged.runner(plan, names), Runner(planned.observed.prepared.model, names)
+
+    def logits(pending: PendingSample) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        sample = pending.load()
+        both = [run(sample.feeds, sample.origin, names) for run in runners]
+        return [(head.of(one), head.of(other)) for head, one, other in zip(heads, *both, strict=True)]
+
+    pairs = [each for _, each in map_in_order(logits, samples, judged.threads)]
+    shifts = [common_shift(each) for each in zip(*pairs, strict=True)]
+    notes = {head.layer.name: f"scores shifted by {shift:+.2f}" for head, shift in zip(heads, shifts, strict=True)}
+    for head, shift in zip(heads, shifts, strict=True):
+        set_bias(head.layer, plan, head.shifted(bias_of(head.layer, plan), shift))
+    layers = [
+        replace(each, note="; ".join(filter(None, (each.note, notes.get(each.name))))) for each in candidate.layers
+    ]
+    return replace(candidate, layers=layers)
+
+
 def _decibels(error: float) -> str:
     return f"{-10 * math.log10(error):.1f} dB" if 0.0 < error < math.inf else "no signal at all"
 
@@ -141,11 +171,11 @@ class JudgedOutputs:
     """The outputs of the model as it was given, on held-out samples, to compare candidates with."""
 
     def __init__(self, planned: Planned) -> None:
-        self._planned = planned
+        self.planned = planned
         observed = planned.observed
-        self._threads = observed.prepared.job.collecting.threads
+        self.threads = observed.prepared.job.collecting.threads
         self.samples = observed.observation.measured_on[:JUDGING_SAMPLES]
-        self._expected = [outputs for _, outputs in map_in_order(self._answer, self.samples, self._threads)]
+        self._expected = [outputs for _, outputs in map_in_order(self._answer, self.samples, self.threads)]
         self._parts = output_parts(observed.prepared.model.graph)
 
     @staticmethod
@@ -155,10 +185,8 @@ class JudgedOutputs:
 
     def error(self, plan: Plan) -> float:
         """Return the error at the outputs of the model that is quantized as planned; infinity if it is not finite."""
-        recipe, model = self._planned.job.recipe, self._planned.model.clone()
-        emit(model, plan, recipe.format, weight_pairs=recipe.weight_pairs, dedicated_pairs=recipe.dedicated_pairs)
-        names = [str(value.name) for value in model.graph.outputs]
-        run = Runner(model, names, exact=True) if recipe.emulated is None else EmulatedValues(model, recipe.emulated)
+        names = [str(value.name) for value in self.planned.model.graph.outputs]
+        run = self.runner(plan, names)
 
         def sums(at: int) -> dict[tuple[str, str], tuple[float, float]]:
             sample = self.samples[at].load()
@@ -167,7 +195,7 @@ class JudgedOutputs:
 
         noise: dict[tuple[str, str], float] = {}
         signal: dict[tuple[str, str], float] = {}
-        for _, found in map_in_order(sums, range(len(self.samples)), self._threads):
+        for _, found in map_in_order(sums, range(len(self.samples)), self.threads):
             for part, (wrong, right) in found.items():
                 noise[part] = noise.get(part, 0.0) + wrong
                 signal[part] = signal.get(part, 0.0) + right
@@ -175,9 +203,15 @@ class JudgedOutputs:
         error = float(np.mean(shares)) if shares else 0.0
         return error if math.isfinite(error) else math.inf
 
+    def runner(self, plan: Plan, names: Sequence[str]) -> Runner | EmulatedValues:
+        """Return the model that is quantized as planned, ready to fetch the named values."""
+        recipe, model = self.planned.job.recipe, self.planned.model.clone()
+        emit(model, plan, recipe.format, weight_pairs=recipe.weight_pairs, dedicated_pairs=recipe.dedicated_pairs)
+        return Runner(model, names, exact=True) if recipe.emulated is None else EmulatedValues(model, recipe.emulated)
+
     def _answer(self, pending: PendingSample) -> Mapping[str, npt.NDArray[Any]]:
         sample: Sample = pending.load()
-        return self._planned.observed.original(sample)
+        return self.planned.observed.original(sample)
 
     def _sums(
         self, expected: Mapping[str, npt.NDArray[Any]], found: Mapping[str, npt.NDArray[Any]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from detent.errors import UsageError, nearest
-from detent.methods import Method, MinMax, Percentile
+from detent.methods import Method, MinMax, MinMSE, Percentile
 from detent.numerics.floats import FloatFormat, is_float
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.numerics.interface import NumberFormat
@@ -79,17 +79,18 @@ def _npu() -> Iterator[Recipe]:
     )
     a8w8 = _integers(
         "A8W8",
-        "8-bit activations and weights, symmetric, float scales, MinMax; for NPUs with float scales",
+        "8-bit activations and weights, symmetric, float scales, MinMSE; for NPUs with float scales",
         IntegerFormat("int8"),
         IntegerFormat("int8"),
-        MinMax(),
+        MinMSE(),
     ).replace(target="npu-float-scale")
     yield from _twins(a8w8)
     yield from _twins(
         a8w8.replace(
             name="A16W8",
-            description="A8W8 with 16-bit activations",
+            description="A8W8 with 16-bit activations, MinMax",
             activations=IntegerFormat("int16"),
+            method=MinMax(),  # with 16 bits, steps are so fine that nothing is worth clipping
             constants_as_activations=True,
         )
     )
