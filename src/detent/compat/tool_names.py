@@ -55,11 +55,11 @@ MODULES: dict[str, dict[str, str]] = {
     "quark.onnx.quant_utils": {"enums": _FAMILIES},
     "quark.onnx.quantization": {"configs": _CONFIGS, "entry_points": "ModelQuantizer"},
     "quark.onnx.quantization.api": {"entry_points": "ModelQuantizer"},
-    "quark.onnx.quantization.config": {"configs": _CONFIGS, "preset_configs": "get_default_config"},
+    "quark.onnx.quantization.config": {"configs": f"{_CONFIGS} get_default_config"},
     "quark.onnx.quantization.config.algorithm": {"algorithms": _ALGORITHMS},
     "quark.onnx.quantization.config.config": {"configs": _CONFIGS},
     "quark.onnx.quantization.config.custom_config": {
-        "preset_configs": "DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS get_default_config"
+        "configs": "DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS get_default_config"
     },
     "quark.onnx.quantization.config.data_type": {"data_types": _DATA_TYPES},
     "quark.onnx.quantization.config.legacy": {"configs": "QuantizationConfig"},
@@ -94,7 +94,7 @@ MODULES: dict[str, dict[str, str]] = {
 }
 
 FAMILIES = {"quark.onnx": "qconfig_constant", "quark.onnx.quantization.config.custom_config": "any_constant"}
-"""Modules with many constants, such as XINT8_QCONFIG: the function of `preset_configs` that makes one by its name."""
+"""Modules with many constants, such as XINT8_QCONFIG: the function of `configs` that makes one by its name."""
 
 _SEARCH = "`detent quantize` says what to try next, and each recipe runs in minutes: loop over detent.quantize."
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."
