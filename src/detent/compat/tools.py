@@ -220,7 +220,7 @@ def evaluate(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(f"{text_of(compare_folders(baseline, quantized))}\n")
 
 
-# -- onnxruntime's preparation of a float model: what it folds and infers, and more --------------------------------------
+# -- onnxruntime's preparation of a float model: what it folds and infers, and more ------------------------------------
 
 
 def quant_pre_process(

@@ -156,8 +156,7 @@ class Int16Bias(NodeStep):
 
     nothing: ClassVar[str] = "it has no int32 bias behind a DequantizeLinear."
 
-    def visit(self, edit: GraphEdit, node: ir.Node) -> None:
-        """Convert a DequantizeLinear of a stored bias."""
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
         read = dequantized(node)
         if read is None or read.params is None or read.stored is None or read.stored.dtype != np.int32:
             return

@@ -17,7 +17,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.convert.between_families import OpsetVersion, ToFixNeuron, ToGeneration, ToIntegerOperators, ToQdq
 from detent.convert.bfloat16 import Bfloat16Clip, ToBfloat16
 from detent.convert.code_types import Int16Bias, ToSignedness
 from detent.convert.float_types import ToFloat16, ToFloat32
@@ -29,8 +28,16 @@ from detent.convert.inputs_and_weights import (
     UniqueInitializers,
     free_initializers,
 )
+from detent.convert.quantizing_nodes import (
+    OpsetVersion,
+    ToFamily,
+    ToFixNeuron,
+    ToFloat,
+    ToIntegerOperators,
+    ToQdq,
+    WithoutQdqBetween,
+)
 from detent.convert.step import ConversionNotes, ConversionStep
-from detent.convert.to_float import ToFloat, WithoutQdqBetween
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, stored_bytes
 from detent.graph.opset import light_proto
@@ -44,8 +51,8 @@ from detent.settings import parse_choice
 STEPS: Mapping[str, ConversionStep] = {
     "float": ToFloat(),
     "qdq": ToQdq(),
-    "extended-qdq": ToGeneration(EXTENDED),
-    "vitis-qdq": ToGeneration(VITIS),
+    "extended-qdq": ToFamily(EXTENDED),
+    "vitis-qdq": ToFamily(VITIS),
     "fix-neuron": ToFixNeuron(),
     "qoperator": ToIntegerOperators(),
     "int8": ToSignedness("int8"),

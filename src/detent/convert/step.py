@@ -105,16 +105,16 @@ class NodeStep(ConversionStep):
             edit = GraphEdit(model, graph, names, notes)
             for node in tuple(graph):
                 if node.graph is not None:  # not removed with an earlier one
-                    self.visit(edit, node)
-            self.clean_up(edit)
+                    self._visit(edit, node)
+            self._clean_up(edit)
         settle_domains(model)
         return model
 
     @abc.abstractmethod
-    def visit(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
         """Convert one node, if it is of the kind."""
 
-    def clean_up(self, edit: GraphEdit) -> None:
+    def _clean_up(self, edit: GraphEdit) -> None:
         """Remove from a graph what its converted nodes left behind."""
 
 
@@ -124,6 +124,11 @@ def cast_node(names: Names, value: ir.Value, target: ir.DataType, name: str) -> 
     result = node.outputs[0]
     result.name, result.type, result.shape = names.fresh(name), ir.TensorType(target), value.shape
     return node
+
+
+def casts_to(node: ir.Node, target: ir.DataType) -> bool:
+    """Return whether a node is a Cast to a type."""
+    return is_standard(node, "Cast") and node.attributes.get_int("to", 0) == target
 
 
 def _label(where: ir.Node | ir.Value | str) -> str:
