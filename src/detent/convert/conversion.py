@@ -17,9 +17,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.convert.bfloat16 import Bfloat16Clip, ToBfloat16
 from detent.convert.code_types import Int16Bias, ToSignedness
-from detent.convert.float_types import ToFloat16, ToFloat32
+from detent.convert.float_types import Bfloat16Clip, ToBfloat16, ToFloat16, ToFloat32
 from detent.convert.inputs_and_weights import (
     ChannelsLast,
     FiniteWeights,
