@@ -156,15 +156,14 @@ class Int16Bias(NodeStep):
 
     nothing: ClassVar[str] = "it has no int32 bias behind a DequantizeLinear."
 
-    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         read = dequantized(node)
         if read is None or read.params is None or read.stored is None or read.stored.dtype != np.int32:
-            return
+            return None
         only_bias = all(_reads_bias(use.node, use.idx) for use in node.outputs[0].uses())
         if read.params.zero_point.any() or not only_bias:
-            edit.notes.decline(node, "it is int32, but not a bias with zero point 0")
-            return
-        _narrow_bias(edit, node, read.stored, read.params)
+            return "it is int32, but not a bias with zero point 0"
+        return _narrow_bias(edit, node, read.stored, read.params)
 
 
 def _reads_bias(node: ir.Node, index: int) -> bool:
@@ -182,7 +181,7 @@ def shifts_needed(codes: npt.NDArray[Any], channels: int) -> npt.NDArray[np.int6
     return shifts
 
 
-def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params: LinearParams) -> None:
+def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params: LinearParams) -> str | None:
     shifts = shifts_needed(codes, params.scale.size)
     factor = np.ldexp(1.0, shifts)
     narrowed = np.rint(codes / (factor.reshape(()) if params.per_tensor else factor)).astype(np.int16)
@@ -199,4 +198,4 @@ def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params
         retarget(edit.graph, node, family, params, edit.names)
     moved = int(shifts.max())
     grown = f", its scale up to 2^{moved} times as large" if moved else ", exactly"
-    edit.notes.changed(node, f"bias is int16 now{grown}")
+    return edit.changed(node, f"bias is int16 now{grown}")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep, casts_to
+from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep, casts_to, readers_of
 from detent.emit.qoperator_form import ToQOperator
 from detent.errors import UsageError
 from detent.graph.opset import change_opset
@@ -54,6 +54,14 @@ _LEAST_OPSET = 7
 _NOT_CONSTANT = "its scale or zero point is not constant"
 
 
+def _family(node: ir.Node) -> Family | None:
+    return quantize_family(node) or dequantize_family(node)
+
+
+def _native(node: ir.Node, params: LinearParams, opset: int) -> Family | None:
+    return native_family(params.dtype.name, opset, quantizes=quantize_family(node) is not None)
+
+
 @dataclass(frozen=True)
 class ToFamily(NodeStep):
     """Q/DQ of other domains and FixNeuron to the Q/DQ of one family; other operators of the tools are renamed."""
@@ -61,28 +69,26 @@ class ToFamily(NodeStep):
     family: Family
     nothing: ClassVar[str] = "it has no Q/DQ or FixNeuron of another kind."
 
-    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
+        family, old = self.family, OperatorName.of(node)
         if is_fix_neuron(node):
-            _split_fix_neuron(edit, node, self.family)
-        elif quantize_family(node) or dequantize_family(node):
-            if node.domain != self.family.domain:
-                self._convert(edit, node)
-        elif (name := twin_name(node, self.family)) is not None:
-            edit.notes.changed(node, f"{OperatorName.of(node)} became {self.family.domain}::{name}")
-            node.op_type, node.domain, node.overload = name, self.family.domain, ""
-
-    def _convert(self, edit: GraphEdit, node: ir.Node) -> None:
-        params, notes = params_of(node), edit.notes
+            return _split_fix_neuron(edit, node, family)
+        if _family(node) is None:
+            if (name := twin_name(node, family)) is not None:
+                edit.notes.changed(node, f"{old} became {family.domain}::{name}")
+                node.op_type, node.domain, node.overload = name, family.domain, ""
+            return None
+        if node.domain == family.domain:
+            return None
+        params = params_of(node)
         if params is None:
-            notes.decline(node, _NOT_CONSTANT)
-        elif not self.family.holds(params.dtype.name, edit.opset):
-            notes.decline(node, f"{self.family.quantize} does not hold {params.dtype.name}")
-        elif params.block_size and not self.family.has_blocks:
-            notes.decline(node, f"{self.family.quantize} has no blocks along an axis")
-        else:
-            old = OperatorName.of(node)
-            retarget(edit.graph, node, self.family, params, edit.names)
-            notes.changed(node, f"{old} became {node.op_type}")
+            return _NOT_CONSTANT
+        if not family.holds(params.dtype.name, edit.opset):
+            return f"{family.quantize} does not hold {params.dtype.name}"
+        if params.block_size and not family.has_blocks:
+            return f"{family.quantize} has no blocks along an axis"
+        retarget(edit.graph, node, family, params, edit.names)
+        return edit.changed(node, f"{old} became {node.op_type}")
 
 
 @dataclass(frozen=True)
@@ -97,30 +103,59 @@ class ToQdq(NodeStep):
         "it has no FixNeuron, Vitis or Extended Q/DQ, nor Q/DQ in com.microsoft that the standard ones could replace."
     )
 
-    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         if is_fix_neuron(node):
-            _split_fix_neuron(edit, node, None)
-        elif is_block_format(node):
-            edit.notes.decline(node, f"{node.op_type} has an exponent for each block, which Q/DQ cannot express")
-        elif (quantize_family(node) or dequantize_family(node)) not in (None, STANDARD):
-            self._convert(edit, node)
-
-    def _convert(self, edit: GraphEdit, node: ir.Node) -> None:
-        params, notes, opset = params_of(node), edit.notes, edit.opset
+            return _split_fix_neuron(edit, node, None)
+        if is_block_format(node):
+            return f"{node.op_type} has an exponent for each block, which Q/DQ cannot express"
+        if _family(node) in (None, STANDARD):
+            return None
+        params, old = params_of(node), OperatorName.of(node)
         if params is None:
-            notes.decline(node, _NOT_CONSTANT)
-            return
+            return _NOT_CONSTANT
         if params.dtype.name in _HALF:
-            _to_cast(node, params, notes)
-            return
-        old, family = OperatorName.of(node), native_family(params.dtype.name, opset, quantizes=_quantizes(node))
+            return _to_cast(edit, node, params)
+        family = _native(node, params, edit.opset)
         if family is None:
-            notes.decline(node, f"QuantizeLinear and DequantizeLinear of opset {opset} do not hold {params.dtype.name}")
-        elif not params.per_tensor and opset < _PER_AXIS_OPSET:
-            notes.decline(node, f"a scale for each channel needs opset 13 or newer, and the model has {opset}")
-        elif family.domain != node.domain:
-            retarget(edit.graph, node, family, params, edit.names)
-            notes.changed(node, f"{old} became {node.op_type}" + (f" of {family.domain}" if family.domain else ""))
+            return f"QuantizeLinear and DequantizeLinear of opset {edit.opset} do not hold {params.dtype.name}"
+        if not params.per_tensor and edit.opset < _PER_AXIS_OPSET:
+            return f"a scale for each channel needs opset 13 or newer, and the model has {edit.opset}"
+        if family.domain == node.domain:
+            return None
+        retarget(edit.graph, node, family, params, edit.names)
+        where = f" of {family.domain}" if family.domain else ""
+        return edit.changed(node, f"{old} became {node.op_type}{where}")
+
+
+def _to_cast(edit: GraphEdit, node: ir.Node, params: LinearParams) -> str | None:
+    """Make a Cast of a Q or DQ through a half type that has neither scale nor zero point."""
+    if (params.scale != 1).any() or np.asarray(params.zero_point, np.float32).any():
+        return f"{params.dtype.name} with a scale or zero point is not a Cast, and Q/DQ do not hold it"
+    target = ir.DataType.from_numpy(params.dtype if quantize_family(node) else params.scale.dtype)
+    old = OperatorName.of(node)
+    cut_inputs(node, 1)
+    node.op_type, node.domain, node.overload = "Cast", "", ""
+    node.attributes.clear()
+    node.attributes["to"] = ir.AttrInt64("to", int(target))
+    return edit.changed(node, f"{old} became Cast to {target}")
+
+
+def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: Family | None) -> str | None:
+    """Replace a FixNeuron by a pair of a family, native without one, and a constant behind it by its codes."""
+    read, source = params_of(node), node.inputs[0]
+    assert read is not None and source is not None
+    params = LinearParams(read.scale.reshape(()), read.zero_point.reshape(()))
+    writer, base = PairWriter(GraphWriter(edit.graph, edit.names), family, own_names=True), str(source.name)
+    parameters, array = writer.parameters(base, params), constant(source)
+    nodes: list[ir.Node] = []
+    if array is None:
+        nodes.append(writer.quantize(base, source, params, parameters))
+        codes = nodes[0].outputs[0]
+    else:
+        codes = add_initializer(edit.graph, edit.names.fresh(f"{base}_quantized"), params.encode(array))
+    nodes.append(writer.dequantize(base, codes, params, parameters))
+    edit.replace(node, nodes, like=source)
+    return edit.changed(node, f"FixNeuron became {(family or STANDARD).quantize} and {(family or STANDARD).dequantize}")
 
 
 @dataclass(frozen=True)
@@ -134,30 +169,33 @@ class ToFixNeuron(NodeStep):
 
     nothing: ClassVar[str] = "it has no Q/DQ pair of 8 or 16 bits with one scale."
 
-    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         read = dequantized(node)
+        params = None if read is None else read.params
         if read is None:
-            return
-        reason = _NOT_CONSTANT if read.params is None else _why_not_fix_neuron(read.params)
-        if reason is not None or read.params is None:
-            edit.notes.decline(node, str(reason))
-            return
+            return None
+        if params is None:
+            return _NOT_CONSTANT
+        if params.dtype.name not in ("int8", "uint8", "int16", "uint16"):
+            return f"FixNeuron has no codes of type {params.dtype.name}"
+        if not params.per_tensor:
+            return "FixNeuron has one scale, not one for each channel"
+        bits = 8 * params.dtype.itemsize
+        half = 0 if params.dtype.kind == "i" else 1 << (bits - 1)
+        zero_point = int(params.zero_point.reshape(-1)[0]) - half
+        if abs(zero_point) > code_range(np.dtype(np.int8))[1]:
+            return "its zero point does not fit int8"
         if read.stored is not None:
             name = edit.original_name(str(read.codes.name))
-            source = add_initializer(edit.graph, name, read.params.decode(read.stored))
+            source = add_initializer(edit.graph, name, params.decode(read.stored))
         elif read.source is not None and read.only_rounds:
             source = read.source
         else:
-            edit.notes.decline(node, "its codes do not come from a QuantizeLinear with the same parameters")
-            return
-        params = LinearParams(read.params.scale.reshape(()), np.array(_signed_zero_point(read.params), np.int8))
-        writer = FixNeuronWriter(GraphWriter(edit.graph, edit.names))
-        fused = writer.node(str(source.name), source, params, 8 * read.params.dtype.itemsize)
-        result = fused.outputs[0]
-        result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
-        edit.graph.insert_before(node, [fused])
-        edit.substitute(node, result)
-        edit.notes.changed(node, "became FixNeuron")
+            return "its codes do not come from a QuantizeLinear with the same parameters"
+        signed = LinearParams(params.scale.reshape(()), np.array(zero_point, np.int8))
+        fused = FixNeuronWriter(GraphWriter(edit.graph, edit.names)).node(str(source.name), source, signed, bits)
+        edit.replace(node, [fused], like=node.outputs[0])
+        return edit.changed(node, "became FixNeuron")
 
     def _clean_up(self, edit: GraphEdit) -> None:
         for node in tuple(edit.graph):
@@ -213,68 +251,11 @@ class OpsetVersion(ConversionStep):
         names = Names(model)
         for graph in tuple(model.graphs()):
             for node in tuple(graph):
-                standard = STANDARD in (quantize_family(node), dequantize_family(node))
-                params = params_of(node) if standard else None
-                if params is None:
-                    continue
-                if native_family(params.dtype.name, self.version, quantizes=_quantizes(node)) is MICROSOFT:
+                params = params_of(node) if _family(node) is STANDARD else None
+                if params is not None and _native(node, params, self.version) is MICROSOFT:
                     retarget(graph, node, MICROSOFT, params, names)
                     notes.changed(node, f"{node.op_type} of {params.dtype.name} moved to com.microsoft")
         settle_domains(model)
-
-
-def _quantizes(node: ir.Node) -> bool:
-    return quantize_family(node) is not None
-
-
-def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: Family | None) -> None:
-    """Replace a FixNeuron by a pair of a family, native without one, and a constant behind it by its codes."""
-    read, source = params_of(node), node.inputs[0]
-    assert read is not None and source is not None
-    params = LinearParams(read.scale.reshape(()), read.zero_point.reshape(()))
-    writer, base = PairWriter(GraphWriter(edit.graph, edit.names), family, own_names=True), str(source.name)
-    parameters, array = writer.parameters(base, params), constant(source)
-    nodes: list[ir.Node] = []
-    if array is None:
-        nodes.append(writer.quantize(base, source, params, parameters))
-        codes = nodes[0].outputs[0]
-    else:
-        codes = add_initializer(edit.graph, edit.names.fresh(f"{base}_quantized"), params.encode(array))
-    nodes.append(writer.dequantize(base, codes, params, parameters))
-    result = nodes[-1].outputs[0]
-    result.type, result.shape = source.type, source.shape
-    edit.graph.insert_before(node, nodes)
-    edit.substitute(node, result)
-    edit.notes.changed(node, f"FixNeuron became {(family or STANDARD).quantize} and {(family or STANDARD).dequantize}")
-
-
-def _to_cast(node: ir.Node, params: LinearParams, notes: ConversionNotes) -> None:
-    """Make a Cast of a Q or DQ through a half type that has neither scale nor zero point."""
-    if (params.scale != 1).any() or np.asarray(params.zero_point, np.float32).any():
-        notes.decline(node, f"{params.dtype.name} with a scale or zero point is not a Cast, and Q/DQ do not hold it")
-        return
-    target = ir.DataType.from_numpy(params.dtype if _quantizes(node) else params.scale.dtype)
-    old = OperatorName.of(node)
-    cut_inputs(node, 1)
-    node.op_type, node.domain, node.overload = "Cast", "", ""
-    node.attributes.clear()
-    node.attributes["to"] = ir.AttrInt64("to", int(target))
-    notes.changed(node, f"{old} became Cast to {target}")
-
-
-def _why_not_fix_neuron(params: LinearParams) -> str | None:
-    if params.dtype.name not in ("int8", "uint8", "int16", "uint16"):
-        return f"FixNeuron has no codes of type {params.dtype.name}"
-    if not params.per_tensor:
-        return "FixNeuron has one scale, not one for each channel"
-    fits = abs(_signed_zero_point(params)) <= code_range(np.dtype(np.int8))[1]
-    return None if fits else "its zero point does not fit int8"
-
-
-def _signed_zero_point(params: LinearParams) -> int:
-    """Return the zero point of the same numbers in signed codes."""
-    half = 1 << (8 * params.dtype.itemsize - 1)
-    return int(params.zero_point.reshape(-1)[0]) - (0 if params.dtype.kind == "i" else half)
 
 
 @dataclass(frozen=True)
@@ -283,83 +264,71 @@ class ToFloat(NodeStep):
 
     nothing: ClassVar[str] = "it is not quantized (no Q/DQ, FixNeuron, block format or bfloat16 Cast pair)."
 
-    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         read = dequantized(node)
         if read is not None:
-            self._dequantize(edit, node, read)
-        elif is_fix_neuron(node) or is_block_format(node):
-            source = node.inputs[0]
-            if source is not None:
-                rounded = None if constant(source) is None else _evaluate(edit.model, node)
-                _take_out(edit, node, source, rounded, f"{node.op_type} removed")
-        elif casts_to(node, ir.DataType.FLOAT):
-            self._cast(edit, node)
-        elif computes_on_codes(node):
-            edit.notes.decline(node, f"{node.op_type} computes on codes; only Q/DQ models can be converted")
+            return self._dequantize(edit, node, read)
+        source = node.inputs[0] if node.inputs else None
+        if source is not None and (is_fix_neuron(node) or is_block_format(node)):
+            rounded = None if constant(source) is None else _evaluate(edit.model, node)
+            return _take_out(edit, node, source, rounded, f"{node.op_type} removed")
+        if source is not None and casts_to(node, ir.DataType.FLOAT):
+            return self._cast(edit, node, source)
+        return (
+            f"{node.op_type} computes on codes; only Q/DQ models can be converted" if computes_on_codes(node) else None
+        )
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove what nothing reads any more; a QuantizeLinear whose codes something else reads stays."""
         for node in tuple(edit.graph):
-            quantizes = quantize_family(node) is not None
-            if (quantizes or casts_to(node, _BFLOAT16)) and is_unused(node.outputs[0]):
+            quantizes, codes = quantize_family(node) is not None, node.outputs[0]
+            if (quantizes or casts_to(node, _BFLOAT16)) and is_unused(codes):
                 edit.remove(node)
             elif quantizes:
-                edit.notes.decline(node, f"its codes are read by {_readers(node.outputs[0])}")
+                edit.notes.decline(node, f"its codes are read by {', '.join(readers_of(codes))}")
 
-    def _dequantize(self, edit: GraphEdit, node: ir.Node, read: Dequantized) -> None:
-        params, notes = read.params, edit.notes
+    def _dequantize(self, edit: GraphEdit, node: ir.Node, read: Dequantized) -> str | None:
+        params = read.params
         if params is None:
-            notes.decline(node, "its scale or zero point is not constant")
-        elif read.stored is not None:
-            _store(edit, node, str(read.codes.name), params.decode(read.stored))
-        elif read.quantize is None:
+            return _NOT_CONSTANT
+        if read.stored is not None:
+            return _store(edit, node, str(read.codes.name), params.decode(read.stored))
+        if read.quantize is None:
             producer = read.codes.producer()
-            kind = "are a graph input" if producer is None else f"are computed by {producer.op_type}"
-            notes.decline(node, f"its codes {kind}")
-        elif read.source is None or not read.only_rounds:
-            notes.decline(node, f"it and '{read.quantize.name}' have different scales or zero points: they rescale")
-        else:
-            array = constant(read.source)
-            rounded = None if array is None else params.decode(params.encode(array))
-            _take_out(edit, node, read.source, rounded, "Q/DQ pair removed")
+            return f"its codes are {'a graph input' if producer is None else f'computed by {producer.op_type}'}"
+        if read.source is None or not read.only_rounds:
+            return f"it and '{read.quantize.name}' have different scales or zero points: they rescale"
+        array = constant(read.source)
+        rounded = None if array is None else params.decode(params.encode(array))
+        return _take_out(edit, node, read.source, rounded, "Q/DQ pair removed")
 
-    def _cast(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _cast(self, edit: GraphEdit, node: ir.Node, inner: ir.Value) -> str | None:
         """Take out a Cast to float: of a bfloat16 constant, or the second of a pair."""
-        inner = node.inputs[0]
-        array = constant(inner)
-        if inner is not None and array is not None and array.dtype == _BFLOAT16.numpy():
-            _store(edit, node, str(inner.name), array.astype(np.float32))
-            return
-        first = None if inner is None else inner.producer()
-        if first is None or not casts_to(first, _BFLOAT16) or first.inputs[0] is None:
-            return
-        source = first.inputs[0]
+        array, first = constant(inner), inner.producer()
+        if array is not None and array.dtype == _BFLOAT16.numpy():
+            return _store(edit, node, str(inner.name), array.astype(np.float32))
+        source = first.inputs[0] if first is not None and casts_to(first, _BFLOAT16) else None
+        if source is None:
+            return None
         if source.dtype != ir.DataType.FLOAT:
-            edit.notes.decline(node, f"'{source.name}' is not known to be float32")
-            return
+            return f"'{source.name}' is not known to be float32"
         array = constant(source)
         rounded = None if array is None else array.astype(_BFLOAT16.numpy()).astype(np.float32)
-        _take_out(edit, node, source, rounded, "Cast pair removed")
+        return _take_out(edit, node, source, rounded, "Cast pair removed")
 
 
-def _take_out(edit: GraphEdit, node: ir.Node, source: ir.Value, rounded: Array | None, how: str) -> None:
+def _take_out(edit: GraphEdit, node: ir.Node, source: ir.Value, rounded: Array | None, how: str) -> str | None:
     """Let readers of a rounded value read its source, or what that was rounded to if it is constant."""
     if rounded is not None:
-        _store(edit, node, str(source.name), rounded)
-        return
+        return _store(edit, node, str(source.name), rounded)
     edit.substitute(node, source)
-    edit.notes.changed(str(source.name), f"no longer rounded ({how})")
+    return edit.changed(str(source.name), f"no longer rounded ({how})")
 
 
-def _store(edit: GraphEdit, node: ir.Node, name: str, array: Array) -> None:
+def _store(edit: GraphEdit, node: ir.Node, name: str, array: Array) -> str | None:
     value = add_initializer(edit.graph, edit.original_name(name), array)
     edit.substitute(node, value)
-    edit.notes.changed(name, f"constant stored as {value.dtype}")
-
-
-def _readers(value: ir.Value) -> str:
-    kinds = {use.node.op_type for use in value.uses()} | ({"a graph output"} if value.is_graph_output() else set())
-    return ", ".join(sorted(kinds))
+    return edit.changed(name, f"constant stored as {value.dtype}")
 
 
 def _evaluate(model: ir.Model, node: ir.Node) -> Array:
@@ -392,7 +361,7 @@ class WithoutQdqBetween(NodeStep):
     pairs: str = ""
     nothing: ClassVar[str] = "no Q/DQ stands between such operators."
 
-    def _visit(self, edit: GraphEdit, node: ir.Node) -> None:
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         pairs = set(_parse_pairs(self.pairs))
         for index, value in enumerate(node.inputs):
             source = _unrounded(value)
@@ -401,12 +370,12 @@ class WithoutQdqBetween(NodeStep):
                 continue
             node.replace_input_with(index, source)
             edit.notes.changed(source, f"not rounded between {producer.op_type} and {node.op_type}")
+        return None
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove rounding that nothing reads any more."""
         for node in reversed(tuple(edit.graph)):
-            rounds = quantize_family(node) or dequantize_family(node) or is_fix_neuron(node)
-            if rounds and is_unused(node.outputs[0]):
+            if (_family(node) or is_fix_neuron(node)) and is_unused(node.outputs[0]):
                 edit.remove(node)
 
 
