@@ -13,11 +13,12 @@ from detent.observe.statistics import Histogram, TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
 from detent.report import documents
 from detent.results.summarized import outlier_ratio, summarise, view_statistics
+from tests.models import count_sample
 
 
 def counted(values):
     statistics = TensorStatistics()
-    statistics.add(np.asarray(values, np.float32))
+    count_sample(statistics, np.asarray(values, np.float32))
     return statistics
 
 
