@@ -20,18 +20,19 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from detent.errors import DataError, DetentError
-from detent.observe.preprocess import InputSpec, Preprocess
+from detent.observe.preprocess import InputSpec
 from detent.observe.samples import (
     Array,
     PendingSample,
+    Source,
     as_array,
     check_feeds,
     check_names,
@@ -44,104 +45,109 @@ SUSPICIOUS = 10_000
 """Items of a stream of unknown length after which it may well have no end."""
 
 
-class StreamSource:
-    """Samples from a stream. See `Source` for the attributes.
+@dataclass
+class StreamSource(Source):
+    """Samples from a stream. Nobody knows what comes before it is read, so there is no fingerprint.
 
     `start` begins a pass and is called once for each. `noun` is what messages call the stream: "iterable", "reader".
     """
 
-    random = False
-    preprocess: Preprocess | None = None
-    note = ""
-    fingerprint: str | None = None  # what comes is not known before it is read, nor whether it will come again
+    start: Callable[[], Iterator[Any]]
+    inputs: Sequence[InputSpec]
+    _: KW_ONLY
+    noun: str
+    repeatable: bool
+    total: int | None
+    limit: int | None
+    reserve: int
+    may_be_empty: bool = False
 
-    def __init__(
-        self,
-        start: Callable[[], Iterator[Any]],
-        inputs: Sequence[InputSpec],
-        *,
-        noun: str,
-        repeatable: bool,
-        total: int | None,
-        limit: int | None,
-        reserve: int,
-        may_be_empty: bool = False,
-    ) -> None:
-        self.repeatable = repeatable
-        self._start = start
-        self._inputs = tuple(inputs)
-        self._noun = noun
-        self._total = total
-        self._limit = limit
-        self._reserve = reserve
-        self._may_be_empty = may_be_empty
+    def __post_init__(self) -> None:
         self._started = False
-        if total == 0:
+        self._peeked: Iterator[PendingSample] | None = None
+        if self.total == 0:
             raise self._empty()
 
     @property
     def length(self) -> int | None:
         """The most items that a pass takes, those held out included, if the stream says how long it is."""
-        most = None if self._limit is None else self._limit + self._reserve
-        return self._total if most is None or self._total is None else min(most, self._total)
+        most = None if self.limit is None else self.limit + self.reserve
+        return self.total if most is None or self.total is None else min(most, self.total)
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        if self._limit is not None:
-            held = f", then up to {self._reserve} held out" if self._reserve else ""
-            count = f"up to {self._limit} samples"
+        if self.limit is not None:
+            held = f", then up to {self.reserve} held out" if self.reserve else ""
+            count = f"up to {self.limit} samples"
         else:
-            held = f", every 8th held out up to {self._reserve}" if self._reserve else ""
-            count = "all items" if self._total is None else f"{self._total} items"
-        return f"{count} from the {self._noun}{held}"
+            held = f", every 8th held out up to {self.reserve}" if self.reserve else ""
+            count = "all items" if self.total is None else f"{self.total} items"
+        return f"{count} from the {self.noun}{held}"
 
     def __iter__(self) -> Iterator[PendingSample]:
+        if self._peeked is not None:
+            samples, self._peeked = self._peeked, None
+            return samples
         if self._started and not self.repeatable:
             raise DataError(
-                f"The {self._noun} can be read only once, and it has been. Give a list, or an object that can be "
+                f"The {self.noun} can be read only once, and it has been. Give a list, or an object that can be "
                 "iterated again, or a reader with rewind()."
             )
         self._started = True
         return self._pass()
 
+    def peek(self, count: int) -> list[PendingSample]:
+        """Return the first samples. What can be read only once is kept, for the one pass."""
+        if self.repeatable:
+            return super().peek(count)
+        samples = iter(self)
+        chosen: list[PendingSample] = []
+        read: list[PendingSample] = []
+        while len(chosen) < count and (pending := next(samples, None)) is not None:
+            read.append(pending)
+            if not pending.held_out:
+                chosen.append(pending)
+        self._peeked = chain(read, samples)
+        return chosen
+
     def _pass(self) -> Iterator[PendingSample]:
         items: Iterator[Any] | None = None
         index = taken = held = 0
-        while self._limit is None or taken < self._limit or held < self._reserve:
-            origin = f"item {index} of the {self._noun}"
+        while self.limit is None or taken < self.limit or held < self.reserve:
+            origin = f"item {index} of the {self.noun}"
             try:
                 if items is None:
-                    items = self._start()
-                arrays = _own(next(items), self._inputs, origin)
+                    items = self.start()
+                arrays = _own(next(items), self.inputs, origin)
             except StopIteration:
                 break
             except DetentError:
                 raise
             except Exception as error:  # the user's own code runs here and may raise anything
                 raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
-            size = _rows(arrays, self._inputs)
-            if index == SUSPICIOUS and self._limit is None and self._total is None:
+            size = _rows(arrays, self.inputs)
+            if index == SUSPICIOUS and self.limit is None and self.total is None:
                 warnings.warn(
-                    f"The {self._noun} has given {SUSPICIOUS:,} items so far. If it repeats for ever, so does "
+                    f"The {self.noun} has given {SUSPICIOUS:,} items so far. If it repeats for ever, so does "
                     "calibration: interrupt it and give a limit.",
                     stacklevel=2,
                 )
-            held_out = stream_holds_out(index, taken, held, limit=self._limit, reserve=self._reserve)
+            held_out = stream_holds_out(index, taken, held, limit=self.limit, reserve=self.reserve)
             if held_out:
                 held += size
             else:
-                if self._limit is not None and taken + size > self._limit and self._inputs[0].shape[0] is None:
-                    size = self._limit - taken
+                if self.limit is not None and taken + size > self.limit and self.inputs[0].shape[0] is None:
+                    size = self.limit - taken
                     arrays = {name: array[:size] for name, array in arrays.items()}
                 taken += size
-            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self._inputs, origin), size)
+            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self.inputs, origin), size)
             index += 1
-        if index == 0 and not self._may_be_empty:
+        if index == 0 and not self.may_be_empty:
             raise self._empty()
 
     def _empty(self) -> DataError:
-        return DataError(f"The {self._noun} has no items: there is nothing to calibrate with.")
+        return DataError(f"The {self.noun} has no items: there is nothing to calibrate with.")
 
 
 def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
@@ -206,27 +212,21 @@ def is_shard_reader(data: object) -> bool:
     return callable(shard) and list(inspect.signature(shard).parameters) == ["index", "count"]
 
 
-class ShardedSource:
-    """The samples of a shard reader. See `Source` for the attributes."""
+@dataclass(frozen=True)
+class ShardedSource(Source):
+    """The samples of a shard reader. Nobody knows what it will read, so there is neither length nor fingerprint."""
 
-    random = False
-    repeatable = True
-    length: int | None = None
-    preprocess: Preprocess | None = None
-    note = ""
-    fingerprint: str | None = None  # nobody knows what the reader will read
-
-    def __init__(self, reader: ShardReader, inputs: Sequence[InputSpec], *, limit: int | None, reserve: int) -> None:
-        self._reader = reader
-        self._inputs = tuple(inputs)
-        self._limit = limit
-        self._reserve = reserve
+    reader: ShardReader
+    inputs: Sequence[InputSpec]
+    _: KW_ONLY
+    limit: int | None
+    reserve: int
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        count = "all samples" if self._limit is None else f"up to {self._limit} samples"
-        return f"{count} from the shards of a {type(self._reader).__name__}"
+        count = "all samples" if self.limit is None else f"up to {self.limit} samples"
+        return f"{count} from the shards of a {type(self.reader).__name__}"
 
     def __iter__(self) -> Iterator[PendingSample]:
         empty = True
@@ -235,18 +235,18 @@ class ShardedSource:
                 empty = False
                 yield pending
         if empty:
-            raise DataError(f"None of the {SHARDS} shards of the {type(self._reader).__name__} has a sample.")
+            raise DataError(f"None of the {SHARDS} shards of the {type(self.reader).__name__} has a sample.")
 
     def shard(self, index: int) -> Iterator[PendingSample]:
         """Return the samples of one shard, numbered so that no two shards share a number."""
         stream = StreamSource(
-            partial(self._start, index),
-            self._inputs,
+            lambda: iter(self.reader.shard(index=index, count=SHARDS)),
+            self.inputs,
             noun=f"reader's shard {index}",
             repeatable=False,
             total=None,
-            limit=None if self._limit is None else share(self._limit, index),
-            reserve=share(self._reserve, index),
+            limit=None if self.limit is None else share(self.limit, index),
+            reserve=share(self.reserve, index),
             may_be_empty=True,
         )
         return (replace(pending, index=pending.index * SHARDS + index) for pending in stream)
@@ -262,12 +262,9 @@ class ShardedSource:
             if number not in found:
                 raise DataError(
                     f"Item {number // SHARDS} of the reader's shard {number % SHARDS} is there no more: the "
-                    f"{type(self._reader).__name__} must give the same samples each time."
+                    f"{type(self.reader).__name__} must give the same samples each time."
                 )
             yield found[number]
-
-    def _start(self, index: int) -> Iterator[Any]:
-        return iter(self._reader.shard(index=index, count=SHARDS))
 
 
 def share(total: int, index: int) -> int:
