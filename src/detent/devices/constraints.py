@@ -208,7 +208,7 @@ def _write(node: ir.Node, plan: Plan, low: int, high: int, rule: str) -> bool:
 
 
 def _is_swish(node: ir.Node) -> bool:
-    """Whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
+    """Return whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
     return any(
         consumer.op_type == "HardSigmoid"
         for value in node.inputs

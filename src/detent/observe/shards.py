@@ -67,7 +67,7 @@ class Work(Protocol):
         """The data that shards are of."""
 
     def begin(self, model: ir.Model) -> DoShard:
-        """In a worker: return what does a shard, and is called for one after another, in any number of threads."""
+        """Return, in a worker, what does a shard; it is called for one after another, in any number of threads."""
 
 
 DoShard = Callable[[Shard], Any]
@@ -127,7 +127,7 @@ def divide(source: Divisible, workers: int) -> tuple[list[Shard], list[PendingSa
 
 
 def divide_samples(source: Divisible, samples: Sequence[PendingSample], workers: int) -> list[Shard]:
-    """Shards of some samples of a source, in the order of the samples; several to a worker."""
+    """Return shards of some samples of a source, in the order of the samples; several to a worker."""
     rows = {} if isinstance(source, ShardedSource) else {at: group for at, (group, _) in enumerate(source.groups())}
     shards = []
     for number, run in enumerate(_runs(samples, workers)):
@@ -298,7 +298,7 @@ class Counting:
 
 
 def compress(statistics: Statistics) -> bytes:
-    """Statistics as few bytes, to travel: a site is a few kilobytes instead of a hundred and more."""
+    """Return statistics as few bytes, to travel: a site is a few kilobytes instead of a hundred and more."""
     return zlib.compress(pack({}, statistics), FAST)
 
 

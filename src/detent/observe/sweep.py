@@ -305,7 +305,7 @@ class SweepCheckpoint:
 
 
 def _ranges(indices: Collection[int]) -> list[list[int]]:
-    """Indices as first and last of each run."""
+    """Return indices as the first and last of each run."""
     runs = groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0])
     grouped = [[index for _, index in run] for _, run in runs]
     return [[run[0], run[-1]] for run in grouped]

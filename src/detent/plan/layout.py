@@ -84,25 +84,25 @@ class Layout:
     ties: Mapping[str, Rounding] = field(default_factory=dict)
 
     def leader(self, value: str) -> str:
-        """The value whose statistics and position `value` shares; itself where it shares with none."""
+        """Return the value whose statistics and position `value` shares; itself where it shares with none."""
         while value in self.leaders:
             value = self.leaders[value]
         return value
 
     def ties_of(self, value: str) -> Rounding:
-        """How an activation is rounded when it becomes codes."""
+        """Return how an activation is rounded when it becomes codes."""
         return self.ties.get(value, "half_even")
 
     def of_role(self, role: Role) -> Iterator[Site]:
-        """The sites of one role, in graph order."""
+        """Return the sites of one role, in graph order."""
         return (site for site in self.sites.values() if site.role is role)
 
     def input_sites(self, node: ir.Node) -> list[str]:
-        """The sites that feed the node's data inputs, across the fused edges that have none."""
+        """Return the sites that feed the node's data inputs, across the fused edges that have none."""
         return [site for value in data_inputs(node) if (site := self._site_before(value)) is not None]
 
     def output_site(self, node: ir.Node) -> str | None:
-        """The site of the node's result: its output, or that of the activation fused behind it."""
+        """Return the site of the node's result: its output, or that of the activation fused behind it."""
         value = node.outputs[0]
         if value.name in self.sites:
             return value.name
@@ -117,12 +117,12 @@ class Layout:
         return value.name if value.name in self.sites else None
 
     def quantizes(self, node: ir.Node) -> bool:
-        """Whether `node` is quantized."""
+        """Return whether `node` is quantized."""
         decision = self.decisions.get(str(node.name))
         return decision is not None and decision.quantized
 
     def layer_of(self, node: ir.Node) -> ir.Node:
-        """The node that a user knows as the layer: for an activation function that is fused, the node before it."""
+        """Return the node that a user knows as the layer: for a fused activation function, the node before it."""
         source = node.inputs[0] if node.inputs else None
         producer = source.producer() if source is not None else None
         fused = producer is not None and source is not None and _on_fused_edge(source, self)
@@ -163,7 +163,7 @@ def lay_out(
 
 
 def data_inputs(node: ir.Node) -> list[ir.Value]:
-    """The float inputs of a quantizable node that carry data (no shapes, bounds or bias)."""
+    """Return the float inputs of a quantizable node that carry data (no shapes, bounds or bias)."""
     values = (node.inputs[index] for index in _data_indices(node) if index < len(node.inputs))
     return [value for value in values if value is not None and _is_float(value)]
 
@@ -174,13 +174,13 @@ def _data_indices(node: ir.Node) -> Sequence[int]:
 
 
 def site_inputs(node: ir.Node) -> set[int]:
-    """The indices of a quantizable node's inputs that may be sites: its data and its bias."""
+    """Return the indices of a quantizable node's inputs that may be sites: its data and its bias."""
     bias = operator_of(node).bias
     return {*_data_indices(node), *(() if bias is None else (bias,))}
 
 
 def bias_input(node: ir.Node) -> ir.Value | None:
-    """The bias of a Conv, ConvTranspose or Gemm."""
+    """Return the bias of a Conv, ConvTranspose or Gemm."""
     index = operator_of(node).bias
     return node.inputs[index] if index is not None and index < len(node.inputs) else None
 
@@ -219,7 +219,7 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
 
 
 def _reason_not_dynamic(node: ir.Node) -> str | None:
-    """Why a node cannot be quantized while the model runs."""
+    """Return why a node cannot be quantized while the model runs."""
     if node.op_type not in DYNAMIC_OPERATORS:
         return f"only {', '.join(DYNAMIC_OPERATORS)} have integer operators for scales that are found at run time"
     if not is_constant(node.inputs[1]):
@@ -229,7 +229,7 @@ def _reason_not_dynamic(node: ir.Node) -> str | None:
 
 
 def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
-    """Whether the recipe quantizes nodes of this type."""
+    """Return whether the recipe quantizes nodes of this type."""
     if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type in recipe.more_operators or recipe.all_operators:
@@ -238,7 +238,7 @@ def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
 
 
 def _looks_up(node: ir.Node) -> bool:
-    """Whether a node picks entries of a constant table, as of the embeddings of words: the table is a weight."""
+    """Return whether a node picks entries of a constant table, as of the embeddings of words: the table is a weight."""
     return node.op_type == "Gather" and not is_constant(node.inputs[1])
 
 
@@ -282,7 +282,7 @@ def _site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Iterato
 
 
 def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
-    """Whether `value` only exists inside a fused pair of quantized nodes."""
+    """Return whether `value` only exists inside a fused pair of quantized nodes."""
     producer, consumers = value.producer(), value.consumers()
     if producer is None or len(consumers) != 1 or value.is_graph_output():
         return False

@@ -180,13 +180,13 @@ def _tail(graph: ir.Graph, readers: Readers) -> Sequence[ir.Node]:
 
 
 def is_trained(node: ir.Node) -> bool:
-    """Whether a node, or one in its bodies, holds what training has found."""
+    """Return whether a node, or one in its bodies, holds what training has found."""
     inner = [each for body in bodies_of(node) for each in body.all_nodes()]
     return any(each.op_type in _TRAINED or _has_weights(each) for each in (node, *inner))
 
 
 def _adds_bias(node: ir.Node, trained: set[ir.Node]) -> bool:
-    """Whether a node adds one number for each channel to what a trained layer gives: part of that layer."""
+    """Return whether a node adds one number for each channel to what a trained layer gives: part of that layer."""
     if node.op_type != "Add" or len(node.inputs) != 2:
         return False
     for source, other in (node.inputs, node.inputs[::-1]):
@@ -212,7 +212,7 @@ def _weights(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
 
 
 def _counts(weights: npt.NDArray[np.generic]) -> bool:
-    """Whether weights are 0, 1, 2, ...: they turn shares of distances into the expected distance."""
+    """Return whether weights are 0, 1, 2, ...: they turn shares of distances into the expected distance."""
     return bool(np.array_equal(weights.reshape(-1), np.arange(weights.size)))
 
 
@@ -242,7 +242,7 @@ def _sign(node: ir.Node, bounded: set[ir.Node]) -> str | None:
 
 
 def _picks(node: ir.Node) -> bool:
-    """Whether the indices of a TopK choose among other values; those of a classifier are just returned."""
+    """Return whether the indices of a TopK choose among other values; those of a classifier are just returned."""
     pending = [node.outputs[1]] if len(node.outputs) > 1 else []
     seen: set[ir.Value] = set()
     while pending:
@@ -265,7 +265,7 @@ def _scales_exponents(node: ir.Node) -> bool:
 
 
 def _is_inverse_sigmoid(node: ir.Node) -> bool:
-    """Whether a Log is that of x / (1 - x), each of them maybe kept away from zero."""
+    """Return whether a Log is that of x / (1 - x), each of them maybe kept away from zero."""
     ratio = None if node.inputs[0] is None else node.inputs[0].producer()
     if ratio is None or ratio.op_type != "Div":
         return False
@@ -340,7 +340,7 @@ def _bounded(tail: Sequence[ir.Node]) -> set[ir.Node]:
 
 
 def _is_bounded(node: ir.Node, before: set[ir.Node]) -> bool:
-    """Whether a result is scores, given which nodes before it have such results."""
+    """Return whether a result is scores, given which nodes before it have such results."""
     if node.op_type in _BOUNDED:
         return True
     if node.op_type == "Clip":
