@@ -165,7 +165,7 @@ class _RandomRows:
         return feeds
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        """Return the shapes of a row: with a shared batch axis one of a batch, because rows are stacked; else a feed."""
+        """Return the shapes of a row: a batch of one if rows are stacked along a shared batch axis, else a feed."""
         batched = shares_batch(self.inputs)
         firsts = [1 if batched else spec.shape[0] or 1 if spec.shape else None for spec in self.inputs]
         return [

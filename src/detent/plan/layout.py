@@ -8,6 +8,7 @@ sides of a Reshape or a MaxPool) share one position: they have one *leader*, who
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,7 +16,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from detent.errors import ModelError
-from detent.graph.values import all_finite, constant, is_constant
+from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by
 from detent.numerics.interface import NumberFormat
 from detent.numerics.ties import Rounding
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
@@ -101,6 +102,11 @@ class Layout:
         """Return the sites that feed the node's data inputs, across the fused edges that have none."""
         return [site for value in data_inputs(node) if (site := self._site_before(value)) is not None]
 
+    def sites_around(self, node: ir.Node) -> list[str]:
+        """Return the sites of the node's data inputs, and that of its result."""
+        output = self.output_site(node)
+        return self.input_sites(node) + ([output] if output else [])
+
     def output_site(self, node: ir.Node) -> str | None:
         """Return the site of the node's result: its output, or that of the activation fused behind it."""
         value = node.outputs[0]
@@ -123,9 +129,9 @@ class Layout:
 
     def layer_of(self, node: ir.Node) -> ir.Node:
         """Return the node that a user knows as the layer: for a fused activation function, the node before it."""
-        source = node.inputs[0] if node.inputs else None
-        producer = source.producer() if source is not None else None
-        fused = producer is not None and source is not None and _on_fused_edge(source, self)
+        source = input_at(node, 0)
+        producer = made_by(source)
+        fused = source is not None and producer is not None and _on_fused_edge(source, self)
         return producer if fused and producer is not None else node
 
 
@@ -164,7 +170,7 @@ def lay_out(
 
 def data_inputs(node: ir.Node) -> list[ir.Value]:
     """Return the float inputs of a quantizable node that carry data (no shapes, bounds or bias)."""
-    values = (node.inputs[index] for index in _data_indices(node) if index < len(node.inputs))
+    values = (input_at(node, index) for index in _data_indices(node))
     return [value for value in values if value is not None and _is_float(value)]
 
 
@@ -182,7 +188,7 @@ def site_inputs(node: ir.Node) -> set[int]:
 def bias_input(node: ir.Node) -> ir.Value | None:
     """Return the bias of a Conv, ConvTranspose or Gemm."""
     index = operator_of(node).bias
-    return node.inputs[index] if index is not None and index < len(node.inputs) else None
+    return None if index is None else input_at(node, index)
 
 
 def _is_float(value: ir.Value) -> bool:
@@ -190,9 +196,7 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
-    if any(
-        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
-    ):
+    if bodies_of(node):
         return "control flow: the graphs inside stay float"
     if node.op_type == "Identity":
         return "rounds nothing; between two formats it stands for the conversion"
@@ -294,10 +298,6 @@ def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
 
 
 def _nothing_to_quantize(decisions: Mapping[str, Decision]) -> str:
-    reasons: dict[str, int] = {}
-    for decision in decisions.values():
-        reasons[decision.reason] = reasons.get(decision.reason, 0) + 1
-    listed = "; ".join(
-        f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4]
-    )
+    reasons = Counter(decision.reason for decision in decisions.values())
+    listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(4))
     return f"The model has no node to quantize ({listed or 'it is empty'})."

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import bodies_of, constant, constant_scalar, read_values
+from detent.graph.values import bodies_of, constant, constant_scalar, made_by, read_values
 
 _PRODUCTS = (
     *("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "FusedConv", "FusedGemm", "FusedMatMul"),
@@ -205,7 +205,7 @@ def _has_weights(node: ir.Node) -> bool:
 
 def _weights(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
     """Return a constant, be it behind a DequantizeLinear."""
-    node = None if value is None else value.producer()
+    node = made_by(value)
     if node is not None and node.op_type == "DequantizeLinear":
         value = node.inputs[0]
     return constant(value)
@@ -257,7 +257,7 @@ def _picks(node: ir.Node) -> bool:
 
 
 def _scales_exponents(node: ir.Node) -> bool:
-    makers = [None if value is None else value.producer() for value in node.inputs]
+    makers = [made_by(value) for value in node.inputs]
     factors = [array for value in node.inputs if (array := constant(value)) is not None]
     return any(maker is not None and maker.op_type == "Exp" for maker in makers) and any(
         array.size > 1 for array in factors
@@ -266,21 +266,21 @@ def _scales_exponents(node: ir.Node) -> bool:
 
 def _is_inverse_sigmoid(node: ir.Node) -> bool:
     """Return whether a Log is that of x / (1 - x), each of them maybe kept away from zero."""
-    ratio = None if node.inputs[0] is None else node.inputs[0].producer()
-    if ratio is None or ratio.op_type != "Div":
+    ratio = made_by(node.inputs[0], "Div")
+    if ratio is None:
         return False
     below = _before(ratio.inputs[1], ("Clip", "Max", "Add"))
     return below is not None and below.op_type == "Sub" and constant_scalar(below, 0) == 1.0
 
 
 def _compares_peaks(node: ir.Node) -> bool:
-    makers = [None if value is None else value.producer() for value in node.inputs]
+    makers = [made_by(value) for value in node.inputs]
     return any(maker is not None and maker.op_type == "MaxPool" and maker.inputs[0] in node.inputs for maker in makers)
 
 
 def _before(value: ir.Value | None, passed: Sequence[str]) -> ir.Node | None:
     """Return the node that computes a value, looking through nodes of these types."""
-    node = None if value is None else value.producer()
+    node = made_by(value)
     while node is not None and node.op_type in passed and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node
@@ -302,12 +302,12 @@ def _unscaled(value: ir.Value | None) -> object:
     Exporters compute w/2 once for each corner, and take w out of the boxes again and again, so that equal values are
     different objects. They are known by what they are computed from.
     """
-    node = None if value is None else value.producer()
+    node = made_by(value)
     if node is not None and node.op_type in ("Mul", "Div") and constant_scalar(node, 1) is not None:
         value = node.inputs[0]
     elif node is not None and node.op_type == "Mul" and constant_scalar(node, 0) is not None:
         value = node.inputs[1]
-    node = None if value is None else value.producer()
+    node = made_by(value)
     if value is None or node is None or node.op_type not in _PARTS:
         return None if constant(value) is not None else value
     which = [None if (array := constant(each)) is None else array.tobytes() for each in node.inputs[1:]]
@@ -345,7 +345,7 @@ def _is_bounded(node: ir.Node, before: set[ir.Node]) -> bool:
         return True
     if node.op_type == "Clip":
         return constant_scalar(node, 1) == 0.0 and constant_scalar(node, 2) == 1.0
-    operands = [None if value is None else value.producer() for value in node.inputs]
+    operands = [made_by(value) for value in node.inputs]
     if node.op_type in ("Concat", "Mul", "Sqrt", "Pow"):  # objectness times class; its root
         return bool(operands) and all(operand in before for operand in operands)
     return node.op_type in _SHAPING and operands[0] in before
