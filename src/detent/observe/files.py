@@ -43,6 +43,10 @@ class Rows(Protocol):
     def place(self) -> str:
         """Where they come from: "from calib/"."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether they are arrays of this process, which no other can read."""
+
     def __len__(self) -> int: ...
 
     def origin(self, row: int) -> str:
@@ -71,9 +75,9 @@ class Part:
 class PartRows:
     """The rows of several parts, one after the other."""
 
-    def __init__(self, parts: Sequence[Part], place: str) -> None:
+    def __init__(self, parts: Sequence[Part], place: str, *, in_memory: bool = False) -> None:
         self.noun = "samples"
-        self.place = place
+        self.place, self.in_memory = place, in_memory
         self._parts = tuple(parts)
         self._ends = tuple(accumulate(1 if part.count is None else part.count for part in parts))
 
@@ -111,6 +115,7 @@ class _ImageRows:
     recipe: Preprocess
     place: str
     noun: str = "images"
+    in_memory: bool = False
 
     def __len__(self) -> int:
         return len(self.names)
@@ -144,6 +149,7 @@ class _RandomRows:
     seed: int
     count: int
     noun: str = "samples"
+    in_memory: bool = False
 
     @property
     def place(self) -> str:
@@ -205,7 +211,8 @@ def array_rows(data: object, inputs: Sequence[InputSpec]) -> Rows:
     for spec in inputs:
         check_dtype(arrays[spec.name].dtype, spec, f"the {origin}: input '{spec.name}'")
     count = count_rows({name: array.shape for name, array in arrays.items()}, inputs, f"the {origin}")
-    return PartRows([Part(origin, count, partial(take_row, arrays), partial(_add_arrays, arrays))], place)
+    part = Part(origin, count, partial(take_row, arrays), partial(_add_arrays, arrays))
+    return PartRows([part], place, in_memory=True)
 
 
 def _add_arrays(arrays: Mapping[str, Array], digest: Digest) -> None:
