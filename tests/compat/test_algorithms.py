@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, GPTQConfig, refinement_of
+from detent.compat.configs import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
 from detent.compat.option_rules import Request
-from detent.compat.preset_configs import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
 from detent.compat.table import apply_options
 from detent.errors import UsageError
 from detent.recipe.file import find_recipe

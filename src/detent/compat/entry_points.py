@@ -297,11 +297,10 @@ def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """Return the given data; without any random numbers, in the ranges that were asked for."""
     if data is not None and not request.always_random:
         return data
-    asked = request.random
-    if asked.shapes is None and asked.ranges is None:
+    if request.random_shapes is None and request.random_ranges is None:
         return None  # detent.quantize makes random numbers itself, and warns
     warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
-    return RandomDataReader(model, asked.shapes, asked.ranges)
+    return RandomDataReader(model, request.random_shapes, request.random_ranges)
 
 
 def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:

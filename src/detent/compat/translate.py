@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
-from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
+from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.data_types import TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
 from detent.compat.enums import (
     CalibMethod,
@@ -43,7 +43,6 @@ from detent.compat.enums import (
     VitisQuantFormat,
 )
 from detent.compat.option_rules import Request
-from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.table import apply_options
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
