@@ -50,7 +50,7 @@ SAME_SCORE = 1e-3
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25
 LARGEST_SCORE = 80.0
-"""How far the top score of a trained classifier is above the median: 10 to 40. Of more, Softmax makes all or nothing."""
+"""How far the top score of a trained classifier is above the median: 10 to 40. Of more, Softmax makes 0 or 1."""
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]

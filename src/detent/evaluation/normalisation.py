@@ -9,7 +9,7 @@ answers them too. Of each answer, with z the scores of all classes:
     confidence   log of the top probability
 
 Both are compared sample by sample: t is the mean of the differences in units of its standard error. Pixels of a larger
-span have to be better in both, of a smaller span in sharpness. The first few samples choose the most likely rival, which
+span have to be better in both, of a smaller span in sharpness. The first few samples choose the most likely rival; it
 then gets more of them, until it is certain or ruled out.
 
 Two findings need no t: the samples are told apart much better (see data_check.py); or two other ways agree on the

@@ -18,11 +18,10 @@ from detent.errors import DataError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data
 from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
-from detent.observe.calibration_checkpoint import Checkpoint
 from detent.observe.executors import sweep_on
 from detent.observe.samples import PendingSample, Source
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
-from detent.observe.sweep import Observation, look, recall, sweep
+from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.pipeline.rescaling import Rescaling, rescale
