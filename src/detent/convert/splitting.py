@@ -352,7 +352,7 @@ class Pipeline:
 
 
 def continues(body: PartLike, tail: PartLike) -> bool:
-    """Whether the outputs of one model are among the inputs of the other."""
+    """Return whether one model reads only what the other gives or takes."""
     first, second = (read(each if isinstance(each, onnx.ModelProto) else Path(each)).graph for each in (body, tail))
     taken = {value.name for value in first.inputs}
     made = {value.name for value in first.outputs}
