@@ -389,8 +389,7 @@ def _check_same(made: ir.Value, taken: ir.Value, where: str) -> None:
 
 def _rename_apart(body: ir.Graph, tail: ir.Graph) -> None:
     """Rename what has the same name in both parts, but for the tensors between them and the inputs."""
-    theirs = {str(value.name) for value in values_of(tail) if value.name} | {str(node.name) for node in tail}
-    ours = {str(value.name) for value in values_of(body) if value.name} | {str(node.name) for node in body}
+    ours, theirs = ({str(each.name) for each in (*values_of(graph), *graph) if each.name} for graph in (body, tail))
     used, fixed = theirs | ours, {value.name for value in (*tail.inputs, *tail.outputs)}
 
     def fresh(name: str) -> str:
