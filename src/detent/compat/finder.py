@@ -1,7 +1,7 @@
 """Serve the modules of `tool_names`: always below `detent.compat`, and under their own names while a script runs.
 
 `detent.compat.quark.onnx` can be imported at any time. While `other_tools` is open, `quark.onnx` is that very module
-under another name in `sys.modules`. Installed packages of these names are set aside meanwhile and put back afterwards;
+under another name in `sys.modules`. Installed packages of these names are set aside and put back afterwards;
 the rest of onnxruntime is untouched.
 """
 
@@ -63,7 +63,7 @@ def counterpart(name: str) -> ModuleType:
     """Return our module for one of theirs; ModuleNotFoundError names what exists instead."""
     ours = _moved(name, ROOTS)
     if ours is None:
-        raise ModuleNotFoundError(f"{name} is none of {', '.join(ROOTS)}.")
+        raise ModuleNotFoundError(f"{name} is not in {', '.join(ROOTS)}.")
     if _exists(name):
         return importlib.import_module(ours)
     package, _, wanted = name.rpartition(".")

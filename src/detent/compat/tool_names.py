@@ -3,7 +3,7 @@
     module of theirs -> module of ours (below detent.compat) -> names, with spaces between them
 
 `finder` serves these modules. `new=old` is a name of theirs for another one of ours. To add a name that exists, put
-it into its row; to add one that cannot be had, put it into `UNSUPPORTED`, and scripts that use it are told what to do.
+it into its row; to refuse one, put it into `UNSUPPORTED` with what to do instead.
 Older versions of the tools keep the same names in other modules: these are rows, too.
 """
 
