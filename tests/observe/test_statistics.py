@@ -1,4 +1,4 @@
-"""A bank counts what one histogram for each tensor would count, sample after sample."""
+"""Histograms are exact in any order and merge exactly; a bank counts what one for each tensor would count."""
 
 from __future__ import annotations
 
