@@ -42,8 +42,9 @@ from detent.compat.enums import (
     ScaleType,
     VitisQuantFormat,
 )
+from detent.compat.option_rows import apply_rows, refused
 from detent.compat.option_rules import Request
-from detent.compat.table import apply_options
+from detent.compat.table import OPTIONS, apply_options
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
@@ -76,11 +77,15 @@ _FORMATS: dict[Any, OutputFormat] = {
     VitisQuantFormat.BFPFixNeuron: "extended-qdq",
     VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
-_REFUSED_FIELDS = {
-    "reduce_range": "7-bit weights are for old CPUs. Delete it; sessions can be told to be exact instead",
-    "include_rotation": "rotations are for language models. Give include_sq=True: SmoothQuant",
-    "debug_mode": "intermediate models are not written. The report says what was done",
-    "crypto_mode": "temporary files are not encrypted: point TMPDIR at an encrypted disk. Delete it",
+_SAME_AS_OPTION = {
+    **{"nodes_to_quantize": "NodesToQuantize", "input_nodes": "InputNodes", "output_nodes": "OutputNodes"},
+    **{"extra_op_types_to_quantize": "ExtraOpTypesToQuantize", "execution_providers": "ExecutionProviders"},
+    **{"convert_nchw_to_nhwc": "ConvertNCHWToNHWC", "print_summary": "PrintSummary", "crypto_mode": "CryptoMode"},
+    **{"debug_mode": "DebugMode", "include_rotation": "UseRandomHad"},
+}
+_FIELDS = {
+    "reduce_range": refused("reduce_range", "7-bit weights are for old CPUs", "Delete it."),
+    **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
 _SWITCHES: dict[str, tuple[str, Any]] = {
     "FastFinetune": ("include_fast_ft", {"OptimAlgorithm": "adaround"}),
@@ -103,11 +108,8 @@ def translate(config: AnyConfig) -> Request:
         raise UsageError(f"Expected a Config or a QConfig, found {type(older).__name__}.")
     options = dict(older.extra_options or {})
     older = dataclasses.replace(older, enable_npu_cnn=options.get("EnableNPUCnn", older.enable_npu_cnn))
-    for name, instead in _REFUSED_FIELDS.items():
-        if getattr(older, name):
-            raise UsageError(f"{name}=True is not part of Detent: {instead}.")
-    request = _selected(Request(_recipe(older, options)), older)
-    request = apply_options(request, _without_unused(older, options))
+    request = apply_rows(_FIELDS, Request(_recipe(older, options)), {name: getattr(older, name) for name in _FIELDS})
+    request = apply_options(_excluded(request, older), _without_unused(older, options))
     if biases is not None:
         request = request.with_recipe(biases=biases)
     request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
@@ -146,7 +148,6 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
         refinement=None if dynamic else BiasCorrection(),
         smooth=0.5 if config.include_sq else None,
         operators=_operators(config),
-        more_operators=tuple(config.extra_op_types_to_quantize),
         products_of_activations=not (config.enable_npu_transformer or dynamic),
     )
 
@@ -213,24 +214,15 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
     return (LAYERS[0], *LAYERS[2:]) if config.use_dynamic_quant else ()
 
 
-def _selected(request: Request, config: QuantizationConfig) -> Request:
-    """Return the request with what fields outside the recipe say."""
+def _excluded(request: Request, config: QuantizationConfig) -> Request:
+    """Return the request with the nodes that stay float."""
     patterns = tuple(name for name in config.nodes_to_exclude if _is_regex(name))
-    request = request.replace(
-        include=tuple(config.nodes_to_quantize),
-        start=tuple(config.input_nodes),
-        end=tuple(config.output_nodes),
-        exclude=tuple(name for name in config.nodes_to_exclude if name not in patterns),
-        patterns=patterns,
-        providers=tuple(config.execution_providers or ()),
-        external_data=config.use_external_data_format,
-        conversions=("nhwc",) if config.convert_nchw_to_nhwc else (),
-        summary=config.print_summary,
-    )
+    names = tuple(name for name in config.nodes_to_exclude if name not in patterns)
+    request = request.replace(exclude=names, patterns=patterns, external_data=config.use_external_data_format)
     for part in config.subgraphs_to_exclude:
         if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2:
             raise UsageError(f"A subgraph to exclude is {part!r}: expected (['first', ...], ['last', ...]).")
-        starts, ends = ((names,) if isinstance(names, str) else tuple(names) for names in part)
+        starts, ends = ((side,) if isinstance(side, str) else tuple(side) for side in part)
         request = request.with_override(Override(between=(starts, ends), leave_float=True))
     return request
 
