@@ -43,12 +43,12 @@ from detent.compat.enums import (
     VitisQuantFormat,
 )
 from detent.compat.option_rows import apply_rows, refused
-from detent.compat.option_rules import Request
+from detent.compat.option_rules import METHODS, Request
 from detent.compat.table import OPTIONS, apply_options
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
-from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
+from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat, Scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
@@ -56,17 +56,6 @@ from detent.recipe.presets import LAYERS, PRESETS
 from detent.recipe.recipe import OutputFormat
 from detent.refinements import BiasCorrection
 
-_METHODS: dict[Any, tuple[Method, Scale]] = {
-    PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
-    PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
-    Int16Method.MinMax: (MinMax(), "int16"),
-    CalibrationMethod.MinMax: (MinMax(), "float"),
-    CalibrationMethod.Percentile: (Percentile(), "float"),
-    CalibrationMethod.Entropy: (Entropy(), "float"),
-    CalibrationMethod.Distribution: (Distribution(), "float"),
-    LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
-    ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
-}
 _FORMATS: dict[Any, OutputFormat] = {
     QuantFormat.QDQ: "qdq",
     QuantFormat.QOperator: "qoperator",
@@ -122,11 +111,11 @@ def translate(config: AnyConfig) -> Request:
 
 def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     """Return what the fields alone say."""
-    for field, known in (("calibrate_method", _METHODS), ("quant_format", _FORMATS)):
+    for field, known in (("calibrate_method", METHODS), ("quant_format", _FORMATS)):
         if getattr(config, field) not in known:
             raise UsageError(f"{field} is {getattr(config, field)!r}. Choose from {', '.join(map(repr, known))}.")
     dynamic = config.use_dynamic_quant
-    method, scale = _METHODS[config.calibrate_method]
+    method, scale = METHODS[config.calibrate_method]
     activations: NumberFormat = IntegerFormat("uint8", symmetric=False)  # the only type that dynamic operators take
     if not dynamic:
         activations = format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale)
