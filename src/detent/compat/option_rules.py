@@ -350,11 +350,11 @@ def few_bits(request: Request, value: Any = None) -> Request:
     return request.with_recipe(
         activations=None,
         weights=IntegerFormat(dtype, bool(params["Symmetric"]), granularity=f"per_group:{params['GroupSize']}"),
-        biases=None,
+        biases=None,  # their unit would be that of products of codes
         operators=("MatMul", "Gemm"),
         equalize=None,
         refinement=None,
-        opset=21,
+        opset=21,  # the first with 4-bit types, and with scales for blocks
         products_of_activations=False,
     )
 

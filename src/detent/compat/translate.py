@@ -200,6 +200,7 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
         return tuple(config.op_types_to_quantize)
     if config.enable_npu_transformer:
         return ("MatMul", "Gemm")
+    # onnxruntime has no dynamic ConvTranspose.
     return (LAYERS[0], *LAYERS[2:]) if config.use_dynamic_quant else ()
 
 
@@ -249,6 +250,7 @@ _BESIDE_THE_RECIPE = (
 
 def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
     """Return the preset that has the same values, or else the recipe."""
+    # By Quark's values first: what it says beside the numbers may become another recipe than the preset.
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):
