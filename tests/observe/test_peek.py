@@ -29,7 +29,7 @@ def once(count, taken=None):
 
 
 @pytest.mark.parametrize("make", [items, once, lambda count: np.concatenate(items(count))])
-@pytest.mark.parametrize("options", [{}, {"reserve": 3}, {"limit": 10, "reserve": 4}, {"limit": 2}])
+@pytest.mark.parametrize("options", [{}, {"hold_out": 3}, {"limit": 10, "hold_out": 4}, {"limit": 2}])
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 50])
 def test_nothing_is_lost(make, options, count):
     whole = contents(open_source(make(20), INPUTS, **options))

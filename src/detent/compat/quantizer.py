@@ -112,6 +112,7 @@ def _quantize(request: Request, model: ModelLike, output: str | Path | None, dat
         end=request.end,
         fix_shape=request.fix_shapes,
         limit=request.limit,
+        hold_out="beyond",
         threads=request.threads,
         providers=request.providers,
         stats=kept if known else None,
@@ -131,6 +132,7 @@ def _job(request: Request, model: ModelLike, data: Any) -> Job:
         end=request.end,
         fix_shape=request.fix_shapes,
         limit=request.limit,
+        hold_out="beyond",
         threads=request.threads,
         providers=request.providers,
     )

@@ -32,12 +32,12 @@ from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import (
     Array,
     PendingSample,
+    StreamSelection,
     as_array,
     check_feeds,
     check_names,
     is_array_like,
     shares_batch,
-    stream_holds_out,
 )
 
 SUSPICIOUS = 10_000
@@ -63,8 +63,7 @@ class StreamSource:
         noun: str,
         repeatable: bool,
         total: int | None,
-        limit: int | None,
-        reserve: int,
+        selection: StreamSelection,
         may_be_empty: bool = False,
     ) -> None:
         self.repeatable = repeatable
@@ -72,8 +71,7 @@ class StreamSource:
         self._inputs = tuple(inputs)
         self._noun = noun
         self._total = total
-        self._limit = limit
-        self._reserve = reserve
+        self._selection = selection
         self._may_be_empty = may_be_empty
         self._started = False
         if total == 0:
@@ -82,17 +80,18 @@ class StreamSource:
     @property
     def length(self) -> int | None:
         """The most items that a pass takes, those held out included, if the stream says how long it is."""
-        most = None if self._limit is None else self._limit + self._reserve
+        most = self._selection.most
         return self._total if most is None or self._total is None else min(most, self._total)
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        if self._limit is not None:
-            held = f", then up to {self._reserve} held out" if self._reserve else ""
-            count = f"up to {self._limit} samples"
+        reserve, limit = self._selection.reserve, self._selection.limit
+        if limit is not None:
+            held = f", {'then up to ' if self._selection.beyond else ''}{reserve} held out" if reserve else ""
+            count = f"up to {limit} samples"
         else:
-            held = f", every 8th held out up to {self._reserve}" if self._reserve else ""
+            held = f", every 8th held out up to {reserve}" if reserve else ""
             count = "all items" if self._total is None else f"{self._total} items"
         return f"{count} from the {self._noun}{held}"
 
@@ -108,7 +107,8 @@ class StreamSource:
     def _pass(self) -> Iterator[PendingSample]:
         items: Iterator[Any] | None = None
         index = taken = held = 0
-        while self._limit is None or taken < self._limit or held < self._reserve:
+        selection = self._selection
+        while not selection.ends_after(taken, held):
             origin = f"item {index} of the {self._noun}"
             try:
                 if items is None:
@@ -121,18 +121,19 @@ class StreamSource:
             except Exception as error:  # the user's own code runs here and may raise anything
                 raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
             size = _rows(arrays, self._inputs)
-            if index == SUSPICIOUS and self._limit is None and self._total is None:
+            if index == SUSPICIOUS and selection.limit is None and self._total is None:
                 warnings.warn(
                     f"The {self._noun} has given {SUSPICIOUS:,} items so far. If it repeats for ever, so does "
                     "calibration: interrupt it and give a limit.",
                     stacklevel=2,
                 )
-            held_out = stream_holds_out(index, taken, held, limit=self._limit, reserve=self._reserve)
+            held_out = selection.holds_out(index, size, taken, held)
             if held_out:
                 held += size
             else:
-                if self._limit is not None and taken + size > self._limit and self._inputs[0].shape[0] is None:
-                    size = self._limit - taken
+                room = selection.room(taken, held)
+                if room is not None and size > room and self._inputs[0].shape[0] is None:
+                    size = room
                     arrays = {name: array[:size] for name, array in arrays.items()}
                 taken += size
             yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self._inputs, origin), size)
@@ -216,16 +217,16 @@ class ShardedSource:
     note = ""
     fingerprint: str | None = None  # nobody knows what the reader will read
 
-    def __init__(self, reader: ShardReader, inputs: Sequence[InputSpec], *, limit: int | None, reserve: int) -> None:
+    def __init__(self, reader: ShardReader, inputs: Sequence[InputSpec], selection: StreamSelection) -> None:
         self._reader = reader
         self._inputs = tuple(inputs)
-        self._limit = limit
-        self._reserve = reserve
+        self._selection = selection
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        count = "all samples" if self._limit is None else f"up to {self._limit} samples"
+        limit = self._selection.limit
+        count = "all samples" if limit is None else f"up to {limit} samples"
         return f"{count} from the shards of a {type(self._reader).__name__}"
 
     def __iter__(self) -> Iterator[PendingSample]:
@@ -245,8 +246,11 @@ class ShardedSource:
             noun=f"reader's shard {index}",
             repeatable=False,
             total=None,
-            limit=None if self._limit is None else share(self._limit, index),
-            reserve=share(self._reserve, index),
+            selection=replace(
+                self._selection,
+                limit=None if self._selection.limit is None else share(self._selection.limit, index),
+                reserve=share(self._selection.reserve, index),
+            ),
             may_be_empty=True,
         )
         return (replace(pending, index=pending.index * SHARDS + index) for pending in stream)

@@ -63,6 +63,8 @@ def sensitivity_document(report: SensitivityReport) -> Document:
     found = report.found
     how = "" if found.exact else "; --exact takes all, and measures what each layer gains if it is left float"
     whole = f"All quantized, nothing refined: error {_decibels(found.total)} dB"
+    if found.part:
+        whole += f" at {found.part}, the worst part of the outputs"
     if found.changed is not None:
         whole += f", another top answer on {found.changed} of {found.samples}"
     return Document(
@@ -195,6 +197,7 @@ def _layers(found: Sensitivity) -> Section:
         numeric("Activations dB", "The error if its activations alone are quantized."),
         *([numeric("Gain left float", gain, minor=True)] if found.exact else []),
         *([Column("Other answers", answers, minor=True)] if scores else []),
+        *([Column("At", "The part of the outputs where it makes most error.")] if found.part else []),
         numeric("Parameters", "Numbers in its weights.", minor=True, on="page"),
     ]
     largest = max((layer.error for layer in found.layers), default=0.0)
@@ -221,6 +224,7 @@ def _cells(found: Sensitivity, layer: LayerSensitivity, place: int, largest: flo
         number(layer.activations, _decibels(layer.activations)),
         *([number(gain, None if gain is None else f"{100 * gain:+.1f} %")] if found.exact else []),
         *([changed] if scores else []),
+        *([words(layer.part)] if found.part else []),
         number(layer.parameters),
     ]
 

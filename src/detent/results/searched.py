@@ -55,7 +55,9 @@ class LayerSensitivity:
 
     `gain` is None if it was not measured, or if nothing becomes float because others read and compute it too.
     `changed` counts samples with another top answer when the layer's weights, and when its activations are quantized;
-    it is None if outputs are not class scores. `members` are the nodes that are computed with it, itself first.
+    it is None if outputs are not class scores. `members` are the nodes that are computed with it, itself first. `part`
+    is the part of the outputs at which the layer makes most error, and where its errors are measured; it is empty if
+    there is one output, and that is one thing.
     """
 
     node: str
@@ -67,6 +69,7 @@ class LayerSensitivity:
     changed: tuple[int, int] | None
     parameters: int
     operations: int
+    part: str = ""
 
     @property
     def error(self) -> float:
@@ -86,12 +89,28 @@ class LayerSensitivity:
             "changed": None if self.changed is None else list(self.changed),
             "parameters": self.parameters,
             "operations": self.operations,
+            "part": self.part,
         }
 
 
 @dataclass(frozen=True)
+class PartErrors:
+    """Errors at each part of the outputs: of the whole quantized model, and by source.
+
+    Noise powers add within a part: so what leaving sources float does is known for each part.
+    """
+
+    names: tuple[str, ...]
+    total: tuple[float, ...]
+    by_source: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
 class Sensitivity:
-    """Every layer in graph order, every source of error, and the error of the whole quantized model."""
+    """Every layer in graph order, every source of error, and the error of the whole quantized model.
+
+    All errors are those at the worst part of the outputs; `parts` has those at each.
+    """
 
     layers: tuple[LayerSensitivity, ...]
     sources: tuple[ErrorSource, ...]
@@ -100,6 +119,14 @@ class Sensitivity:
     changed: int | None
     samples: int
     exact: bool
+    parts: PartErrors | None = None
+
+    @property
+    def part(self) -> str:
+        """The part with the error of the whole model; empty if outputs are one thing."""
+        if self.parts is None:
+            return ""
+        return max(zip(self.parts.total, self.parts.names, strict=True), key=lambda each: each[0])[1]
 
     def worst_first(self) -> list[LayerSensitivity]:
         """Return the layers, those with the largest error first."""
@@ -162,6 +189,8 @@ class SensitivityReport(Result):
             "exact": found.exact,
             "error": found.total,
             "error_db": finite(decibels(found.total)),
+            "part": found.part,
+            "parts": [] if found.parts is None else _parts(found.parts),
             "changed": found.changed,
             "layers": [layer.to_dict() for layer in found.worst_first()],
         }
@@ -182,6 +211,12 @@ class SensitivityReport(Result):
     def to_toml(self) -> str:
         """Return the proposed recipe as a file for `--recipe`."""
         return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
+
+
+def _parts(parts: PartErrors) -> list[dict[str, Any]]:
+    """Return the error of the whole model at each part; none if outputs are one thing."""
+    named = zip(parts.names, parts.total, strict=True)
+    return [{"part": name, **_error(error)} for name, error in named if name]
 
 
 SearchedRole = Literal["weights", "activations"]

@@ -42,7 +42,7 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     )
     record = Record.open(output, _key(job, judging), resume=options["resume"])
     clock = Clock(seconds)
-    job, evaluator = open_judge(job, judging)
+    evaluator = open_judge(job, judging)
     expected = None if evaluator.compares_outputs else evaluator.evaluate(job.model)
     tuner = Tuner(job, evaluator, expected, max_drop, clock, record, options["on_step"] or _unheard)
     stopped = tuner.run()
@@ -71,7 +71,11 @@ def _key(job: Job, judging: Judging) -> str:
             "model": fingerprint_of(load(job.model)),
             "recipe": to_toml(job.recipe),
             "calibration": contents_of(job.calibration),
-            "options": [job.preprocess, job.shapes, *(job.options[name] for name in ("limit", "seed", "batch"))],
+            "options": [
+                job.preprocess,
+                job.shapes,
+                *(job.options[name] for name in ("limit", "hold_out", "seed", "batch")),
+            ],
             "preprocess": contents_of(job.preprocess.file) if job.preprocess and job.preprocess.file else None,
             "evaluation": [contents_of(judging.data), judging.labels, judging.label_offset, judging.limit],
             "metric": None if not isinstance(metric, Metric) else contents_of(metric.origin) or metric.name,
