@@ -431,6 +431,7 @@ class TuningGoalOptions(TypedDict, total=False):
 
 class TuneOptions(
     TuningGoalOptions,
+    TaskOptions,
     JudgeOptions,
     SettingOptions,
     PostprocessingOptions,

@@ -418,7 +418,7 @@ def tuning_document(result: Tuning) -> Document:
     verdict = " ".join([f"'{outcome.name}' loses {_rung_loss(outcome)}, {within}.", *remarks])
     taken = f"{result.taken} loses {_rung_loss(outcome)}, {within}. Stopped because {result.stopped}."
     judged = f"Judged on {result.data}; the float model: {result.reference}."
-    told = [judged, result.note, *remarks]
+    told = [judged, result.note, result.blame, *remarks]
     if result.kept is not None:
         told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
     if result.output is not None:

@@ -349,7 +349,8 @@ class StepOutcome:
     """What a tuning step lost, and what it took.
 
     `output_error` is noise power over signal power at the outputs, on calibration samples that were held out; None
-    if none were. `kept`: it was better than the steps before it, and later ones are built on it.
+    if none were. `kept`: it was better than the steps before it, and later ones are built on it. `drawn` is the loss on
+    draws of the samples, the same for all steps; None if there are none.
     """
 
     name: str
@@ -362,6 +363,7 @@ class StepOutcome:
     bytes_after: int | None
     kept: bool = False
     resumed: bool = False
+    drawn: tuple[float, ...] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -370,8 +372,8 @@ class StepOutcome:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> StepOutcome:
         """Return the outcome that an earlier run recorded."""
-        interval = plain["interval"]
-        return cls(**{**plain, "interval": None if interval is None else tuple(interval), "resumed": True})
+        lists = {name: None if plain.get(name) is None else tuple(plain[name]) for name in ("interval", "drawn")}
+        return cls(**{**plain, **lists, "resumed": True})
 
 
 @dataclass(frozen=True)
@@ -379,7 +381,8 @@ class Tuning(Result):
     """All steps in the order in which they were tried, and which one was taken.
 
     `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets,
-    `note` how images were read. `kept` is where a tuning that ran out of time left what it knows, for one with more.
+    `note` how images were read, `blame` whether weights or activations make the error. `kept` is where a tuning that
+    ran out of time left what it knows, for one with more.
     """
 
     ascii_json: ClassVar[bool] = True
@@ -400,11 +403,12 @@ class Tuning(Result):
     bytes_before: int | None
     model: onnx.ModelProto | None = None
     kept: str | None = None
+    blame: str = ""
 
     @property
     def outcome(self) -> StepOutcome:
         """That of the step that was taken."""
-        return min(self.steps, key=lambda step: step.loss)
+        return next(step for step in reversed(self.steps) if step.name == self.taken and step.kept)
 
     @property
     def rungs(self) -> Sequence[StepOutcome]:
@@ -419,4 +423,5 @@ class Tuning(Result):
         """Return everything but the model, as plain values."""
         skipped = ("model", "recipe", "steps")
         plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
-        return {**plain, "recipe": to_plain(self.recipe), "rungs": [step.to_plain() for step in self.steps]}
+        steps = [{name: value for name, value in step.to_plain().items() if name != "drawn"} for step in self.steps]
+        return {**plain, "recipe": to_plain(self.recipe), "rungs": steps}

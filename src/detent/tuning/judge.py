@@ -14,6 +14,7 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import RowSelection
 from detent.observe.sources import RowSource, input_specs, open_source
 from detent.pipeline.job import Job
+from detent.pipeline.run import Run
 
 FEWEST_JUDGED = 4
 
@@ -31,13 +32,14 @@ class Judging:
 
 
 def open_judge(job: Job, judging: Judging) -> Evaluator:
-    """Return what judges the models of a job."""
+    """Return what judges the models of a job: by labels or a metric, or else by the answers of the float model."""
     options = judging.preprocess or job.preprocess
     if judging.data is None and judging.limit is not None:
         raise UsageError("--eval-limit is about the data of --eval: give that too.")
     data, labels = judging.data, judging.labels
     if data is None:
         data, labels = held_out_data(job), None
+    prepared = Run(job).prepared
     return Evaluator(
         job.model,
         data,
@@ -50,6 +52,8 @@ def open_judge(job: Job, judging: Judging) -> Evaluator:
         threads=job.collecting.threads,
         providers=job.collecting.providers,
         emulate=job.recipe.emulated,
+        purpose=prepared.purpose,
+        parts=prepared.parts,
         progress=job.progress,
     )
 
