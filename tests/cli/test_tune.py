@@ -19,7 +19,7 @@ def test_the_ladder_is_shown_and_the_result_written(detent, tmp_path):
     assert "+ XINT8" in outcome.out
     assert "points of top-1" in outcome.out
     assert "within the 1 asked for" in outcome.out
-    assert read_recipe(tmp_path / "out.toml").name == "XINT8-tuned"
+    assert read_recipe(tmp_path / "out.toml").name == "XINT8"
 
 
 def test_the_rounding_of_the_device_is_that_of_the_judge(detent, tmp_path):
@@ -60,5 +60,5 @@ def test_the_report_is_saved(detent, tmp_path):
     outcome = detent("tune", MODEL, out, *DEMO, "--report", report, "--toml", tmp_path / "won.toml")
     assert outcome.code == 0, outcome.err
     assert json.loads(report.read_text())["taken"] == "XINT8"
-    assert read_recipe(tmp_path / "won.toml").refinement is None
+    assert read_recipe(tmp_path / "won.toml").name == "XINT8"
     assert not out.with_suffix(".toml").exists()

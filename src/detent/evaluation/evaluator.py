@@ -73,8 +73,7 @@ class Evaluator:
         providers: Sequence[str] = DEFAULT_PROVIDERS,
         emulate: DeviceRounding | None = None,
         task: str | None = None,
-        purpose: Purpose | None = None,
-        parts: Mapping[str, Sequence[OutputPart]] | None = None,
+        purpose: tuple[Purpose, Mapping[str, Sequence[OutputPart]]] | None = None,
         progress: Progress = silent,
     ) -> None:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.
@@ -92,8 +91,7 @@ class Evaluator:
             providers: onnxruntime's execution providers.
             emulate: compute the models that are compared in integers, with this rounding, as the NPU does.
             task: what the model is for, if the labels are to be of it.
-            purpose: if there are no labels, judge answers as this task reads them, instead of outputs as numbers.
-            parts: what outputs are joined from; with `purpose`.
+            purpose: without labels, judge answers as this task reads them, and outputs by these parts.
             progress: called as progress(stage, done, total).
         """
         self.metric = as_metric(metric)
@@ -114,7 +112,7 @@ class Evaluator:
         if task is not None:
             _check_task(task, reference, self.dataset)
         self._given = reference
-        self._purpose, self._parts = purpose, parts or {}
+        self._purpose = purpose
         self._reference_outputs = CachedOutputs(self.reference)
         self._threads = threads
         self._providers = tuple(providers)
@@ -164,7 +162,7 @@ class Evaluator:
         if not self.compares_outputs:
             return AccuracyMeasure(self.dataset)
         if self._purpose is not None:
-            return AgreementMeasure(self._reference_outputs, self._purpose, self._parts)
+            return AgreementMeasure(self._reference_outputs, *self._purpose)
         return DeviationMeasure(self._reference_outputs)
 
 

@@ -123,10 +123,8 @@ def measure_fidelity(
             pending.size,
         )
 
-    if purpose.task in DIVIDED_BY_SIZE and samples:
-        first = samples[0].load()
-        values = reference(first.feeds, first.origin, outputs)
-        divided = shown_parts(purpose, dict(zip(outputs, values, strict=True))) | divided
+    if samples:
+        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided
     progress(STAGE, 0, len(samples))
     works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
     looked = []
@@ -135,6 +133,14 @@ def measure_fidelity(
         looked.append(each)
         progress(STAGE, done, len(samples))
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
+
+
+def _shown_by(
+    reference: Runner, purpose: Purpose, outputs: Sequence[str], sample: Sample
+) -> dict[str, Sequence[OutputPart]]:
+    if purpose.task not in DIVIDED_BY_SIZE:
+        return {}
+    return shown_parts(purpose, dict(zip(outputs, reference(sample.feeds, sample.origin, outputs), strict=True)))
 
 
 def shown_parts(purpose: Purpose, outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, Sequence[OutputPart]]:

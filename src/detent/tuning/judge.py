@@ -52,8 +52,7 @@ def open_judge(job: Job, judging: Judging) -> Evaluator:
         threads=job.collecting.threads,
         providers=job.collecting.providers,
         emulate=job.recipe.emulated,
-        purpose=prepared.purpose,
-        parts=prepared.parts,
+        purpose=(prepared.purpose, prepared.parts),
         progress=job.progress,
     )
 
