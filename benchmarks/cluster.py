@@ -20,8 +20,9 @@ from distributed import Client, LocalCluster
 
 from benchmarks.common import CALIBRATION, CASES, arguments, prepared, print_table
 from detent.observe.executors import sweep_on
-from detent.observe.shards import ShardCounts, compress, divide
-from detent.observe.sources import Source, input_specs, open_source
+from detent.observe.samples import Source
+from detent.observe.shards import compress, decompress, divide
+from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics, merge
 from detent.observe.sweep import sweep, taps_of
 
@@ -93,16 +94,16 @@ def running(workers: int, stack: ExitStack) -> Client:
 
 def costs(model: ir.Model, sites: list[str], source: Source) -> list[tuple[str, str]]:
     """What is paid for each shard, and once for each worker."""
-    shard = divide(source, max(WORKERS)).shards[0]
+    shard = divide(source, max(WORKERS))[0][0]
     counted = sweep(model, sites, images(model, len(shard.groups)), threads=1).statistics
-    result = ShardCounts(0, compress(counted), 0, 0)
+    packed = compress(counted)
     total = {name: TensorStatistics() for name in sites}
     return [
         ("samples in a shard", str(len(shard.groups))),
         ("bytes of a task", str(len(pickle.dumps(shard)))),
-        ("bytes of its result", f"{len(result.compressed):,} ({len(pickle.dumps(counted)):,} unpacked)"),
+        ("bytes of its result", f"{len(packed):,} ({len(pickle.dumps(counted)):,} unpacked)"),
         ("packing it, ms", f"{1000 * timed(lambda: compress(counted)):.1f}"),
-        ("merging it, ms", f"{1000 * timed(lambda: merge(total, result.statistics)):.1f}"),
+        ("merging it, ms", f"{1000 * timed(lambda: merge(total, decompress(packed, shard.name))):.1f}"),
         ("building the session, ms (once per worker)", f"{1000 * timed(lambda: taps_of(model, sites)):.0f}"),
     ]
 

@@ -25,10 +25,12 @@ SCRIPT = Path(sys.executable).with_name("detent")
 PLAIN_COMMAND = """
 import sys
 from pathlib import Path
+import numpy
 import onnxruntime
-from detent.observe.preprocess import Preprocess
+from detent.observe.preprocess import InputSpec, PreprocessOptions, guess_preprocess
 model, settings, folder, count = sys.argv[1:]
-load = Preprocess.from_json(settings).load
+images = InputSpec("images", numpy.dtype("float32"), (None, 3, None, None))
+load = guess_preprocess(images, PreprocessOptions(file=settings))[0].load
 session = onnxruntime.InferenceSession(model)
 for file in sorted(Path(folder).iterdir())[: int(count)]:
     session.run(None, {session.get_inputs()[0].name: load(file)[None]})

@@ -12,8 +12,9 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.graph.load import load
+from detent.methods.method import Vote
 from detent.numerics.formats import QuantParams
-from detent.observe.statistics import TensorStatistics
+from detent.observe.statistics import HistogramBank, TensorStatistics
 from detent.plan.layout import Layout, Role, lay_out
 from detent.plan.plan import Plan, make_plan
 from detent.plan.select import Selection
@@ -234,12 +235,19 @@ def values_of(proto: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, 
     return {name: feeds[name] if name in feeds else results[name] for name in names}
 
 
+def count_sample(statistics: TensorStatistics, values: np.ndarray, vote: Vote | None = None) -> None:
+    """Count one sample of a tensor, as the sweep does."""
+    bank = HistogramBank(1)
+    bank.add([values], vote)
+    statistics.merge(bank.statistics[0])
+
+
 def statistics(layout: Layout, proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, TensorStatistics]:
     """A histogram for each activation that leads, from one sample."""
     names = [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
     histograms = {name: TensorStatistics() for name in names}
     for name, array in values_of(proto, names, feeds).items():
-        histograms[name].add(array)
+        count_sample(histograms[name], array)
     return histograms
 
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from detent.convert.splitting import Split
-    from detent.convert.two_parts import Pipeline
+    from detent.convert.splitting import Pipeline, Split
     from detent.recipe import Recipe
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation, FolderComparison, ModelComparison

@@ -11,9 +11,13 @@ from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
 def test_quantize_prints_what_it_did(detent, demo_arguments, tmp_path):
     outcome = detent(*demo_arguments)
     assert outcome.code == 0, outcome.err
-    for word in ("XINT8 for npu-cnn", "times smaller", "Conv", "held-out samples", "SQNR", "worst tensors", "logits"):
+    for word in ("XINT8 for npu-cnn", "times smaller", "31 of 31 nodes", "held-out samples", "SQNR", "worst tensors"):
         assert word in outcome.out
+    assert len(outcome.out.splitlines()) < 25
     assert outcome.err == ""
+    everything = detent(*demo_arguments, "--verbose").out
+    for word in ("Conv", "logits", "block1/depthwise/relu6", "subgraph 1", "calibrate"):
+        assert word in everything
     onnx.checker.check_model(tmp_path / "out.onnx", full_check=True)
 
 

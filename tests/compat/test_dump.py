@@ -8,7 +8,7 @@ from onnx import numpy_helper
 from detent.compat.entry_points import dump_model, vai_quantize_static
 from detent.compat.enums import QuantFormat, VitisQuantFormat
 from detent.errors import DataError, ModelError
-from tests.compat.test_quantizer import Reader
+from tests.compat.test_entry_points import Reader
 from tests.conftest import tiny_model
 from tests.models import values_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tools.option_page import page
 
 from detent.compat.configs import QuantizationConfig
 from detent.compat.data_types import Int8Spec, QLayerConfig
@@ -16,7 +17,7 @@ from detent.compat.enums import (
     PowerOfTwoMethod,
     QuantType,
 )
-from detent.compat.table import OPTIONS, SECTIONS, page
+from detent.compat.table import OPTIONS, SECTIONS
 from detent.compat.translate import translate
 from detent.devices.catalog import check_steps
 from detent.equalizations import CrossLayer, GlobalEqualization
@@ -185,7 +186,7 @@ ELSEWHERE = {
     *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha", "MatMulNBitsParams"),
     *("UseGPTQ", "GPTQParams"),
 }
-"""Options with a test of their own, below or in test_gptq.py."""
+"""Options with a test of their own, below or in test_algorithms.py."""
 
 
 def test_every_honoured_option_is_tested_here():
@@ -250,7 +251,7 @@ def test_options_that_must_agree_with_others():
     assert recipe(NPU, CalibTensorRangeSymmetric=True) == recipe(NPU)
     with pytest.raises(UsageError, match="Give ActivationSymmetric=True"):
         recipe(FLOAT, CalibTensorRangeSymmetric=True)
-    with pytest.raises(UsageError, match="UsePowerOf2Scale=True contradicts"):
+    with pytest.raises(UsageError, match="UsePowerOf2Scale=True.*calibrate_method"):
         recipe(FLOAT, UsePowerOf2Scale=True)
     with pytest.raises(UsageError, match="fixed zero point"):
         recipe(NPU, ActivationSymmetric=False)
@@ -264,8 +265,8 @@ def test_options_that_must_agree_with_others():
 
 
 def test_random_data():
-    random = request(FLOAT, RandomDataReaderInputShape={"x": [1]}, RandomDataReaderInputDataRange={"x": [0, 9]}).random
-    assert (random.shapes, random.ranges) == ({"x": [1]}, {"x": [0, 9]})
+    found = request(FLOAT, RandomDataReaderInputShape={"x": [1]}, RandomDataReaderInputDataRange={"x": [0, 9]})
+    assert (found.random_shapes, found.random_ranges) == ({"x": [1]}, {"x": [0, 9]})
 
 
 def test_formats_without_scales_need_no_calibration():
@@ -296,7 +297,7 @@ def test_tensors_take_the_scales_of_the_rest_of_the_model():
 
 def test_a_percentage_is_for_methods_that_cut():
     assert recipe(NPU, Percentile=99.0, MinMSEMode="Percentile").method == MinMSE("Percentile", 99.0)
-    with pytest.raises(UsageError, match="Percentile=99.0 is for Percentile, and the method is MinMSE"):
+    with pytest.raises(UsageError, match="Percentile=99.0: .* Percentile, .* MinMSE"):
         recipe(NPU, Percentile=99.0)
 
 
@@ -316,7 +317,7 @@ MET = [name for name, option in OPTIONS.items() if option.verdict == "met"]
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_option_is_named_with_what_to_do(name):
-    with pytest.raises(UsageError, match=rf"The option {name}='something' is not part of Detent: .*\. \S.*\."):
+    with pytest.raises(UsageError, match=rf"{name}='something': .*\. \S.*\."):
         recipe(FLOAT, **{name: "something"})
     assert recipe(FLOAT, **{name: None}) == recipe(FLOAT)
 
@@ -329,36 +330,36 @@ def test_a_met_option_changes_nothing_or_says_that_it_cannot_be_had(name):
             assert recipe(FLOAT, **{name: value}) == plain
         except UsageError as error:
             changed += 1
-            assert f"The option {name}={value!r} cannot be had" in str(error)
+            assert f"{name}={value!r}" in str(error)
     assert changed < 3
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"QuantizeBias": "yes"}, "QuantizeBias is 'yes': it must be True or False"),
-        ({"OpTypesToQuantize": "Conv"}, "OpTypesToQuantize is 'Conv': it must be a list"),
+        ({"QuantizeBias": "yes"}, "QuantizeBias='yes': it must be True or False"),
+        ({"OpTypesToQuantize": "Conv"}, "OpTypesToQuantize='Conv'.*list"),
         ({"RemoveQDQBetweenOps": [("Conv",)]}, "expected pairs"),
         ({"RemoveQDQBetweenOps": "Conv,Relu"}, "RemoveQDQBetweenOps"),
         ({"FixShapes": "x=1,3"}, "expected 'input:"),
-        ({"ConvertOpsetVersion": "21"}, "ConvertOpsetVersion is '21'"),
-        ({"Percentile": 99.9}, "Percentile=99.9 is for Percentile"),
-        ({"LWPMetric": "mse"}, "LWPMetric='mse' is for LayerwisePercentile"),
+        ({"ConvertOpsetVersion": "21"}, "ConvertOpsetVersion='21'"),
+        ({"Percentile": 99.9}, "Percentile=99.9: .* Percentile"),
+        ({"LWPMetric": "mse"}, "LWPMetric='mse': .* LayerwisePercentile"),
         ({"MinMSEModePof2Scale": "All"}, "is for MinMSE"),
         ({"WeightCalibrateMethod": PowerOfTwoMethod.MinMSE}, "not for weights"),
         ({"BFPAttributes": {}}, "BFPAttributes: no tensor"),
-        ({"BF16WithClip": True}, "BF16WithClip=True is for float16 and bfloat16"),
-        ({"ActivationScaled": True}, "ActivationScaled=True is for float16 and bfloat16"),
+        ({"BF16WithClip": True}, "BF16WithClip=True.*bfloat16"),
+        ({"ActivationScaled": True}, "ActivationScaled=True.*bfloat16"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Bits": 3}}, "Bits 3"),
-        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Size": 3}}, "no Size"),
+        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Size": 3}}, "no 'Size'"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "HQQ"}}, "HQQ"),
-        ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x' has 'scale'"),
+        ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x': .*'scale'"),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0}]}}, "one of rmin and rmax"),
         ({"TensorQuantOverrides": {"x": []}}, "one entry for each tensor"),
         ({"NumBins": 1 << 20}, "NumBins"),
-        ({"NumBins": "many"}, "NumBins is 'many': it must be a number"),
-        ({"CalibDataSize": 1.5}, "CalibDataSize is 1.5: it must be a whole number"),
-        ({"CalibWorkerNum": None}, "CalibWorkerNum is None: it must be a number"),
+        ({"NumBins": "many"}, "NumBins='many'.*number"),
+        ({"CalibDataSize": 1.5}, "CalibDataSize=1.5.*whole number"),
+        ({"CalibWorkerNum": None}, "CalibWorkerNum=None.*number"),
         ({"EnableNPUCnn": True, "calibrate": 1}, "no option 'calibrate'"),
     ],
 )
@@ -399,5 +400,5 @@ def test_no_option_is_listed_twice():
 
 def test_the_manual_is_up_to_date():
     assert (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8") == page(), (
-        "run `python -m detent.compat.table docs/options.md`"
+        "run `python -m tools.option_page docs/options.md`"
     )

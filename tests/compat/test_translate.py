@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from detent.compat import translate as module
-from detent.compat.configs import Config, QConfig, QuantizationConfig
+from detent.compat.configs import PRESET_FIELDS, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.enums import (
     CalibrationMethod,
     ExtendedQuantFormat,
@@ -18,7 +18,6 @@ from detent.compat.enums import (
     VitisQuantFormat,
     VitisQuantType,
 )
-from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.translate import translate
 from detent.equalizations import GlobalEqualization
 from detent.errors import UsageError

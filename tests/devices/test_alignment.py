@@ -15,7 +15,7 @@ from detent.plan.layout import Role
 from detent.plan.plan import make_plan
 from detent.recipe.file import find_recipe
 from detent.recipe.presets import PRESETS
-from tests.models import XINT8, build, concat, conv_relu_conv, info, laid_out, node, normal, planned
+from tests.models import XINT8, build, concat, conv_relu_conv, count_sample, info, laid_out, node, normal, planned
 
 A8W8, A16W8 = find_recipe("A8W8"), find_recipe("A16W8")
 ASYMMETRIC = A8W8.replace(activations=IntegerFormat("uint8", symmetric=False))
@@ -31,7 +31,7 @@ def aligned(nodes, ranges, recipe=A8W8, outputs="y", constants=None):
     for site in layout.of_role(Role.ACTIVATION):
         statistics[site.value] = TensorStatistics()
         if site.value in ranges:
-            statistics[site.value].add(np.array(ranges[site.value], np.float32))
+            count_sample(statistics[site.value], np.array(ranges[site.value], np.float32))
     plan = make_plan(model, layout, statistics, recipe)
     before = dict(plan.params)
     assert CONCATS.constrain(model, plan) == []
@@ -123,7 +123,7 @@ def test_a_zero_input_that_gets_a_small_scale_leaves_room_for_the_bias():
     model, layout = laid_out(build(nodes, "c y", constants, inputs=[info("z", (1, 3, 2, 2)), info("a", (1, 3, 2, 2))]))
     statistics = {name: TensorStatistics() for name in "zacy"}
     for name, largest in {"z": 0, "a": 1, "c": 500, "y": 1}.items():
-        statistics[name].add(np.array([largest], np.float32))
+        count_sample(statistics[name], np.array([largest], np.float32))
     plan = make_plan(model, layout, statistics, A16W8)
     assert plan.moves == []  # the scale of z is 1: all the room in the world
     CONCATS.constrain(model, plan)

@@ -21,7 +21,7 @@ from detent.plan.select import Selection
 from detent.prepare import prepare
 from detent.prepare.shapes import InferShapes
 from detent.recipe import Recipe
-from tests.models import build, info, node, normal, values_of
+from tests.models import build, count_sample, info, node, normal, values_of
 
 
 class Emitted(NamedTuple):
@@ -43,7 +43,7 @@ def plan_of(proto: onnx.ModelProto, recipe: Recipe, feeds: Mapping[str, np.ndarr
     for site in layout.of_role(Role.ACTIVATION):
         if layout.leader(site.value) == site.value and needs_statistics(layout, site):
             statistics[site.value] = TensorStatistics()
-            statistics[site.value].add(seen[site.value])
+            count_sample(statistics[site.value], seen[site.value])
     return model, make_plan(model, layout, statistics, recipe)
 
 

@@ -8,6 +8,7 @@ from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
 from detent.observe.counting import HALF
 from detent.observe.statistics import Histogram, TensorStatistics
+from tests.models import count_sample
 
 
 def distributions(size=4000):
@@ -42,7 +43,7 @@ FORMATS = [
 def observed(*samples):
     statistics = TensorStatistics()
     for sample in samples:
-        statistics.add(np.asarray(sample, np.float32))
+        count_sample(statistics, np.asarray(sample, np.float32))
     return statistics
 
 

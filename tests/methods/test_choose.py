@@ -17,6 +17,7 @@ from detent.observe.statistics import TensorStatistics
 from detent.plan.plan import RAW_LIMIT, choose_params, choose_params_of_values, method_choices, settled_params
 from tests.grids import INT8, UINT8_ZERO_128
 from tests.methods.data import DISTRIBUTIONS, FORMATS, error_of_bins, identifier, observed, squared_error
+from tests.models import count_sample
 
 POWERS = {"int8": INT8, "uint8": UINT8_ZERO_128}
 FLOAT_METHODS = [
@@ -113,7 +114,7 @@ def test_votes_are_each_samples_own_best_position():
     statistics = TensorStatistics()
     samples = [scale * DISTRIBUTIONS["normal"] for scale in (1.0, 4.0, 1.0)]
     for sample in samples:
-        statistics.add(sample, vote)
+        count_sample(statistics, sample, vote)
     own = [choose_params(observed(sample), fmt, MinMSE(), "x").position for sample in samples]
     assert statistics.votes == Counter(own)
     assert choose_params(statistics, fmt, MinMSE("MostCommon"), "x").position == own[0]
@@ -190,7 +191,7 @@ def test_order_and_shards_do_not_matter(samples, random):
     def collect(some):
         statistics = TensorStatistics()
         for sample in some:
-            statistics.add(np.array(sample, np.float32), MinMSE("MostCommon").vote(power_of_two("int8")))
+            count_sample(statistics, np.array(sample, np.float32), MinMSE("MostCommon").vote(power_of_two("int8")))
         return statistics
 
     shuffled = random.sample(samples, len(samples))
@@ -225,7 +226,7 @@ def test_extreme_data_warn_of_nothing_and_give_sound_parameters(name):
             warnings.simplefilter("error")
             if fmt.power_of_two:
                 statistics = TensorStatistics()
-                statistics.add(values, MinMSE("MostCommon").vote(fmt))
+                count_sample(statistics, values, MinMSE("MostCommon").vote(fmt))
             else:
                 statistics = observed(values)
             for params in (

@@ -15,7 +15,7 @@ from detent.errors import DataError, OutputError
 from detent.observe import calibration_checkpoint as module
 from detent.observe.calibration_checkpoint import Checkpoint
 from detent.observe.sources import input_specs, open_source
-from detent.observe.statistics import HistogramBank
+from detent.observe.statistics import TensorStatistics
 from detent.observe.statistics_file import pack, unpack
 from detent.observe.store import CALIBRATION as CHECKPOINT
 from detent.observe.store import read_sealed, seal
@@ -152,16 +152,16 @@ def test_ctrl_c(threads, whole, checkpoint):
 
 
 def test_a_sample_that_fails_after_some_of_it_was_counted_is_not_half_counted(whole, checkpoint, monkeypatch):
-    note = HistogramBank._note_extremes
+    note = TensorStatistics.note
     calls = []
 
-    def fail_once(self, sizes):
+    def fail_once(self, *arguments):
         calls.append(self)
-        if len(calls) == 25:
+        if len(calls) == 25 * len(SITES) - 1:
             raise MemoryError
-        return note(self, sizes)
+        return note(self, *arguments)
 
-    monkeypatch.setattr(HistogramBank, "_note_extremes", fail_once)
+    monkeypatch.setattr(TensorStatistics, "note", fail_once)
     with pytest.raises(MemoryError):
         run(watched(seconds=0.005), checkpoint, threads=1)
     monkeypatch.undo()

@@ -198,7 +198,8 @@ def test_fits_that_contradict(given, flag):
         recipe_of(model_of({}), **given)
 
 
-def test_json_keeps_the_fit():
+def test_json_keeps_the_fit(tmp_path):
     recipe, _ = recipe_of(model_of(YOLO))
-    assert type(recipe).from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    (tmp_path / "options.json").write_text(json.dumps(recipe.to_dict()))
+    assert recipe_of(model_of({}), file=tmp_path / "options.json")[0] == recipe
     assert "fit" not in recipe_of(model_of({}))[0].to_dict()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from detent.errors import DataError
-from detent.observe.images import centre_box, read_pixels, resized_shape
+from detent.observe.images import geometry, read_pixels, resized_shape
 
 sides = st.integers(1, 700)
 
@@ -57,15 +57,16 @@ def test_the_resized_image_always_covers_the_crop(height, width, crop_height, cr
 @given(sides, sides, st.integers(0, 300), st.integers(0, 300))
 def test_the_crop_is_inside_and_central(height, width, more_height, more_width):
     image = (height + more_height, width + more_width)
-    left, top, right, bottom = centre_box(image, (height, width))
-    assert (bottom - top, right - left) == (height, width)
-    assert left >= 0 and top >= 0 and right <= image[1] and bottom <= image[0]
-    assert abs(left - (image[1] - right)) <= 1 and abs(top - (image[0] - bottom)) <= 1
+    placed = geometry(image, (height, width), resize=min(image))
+    assert placed.resized == image
+    for offset, more in zip(placed.offset, (more_height, more_width), strict=True):
+        assert 0 <= -offset <= more
+        assert abs(-offset - (more + offset)) <= 1
 
 
 @pytest.mark.parametrize(("side", "start"), [(256, 16), (257, 16), (259, 18), (224, 0)])
 def test_odd_margins_are_rounded_half_to_even(side, start):
-    assert centre_box((side, side), (224, 224))[:2] == (start, start)
+    assert geometry((side, side), (224, 224), resize=side).offset == (-start, -start)
 
 
 def test_an_image_of_the_right_size_is_not_resampled(tmp_path):

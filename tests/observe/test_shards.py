@@ -11,8 +11,8 @@ from detent.observe.preprocess import PreprocessOptions
 from detent.observe.shards import (
     LARGEST_SHARD,
     Counting,
-    ShardCounts,
     compress,
+    decompress,
     divide,
     divide_samples,
     divisible,
@@ -22,7 +22,7 @@ from detent.observe.shards import (
 from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics
 from detent.observe.streams import SHARDS, ShardedSource, share
-from tests.models import as_ir, conv_relu_conv, normal
+from tests.models import as_ir, conv_relu_conv, count_sample, normal
 from tests.observe.shard_readers import SAMPLES, Numbers, sample
 
 INPUTS = input_specs(as_ir(conv_relu_conv()))
@@ -38,21 +38,21 @@ def write_images(folder, count, side=300):
 def test_every_sample_is_in_one_shard_and_none_that_is_held_out(tmp_path, total, options, workers):
     np.save(tmp_path / "x.npy", np.zeros((total, 3, 8, 8), np.float32))
     source = open_source(tmp_path, INPUTS, **options)
-    division = divide(source, workers)
+    shards, held_out = divide(source, workers)
     whole = list(source)
-    parts = [pending for shard in division.shards for pending in samples_of(source, shard)]
+    parts = [pending for shard in shards for pending in samples_of(source, shard)]
     assert [pending.index for pending in parts] == [pending.index for pending in whole if not pending.held_out]
     assert [pending.origin for pending in parts] == [pending.origin for pending in whole if not pending.held_out]
-    assert [pending.index for pending in division.held_out] == [pending.index for pending in whole if pending.held_out]
-    assert all(1 <= len(shard.groups) <= LARGEST_SHARD for shard in division.shards)
-    assert len(division.shards) >= min(len(parts), 4 * workers)
-    assert [shard.number for shard in division.shards] == list(range(len(division.shards)))
+    assert [pending.index for pending in held_out] == [pending.index for pending in whole if pending.held_out]
+    assert all(1 <= len(shard.groups) <= LARGEST_SHARD for shard in shards)
+    assert len(shards) >= min(len(parts), 4 * workers)
+    assert [shard.number for shard in shards] == list(range(len(shards)))
 
 
 def test_a_shard_is_called_after_its_first_and_last_sample(tmp_path):
     write_images(tmp_path, 12, side=8)
     source = open_source(tmp_path, INPUTS, preprocess=PreprocessOptions(size=8))
-    assert [shard.name for shard in divide(source, 1).shards][:2] == ["000.png … 002.png", "003.png … 005.png"]
+    assert [shard.name for shard in divide(source, 1)[0]][:2] == ["000.png … 002.png", "003.png … 005.png"]
 
 
 def test_only_paths_travel_and_no_contents(tmp_path, monkeypatch):
@@ -85,16 +85,16 @@ def test_random_numbers_are_made_where_they_are_needed():
 
 def test_a_task_is_small(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2000, 3, 8, 8), np.float32))
-    shards = divide(open_source(tmp_path, INPUTS), 2).shards
+    shards = divide(open_source(tmp_path, INPUTS), 2)[0]
     assert max(len(pickle.dumps(shard)) for shard in shards) < 1000
 
 
 def test_a_result_is_small():
     statistics = TensorStatistics()
-    statistics.add(normal(10_000))
+    count_sample(statistics, normal(10_000))
     compressed = compress({"t": statistics, "empty": TensorStatistics()})
     assert len(compressed) < 20_000 < len(pickle.dumps(statistics)) / 5
-    restored = ShardCounts(0, compressed, 1, 1).statistics
+    restored = decompress(compressed, "shard 0")
     assert restored["t"].histogram.counts.tolist() == statistics.histogram.counts.tolist()
     assert restored["empty"].samples == 0
 
@@ -134,7 +134,7 @@ def test_the_shards_of_a_reader_are_all_its_samples_once():
     assert isinstance(source, ShardedSource)
     whole = list(source)
     assert len({pending.index for pending in whole}) == len(whole) == SAMPLES
-    parts = [pending for shard in divide(source, 3).shards for pending in samples_of(source, shard)]
+    parts = [pending for shard in divide(source, 3)[0] for pending in samples_of(source, shard)]
     assert [pending.index for pending in parts] == [pending.index for pending in whole]
     found = sorted(float(pending.load().feeds["x"].sum()) for pending in parts)
     assert found == sorted(float(sample(number).sum()) for number in range(SAMPLES))

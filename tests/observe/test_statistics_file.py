@@ -28,7 +28,7 @@ from detent.observe.statistics_file import (
 )
 from detent.observe.store import NotThisKindError, read_sealed, seal, unseal
 from detent.observe.sweep import recall, sweep
-from tests.models import as_ir, conv_relu_conv, normal
+from tests.models import as_ir, conv_relu_conv, count_sample, normal
 
 HOSTILE = "../\u202e<script>&\"'\n\x1b[31m\0日本"
 
@@ -36,7 +36,7 @@ HOSTILE = "../\u202e<script>&\"'\n\x1b[31m\0日本"
 def counted(*samples, votes=None):
     statistics = TensorStatistics()
     for sample in samples:
-        statistics.add(np.asarray(sample, np.float32))
+        count_sample(statistics, np.asarray(sample, np.float32))
     statistics.votes = Counter(votes or {})
     return statistics
 
@@ -105,7 +105,7 @@ def test_loaded_statistics_go_on_counting(path):
     save_statistics(path, example(statistics={"t": counted(*samples[:2])}, votes_for=""))
     resumed = load_statistics(path).statistics["t"]
     for sample in samples[2:]:
-        resumed.add(sample)
+        count_sample(resumed, sample)
     assert contents(resumed) == contents(counted(*samples))
     other = counted(*samples[2:])
     other.merge(load_statistics(path).statistics["t"])

@@ -21,6 +21,7 @@ from tests.models import (
     build,
     concat,
     conv_relu_conv,
+    count_sample,
     info,
     laid_out,
     node,
@@ -41,7 +42,7 @@ def constants_of(model):
 def seen(*values):
     statistics = TensorStatistics()
     if values:
-        statistics.add(np.array(values, np.float32))
+        count_sample(statistics, np.array(values, np.float32))
     return statistics
 
 

@@ -16,6 +16,7 @@ from tests.models import (
     XINT8,
     build,
     conv_relu_conv,
+    count_sample,
     laid_out,
     node,
     normal,
@@ -93,7 +94,7 @@ def test_zeros_and_values_never_seen(recipe):
     )
     model, layout = laid_out(proto)
     zeros = TensorStatistics()
-    zeros.add(np.zeros(10, np.float32))
+    count_sample(zeros, np.zeros(10, np.float32))
     plan = make_plan(model, layout, {"x": TensorStatistics(), "y": zeros}, recipe)
     expected = -1 if recipe is XINT8 else 0
     assert plan.positions == dict.fromkeys(("x", "w", "b", "y"), expected)
@@ -133,7 +134,7 @@ def test_a_softmax_uses_its_whole_range_whatever_was_seen():
     # No observed probability came near 1, but one will: 1/128 spreads the settled range over the codes.
     model, layout = laid_out(build([node("Softmax", "x", "y")], "y"))
     small = TensorStatistics()
-    small.add(np.full(10, 0.01, np.float32))
+    count_sample(small, np.full(10, 0.01, np.float32))
     plan = make_plan(model, layout, {"x": small, "y": small}, XINT8)
     assert plan.position("y") == 7
 
@@ -151,7 +152,7 @@ def test_the_scores_of_a_model_are_not_clipped():
     proto = build([node("Relu", "x", "r"), node("Relu", "r", "y")], "y")
     model, layout = laid_out(proto)
     seen = TensorStatistics()
-    seen.add(np.append(np.linspace(0, 1, 10000), 5.0).astype(np.float32))
+    count_sample(seen, np.append(np.linspace(0, 1, 10000), 5.0).astype(np.float32))
     found = dict.fromkeys(("x", "r", "y"), seen)
     plan = make_plan(model, layout, found, XINT8.replace(clip_outputs=False))
     assert plan.position("r") > plan.position("y")

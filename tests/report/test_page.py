@@ -170,7 +170,7 @@ def test_a_model_that_the_device_rejects_is_the_first_thing_to_know(samples):
     ready = "npu-xint8 does not take the model: the batch of input 'x' is not fixed"
     assert text.index("What to know") < text.index(f"Error{ready}") < text.index("Mind this.")
     assert "Fix: `detent quantize --fix-shape x=1,3,8,8`" in text
-    assert "\nError: the model: the batch of input 'x' is not fixed" in str(report)
+    assert "\nError: npu-xint8 does not take the model: the batch of input 'x' is not fixed" in str(report)
     fixed = detent.quantize(tiny_model(), None, samples, fix_shapes={"x": [1, 3, 8, 8]})
     assert "Error" not in str(fixed)
     assert "badge bad" not in page_of(fixed).replace(".badge.bad", "")
@@ -238,7 +238,7 @@ def test_a_tuning_says_whether_it_reached_its_goal():
     assert '<div class="verdict good"><h2>Reached</h2>' in page_of(results.tuning())
     missed = page_of(results.tuning(met=False))
     assert '<div class="verdict warn"><h2>Not reached</h2>' in missed
-    assert "A8W8" in missed
+    assert "A16W8" in missed
 
 
 def test_errors_of_nothing_and_without_end_can_be_shown():

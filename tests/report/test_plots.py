@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from detent.errors import OutputError
 from detent.observe.statistics import TensorStatistics
 from detent.report.charts import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, plot_statistics, svg_of
+from tests.models import count_sample
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>&\"'\0\x1b\ud800]]>"
@@ -17,7 +18,7 @@ HOSTILE = "</title><script>alert(1)</script>&\"'\0\x1b\ud800]]>"
 
 def counted(*values):
     statistics = TensorStatistics()
-    statistics.add(np.asarray(values, np.float32))
+    count_sample(statistics, np.asarray(values, np.float32))
     return statistics
 
 

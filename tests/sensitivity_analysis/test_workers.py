@@ -13,10 +13,10 @@ from detent.observe import executors as local_processes
 from detent.observe import shards as worker
 from detent.observe.executors import LocalProcesses, sweep_on
 from detent.observe.shards import divide_samples
-from detent.observe.sources import input_specs, open_source, peek
+from detent.observe.sources import input_specs, open_source
 from detent.sensitivity_analysis.layer_errors import STAGE, sensitivity
 from detent.sensitivity_analysis.variants import VariantErrors
-from detent.sensitivity_analysis.workers import SampleWorkers, ShardErrors, VariantWork, _on_workers
+from detent.sensitivity_analysis.workers import SampleWorkers, VariantWork, _on_workers
 from tests.execute.test_probe import deep
 from tests.models import SMALL_MODELS, normal, planned
 from tests.observe.shard_readers import Deadly, Faulty, Numbers
@@ -47,7 +47,7 @@ def file(tmp_path):
 def measured(ready, data, executor=None, count=14, source=None, **options):
     model, plan = ready
     opened = open_source(data, input_specs(model), hold_out=1)
-    samples, _ = peek(opened, count)
+    samples = opened.peek(count)
     workers = None if executor is None else SampleWorkers(executor, source or opened)
     found = sensitivity(model, plan, samples, workers=workers, **options)
     return found.layers, found.errors, found.total, found.samples, found.exact
@@ -96,9 +96,7 @@ def test_sums_come_in_the_order_of_the_samples(ready, file):
 
     def backwards(shards):
         for shard in reversed(shards):
-            yield ShardErrors(
-                shard.number, tuple(VariantErrors(index, np.zeros(1), {}, {}) for index, _ in shard.groups)
-            )
+            yield shard, tuple(VariantErrors(index, np.zeros(1), {}, {}) for index, _ in shard.groups)
 
     assert len(divide_samples(source, samples, 1)) == 5
     found = list(_on_workers(backwards, source, 1, samples))

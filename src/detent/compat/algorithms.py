@@ -1,24 +1,58 @@
-"""Quark's algorithm configurations: what `QConfig(algo_config=[...])` lists.
+"""What refines a model in Quark: the configurations in `QConfig(algo_config=[...])`, and the dictionaries behind them.
 
-Each says which extra options it stands for, so that both ways of asking go through one translation.
+A configuration stands for extra options, so that both ways of asking go through one translation: its fields are the
+keys of the dictionary in another spelling. FastFinetune becomes AdaRound or AdaQuant, GPTQParams becomes Gptq.
+
+Other tools count a batch in images, Detent in output positions, of which it takes `rows` from each image. By GPTQ Quark
+rounds only products with a constant, to 8 bits whatever the parameters say; here every layer is rounded, to the weights
+of the configuration, and a size of groups or a scale for each channel changes these.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Any
 
+from detent.compat.option_rows import Option, Reader, apply_rows, boolean, check_keys, honoured, met, refused, table_of
 from detent.errors import UsageError
+from detent.numerics.formats import is_integer
+from detent.numerics.interface import NumberFormat
+from detent.refinements import AdaQuant, AdaRound, Gptq
 
-TUNED_OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
 ALL_DATA = 1_000_000_000
-SEED = 1705472343
+MOST_SAMPLES = 1000
+"""What "all data" means: Quark's own presets take as many."""
+ROWS = AdaRound().rows
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
+# -- defaults of the dictionaries, in the order of the configurations' fields ------------------------------------------
 
-def _camel(name: str) -> str:
-    """`num_iterations` as FastFinetune spells it: NumIterations."""
-    special = {"lr_adjust": "LRAdjust", "output_qdq": "OutputQDQ", "use_gds": "UseGDS"}
-    return special.get(name, "".join(part.capitalize() for part in name.split("_")))
+_CLE: dict[str, Any] = {
+    **{"CLEBalanceMethod": "max", "CLESteps": 1, "CLEWeightThreshold": 0.5, "CLEScaleAppendBias": True},
+    **{"CLEScaleUseThreshold": True, "CLETotalLayerDiffThreshold": 1.9e-7},
+}
+_GPTQ: dict[str, Any] = {
+    **{"Bits": 8, "BlockSize": 128, "GroupSize": -1, "PercDamp": 0.01, "ActOrder": False, "PerChannel": False},
+    **{"MSE": False, "WeightSymmetric": True},
+}
+_TUNING: dict[str, Any] = {
+    **{"OptimDevice": "cpu", "InferDevice": "cpu", "FixedSeed": 1705472343, "DataSize": ALL_DATA, "BatchSize": 1},
+    **{"NumBatches": 1, "NumIterations": 1000, "LearningRate": 0.1, "EarlyStop": False, "OutputIndex": 0},
+    **{"LRAdjust": None, "TargetOpType": (*_LAYERS, "InstanceNormalization", "LayerNormalization")},
+    **{"SelectiveUpdate": False, "UpdateBias": False, "OutputQDQ": False, "DropRatio": 1.0, "MemOptLevel": 1},
+    **{"CacheDir": None, "LogPeriod": 100, "RefModelPath": None, "DynamicBatch": False, "Parallel": False},
+    **{"RegParam": 0.01, "BetaRange": (20, 2), "WarmStart": 0.2, "SelectMaxMemLayer": False, "NumWorkers": 1},
+    **{"PinMemory": False, "UseGDS": False},
+}
+_MIXED: dict[str, Any] = {
+    **{"TargetLayerConfig": None, "TargetOpType": _LAYERS, "SubgraphJson": None, "IncludeLayers": None},
+    **{"ExcludeLayers": None, "DataSize": 0, "MetricOutputIndex": 0, "MetricDistanceFn": None},
+    **{"MetricEvaluateFn": None, "MetricDefault": "l2", "MetricThreshold": 0, "MetricOptimizeObject": "speed"},
+    **{"SensitivityCacheFile": None, "WorkerNum": 1, "DualQuantNodes": False, "NoInputQDQShared": False},
+    **{"SharedParamMode": "propagate"},
+}
 
 
 @dataclass(frozen=True)
@@ -26,158 +60,162 @@ class AlgoConfig:
     """Base of all."""
 
     def options(self) -> dict[str, Any]:
-        """The extra options that this asks for."""
+        """Return the extra options that this asks for."""
         raise UsageError(f"{type(self).__name__} asks for nothing: list one of its subclasses in algo_config.")
 
-    def _parameters(self) -> dict[str, Any]:
-        return {_camel(field.name): getattr(self, field.name) for field in fields(self)}
+
+def _config(
+    name: str, doc: str, defaults: Mapping[str, Any], options: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Any:
+    """Make a configuration whose fields are the keys of a dictionary: `num_iterations` is NumIterations."""
+    keys = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", key).lower(): key for key in defaults}
+
+    def of(self: AlgoConfig) -> dict[str, Any]:
+        return options({key: getattr(self, field) for field, key in keys.items()})
+
+    fields = [(field, Any, defaults[key]) for field, key in keys.items()]
+    namespace = {"__doc__": doc, "__module__": __name__, "options": of}
+    return make_dataclass(name, fields, bases=(AlgoConfig,), frozen=True, namespace=namespace)
 
 
-@dataclass(frozen=True)
-class CLEConfig(AlgoConfig):
-    """Cross-layer equalization."""
-
-    cle_balance_method: str = "max"
-    cle_steps: int = 1
-    cle_weight_threshold: float = 0.5
-    cle_scale_append_bias: bool = True
-    cle_scale_use_threshold: bool = True
-    cle_total_layer_diff_threshold: float = 1.9e-7
-
-    def options(self) -> dict[str, Any]:
-        """Return the CLE options, which have the names of the fields in another spelling."""
-        return {f"CLE{name.removeprefix('Cle')}": value for name, value in self._parameters().items()}
+def _tuning(algorithm: str, given: dict[str, Any]) -> dict[str, Any]:
+    if given["RegParam"] == _TUNING["RegParam"]:
+        del given["RegParam"]  # nobody asked for it, and Detent weighs it for each layer
+    return {"FastFinetune": {"OptimAlgorithm": algorithm, **given}}
 
 
-@dataclass(frozen=True)
-class SmoothQuantConfig(AlgoConfig):
-    """Outliers of activations moved into the weights."""
+CLEConfig = _config("CLEConfig", "Cross-layer equalization.", _CLE, dict)
+SmoothQuantConfig = _config(
+    "SmoothQuantConfig",
+    "SmoothQuant: outliers move into the weights.",
+    {"Alpha": 0.5},
+    lambda given: {"SmoothAlpha": given["Alpha"]},
+)
+BiasCorrectionConfig = _config("BiasCorrectionConfig", "Bias correction.", {}, lambda _: {"BiasCorrection": True})
+GPTQConfig = _config(
+    "GPTQConfig", "Weights rounded by GPTQ.", _GPTQ, lambda given: {"UseGPTQ": True, "GPTQParams": given}
+)
+AdaRoundConfig = _config(
+    "AdaRoundConfig", "Each weight learns to round up or down.", _TUNING, lambda given: _tuning("adaround", given)
+)
+AdaQuantConfig = _config(
+    "AdaQuantConfig",
+    "Weights learn their codes.",
+    {**_TUNING, "NumIterations": 3000, "LearningRate": 1e-5},
+    lambda given: _tuning("adaquant", given),
+)
+AutoMixprecisionConfig = _config(
+    "AutoMixprecisionConfig", "Formats chosen layer by layer.", _MIXED, lambda given: {"AutoMixprecision": given}
+)
+QuarotConfig = _config(
+    "QuarotConfig",
+    "Rotations of a language model, which Detent does not do: the options are refused.",
+    {"RMatrixDim": 4096, "UseRandomHad": False, "RConfigPath": None},
+    dict,
+)
 
-    alpha: float = 0.5
-
-    def options(self) -> dict[str, Any]:
-        """The share."""
-        return {"SmoothAlpha": self.alpha}
-
-
-@dataclass(frozen=True)
-class BiasCorrectionConfig(AlgoConfig):
-    """Means restored by the biases."""
-
-    def options(self) -> dict[str, Any]:
-        """One switch."""
-        return {"BiasCorrection": True}
-
-
-@dataclass(frozen=True)
-class GPTQConfig(AlgoConfig):
-    """Weights rounded by GPTQ."""
-
-    bits: int = 8
-    block_size: int = 128
-    group_size: int = -1
-    perc_damp: float = 0.01
-    act_order: bool = False
-    per_channel: bool = False
-    mse: bool = False
-    weight_symmetric: bool = True
-
-    def options(self) -> dict[str, Any]:
-        """The switch and its parameters."""
-        return {"UseGPTQ": True, "GPTQParams": self._parameters()}
+# -- FastFinetune ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _FineTuning(AlgoConfig):
-    """What AdaRound and AdaQuant share; the names are those of FastFinetune in another spelling."""
+def _learned(name: str, field: str, read: Reader) -> Option:
+    """Make a row for a field of the refinement; for one of the other algorithm alone, only the default passes."""
+    owners = [kind.__name__ for kind in (AdaRound, AdaQuant) if hasattr(kind, field)]
 
-    optim_device: str = "cpu"
-    infer_device: str = "cpu"
-    fixed_seed: int = SEED
-    data_size: int = ALL_DATA
-    batch_size: int = 1
-    num_batches: int = 1
-    num_iterations: int = 1000
-    learning_rate: float = 0.1
-    early_stop: bool = False
-    output_index: int = 0
-    lr_adjust: tuple[float, float] | None = None
-    target_op_type: tuple[str, ...] | list[str] = TUNED_OPERATORS
-    selective_update: bool = False
-    update_bias: bool = False
-    output_qdq: bool = False
-    drop_ratio: float = 1.0
-    mem_opt_level: int = 1
-    cache_dir: str | None = None
-    log_period: int = 100
-    ref_model_path: str | None = None
-    dynamic_batch: bool = False
-    parallel: bool = False
-    reg_param: float = 0.01
-    beta_range: tuple[float, float] = (20, 2)
-    warm_start: float = 0.2
-    select_max_mem_layer: bool = False
-    num_workers: int = 1
-    pin_memory: bool = False
-    use_gds: bool = False
+    def rule(refinement: Any, value: Any) -> Any:
+        if hasattr(refinement, field):
+            return replace(refinement, **{field: read(value)})
+        # Scripts pass the parameters of both algorithms along without meaning those of the other one.
+        if value in (_TUNING[name], None):
+            return refinement
+        raise UsageError(f"it is not for {type(refinement).__name__.lower()}. Delete it.")
 
-    def options(self) -> dict[str, Any]:
-        """The FastFinetune dictionary."""
-        values = self._parameters()
-        if self.reg_param == _FineTuning.reg_param:
-            del values["RegParam"]  # nobody asked for it, and Detent weighs it for each layer
-        algorithm = "adaround" if isinstance(self, AdaRoundConfig) else "adaquant"
-        return {"FastFinetune": {"OptimAlgorithm": algorithm, **values}}
+    return honoured(name, f"`{field}`" if len(owners) == 2 else f"`{owners[0]}.{field}`", rule)
 
 
-@dataclass(frozen=True)
-class AdaRoundConfig(_FineTuning):
-    """Weights learn whether to round up or down."""
+def _pair(value: Any) -> tuple[float, float] | None:
+    return (float(value[0]), float(value[1])) if value else None
 
 
-@dataclass(frozen=True)
-class AdaQuantConfig(_FineTuning):
-    """Weights learn their codes."""
-
-    num_iterations: int = 3000
-    learning_rate: float = 1e-5
+def _on_cpu(refinement: Any, device: Any) -> Any:
+    if not str(device).lower().startswith("cpu"):
+        raise UsageError("Detent refines on the CPU: give 'cpu'.")
+    return refinement
 
 
-@dataclass(frozen=True)
-class QuarotConfig(AlgoConfig):
-    """Rotations of a language model."""
-
-    r_matrix_dim: int = 4096
-    use_random_had: bool = False
-    r_config_path: str | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Its options; Detent has no counterpart, and the translation says so."""
-        return self._parameters()
+def _all_layers(refinement: Any, op_types: Any) -> Any:
+    if left := sorted(set(_LAYERS) - set(op_types)):
+        raise UsageError(f"it leaves out {', '.join(left)}. Detent refines every layer: delete it.")
+    return refinement
 
 
-@dataclass(frozen=True)
-class AutoMixprecisionConfig(AlgoConfig):
-    """Formats chosen layer by layer."""
+FAST_FINETUNE = table_of(
+    (
+        honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", lambda refinement, _: refinement),
+        _learned("DataSize", "samples", lambda size: MOST_SAMPLES if size >= ALL_DATA else size),
+        _learned("FixedSeed", "seed", int),
+        _learned("BatchSize", "batch", lambda images: images * ROWS),
+        _learned("NumIterations", "iterations", int),
+        _learned("LearningRate", "learning_rate", float),
+        _learned("EarlyStop", "early_stop", bool),
+        _learned("SelectiveUpdate", "selective_update", bool),
+        _learned("OutputQDQ", "output_rounded", bool),
+        _learned("DropRatio", "quantized_share", float),
+        _learned("LRAdjust", "learning_rate_above", _pair),
+        _learned("RegParam", "penalty", float),
+        _learned("BetaRange", "beta", _pair),
+        _learned("WarmStart", "warm_start", float),
+        _learned("UpdateBias", "update_bias", bool),
+        met("NumBatches", "batches are drawn anew in every iteration"),
+        met("MemOptLevel", "only the current layer's rows are kept"),
+        met("CacheDir", "nothing is written to disk"),
+        met("LogPeriod", "progress is shown by the bar"),
+        met("SelectMaxMemLayer", "memory does not grow with the layers"),
+        met("NumWorkers", "data is read by Detent's own threads"),
+        met("PinMemory", "there is no GPU"),
+        met("UseGDS", "there is no GPU"),
+        met("Parallel", "layers depend on each other and are taken in order"),
+        met("DynamicBatch", "samples of any batch size can be read"),
+        Option("OptimDevice", "refused", "layers are refined on the CPU: give 'cpu'", _on_cpu),
+        Option("InferDevice", "refused", "layers are refined on the CPU: give 'cpu'", _on_cpu),
+        Option(
+            "TargetOpType", "refused", "every layer is refined: name at least all four types, or delete it", _all_layers
+        ),
+        refused("OutputIndex", "all outputs count alike"),
+        refused("RefModelPath", "the float model is the reference"),
+    )
+)
 
-    target_layer_config: Any = None
-    target_op_type: tuple[str, ...] | list[str] = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-    subgraph_json: Any = None
-    include_layers: list[str] | None = None
-    exclude_layers: list[str] | None = None
-    data_size: int = 0
-    metric_output_index: int = 0
-    metric_distance_fn: Any = None
-    metric_evaluate_fn: Any = None
-    metric_default: str = "l2"
-    metric_threshold: float | None = 0
-    metric_optimize_object: str = "speed"
-    sensitivity_cache_file: Any = None
-    worker_num: int = 1
-    dual_quant_nodes: bool = False
-    no_input_qdq_shared: bool = False
-    shared_param_mode: str = "propagate"
 
-    def options(self) -> dict[str, Any]:
-        """The AutoMixprecision dictionary."""
-        return {"AutoMixprecision": self._parameters()}
+def refinement_of(params: Mapping[str, Any]) -> AdaRound | AdaQuant:
+    """Return the refinement that FastFinetune describes; UsageError, by name, for what cannot be had."""
+    algorithm = str(params.get("OptimAlgorithm", "adaround")).lower()
+    kinds: dict[str, type[AdaRound | AdaQuant]] = {"adaround": AdaRound, "adaquant": AdaQuant}
+    if algorithm not in kinds:
+        raise UsageError(f"OptimAlgorithm is '{algorithm}'. Choose adaround or adaquant.")
+    refinement: AdaRound | AdaQuant = apply_rows(FAST_FINETUNE, kinds[algorithm](), params)
+    return refinement
+
+
+# -- GPTQParams --------------------------------------------------------------------------------------------------------
+
+
+def gptq_of(given: Mapping[str, Any], weights: NumberFormat | None) -> dict[str, Any]:
+    """Return the fields of a recipe that GPTQParams describe: the refinement, and the weights with their scales."""
+    check_keys(given, _GPTQ)
+    if not is_integer(weights):
+        raise UsageError("GPTQ is for weights that are integers, and this configuration has others. Delete it.")
+    chosen = {key: value for key, value in given.items() if value is not None}
+    params = {**_GPTQ, "Bits": weights.bits, "WeightSymmetric": weights.symmetric, **chosen}
+    if params["Bits"] != weights.bits:
+        raise UsageError(f"Bits {params['Bits']}, and the weights are {weights.dtype}. Change either.")
+    if params["WeightSymmetric"] != weights.symmetric:
+        raise UsageError("WeightSymmetric is not what the weights of the configuration are. Delete it.")
+    if params["MSE"]:
+        raise UsageError("MSE is not part of Detent. Delete it; the recipe's weight_method chooses scales.")
+    if params["GroupSize"] > 0:
+        weights = weights.replace(granularity=f"per_group:{params['GroupSize']}")
+    elif params["PerChannel"]:
+        weights = weights.replace(granularity="per_channel")
+    order = "activation" if boolean(params["ActOrder"]) else "natural"
+    refinement = Gptq(damping=float(params["PercDamp"]), block=int(params["BlockSize"]), order=order)
+    return {"refinement": refinement, "weights": weights}

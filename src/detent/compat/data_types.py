@@ -16,23 +16,32 @@ from functools import partial
 from typing import Any, ClassVar
 
 from detent.compat.enums import CalibMethod, ExtendedQuantType, QuantGranularity, QuantType, ScaleType, ToolEnum
-from detent.errors import UsageError, nearest
+from detent.compat.option_rows import check_keys
+from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, Scale
 from detent.numerics.interface import NumberFormat
 
-MICROEXPONENTS: dict[str, Any] = {
-    "bfp_method": "to_bfp_prime",
-    "axis": 1,
-    "bit_width": 13,
-    "block_size": 16,
-    "sub_block_size": 2,
-    "sub_block_shift_bits": 1,
-    "rounding_mode": 2,
+_BLOCK_FLOAT = {"bfp_method": "to_bfp", "axis": 1, "bit_width": 16, "block_size": 8, "rounding_mode": 2}
+_TWO_LEVELS = {
+    **{"bfp_method": "to_bfp_prime", "axis": 1, "bit_width": 13, "block_size": 16, "sub_block_size": 2},
+    **{"sub_block_shift_bits": 1, "rounding_mode": 2},
 }
-MICROSCALING: dict[str, Any] = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 2}
-BFP16_PARAMS: dict[str, Any] = {"bfp_method": "to_bfp", "axis": 1, "bit_width": 16, "block_size": 8, "rounding_mode": 2}
+_ELEMENTS = {
+    **{"MXFP4E2M1": "fp4_e2m1", "MXFP6E3M2": "fp6_e3m2", "MXFP6E2M3": "fp6_e2m3", "MXFP8E5M2": "fp8_e5m2"},
+    **{"MXFP8E4M3": "fp8_e4m3", "MXInt8": "int8"},
+}
+
+BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BFP16": ("BFP", _BLOCK_FLOAT),
+    **{name: ("BFP", {**_TWO_LEVELS, "bit_width": bits}) for name, bits in (("MX4", 11), ("MX6", 13), ("MX9", 16))},
+    **{
+        name: ("MX", {"element_dtype": element, "axis": 1, "block_size": 32, "rounding_mode": 2})
+        for name, element in _ELEMENTS.items()
+    },
+}
+"""Formats with an exponent for each block: the family, and what BFPAttributes or MXAttributes say of the member."""
 
 
 class DataType:
@@ -42,42 +51,22 @@ class DataType:
     attributes: ClassVar[dict[str, Any]] = {}
 
 
-def _type(name: str, quant_type: ExtendedQuantType, doc: str, **attributes: Any) -> type[DataType]:
-    return type(name, (DataType,), {"quant_type": quant_type, "attributes": attributes, "__doc__": doc})
+def _type(name: str, family: str, **attributes: Any) -> type[DataType]:
+    members = {"quant_type": ExtendedQuantType[f"Q{family}"], "attributes": attributes, "__module__": __name__}
+    return type(name, (DataType,), {**members, "__doc__": f"The number format {name}."})
 
 
-def _exponents(name: str, bits: int, bit_width: int) -> type[DataType]:
-    doc = f"Microexponents of {bits} bits a number."
-    return _type(name, ExtendedQuantType.QBFP, doc, **{**MICROEXPONENTS, "bit_width": bit_width})
-
-
-def _scaled(name: str, element: str, doc: str) -> type[DataType]:
-    return _type(name, ExtendedQuantType.QMX, f"Microscaling, {doc}.", **{**MICROSCALING, "element_dtype": element})
-
-
-Int8 = _type("Int8", ExtendedQuantType.QInt8, "8-bit integers.")
-UInt8 = _type("UInt8", ExtendedQuantType.QUInt8, "8-bit unsigned integers.")
-Int16 = _type("Int16", ExtendedQuantType.QInt16, "16-bit integers.")
-UInt16 = _type("UInt16", ExtendedQuantType.QUInt16, "16-bit unsigned integers.")
-Int32 = _type("Int32", ExtendedQuantType.QInt32, "32-bit integers.")
-UInt32 = _type("UInt32", ExtendedQuantType.QUInt32, "32-bit unsigned integers.")
-Float16 = _type("Float16", ExtendedQuantType.QFloat16, "Half precision.")
-BFloat16 = _type("BFloat16", ExtendedQuantType.QBFloat16, "bfloat16.")
-BFP16 = _type(
-    "BFP16",
-    ExtendedQuantType.QBFP,
-    "Block floats: 8 numbers share an exponent.",
-    **{**BFP16_PARAMS, "rounding_mode": 0},
-)
-MX4 = _exponents("MX4", 4, 11)
-MX6 = _exponents("MX6", 6, 13)
-MX9 = _exponents("MX9", 9, 16)
-MXFP4E2M1 = _scaled("MXFP4E2M1", "fp4_e2m1", "4-bit floats")
-MXFP6E3M2 = _scaled("MXFP6E3M2", "fp6_e3m2", "6-bit floats with 3 bits of exponent")
-MXFP6E2M3 = _scaled("MXFP6E2M3", "fp6_e2m3", "6-bit floats with 2 bits of exponent")
-MXFP8E5M2 = _scaled("MXFP8E5M2", "fp8_e5m2", "8-bit floats with 5 bits of exponent")
-MXFP8E4M3 = _scaled("MXFP8E4M3", "fp8_e4m3", "8-bit floats with 4 bits of exponent")
-MXInt8 = _scaled("MXInt8", "int8", "8-bit integers")
+_INTEGERS = ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32")
+TYPES: dict[str, type[DataType]] = {
+    **{name: _type(name, name) for name in (*_INTEGERS, "Float16", "BFloat16")},
+    **{name: _type(name, family, **attributes) for name, (family, attributes) in BLOCKS.items()},
+    "BFP16": _type("BFP16", "BFP", **{**_BLOCK_FLOAT, "rounding_mode": 0}),
+}
+_SCALES: dict[ToolEnum, Scale] = {
+    ScaleType.Float32: "float",
+    ScaleType.PowerOf2: "power_of_two",
+    ScaleType.Int16: "int16",
+}
 
 
 @dataclass(frozen=True)
@@ -85,39 +74,31 @@ class QTensorConfig:
     """How a tensor is quantized."""
 
     symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
-    data_type: type[DataType] = Int8
-
-    @property
-    def scale(self) -> Scale:
-        """What scales may be, as Detent names it."""
-        names: dict[ScaleType, Scale] = {
-            ScaleType.Float32: "float",
-            ScaleType.PowerOf2: "power_of_two",
-            ScaleType.Int16: "int16",
-        }
-        return names[self.scale_type]
+    scale_type: ToolEnum = ScaleType.Float32
+    calibration_method: ToolEnum = CalibMethod.MinMax
+    quant_granularity: ToolEnum = QuantGranularity.Tensor
+    data_type: type[DataType] = TYPES["Int8"]
 
 
-def _integers(data_type: type[DataType], symmetric: bool = True) -> Callable[..., QTensorConfig]:
-    percentile = CalibMethod.Percentile
-    return partial(QTensorConfig, symmetric=symmetric, calibration_method=percentile, data_type=data_type)
+def _specs() -> dict[str, Callable[..., QTensorConfig]]:
+    found = {f"{name}Spec": partial(QTensorConfig, data_type=kind) for name, kind in TYPES.items()}
+    for name in _INTEGERS:
+        found[f"{name}Spec"] = partial(
+            found[f"{name}Spec"], symmetric=not name.startswith("U"), calibration_method=CalibMethod.Percentile
+        )
+    device = {"calibration_method": CalibMethod.MinMSE, "scale_type": ScaleType.PowerOf2}
+    return {**found, "XInt8Spec": partial(found["Int8Spec"], **device)}
 
 
-def _floats(data_type: type[DataType]) -> Callable[..., QTensorConfig]:
-    return partial(QTensorConfig, symmetric=True, calibration_method=CalibMethod.MinMax, data_type=data_type)
+SPECS = _specs()
 
 
-Int8Spec, UInt8Spec = _integers(Int8), _integers(UInt8, symmetric=False)
-Int16Spec, UInt16Spec = _integers(Int16), _integers(UInt16, symmetric=False)
-Int32Spec, UInt32Spec = _integers(Int32), _integers(UInt32, symmetric=False)
-XInt8Spec = partial(_integers(Int8), calibration_method=CalibMethod.MinMSE, scale_type=ScaleType.PowerOf2)
-Float16Spec, BFloat16Spec, BFP16Spec = _floats(Float16), _floats(BFloat16), _floats(BFP16)
-MX4Spec, MX6Spec, MX9Spec, MXInt8Spec = _floats(MX4), _floats(MX6), _floats(MX9), _floats(MXInt8)
-MXFP4E2M1Spec, MXFP6E3M2Spec, MXFP6E2M3Spec = _floats(MXFP4E2M1), _floats(MXFP6E3M2), _floats(MXFP6E2M3)
-MXFP8E5M2Spec, MXFP8E4M3Spec = _floats(MXFP8E5M2), _floats(MXFP8E4M3)
+def __getattr__(name: str) -> Any:
+    """Serve the types and specifications under their names: `data_types.Int8`, `data_types.Int8Spec`."""
+    for table in (TYPES, SPECS):
+        if name in table:
+            return table[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 @dataclass(frozen=True)
@@ -145,87 +126,69 @@ class QLayerConfig:
         return {"activations": self.inputs, "weights": self.weight, "biases": self.bias}
 
 
-_INTEGER_TYPES = {"QInt8": "int8", "QUInt8": "uint8", "QInt16": "int16", "QUInt16": "uint16", "QInt4": "int4"}
-_INTEGER_TYPES |= {"QUInt4": "uint4", "QInt32": "int32", "QUInt32": "uint32"}
-_FLOAT_TYPES = {"QFloat16": "float16", "QBFloat16": "bfloat16", "QFLOAT8E4M3FN": "float8_e4m3"}
-
+_FLOATS = {"QFloat16": "float16", "QBFloat16": "bfloat16", "QFLOAT8E4M3FN": "float8_e4m3"}
 _ROUNDINGS = {0: "half_away", 1: "half_up", 2: "half_even"}
-
-_BLOCK_KEYS = (
-    *("bfp_method", "axis", "bit_width", "block_size", "sub_block_size", "sub_block_shift_bits"),
-    *("rounding_mode", "convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel"),
-)
-_SCALE_KEYS = ("element_dtype", "axis", "block_size", "rounding_mode")
+_NOT_DONE = ("convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel")
 
 
 def format_of(
     quant_type: Any, *, symmetric: bool = True, scale: Scale = "float", attributes: Mapping[str, Any] | None = None
 ) -> NumberFormat:
-    """The format for a member of QuantType or its relatives, or for a data type; `attributes` are those of blocks."""
-    member = getattr(quant_type, "quant_type", quant_type)
-    name = getattr(member, "name", None)
-    given = attributes or getattr(quant_type, "attributes", None)
-    if name in _INTEGER_TYPES:
-        return IntegerFormat(_INTEGER_TYPES[name], symmetric, scale)
-    if name in _FLOAT_TYPES:
-        return FloatFormat(_FLOAT_TYPES[name])  # type: ignore[arg-type]
-    if name == "QBFP":
-        return block_float(given or {})
-    if name == "QMX":
-        return microscaling(given or {})
+    """Return the format for a member of QuantType or its relatives, or for a DataType.
+
+    `attributes` are those of block formats, in place of the type's own.
+    """
+    name = getattr(getattr(quant_type, "quant_type", quant_type), "name", "")
+    given = attributes or getattr(quant_type, "attributes", None) or {}
+    if name in ("QInt4", "QUInt4", *(f"Q{each}" for each in _INTEGERS)):
+        return IntegerFormat(name[1:].lower(), symmetric, scale)
+    if name in _FLOATS:
+        return FloatFormat(_FLOATS[name])  # type: ignore[arg-type]
+    if name in ("QBFP", "QMX"):
+        return block_float(given) if name == "QBFP" else microscaling(given)
     raise UsageError(f"{quant_type!r} is no number format. Give a member of QuantType, such as {QuantType.QInt8!r}.")
 
 
 def block_float(attributes: Mapping[str, Any]) -> BlockFloat:
-    """BFPAttributes. `bfp_method` to_bfp has one level, to_bfp_prime two."""
-    _check(attributes, _BLOCK_KEYS, "BFPAttributes")
+    """Return the format of BFPAttributes. `bfp_method` to_bfp has one level, to_bfp_prime two."""
+    rounding = _rounding(attributes, (*_TWO_LEVELS, *_NOT_DONE))
     method = attributes.get("bfp_method", "to_bfp")
     if method not in ("to_bfp", "to_bfp_prime"):
-        raise UsageError(f"BFPAttributes: bfp_method is {method!r}. Choose to_bfp or to_bfp_prime.")
-    for key in ("convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel"):
+        raise UsageError(f"bfp_method is {method!r}. Choose to_bfp or to_bfp_prime.")
+    for key in _NOT_DONE:
         if attributes.get(key):
-            raise UsageError(f"BFPAttributes: {key} is not part of Detent, which rounds float32 once. Delete it.")
+            raise UsageError(f"{key} is not part of Detent, which rounds float32 once. Delete it.")
     return BlockFloat(
         bit_width=attributes.get("bit_width", 16),
         block_size=attributes.get("block_size", 8),
         sub_block_size=attributes.get("sub_block_size", 2) if method == "to_bfp_prime" else None,
         sub_block_shift_bits=attributes.get("sub_block_shift_bits", 1),
-        rounding=_rounding(attributes, "BFPAttributes"),
+        rounding=rounding,
     )
 
 
 def microscaling(attributes: Mapping[str, Any]) -> Microscaling:
-    """MXAttributes."""
-    _check(attributes, _SCALE_KEYS, "MXAttributes")
-    return Microscaling(
-        element=attributes.get("element_dtype", "int8"),
-        block_size=attributes.get("block_size", 32),
-        rounding=_rounding(attributes, "MXAttributes"),
-    )
+    """Return the format of MXAttributes."""
+    rounding = _rounding(attributes, ("element_dtype", "axis", "block_size", "rounding_mode"))
+    return Microscaling(attributes.get("element_dtype", "int8"), attributes.get("block_size", 32), rounding)
 
 
-def _check(attributes: Mapping[str, Any], known: tuple[str, ...], option: str) -> None:
-    for key in attributes:
-        if key not in known:
-            raise UsageError(f"{option} has no '{key}'.{nearest(key, known)} It has {', '.join(known)}.")
+def _rounding(attributes: Mapping[str, Any], known: tuple[str, ...]) -> Any:
+    """Return the rounding of blocks; UsageError for keys that are not known, and for blocks along another axis."""
+    check_keys(attributes, known)
     if attributes.get("axis", 1) != 1:
-        raise UsageError(
-            f"{option}: axis {attributes['axis']}: blocks lie along the axis that is summed over. Delete it."
-        )
-
-
-def _rounding(attributes: Mapping[str, Any], option: str) -> Any:
+        raise UsageError(f"axis {attributes['axis']}: blocks lie along the axis that is summed over. Delete it.")
     mode = attributes.get("rounding_mode", 0)
     if mode not in _ROUNDINGS:
-        raise UsageError(f"{option}: rounding_mode is {mode!r}: 0 is half away from zero, 1 half up, 2 half to even.")
+        raise UsageError(f"rounding_mode is {mode!r}: 0 is half away from zero, 1 half up, 2 half to even.")
     return _ROUNDINGS[mode]
 
 
 def spec_format(spec: QTensorConfig | None) -> NumberFormat | None:
-    """The format that a tensor's specification describes."""
+    """Return the format that a tensor's specification describes."""
     if spec is None:
         return None
-    fmt = format_of(spec.data_type, symmetric=spec.symmetric, scale=spec.scale)
+    fmt = format_of(spec.data_type, symmetric=spec.symmetric, scale=_SCALES[spec.scale_type])
     per_channel = spec.quant_granularity == QuantGranularity.Channel and fmt.kind == "integer"
     return fmt.replace(granularity="per_channel") if per_channel else fmt
 
@@ -234,9 +197,8 @@ def check_layer(layer: QLayerConfig) -> None:
     """Raise UsageError for what a specification can say and Detent cannot do."""
     if layer.output_tensors is not None and layer.output_tensors != layer.inputs:
         raise UsageError("output_tensors of a layer's specification: the next layer's input_tensors decide. Delete it.")
-    granularities = {spec.quant_granularity for spec in (layer.inputs, layer.weight, layer.bias) if spec is not None}
-    if QuantGranularity.Group in granularities:
-        raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
-    for spec in (layer.inputs, layer.bias):
-        if spec is not None and spec.quant_granularity == QuantGranularity.Channel:
+    for role, spec in layer.roles.items():
+        if spec is not None and spec.quant_granularity == QuantGranularity.Group:
+            raise UsageError("QuantGranularity.Group has no size of groups. Use the recipe MATMUL_NBITS.")
+        if spec is not None and role != "weights" and spec.quant_granularity == QuantGranularity.Channel:
             raise UsageError("QuantGranularity.Channel is for weights: activations and biases cannot have it.")

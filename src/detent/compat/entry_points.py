@@ -1,233 +1,213 @@
-"""The functions that scripts call: those of Quark, of vai_q_onnx and of onnxruntime's quantizer.
+"""What scripts call to quantize: Quark's ModelQuantizer, and the functions of Quark, vai_q_onnx and onnxruntime.
 
-Each has the arguments and defaults of the original, which become one QuantizationConfig. onnxruntime's functions do
+Each function has the arguments and defaults of the original, in its order: a name that is a field of
+QuantizationConfig has the default of that field, and all of them become one configuration. onnxruntime's functions do
 not equalize channels, and print nothing; biases are corrected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import onnx
+import onnx_ir as ir
 
+import detent
 from detent.comparison.value_files import dump_codes
-from detent.compat.configs import config_of
-from detent.compat.enums import CalibrationMethod, PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
-from detent.compat.quantizer import one_of, quantize_with
+from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
+from detent.compat.enums import PowerOfTwoMethod, VitisQuantFormat
 from detent.compat.readers import RandomDataReader
+from detent.compat.translate import translate
+from detent.convert.conversion import parse_steps
+from detent.convert.step import ConversionNotes
 from detent.errors import DataError, UsageError
-from detent.graph.load import ModelLike
+from detent.graph.load import ModelLike, load, read
+from detent.graph.save import check_output, save
+from detent.pipeline.job import make_job
+from detent.qdq.functions import add_functions
+
+if TYPE_CHECKING:
+    from detent.compat.option_rules import Request
+    from detent.results.quantized import Report
 
 
-def quark_quantize_static(
-    model_input: ModelLike,
-    model_output: str | None = None,
-    calibration_data_reader: Any = None,
-    calibration_data_path: str | None = None,
-    quant_format: Any = QuantFormat.QDQ,
-    calibrate_method: Any = CalibrationMethod.MinMax,
-    input_nodes: Sequence[str] | None = None,
-    output_nodes: Sequence[str] | None = None,
-    op_types_to_quantize: Sequence[str] | None = None,
-    extra_op_types_to_quantize: Sequence[str] | None = None,
-    per_channel: bool = False,
-    reduce_range: bool = False,
-    activation_type: Any = QuantType.QInt8,
-    weight_type: Any = QuantType.QInt8,
-    nodes_to_quantize: Sequence[str] | None = None,
-    nodes_to_exclude: Sequence[str] | None = None,
-    subgraphs_to_exclude: Sequence[Any] | None = None,
-    optimize_model: bool = True,
-    use_external_data_format: bool = False,
-    execution_providers: Sequence[str] | None = None,
-    enable_dpu: bool = False,
-    enable_npu_cnn: bool = False,
-    enable_npu_transformer: bool = False,
-    specific_tensor_precision: bool = False,
-    convert_fp16_to_fp32: bool = False,
-    convert_nchw_to_nhwc: bool = False,
-    debug_mode: bool = False,
-    crypto_mode: bool = False,
-    include_cle: bool = True,
-    include_sq: bool = False,
-    include_rotation: bool = False,
-    include_fast_ft: bool = False,
-    include_auto_mp: bool = False,
-    print_summary: bool = True,
-    extra_options: dict[str, Any] | None = None,
-) -> onnx.ModelProto | None:
-    """Quantize with ranges from calibration data; returns the model where there is no `model_output`."""
-    config = config_of(locals(), enable_npu_cnn=enable_npu_cnn or enable_dpu)
-    data = one_of(calibration_data_reader, calibration_data_path)
-    return quantize_with(config, model_input, model_output, data)
+class ModelQuantizer:
+    """Quark's quantizer: `ModelQuantizer(config).quantize_model(model, output, reader)`."""
+
+    def __init__(self, config: AnyConfig) -> None:
+        if not isinstance(config, (Config, QConfig, QuantizationConfig)):
+            raise UsageError(f"ModelQuantizer takes a Config or a QConfig, found {type(config).__name__}.")
+        self.config = config
+
+    def quantize_model(
+        self,
+        model_input: ModelLike,
+        model_output: str | Path | None = None,
+        calibration_data_reader: Any = None,
+        calibration_data_path: str | Path | None = None,
+        algorithms: Any = None,
+    ) -> onnx.ModelProto | None:
+        """Quantize `model_input` and write it to `model_output`; without one, return the model."""
+        if algorithms:
+            raise UsageError("algorithms: list them in QConfig(algo_config=[...]).")
+        return _quantize(self.config, model_input, model_output, calibration_data_reader, calibration_data_path)
 
 
-def quark_quantize_dynamic(
-    model_input: ModelLike,
-    model_output: str | None = None,
-    op_types_to_quantize: Sequence[str] | None = None,
-    per_channel: bool = False,
-    reduce_range: bool = False,
-    weight_type: Any = QuantType.QInt8,
-    nodes_to_quantize: Sequence[str] | None = None,
-    nodes_to_exclude: Sequence[str] | None = None,
-    subgraphs_to_exclude: Sequence[Any] | None = None,
-    use_external_data_format: bool = False,
-    debug_mode: bool = False,
-    crypto_mode: bool = False,
-    extra_options: dict[str, Any] | None = None,
-) -> onnx.ModelProto | None:
-    """Quantize weights; activations find their ranges while the model runs."""
-    config = config_of(locals(), use_dynamic_quant=True, include_cle=False)
-    return quantize_with(config, model_input, model_output, None)
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+_CONFIG_DEFAULTS = {
+    name: None if isinstance(value, (list, dict)) else value for name, value in vars(QuantizationConfig()).items()
+}
+_SAME_AS = {
+    **dict.fromkeys(("use_dpu", "enable_dpu", "enable_ipu_cnn"), "enable_npu_cnn"),
+    "enable_ipu_transformer": "enable_npu_transformer",
+    "calibration_providers": "execution_providers",
+}
+"""Other names that a field has had."""
+_AS_OPTION = {
+    "random_data_reader_input_shape": "RandomDataReaderInputShape",
+    "calibration_cache_path": "SaveAndRestore",
+}
 
 
-def vai_quantize_static(
-    model_input: ModelLike,
-    model_output: str,
-    calibration_data_reader: Any = None,
-    quant_format: Any = VitisQuantFormat.FixNeuron,
-    calibrate_method: Any = PowerOfTwoMethod.MinMSE,
-    input_nodes: Sequence[str] | None = None,
-    output_nodes: Sequence[str] | None = None,
-    op_types_to_quantize: Sequence[str] | None = None,
-    random_data_reader_input_shape: Any = None,
-    per_channel: bool = False,
-    reduce_range: bool = False,
-    activation_type: Any = QuantType.QInt8,
-    weight_type: Any = QuantType.QInt8,
-    nodes_to_quantize: Sequence[str] | None = None,
-    nodes_to_exclude: Sequence[str] | None = None,
-    subgraphs_to_exclude: Sequence[Any] | None = None,
-    optimize_model: bool = True,
-    use_external_data_format: bool = False,
-    execution_providers: Sequence[str] | None = None,
-    use_dpu: bool = False,
-    enable_dpu: bool = False,
-    enable_ipu_cnn: bool = False,
-    enable_npu_cnn: bool = False,
-    enable_ipu_transformer: bool = False,
-    enable_npu_transformer: bool = False,
-    convert_fp16_to_fp32: bool = False,
-    convert_nchw_to_nhwc: bool = False,
-    debug_mode: bool = False,
-    include_cle: bool = False,
-    include_sq: bool = False,
-    include_fast_ft: bool = False,
-    include_auto_mp: bool = False,
-    print_summary: bool = True,
-    extra_options: dict[str, Any] | None = None,
-) -> onnx.ModelProto | None:
-    """Quantize `model_input` and write it to `model_output`. One flag for the NPU has had four names."""
-    options = dict(extra_options or {})
-    if random_data_reader_input_shape:
-        options.setdefault("RandomDataReaderInputShape", random_data_reader_input_shape)
-    config = config_of(
-        locals(),
-        extra_options=options,
-        enable_npu_cnn=use_dpu or enable_dpu or enable_ipu_cnn or enable_npu_cnn,
-        enable_npu_transformer=enable_ipu_transformer or enable_npu_transformer,
-    )
-    return quantize_with(config, model_input, model_output, calibration_data_reader)
+def _parameters(names: str, required: tuple[str, ...], defaults: dict[str, Any]) -> list[Parameter]:
+    """Return the parameters of a function from their names, which stand in its order."""
+    known = {**_CONFIG_DEFAULTS, **dict.fromkeys(_SAME_AS, False), "calibration_providers": None, **defaults}
+    return [
+        Parameter(
+            name,
+            Parameter.POSITIONAL_OR_KEYWORD,
+            default=Parameter.empty if name in required else known.get(name),
+            annotation=Any,
+        )
+        for name in names.split()
+    ]
 
 
-def quantize_static(
-    model_input: ModelLike,
-    model_output: str | Path,
-    calibration_data_reader: Any = None,
-    quant_format: Any = QuantFormat.QDQ,
-    op_types_to_quantize: Sequence[str] | None = None,
-    per_channel: bool = False,
-    reduce_range: bool = False,
-    activation_type: Any = QuantType.QInt8,
-    weight_type: Any = QuantType.QInt8,
-    nodes_to_quantize: Sequence[str] | None = None,
-    nodes_to_exclude: Sequence[str] | None = None,
-    use_external_data_format: bool = False,
-    calibrate_method: Any = CalibrationMethod.MinMax,
-    calibration_providers: Sequence[str] | None = None,
-    extra_options: dict[str, Any] | None = None,
-    calibration_cache_path: str | Path | None = None,
-) -> None:
-    """Quantize with ranges from calibration data."""
-    options = dict(extra_options or {})
-    if calibration_cache_path is not None:
-        options["SaveAndRestore"] = calibration_cache_path
-    config = config_of(
-        locals(),
-        extra_options=options,
-        execution_providers=list(calibration_providers or ["CPUExecutionProvider"]),
-        include_cle=False,
-        print_summary=False,
-    )
-    quantize_with(config, model_input, model_output, calibration_data_reader)
+def _function(
+    name: str,
+    names: str,
+    required: tuple[str, ...] = ("model_input", "model_output"),
+    defaults: dict[str, Any] | None = None,
+    **fixed: Any,
+) -> Callable[..., onnx.ModelProto | None]:
+    """Make a function that quantizes with these arguments; `fixed` are fields that it has no argument for."""
+    signature = inspect.Signature(_parameters(names, required, defaults or {}))
+
+    def function(*args: Any, **kwargs: Any) -> onnx.ModelProto | None:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        sources = [given.pop(each, None) for each in ("calibration_data_reader", "calibration_data_path")]
+        model, output = given.pop("model_input"), given.pop("model_output")
+        return _quantize(_config_of(given, fixed), model, output, *sources)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Quantize `model_input` as {name} of another tool does, with its arguments."
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
 
 
-def quantize_dynamic(
-    model_input: ModelLike,
-    model_output: str | Path,
-    op_types_to_quantize: Sequence[str] | None = None,
-    per_channel: bool = False,
-    reduce_range: bool = False,
-    weight_type: Any = QuantType.QInt8,
-    nodes_to_quantize: Sequence[str] | None = None,
-    nodes_to_exclude: Sequence[str] | None = None,
-    use_external_data_format: bool = False,
-    extra_options: dict[str, Any] | None = None,
-) -> None:
-    """Quantize weights; activations find their ranges while the model runs."""
-    config = config_of(locals(), use_dynamic_quant=True, include_cle=False, print_summary=False)
-    quantize_with(config, model_input, model_output, None)
+def _config_of(given: dict[str, Any], fixed: dict[str, Any]) -> QuantizationConfig:
+    """Return the configuration that arguments amount to; None leaves a field as it is."""
+    options = dict(given.pop("extra_options", None) or {})
+    options |= {_AS_OPTION[name]: value for name, value in given.items() if name in _AS_OPTION and value}
+    named = {name: value for name, value in given.items() if name in _CONFIG_DEFAULTS and value is not None}
+    named |= {_SAME_AS[name]: value for name, value in given.items() if name in _SAME_AS and value}
+    lists = {name: list(value) for name, value in named.items() if isinstance(value, tuple)}
+    return QuantizationConfig(**{**fixed, **named, **lists}, extra_options=options)
 
 
-@dataclass
-class StaticQuantConfig:
-    """The arguments of quantize_static, kept."""
+_CHOICE = "op_types_to_quantize per_channel reduce_range"
+_NODES = "nodes_to_quantize nodes_to_exclude"
+_TYPES = "activation_type weight_type"
 
-    calibration_data_reader: Any
-    calibrate_method: Any = CalibrationMethod.MinMax
-    quant_format: Any = QuantFormat.QDQ
-    activation_type: Any = QuantType.QInt8
-    weight_type: Any = QuantType.QInt8
-    op_types_to_quantize: Sequence[str] | None = None
-    nodes_to_quantize: Sequence[str] | None = None
-    nodes_to_exclude: Sequence[str] | None = None
-    per_channel: bool = False
-    reduce_range: bool = False
-    use_external_data_format: bool = False
-    calibration_providers: Sequence[str] | None = None
-    extra_options: dict[str, Any] | None = field(default=None)
+quark_quantize_static = _function(
+    "quantize_static",
+    "model_input model_output calibration_data_reader calibration_data_path quant_format calibrate_method input_nodes "
+    "output_nodes op_types_to_quantize extra_op_types_to_quantize per_channel reduce_range activation_type weight_type "
+    "nodes_to_quantize nodes_to_exclude subgraphs_to_exclude optimize_model use_external_data_format "
+    "execution_providers enable_dpu enable_npu_cnn enable_npu_transformer specific_tensor_precision "
+    "convert_fp16_to_fp32 convert_nchw_to_nhwc debug_mode crypto_mode include_cle include_sq include_rotation "
+    "include_fast_ft include_auto_mp print_summary extra_options",
+    required=("model_input",),
+)
+quark_quantize_dynamic = _function(
+    "quantize_dynamic",
+    f"model_input model_output {_CHOICE} weight_type {_NODES} subgraphs_to_exclude use_external_data_format debug_mode "
+    "crypto_mode extra_options",
+    required=("model_input",),
+    use_dynamic_quant=True,
+    include_cle=False,
+)
+vai_quantize_static = _function(
+    "quantize_static",
+    "model_input model_output calibration_data_reader quant_format calibrate_method input_nodes output_nodes "
+    "op_types_to_quantize random_data_reader_input_shape per_channel reduce_range activation_type weight_type "
+    "nodes_to_quantize nodes_to_exclude subgraphs_to_exclude optimize_model use_external_data_format "
+    "execution_providers use_dpu enable_dpu enable_ipu_cnn enable_npu_cnn enable_ipu_transformer "
+    "enable_npu_transformer convert_fp16_to_fp32 convert_nchw_to_nhwc debug_mode include_cle include_sq "
+    "include_fast_ft include_auto_mp print_summary extra_options",
+    defaults={
+        "quant_format": VitisQuantFormat.FixNeuron,
+        "calibrate_method": PowerOfTwoMethod.MinMSE,
+        "include_cle": False,
+    },
+)
+quantize_static = _function(
+    "quantize_static",
+    f"model_input model_output calibration_data_reader quant_format {_CHOICE} {_TYPES} {_NODES} "
+    "use_external_data_format calibrate_method calibration_providers extra_options calibration_cache_path",
+    include_cle=False,
+    print_summary=False,
+)
+quantize_dynamic = _function(
+    "quantize_dynamic",
+    f"model_input model_output {_CHOICE} weight_type {_NODES} use_external_data_format extra_options",
+    use_dynamic_quant=True,
+    include_cle=False,
+    print_summary=False,
+)
 
 
-@dataclass
-class DynamicQuantConfig:
-    """The arguments of quantize_dynamic, kept."""
-
-    weight_type: Any = QuantType.QInt8
-    op_types_to_quantize: Sequence[str] | None = None
-    nodes_to_quantize: Sequence[str] | None = None
-    nodes_to_exclude: Sequence[str] | None = None
-    per_channel: bool = False
-    reduce_range: bool = False
-    use_external_data_format: bool = False
-    extra_options: dict[str, Any] | None = None
+def _record(name: str, names: str, *required: str) -> Any:
+    """Make a class that keeps the arguments of a function."""
+    fields = [
+        (each.name, Any) if each.default is Parameter.empty else (each.name, Any, each.default)
+        for each in _parameters(names, required, {})
+    ]
+    doc = f"The arguments of {'quantize_static' if required else 'quantize_dynamic'}, kept."
+    return make_dataclass(name, fields, namespace={"__doc__": doc, "__module__": __name__})
 
 
-def quantize(
-    model_input: ModelLike, model_output: str | Path, quant_config: StaticQuantConfig | DynamicQuantConfig
-) -> None:
-    """Quantize with the arguments in a configuration."""
-    if isinstance(quant_config, StaticQuantConfig):
-        quantize_static(model_input, model_output, **vars(quant_config))
-    elif isinstance(quant_config, DynamicQuantConfig):
-        quantize_dynamic(model_input, model_output, **vars(quant_config))
-    else:
+_KEPT = "op_types_to_quantize nodes_to_quantize nodes_to_exclude per_channel reduce_range use_external_data_format "
+StaticQuantConfig = _record(
+    "StaticQuantConfig",
+    f"calibration_data_reader calibrate_method quant_format {_TYPES} {_KEPT} calibration_providers extra_options",
+    "calibration_data_reader",
+)
+DynamicQuantConfig = _record("DynamicQuantConfig", f"weight_type {_KEPT} extra_options")
+
+
+def quantize(model_input: ModelLike, model_output: str | Path, quant_config: Any) -> None:
+    """Quantize with the arguments in a StaticQuantConfig or a DynamicQuantConfig."""
+    functions = {StaticQuantConfig: quantize_static, DynamicQuantConfig: quantize_dynamic}
+    if type(quant_config) not in functions:
         raise UsageError(
             f"quantize takes a StaticQuantConfig or a DynamicQuantConfig, not {type(quant_config).__name__}."
         )
+    functions[type(quant_config)](model_input, model_output, **vars(quant_config))
 
 
 def dump_model(
@@ -251,3 +231,95 @@ def get_library_path(device: str = "CPU") -> NoReturn:
         f"get_library_path('{device}'): what Detent writes runs on plain onnxruntime, without a library of custom "
         "operators. Delete the line register_custom_ops_library(...)."
     )
+
+
+# -- the work ----------------------------------------------------------------------------------------------------------
+
+
+def _quantize(
+    config: AnyConfig, model: ModelLike, output: str | Path | None, reader: Any, path: Any = None
+) -> onnx.ModelProto | None:
+    """Quantize as the configuration says, with data from a reader or a path; random numbers without either."""
+    if reader is not None and path is not None:
+        raise UsageError(f"calibration_data_path is {path}, and there is a calibration_data_reader too. Give one.")
+    request = translate(config)
+    later = bool(request.conversions) or _overwrites(output, model)
+    if later and output is not None:
+        check_output(Path(output))  # before the work, not after it
+    report = _run(request, model, None if later else output, path if reader is None else reader)
+    result = report.model
+    if later and result is not None:
+        result = _converted(result, request.conversions, None if output is None else Path(output))
+    if request.external_data and output is not None:
+        move_tensors_out(Path(output))
+    if request.summary:
+        sys.stdout.write(f"{report}\n")
+    return result if output is None else None
+
+
+def _overwrites(output: str | Path | None, model: ModelLike) -> bool:
+    """Return whether the result takes the place of the float model, which other tools allow."""
+    if output is None or isinstance(model, onnx.ModelProto):
+        return False
+    return Path(output).exists() and Path(output).samefile(model)
+
+
+def _converted(proto: onnx.ModelProto, steps: tuple[str, ...], output: Path | None) -> onnx.ModelProto:
+    """Return the quantized model after more steps, any of which may find nothing to do, and write it if asked to."""
+    model = read(proto)
+    for name, step in parse_steps(steps) if steps else ():
+        model = step.apply(model, ConversionNotes(name))
+    add_functions(model)
+    if output is not None:
+        save(model, output)
+    return ir.to_proto(model)
+
+
+def _run(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
+    data = _data(request, model, data)
+    options: dict[str, Any] = {
+        "exclude": (*request.exclude, *_matching(request.patterns, model)),
+        "fix_shape": request.fix_shapes,
+        **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads", "providers")},
+        "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
+    }
+    recipe = request.recipe
+    if request.search is not None:
+        # A reader gives its data once, and a search needs it more often.
+        data = list(iter(data.get_next, None)) if hasattr(data, "get_next") else data
+        recipe = request.search.run(make_job(model, data, recipe, **options)).recipe
+    kept = request.statistics
+    known = kept is not None and kept.exists()
+    options |= {"stats" if known else "save_stats": kept}
+    return detent.quantize(model, output, data, recipe, **options)
+
+
+def _data(request: Request, model: ModelLike, data: Any) -> Any:
+    """Return the given data; without any random numbers, in the ranges that were asked for."""
+    if data is not None and not request.always_random:
+        return data
+    if request.random_shapes is None and request.random_ranges is None:
+        return None  # detent.quantize makes random numbers itself, and warns
+    warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
+    return RandomDataReader(model, request.random_shapes, request.random_ranges)
+
+
+def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:
+    """Return the nodes that regular expressions name; one that names none is an error."""
+    names = [str(node.name) for node in load(model).graph] if patterns else []
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        hits = [name for name in names if re.match(pattern, name)]
+        if not hits:
+            raise UsageError(
+                f"nodes_to_exclude: '{pattern}' matches no node. `detent inspect MODEL --nodes` lists them."
+            )
+        found.update(dict.fromkeys(hits))
+    return tuple(found)
+
+
+def move_tensors_out(path: Path) -> None:
+    """Put the tensors into a file beside the model, as use_external_data_format asks for."""
+    proto = onnx.load(path)
+    (path.parent / f"{path.name}.data").unlink(missing_ok=True)  # onnx would add to what an earlier run left
+    onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)

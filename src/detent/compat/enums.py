@@ -1,4 +1,4 @@
-"""The enumerations of Quark, vai_q_onnx and onnxruntime's quantizer.
+"""The enumerations of Quark, vai_q_onnx and onnxruntime's quantizer, one row each.
 
 Scripts mix the families, so members are equal, and hash equal, where they mean the same: `QuantType.QInt8` of any of
 them, onnxruntime's own included. They differ where the name is the same and the meaning is not: MinMSE of
@@ -43,91 +43,29 @@ class ToolEnum(Enum):
             raise ValueError(f"{cls.__name__} has no member '{name}'; it has {', '.join(cls.__members__)}.") from None
 
 
-class CalibrationMethod(ToolEnum):
-    """Methods for float scales."""
-
-    MinMax, Entropy, Percentile, Distribution = range(4)
+def _enum(name: str, members: str, start: int = 0) -> Any:
+    return ToolEnum(name, members, module=__name__, start=start)  # type: ignore[call-arg]  # mypy knows it of Enum only
 
 
-class PowerOfTwoMethod(ToolEnum):
-    """Methods for power-of-two scales."""
+# Calibration methods: for float scales, for powers of two, for a 16-bit integer over a power of two, those that choose
+# for each tensor, those for weights with float scales, and those that the specification of a tensor names.
+CalibrationMethod = _enum("CalibrationMethod", "MinMax Entropy Percentile Distribution")
+PowerOfTwoMethod = _enum("PowerOfTwoMethod", "NonOverflow MinMSE")
+Int16Method = _enum("Int16Method", "MinMax")
+LayerWiseMethod = _enum("LayerWiseMethod", "LayerWisePercentile")
+ExtendedCalibrationMethod = _enum("ExtendedCalibrationMethod", "MinMSE")
+CalibMethod = _enum("CalibMethod", "MinMax MinMSE Percentile Entropy LayerwisePercentile Distribution")
 
-    NonOverflow, MinMSE = range(2)
+ScaleType = _enum("ScaleType", "Float32 PowerOf2 Int16")
+QuantGranularity = _enum("QuantGranularity", "Tensor Channel Group")
 
+_MORE_TYPES = "QInt8 QUInt8 QInt16 QUInt16 QInt32 QUInt32 QFloat16 QBFloat16 QBFP QMX"
+QuantType = _enum("QuantType", "QInt8 QUInt8 QFLOAT8E4M3FN QInt16 QUInt16 QInt4 QUInt4")
+ExtendedQuantType = _enum("ExtendedQuantType", _MORE_TYPES, start=1)
+VitisQuantType = _enum("VitisQuantType", _MORE_TYPES, start=1)
 
-class Int16Method(ToolEnum):
-    """Methods for scales that are a 16-bit integer over a power of two."""
-
-    MinMax = 0
-
-
-class LayerWiseMethod(ToolEnum):
-    """Methods that choose for each tensor."""
-
-    LayerWisePercentile = 0
-
-
-class ExtendedCalibrationMethod(ToolEnum):
-    """Methods for weights with float scales."""
-
-    MinMSE = 0
-
-
-class CalibMethod(ToolEnum):
-    """The methods that a tensor's specification names; which one it is depends on the kind of scale too."""
-
-    MinMax, MinMSE, Percentile, Entropy, LayerwisePercentile, Distribution = range(6)
-
-
-class ScaleType(ToolEnum):
-    """What scales may be."""
-
-    Float32, PowerOf2, Int16 = range(3)
-
-
-class QuantGranularity(ToolEnum):
-    """What has a scale of its own."""
-
-    Tensor, Channel, Group = range(3)
-
-
-class QuantType(ToolEnum):
-    """Number formats, as onnxruntime names them."""
-
-    QInt8, QUInt8, QFLOAT8E4M3FN, QInt16, QUInt16, QInt4, QUInt4 = range(7)
-
-
-class ExtendedQuantType(ToolEnum):
-    """Number formats, as Quark names them."""
-
-    QInt8, QUInt8, QInt16, QUInt16, QInt32, QUInt32, QFloat16, QBFloat16, QBFP, QMX = range(1, 11)
-
-
-class VitisQuantType(ToolEnum):
-    """Number formats, as vai_q_onnx names them."""
-
-    QInt8, QUInt8, QInt16, QUInt16, QInt32, QUInt32, QFloat16, QBFloat16, QBFP, QMX = range(1, 11)
-
-
-class QuantFormat(ToolEnum):
-    """How the file says it: operators on integers, or Q/DQ pairs around float ones."""
-
-    QOperator, QDQ = range(2)
-
-
-class ExtendedQuantFormat(ToolEnum):
-    """The same with types that ONNX's own Q/DQ do not have."""
-
-    QOperator, QDQ = range(2)
-
-
-class VitisQuantFormat(ToolEnum):
-    """The same in vai_q_onnx's operators."""
-
-    QDQ, FixNeuron, BFPFixNeuron, MXFixNeuron = range(2, 6)
-
-
-class QuantizationMode(ToolEnum):
-    """What onnxruntime computes in."""
-
-    IntegerOps, QLinearOps = range(2)
+# Operators on integers, or Q/DQ pairs around float ones; the same with more types, and in vai_q_onnx's operators.
+QuantFormat = _enum("QuantFormat", "QOperator QDQ")
+ExtendedQuantFormat = _enum("ExtendedQuantFormat", "QOperator QDQ")
+VitisQuantFormat = _enum("VitisQuantFormat", "QDQ FixNeuron BFPFixNeuron MXFixNeuron", start=2)
+QuantizationMode = _enum("QuantizationMode", "IntegerOps QLinearOps")

@@ -106,7 +106,7 @@ def _attribute(theirs: str, name: str) -> Any:
     if name in UNSUPPORTED.get(theirs, ()):
         return Unsupported(name, UNSUPPORTED[theirs][name])
     if theirs in FAMILIES:
-        made = getattr(importlib.import_module(f"{PACKAGE}.preset_configs"), FAMILIES[theirs])(name)
+        made = getattr(importlib.import_module(f"{PACKAGE}.configs"), FAMILIES[theirs])(name)
         if made is not None:
             return made
     if name in _children(theirs):

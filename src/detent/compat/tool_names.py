@@ -24,15 +24,11 @@ _ALGORITHMS = (
     "AdaQuantConfig AdaRoundConfig AlgoConfig AutoMixprecisionConfig BiasCorrectionConfig CLEConfig GPTQConfig "
     "QuarotConfig SmoothQuantConfig"
 )
-_DATA_TYPES = (
-    "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 DataType Float16 Int8 Int16 Int32 "
-    "MXInt8 UInt8 UInt16 UInt32"
+_TYPES = (
+    "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 Float16 Int8 Int16 Int32 MXInt8 "
+    "UInt8 UInt16 UInt32"
 )
-_SPECS = (
-    "BFP16Spec BFloat16Spec Float16Spec Int8Spec Int16Spec Int32Spec MX4Spec MX6Spec MX9Spec MXFP4E2M1Spec "
-    "MXFP6E2M3Spec MXFP6E3M2Spec MXFP8E4M3Spec MXFP8E5M2Spec MXInt8Spec QLayerConfig QTensorConfig UInt8Spec "
-    "UInt16Spec UInt32Spec XInt8Spec"
-)
+_SPECS = " ".join(["QLayerConfig", "QTensorConfig", "XInt8Spec", *(f"{name}Spec" for name in _TYPES.split())])
 _SPEC_ENUMS = "CalibMethod QuantGranularity ScaleType"
 _QUARK_FUNCTIONS = "quantize_dynamic=quark_quantize_dynamic quantize_static=quark_quantize_static"
 _ONNXRUNTIME_FUNCTIONS = "DynamicQuantConfig StaticQuantConfig quantize quantize_dynamic quantize_static"
@@ -41,12 +37,11 @@ MODULES: dict[str, dict[str, str]] = {
     "quark": {".version": "__version__"},
     "quark.onnx": {
         "enums": f"{_FAMILIES} {_SPEC_ENUMS} QuantizationMode",
-        "data_types": f"{_DATA_TYPES} {_SPECS}",
+        "data_types": f"DataType {_TYPES} {_SPECS}",
         "algorithms": _ALGORITHMS,
         "configs": _CONFIGS,
-        "quantizer": "ModelQuantizer",
         "readers": f"CalibrationDataReader {_READERS}",
-        "entry_points": f"dump_model get_library_path {_QUARK_FUNCTIONS}",
+        "entry_points": f"ModelQuantizer dump_model get_library_path {_QUARK_FUNCTIONS}",
     },
     "quark.onnx.calibration": {"enums": _METHODS, "readers": _READERS},
     "quark.onnx.calibration.data_readers": {"readers": _READERS},
@@ -54,15 +49,15 @@ MODULES: dict[str, dict[str, str]] = {
     "quark.onnx.operators": {},
     "quark.onnx.operators.custom_ops": {"entry_points": "get_library_path"},
     "quark.onnx.quant_utils": {"enums": _FAMILIES},
-    "quark.onnx.quantization": {"configs": _CONFIGS, "quantizer": "ModelQuantizer"},
-    "quark.onnx.quantization.api": {"quantizer": "ModelQuantizer"},
-    "quark.onnx.quantization.config": {"configs": _CONFIGS, "preset_configs": "get_default_config"},
+    "quark.onnx.quantization": {"configs": _CONFIGS, "entry_points": "ModelQuantizer"},
+    "quark.onnx.quantization.api": {"entry_points": "ModelQuantizer"},
+    "quark.onnx.quantization.config": {"configs": f"{_CONFIGS} get_default_config"},
     "quark.onnx.quantization.config.algorithm": {"algorithms": _ALGORITHMS},
     "quark.onnx.quantization.config.config": {"configs": _CONFIGS},
     "quark.onnx.quantization.config.custom_config": {
-        "preset_configs": "DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS get_default_config"
+        "configs": "DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS get_default_config"
     },
-    "quark.onnx.quantization.config.data_type": {"data_types": _DATA_TYPES},
+    "quark.onnx.quantization.config.data_type": {"data_types": f"DataType {_TYPES}"},
     "quark.onnx.quantization.config.legacy": {"configs": "QuantizationConfig"},
     "quark.onnx.quantization.config.spec": {"enums": _SPEC_ENUMS, "data_types": _SPECS},
     "quark.onnx.quantization.quant_utils": {"enums": _FAMILIES},
@@ -84,18 +79,18 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.quantization": {
         "enums": "CalibrationMethod QuantFormat QuantType QuantizationMode",
         "entry_points": _ONNXRUNTIME_FUNCTIONS,
-        "shape_inference": "quant_pre_process",
+        "tools": "quant_pre_process",
         "readers": "CalibrationDataReader",
     },
     "onnxruntime.quantization.calibrate": {"enums": "CalibrationMethod", "readers": "CalibrationDataReader"},
-    "onnxruntime.quantization.preprocess": {"shape_inference": "main quant_pre_process"},
+    "onnxruntime.quantization.preprocess": {"tools": "main=preprocess quant_pre_process"},
     "onnxruntime.quantization.quant_utils": {"enums": "QuantFormat QuantType QuantizationMode"},
     "onnxruntime.quantization.quantize": {"entry_points": _ONNXRUNTIME_FUNCTIONS},
-    "onnxruntime.quantization.shape_inference": {"shape_inference": "quant_pre_process"},
+    "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},
 }
 
 FAMILIES = {"quark.onnx": "qconfig_constant", "quark.onnx.quantization.config.custom_config": "any_constant"}
-"""Modules with many constants, such as XINT8_QCONFIG: the function of `preset_configs` that makes one by its name."""
+"""Modules with many constants, such as XINT8_QCONFIG: the function of `configs` that makes one by its name."""
 
 _SEARCH = "`detent quantize` says what to try next, and each recipe runs in minutes: loop over detent.quantize."
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."

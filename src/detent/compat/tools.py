@@ -1,12 +1,17 @@
-"""Quark's command-line tools by name: which of Detent's conversions each one is.
+"""Command-line tools of Quark by name, which of Detent's conversions each one is, and onnxruntime's preparation.
 
 Quark's tools spell their arguments in many ways. Here every tool takes INPUT OUTPUT, and every spelling of these as
 flags: --input, --input_model, --input_model_path, and the same for the output.
+
+    detent run -m quark.onnx.tools.convert_fp32_to_bf16 INPUT OUTPUT
+    detent run -m onnxruntime.quantization.preprocess --input MODEL --output MODEL
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +24,16 @@ from google.protobuf.text_format import ParseError
 
 import detent
 from detent.comparison.folders import compare_folders
+from detent.compat.entry_points import move_tensors_out
 from detent.compat.option_rules import parse_shapes
-from detent.compat.quantizer import move_tensors_out
 from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
-from detent.graph.save import check_output
+from detent.graph.load import ModelLike, load
+from detent.graph.save import check_output, complete_proto, save
+from detent.prepare import InferShapes, Pass, default_passes, prepare
 from detent.report.documents import text_of
+
+LOG = logging.getLogger(__name__)
 
 Arguments = argparse.Namespace
 Steps = Callable[[Arguments], list[str]]
@@ -80,7 +89,10 @@ def _bfloat16(given: Arguments) -> list[str]:
 
 
 def _fixed_shapes(given: Arguments) -> list[str]:
-    shapes = parse_shapes("--fix_shapes", given.fix_shapes)
+    try:
+        shapes = parse_shapes(given.fix_shapes) or {}
+    except UsageError as error:
+        raise UsageError(f"--fix_shapes {given.fix_shapes}: {error}") from None
     return ["fixed-shapes:shapes=" + "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())]
 
 
@@ -206,3 +218,88 @@ def evaluate(arguments: Sequence[str] | None = None) -> None:
             "--baseline_results_folder BASELINE --quantized_results_folder QUANTIZED."
         )
     sys.stdout.write(f"{text_of(compare_folders(baseline, quantized))}\n")
+
+
+# -- onnxruntime's preparation of a float model: what it folds and infers, and more ------------------------------------
+
+
+def quant_pre_process(
+    input_model: ModelLike | None = None,
+    output_model_path: str | Path | None = None,
+    skip_optimization: bool = False,
+    skip_onnx_shape: bool = False,
+    skip_symbolic_shape: bool = False,
+    auto_merge: bool = False,  # noqa: ARG001 - a conflict leaves a dimension open, it is never an error
+    int_max: int = 2**31 - 1,  # noqa: ARG001 - a bound for symbolic arithmetic, which is not done
+    guess_output_rank: bool = False,
+    verbose: int = 0,
+    save_as_external_data: bool = False,
+    all_tensors_to_one_file: bool = False,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+    *,
+    input_model_path: ModelLike | None = None,
+) -> None:
+    """Fold and rewrite `input_model` without changing what it computes, infer its shapes, and write it.
+
+    `skip_optimization` leaves out the rewrites; shapes are inferred unless both kinds of inference are skipped.
+    `verbose` 1 logs what was declined, 3 what was done. `input_model_path` is the older name of `input_model`.
+    """
+    model_input = input_model if input_model is not None else input_model_path
+    if model_input is None or output_model_path is None:
+        raise UsageError("quant_pre_process needs input_model and output_model_path.")
+    if guess_output_rank:
+        raise UsageError("quant_pre_process: guess_output_rank=True. Detent does not guess shapes: delete it.")
+    output = Path(output_model_path)
+    check_output(output)
+    model = load(model_input)
+    passes = _passes(skip_optimization, skip_shapes=skip_onnx_shape and skip_symbolic_shape)
+    changes = prepare(model, passes)
+    if verbose >= 1:
+        for note in (note for step in passes for note in step.declined):
+            LOG.warning("%s: %s", note.node, note.what)
+    if verbose >= 3:
+        for change in changes:
+            LOG.info("%s: %s", change.node, change.what)
+    if not save_as_external_data:
+        save(model, output)
+        return
+    named = external_data_location if external_data_location not in (None, "", "./", ".") else None
+    location = named or f"{output.name}.data"
+    proto = complete_proto(model)  # its tensors may be in the very file that is written
+    if all_tensors_to_one_file:
+        (output.parent / location).unlink(missing_ok=True)  # onnx would add to what an earlier run left
+    onnx.save_model(
+        proto,
+        output,
+        save_as_external_data=True,
+        all_tensors_to_one_file=all_tensors_to_one_file,
+        location=location,
+        size_threshold=external_data_size_threshold,
+    )
+
+
+def _passes(skip_optimization: bool, skip_shapes: bool) -> list[Pass]:
+    if skip_optimization:
+        return [] if skip_shapes else [InferShapes()]
+    return [step for step in default_passes(None, []) if not (skip_shapes and isinstance(step, InferShapes))]
+
+
+def preprocess(arguments: Sequence[str] | None = None) -> None:
+    """Run `quant_pre_process` with its arguments as flags."""
+    parser = argparse.ArgumentParser("onnxruntime.quantization.preprocess")
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--output", required=True)
+    for each in list(inspect.signature(quant_pre_process).parameters.values())[2:-1]:
+        kind = _truth if isinstance(each.default, bool) else int if isinstance(each.default, int) else str
+        parser.add_argument(f"--{each.name}", type=kind, default=each.default)
+    given = vars(parser.parse_args(arguments))
+    quant_pre_process(given.pop("input"), given.pop("output"), **given)
+
+
+def _truth(text: str) -> bool:
+    """Read True and False as words: `bool` would take any of them for True."""
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither True nor False") from None

@@ -9,6 +9,14 @@
     accuracy        channels are equalized unless include_cle=False, and biases corrected
 
 What has the very values of one of Quark's presets is Detent's preset of that name.
+
+Quark's newer QConfig becomes the older configuration that it stands for, and its layers become overrides:
+
+    activations MinMax, Percentile, ...     the method; with power-of-two scales MinMax is NonOverflow
+    both PowerOf2, of 8 bits                enable_npu_cnn, unless EnableNPUCnn says otherwise; other types: no device
+    weight per channel                      per_channel
+    weights Percentile                      MinMax: the specifications have it by default, and Quark does not do it
+    no CLEConfig in algo_config             no equalization: the newer API does none unless it is asked for
 """
 
 from __future__ import annotations
@@ -18,9 +26,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
-from detent.compat.data_types import format_of, spec_format
+from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
+from detent.compat.data_types import TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
 from detent.compat.enums import (
+    CalibMethod,
     CalibrationMethod,
     ExtendedCalibrationMethod,
     ExtendedQuantFormat,
@@ -28,11 +38,11 @@ from detent.compat.enums import (
     LayerWiseMethod,
     PowerOfTwoMethod,
     QuantFormat,
+    QuantGranularity,
+    ScaleType,
     VitisQuantFormat,
 )
-from detent.compat.newer_config import legacy_of
-from detent.compat.option_kinds import Request
-from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
+from detent.compat.option_rules import Request
 from detent.compat.table import apply_options
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
@@ -66,69 +76,59 @@ _FORMATS: dict[Any, OutputFormat] = {
     VitisQuantFormat.BFPFixNeuron: "extended-qdq",
     VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
-_BLOCK_FORMATS = (VitisQuantFormat.BFPFixNeuron, VitisQuantFormat.MXFixNeuron)
-_DEVICE_FORMATS = ("vitis-qdq", "fix-neuron")
 _REFUSED_FIELDS = {
     "reduce_range": "7-bit weights are for old CPUs. Delete it; sessions can be told to be exact instead",
     "include_rotation": "rotations are for language models. Give include_sq=True: SmoothQuant",
     "debug_mode": "intermediate models are not written. The report says what was done",
     "crypto_mode": "temporary files are not encrypted: point TMPDIR at an encrypted disk. Delete it",
 }
-
-
-_SWITCHES = {
-    "FastFinetune": "include_fast_ft",
-    "SmoothAlpha": "include_sq",
-    "AutoMixprecision": "include_auto_mp",
-    "MixedPrecisionTensor": "specific_tensor_precision",
+_SWITCHES: dict[str, tuple[str, Any]] = {
+    "FastFinetune": ("include_fast_ft", {"OptimAlgorithm": "adaround"}),
+    "SmoothAlpha": ("include_sq", 0.5),
+    "AutoMixprecision": ("include_auto_mp", None),
+    "MixedPrecisionTensor": ("specific_tensor_precision", None),
 }
-"""Parameters, and the field that asks for what they are parameters of."""
+"""Parameters, the field that asks for what they are parameters of, and their default if there is one."""
 
 
 def translate(config: AnyConfig) -> Request:
-    """What a configuration asks for. Raises UsageError, naming the field or option, for what cannot be had."""
+    """Return what a configuration asks for. Raise UsageError, naming the field or option, for what cannot be had."""
     overrides: tuple[Override, ...] = ()
     biases: NumberFormat | None = None
     if isinstance(config, QConfig):
         biases = spec_format(config.global_config.bias)
-        config, overrides = legacy_of(config)
-    legacy = config.global_quant_config if isinstance(config, Config) else config
-    if not isinstance(legacy, QuantizationConfig):
-        raise UsageError(f"Expected a Config or a QConfig, found {type(legacy).__name__}.")
-    options = dict(legacy.extra_options or {})
-    legacy = dataclasses.replace(legacy, enable_npu_cnn=options.get("EnableNPUCnn", legacy.enable_npu_cnn))
-    _refuse(legacy)
-    request = _selected(Request(_recipe(legacy, options)), legacy)
-    request = apply_options(request, _without_unused(legacy, options))
+        config, overrides = _older(config)
+    older = config.global_quant_config if isinstance(config, Config) else config
+    if not isinstance(older, QuantizationConfig):
+        raise UsageError(f"Expected a Config or a QConfig, found {type(older).__name__}.")
+    options = dict(older.extra_options or {})
+    older = dataclasses.replace(older, enable_npu_cnn=options.get("EnableNPUCnn", older.enable_npu_cnn))
+    for name, instead in _REFUSED_FIELDS.items():
+        if getattr(older, name):
+            raise UsageError(f"{name}=True is not part of Detent: {instead}.")
+    request = _selected(Request(_recipe(older, options)), older)
+    request = apply_options(request, _without_unused(older, options))
     if biases is not None:
         request = request.with_recipe(biases=biases)
-    if overrides:
-        request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
-    if request.recipe.format == "cast" and any(_has_blocks(override) for override in request.recipe.overrides):
+    request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
+    # Casts cannot write the blocks of single layers.
+    formats = [fmt for each in request.recipe.overrides for fmt in (each.activations, each.weights, each.biases)]
+    if request.recipe.format == "cast" and any(fmt is not None and fmt.in_blocks for fmt in formats):
         request = request.with_recipe(format="extended-qdq")
-    return request.replace(recipe=_named(request.recipe, legacy))
-
-
-def _has_blocks(override: Override) -> bool:
-    return any(fmt is not None and fmt.in_blocks for fmt in (override.activations, override.weights, override.biases))
-
-
-def _refuse(config: QuantizationConfig) -> None:
-    for name, instead in _REFUSED_FIELDS.items():
-        if getattr(config, name):
-            raise UsageError(f"{name}=True is not part of Detent: {instead}.")
+    return request.replace(recipe=_named(request.recipe, older))
 
 
 def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
-    """What the fields alone say."""
-    if config.calibrate_method not in _METHODS:
-        listed = ", ".join(repr(known) for known in _METHODS)
-        raise UsageError(f"calibrate_method is {config.calibrate_method!r}. Choose from {listed}.")
-    if config.quant_format not in _FORMATS:
-        raise UsageError(f"quant_format is {config.quant_format!r}. Choose from {', '.join(map(repr, _FORMATS))}.")
+    """Return what the fields alone say."""
+    for field, known in (("calibrate_method", _METHODS), ("quant_format", _FORMATS)):
+        if getattr(config, field) not in known:
+            raise UsageError(f"{field} is {getattr(config, field)!r}. Choose from {', '.join(map(repr, known))}.")
+    dynamic = config.use_dynamic_quant
     method, scale = _METHODS[config.calibrate_method]
-    activations = _activations(config, scale, options)
-    weights = _weights(config, scale, options)
+    activations: NumberFormat = IntegerFormat("uint8", symmetric=False)  # the only type that dynamic operators take
+    if not dynamic:
+        activations = format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale)
+    weights = _weights(config, scale)
     integers = is_integer(activations) and is_integer(weights)
     written = _written(config, activations, weights)
     target = _target(config, options, activations, weights, written)
@@ -141,31 +141,18 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
         method=method if integers or scale != "power_of_two" else MinMax(),
         target=target,
         format=written,
-        dynamic=config.use_dynamic_quant,
-        equalize=equalization_of(config.include_cle and integers and not config.use_dynamic_quant),
-        refinement=None if config.use_dynamic_quant else BiasCorrection(),
+        dynamic=dynamic,
+        equalize=equalization_of(config.include_cle and integers and not dynamic),
+        refinement=None if dynamic else BiasCorrection(),
         smooth=0.5 if config.include_sq else None,
         operators=_operators(config),
         more_operators=tuple(config.extra_op_types_to_quantize),
-        products_of_activations=not (config.enable_npu_transformer or config.use_dynamic_quant),
+        products_of_activations=not (config.enable_npu_transformer or dynamic),
     )
 
 
-def _activations(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any]) -> NumberFormat:
-    if config.use_dynamic_quant:
-        return IntegerFormat("uint8", symmetric=False)
-    blocks = _blocks(config.activation_type, options)
-    return format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale, attributes=blocks)
-
-
-def _blocks(quant_type: Any, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The attributes that the options have for a type."""
-    option = {"QBFP": "BFPAttributes", "QMX": "MXAttributes"}.get(getattr(quant_type, "name", ""))
-    return None if option is None else options.get(option)
-
-
-def _weights(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any]) -> NumberFormat:
-    fmt = format_of(config.weight_type, symmetric=True, scale=scale, attributes=_blocks(config.weight_type, options))
+def _weights(config: QuantizationConfig, scale: Scale) -> NumberFormat:
+    fmt = format_of(config.weight_type, symmetric=True, scale=scale)
     if not is_integer(fmt):
         if config.per_channel:
             raise UsageError(f"per_channel=True: {fmt.label} has no scales. Delete it.")
@@ -176,7 +163,7 @@ def _weights(config: QuantizationConfig, scale: Scale, options: Mapping[str, Any
 
 
 def _biases(weights: NumberFormat, target: str, integers: bool) -> NumberFormat:
-    """In the type of the weights on the CNN device and beside floats, else 32 bits."""
+    """Return the type of the weights on the CNN device and beside floats, else 32 bits."""
     if not is_integer(weights):
         return weights
     own = target == "npu-cnn" or not integers
@@ -186,7 +173,7 @@ def _biases(weights: NumberFormat, target: str, integers: bool) -> NumberFormat:
 def _written(config: QuantizationConfig, activations: NumberFormat, weights: NumberFormat) -> OutputFormat:
     chosen = _FORMATS[config.quant_format]
     kinds = {fmt.kind for fmt in (activations, weights)}
-    if config.quant_format in _BLOCK_FORMATS and not any(fmt.in_blocks for fmt in (activations, weights)):
+    if chosen == "extended-qdq" and not any(fmt.in_blocks for fmt in (activations, weights)):
         raise UsageError(f"{config.quant_format!r} is for QBFP and QMX, and this configuration has neither.")
     if chosen != "qdq" or kinds == {"integer"}:
         return chosen
@@ -204,24 +191,18 @@ def _target(
         if config.enable_npu_cnn:
             raise UsageError("enable_npu_cnn=True is for integers, and this configuration has other types. Delete it.")
         return "npu-bf16"
-    if weights.power_of_two:
-        return "npu-cnn" if _on_device(config, activations, weights, written) else "npu-vaiml"
-    return "npu-float-scale" if config.enable_npu_cnn or options.get("AlignConcat") else "cpu"
-
-
-def _on_device(
-    config: QuantizationConfig, activations: IntegerFormat, weights: IntegerFormat, written: OutputFormat
-) -> bool:
-    """Whether a model with power-of-two scales is for the device that shifts, which stores few types."""
-    device = find_device("npu-xint8")
-    stored = activations.dtype in device.types["activations"] and weights.dtype in device.types["weights"]
-    if config.enable_npu_cnn and not stored:
+    if not weights.power_of_two:
+        return "npu-float-scale" if config.enable_npu_cnn or options.get("AlignConcat") else "cpu"
+    # The device that shifts stores few types.
+    stored = find_device("npu-xint8").types
+    fits = activations.dtype in stored["activations"] and weights.dtype in stored["weights"]
+    if config.enable_npu_cnn and not fits:
         raise UsageError(
             f"enable_npu_cnn=True is for 8 bits, and this configuration has {activations.dtype} activations and "
-            f"{weights.dtype} weights. Delete it, or choose {' or '.join(device.types['activations'])} activations and "
-            f"{' or '.join(device.types['weights'])} weights."
+            f"{weights.dtype} weights. Delete it, or choose {' or '.join(stored['activations'])} activations and "
+            f"{' or '.join(stored['weights'])} weights."
         )
-    return stored and (config.enable_npu_cnn or written in _DEVICE_FORMATS)
+    return "npu-cnn" if fits and (config.enable_npu_cnn or written in ("vitis-qdq", "fix-neuron")) else "npu-vaiml"
 
 
 def _operators(config: QuantizationConfig) -> tuple[str, ...]:
@@ -233,13 +214,14 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
 
 
 def _selected(request: Request, config: QuantizationConfig) -> Request:
-    """What the fields say beside the recipe."""
+    """Return the request with what the fields say beside the recipe."""
+    patterns = tuple(name for name in config.nodes_to_exclude if _is_regex(name))
     request = request.replace(
         include=tuple(config.nodes_to_quantize),
         start=tuple(config.input_nodes),
         end=tuple(config.output_nodes),
-        exclude=tuple(name for name in config.nodes_to_exclude if not _is_regex(name)),
-        patterns=tuple(name for name in config.nodes_to_exclude if _is_regex(name)),
+        exclude=tuple(name for name in config.nodes_to_exclude if name not in patterns),
+        patterns=patterns,
         providers=tuple(config.execution_providers or ()),
         external_data=config.use_external_data_format,
         conversions=("nhwc",) if config.convert_nchw_to_nhwc else (),
@@ -248,17 +230,13 @@ def _selected(request: Request, config: QuantizationConfig) -> Request:
     for part in config.subgraphs_to_exclude:
         if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2:
             raise UsageError(f"A subgraph to exclude is {part!r}: expected (['first', ...], ['last', ...]).")
-        starts, ends = part
-        request = request.with_override(Override(between=(_tuple(starts), _tuple(ends)), leave_float=True))
+        starts, ends = ((names,) if isinstance(names, str) else tuple(names) for names in part)
+        request = request.with_override(Override(between=(starts, ends), leave_float=True))
     return request
 
 
-def _tuple(names: Any) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
 def _is_regex(name: str) -> bool:
-    """How Quark tells them from names, which may hold a dot."""
+    """Return whether Quark takes this for a regular expression, not for a name, which may hold a dot."""
     if not (name.startswith("^") and ".*" in name):
         return False
     try:
@@ -269,12 +247,11 @@ def _is_regex(name: str) -> bool:
 
 
 def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of algorithms count only where the algorithm is asked for; asked for without, they have defaults."""
-    defaults: dict[str, Any] = {"FastFinetune": {"OptimAlgorithm": "adaround"}, "SmoothAlpha": 0.5}
-    for name, field in _SWITCHES.items():
+    """Check that parameters come with their switch, and the switch with parameters unless it has defaults."""
+    for name, (field, default) in _SWITCHES.items():
         if getattr(config, field):
-            options.setdefault(name, defaults.get(name))
-            if not options[name] and name not in defaults:
+            options.setdefault(name, default)
+            if not options[name] and default is None:
                 raise UsageError(f"{field}=True has no effect without the option {name}. Give both, or neither.")
         elif name in options:
             raise UsageError(f"The option {name} has no effect without {field}=True. Give both, or neither.")
@@ -290,12 +267,120 @@ _BESIDE_THE_RECIPE = (
 
 
 def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
-    """The preset that has the same values, or the recipe with a description of what it is."""
+    """Return the preset that has the same values, or else the recipe."""
+    same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
-        same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
         if config == dataclasses.replace(get_default_config(name), **same):
             return PRESETS[name]
     for preset in PRESETS.values():
         if recipe.replace(name=preset.name, description=preset.description) == preset:
             return preset
     return recipe
+
+
+# -- the newer configuration -------------------------------------------------------------------------------------------
+
+_SPEC_METHODS: dict[Any, dict[Any, Any]] = {
+    ScaleType.Float32: {
+        **{CalibMethod[member.name]: member for member in CalibrationMethod},
+        CalibMethod.LayerwisePercentile: LayerWiseMethod.LayerWisePercentile,
+        CalibMethod.MinMSE: ExtendedCalibrationMethod.MinMSE,
+    },
+    ScaleType.PowerOf2: {
+        CalibMethod.MinMax: PowerOfTwoMethod.NonOverflow,
+        CalibMethod.MinMSE: PowerOfTwoMethod.MinMSE,
+    },
+    ScaleType.Int16: {CalibMethod.MinMax: Int16Method.MinMax},
+}
+
+
+def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
+    """Return the older configuration, and the overrides for layers and operator types."""
+    inputs, weight = config.global_config.inputs, config.global_config.weight
+    if inputs is None or weight is None:
+        raise UsageError("global_config needs both input_tensors (or activation) and weight.")
+    check_layer(config.global_config)
+    algorithms = _options_of(config.algo_config)
+    if inputs.scale_type != weight.scale_type:
+        raise UsageError(
+            f"scale_type is {inputs.scale_type} for activations and {weight.scale_type} for weights: one only."
+        )
+    eight_bits = (TYPES["Int8"], TYPES["UInt8"])
+    plain = inputs.data_type in eight_bits and weight.data_type in eight_bits
+    device = plain and weight.data_type == TYPES["Int8"] and weight.scale_type == ScaleType.PowerOf2
+    parts = [each for each in config.exclude if not isinstance(each, str)]
+    older = QuantizationConfig(
+        calibrate_method=_method(_calibrating(config, "activations")),
+        quant_format=QuantFormat.QDQ if plain else ExtendedQuantFormat.QDQ,
+        activation_type=inputs.data_type,
+        weight_type=weight.data_type,
+        nodes_to_exclude=[each for each in config.exclude if isinstance(each, str)],
+        subgraphs_to_exclude=[pair for part in parts for pair in (part if isinstance(part, list) else [part])],
+        per_channel=weight.quant_granularity == QuantGranularity.Channel,
+        use_external_data_format=config.use_external_data_format,
+        include_cle="CLESteps" in algorithms,
+        include_sq="SmoothAlpha" in algorithms,
+        include_rotation="RMatrixDim" in algorithms,
+        include_fast_ft="FastFinetune" in algorithms,
+        include_auto_mp="AutoMixprecision" in algorithms,
+        enable_npu_cnn=config.extra_options.get("EnableNPUCnn", device),
+        extra_options={**_spec_options(config, inputs, weight), **algorithms, **config.extra_options},
+    )
+    by_type = [_layer_override(layer, op_types=tuple(types)) for layer, types in config.layer_type_config.items()]
+    by_name = [_layer_override(layer, nodes=tuple(names)) for layer, names in config.specific_layer_config.items()]
+    return older, (*by_type, *by_name)
+
+
+def _method(spec: QTensorConfig) -> Any:
+    methods = _SPEC_METHODS[spec.scale_type]
+    if spec.calibration_method not in methods:
+        raise UsageError(
+            f"calibration_method {spec.calibration_method} is not for {spec.scale_type} scales. "
+            f"Choose from {', '.join(map(str, methods))}."
+        )
+    return methods[spec.calibration_method]
+
+
+def _spec_options(config: QConfig, inputs: QTensorConfig, weight: QTensorConfig) -> dict[str, Any]:
+    """Return what the specifications say that the older configuration has as options."""
+    options: dict[str, Any] = {"ActivationSymmetric": inputs.symmetric, "WeightSymmetric": weight.symmetric}
+    shifted = weight.scale_type == ScaleType.PowerOf2
+    usual = (inputs.calibration_method,) if shifted else (CalibMethod.MinMax, CalibMethod.Percentile)
+    calibrated = _calibrating(config, "weights")
+    if calibrated.calibration_method not in usual:
+        options["WeightCalibrateMethod"] = _method(calibrated)
+    return options
+
+
+def _options_of(algorithms: Sequence[AlgoConfig]) -> dict[str, Any]:
+    for each in algorithms:
+        if not isinstance(each, AlgoConfig):
+            raise UsageError(f"algo_config lists {each!r}: give configurations, such as AdaRoundConfig().")
+    tuning = [each for each in algorithms if isinstance(each, (AdaRoundConfig, AdaQuantConfig))]
+    if len(tuning) > 1:
+        raise UsageError("algo_config lists both AdaRoundConfig and AdaQuantConfig: a layer learns by one. Choose one.")
+    options: dict[str, Any] = {}
+    for each in algorithms:
+        options.update(each.options())
+    return options
+
+
+def _layer_override(layer: QLayerConfig | None, **part: tuple[str, ...]) -> Override:
+    if layer is None:
+        return Override(leave_float=True, **part)  # type: ignore[arg-type]
+    check_layer(layer)
+    return Override(**part, **{role: spec_format(spec) for role, spec in layer.roles.items()})  # type: ignore[arg-type]
+
+
+def _calibrating(config: QConfig, role: str) -> QTensorConfig:
+    """Return the specification whose method calibrates: that of all integers, which may be those of layers only."""
+    layers = [config.global_config, *config.specific_layer_config, *config.layer_type_config]
+    specs = [spec for layer in layers if layer is not None and (spec := layer.roles[role]) is not None]
+    integers = [spec for spec in specs if is_integer(spec_format(spec))]
+    for spec in integers:
+        if spec.calibration_method != integers[0].calibration_method:
+            raise UsageError(
+                f"calibration_method is {integers[0].calibration_method} in one specification and "
+                f"{spec.calibration_method} in another: one calibrates the whole model. Choose one."
+            )
+    return (integers or specs)[0]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from detent.errors import ModelError
 from detent.graph.session import usable_cores
-from detent.observe.samples import Array, PendingSample
-from detent.observe.sources import RowSource, Source
+from detent.observe.samples import Array, PendingSample, Source
+from detent.observe.sources import RowSource
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

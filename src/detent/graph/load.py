@@ -54,9 +54,13 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     return graph_model
 
 
+IN_MEMORY = "the given ModelProto"
+"""What a model without a file is called."""
+
+
 def name_of(model: ModelLike) -> str:
     """Return how messages and reports call the model."""
-    return "the given ModelProto" if isinstance(model, onnx.ModelProto) else str(model)
+    return IN_MEMORY if isinstance(model, onnx.ModelProto) else str(model)
 
 
 def stored_bytes(model: ModelLike) -> int:

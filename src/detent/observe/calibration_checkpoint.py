@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.observe.fingerprints import Digest, fingerprint_of
-from detent.observe.sources import Source
+from detent.observe.samples import Source
 from detent.observe.statistics import Statistics
 from detent.observe.statistics_file import Header, pack, unpack
 from detent.observe.store import CALIBRATION, CheckpointFile
@@ -52,17 +52,9 @@ class Checkpoint:
     data: str | None = None
 
 
-@dataclass(frozen=True)
-class Counted:
-    """The statistics of whole samples, and the indices of these."""
-
-    statistics: Statistics
-    done: frozenset[int]
-
-
 @dataclass
 class SweepCheckpoint:
-    """Reads and writes the checkpoint of one sweep. `notes` is what the user should know about it.
+    """Reads and writes the checkpoint of one sweep.
 
     The identity is worked out when it is first needed: a sweep that ends before its first checkpoint needs none.
     """
@@ -75,7 +67,6 @@ class SweepCheckpoint:
 
     def __post_init__(self) -> None:
         self._file = CheckpointFile(self.checkpoint.path, CALIBRATION, "Calibration", "all samples are counted")
-        self.notes = self._file.notes
 
     @cached_property
     def _identity(self) -> dict[str, str] | None:
@@ -95,20 +86,20 @@ class SweepCheckpoint:
             "detent_version": __version__,
         }
 
-    def resume(self) -> Counted | None:
-        """Return what an earlier sweep of the same identity left, if any. Raise OutputError at a foreign file."""
+    def resume(self) -> tuple[Statistics, frozenset[int]]:
+        """Return what an earlier sweep of the same identity left, and of which samples. OutputError: a foreign file."""
         found = self._file.read(unpack)
         if found is None:
-            return None
+            return {}, frozenset()
         header, statistics = found
         done = _indices(header.pop("done", None))
         reason = self._difference(header, done, statistics)
         if reason:
             self._file.ignore(reason)
-            return None
+            return {}, frozenset()
         path = self.checkpoint.path
-        self.notes.append(f"Continued from the checkpoint {path}: {len(done)} samples were counted already.")
-        return Counted({name: statistics[name] for name in self.sites}, done)
+        self._file.notes.append(f"Continued from the checkpoint {path}: {len(done)} samples were counted already.")
+        return {name: statistics[name] for name in self.sites}, done
 
     def _difference(self, header: Header, done: Collection[int], statistics: Statistics) -> str:
         if self._identity is None:
@@ -118,21 +109,22 @@ class SweepCheckpoint:
                 return difference
         return "" if done and set(statistics) == set(self.sites) else "no sample"
 
-    def write(self, counted: Counted) -> None:
-        """Replace the checkpoint."""
-        if counted.done:
-            self._file.write(partial(self._pack, counted))
+    def write(self, statistics: Statistics, done: Collection[int]) -> None:
+        """Replace the checkpoint: these statistics are of the samples `done`, each with all its sites."""
+        if done:
+            self._file.write(partial(self._pack, statistics, done))
 
-    def remove(self) -> None:
-        """Remove the checkpoint: the sweep is complete."""
+    def remove(self) -> list[str]:
+        """Remove the checkpoint, because the sweep is complete, and return what the user should know."""
         self._file.remove()
+        return self._file.notes
 
-    def _pack(self, counted: Counted) -> bytes:
+    def _pack(self, statistics: Statistics, done: Collection[int]) -> bytes:
         if self._identity is None:
             raise DataError(
                 "A stream may give other samples, or another order, the next time. Give files or arrays instead."
             )
-        return pack({**self._identity, "done": _ranges(counted.done)}, counted.statistics)
+        return pack({**self._identity, "done": _ranges(done)}, statistics)
 
 
 def _ranges(indices: Collection[int]) -> list[list[int]]:

@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from detent.errors import DataError, UsageError
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
-from detent.observe.executors import Backlog, ShardPool
-from detent.observe.shards import R, Shard, Ticket, Work, do_from_bytes, do_from_folder, dump_work, shared_folder
+from detent.observe.executors import Backlog, Workers
+from detent.observe.shards import Shard, Ticket, Work, do_from_bytes, dump_work, shared_folder
 
 PATIENCE = 10.0
 """Seconds to wait for a scheduler to answer, and for it to have a worker."""
@@ -52,65 +52,116 @@ def connect(address: str) -> Iterator[Any]:
         yield client
 
 
-class ClusterWorkers:
-    """The workers of a Dask cluster, through a client of it."""
+class ClusterWorkers(Workers):
+    """The workers of a Dask cluster, through a client of it.
+
+    What all shards need is sent when the first of them is submitted, and again after it was lost.
+    """
 
     def __init__(self, client: Any) -> None:
         if client.asynchronous:
             raise UsageError("executor: this dask Client is asynchronous. Give one made without asynchronous=True.")
-        self.client = client
+        self._client = client
         self._name = f"The Dask scheduler at {client.scheduler.address if client.scheduler else 'a closed address'}"
-        self.check_reachable()
+        self._check_reachable()
         try:
             client.wait_for_workers(1, timeout=PATIENCE)
         except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
-            raise self.deserted() from None
-        self.count: int = self.threads()
+            raise self._deserted() from None
+        self.count = self._threads()
+        self._submit: Task | None = None
+        self._losses = 0
 
     @contextmanager
-    def open_pool(self, model: ir.Model, work: Work[R]) -> Iterator[ShardPool]:
+    def open(self, model: ir.Model, work: Work) -> Iterator[None]:
         """Give the workers a model and a work, within the block."""
         import cloudpickle
 
         # Not plain pickle: a class of the user's own script is unknown to the workers.
         packed = dump_work(work, cloudpickle.dumps)
-        submit = partial(_submit, self.client)
+        submit = partial(_submit, self._client)
         if tensor_bytes(model) > PROTOBUF_LIMIT:
-            with shared_folder(packed, model) as (folder, ticket):
-                task = partial(submit, do_from_folder, folder, ticket)
-                yield _ClusterPool(self, lambda: task)
+            with shared_folder(packed, model) as task:
+                self._send: Callable[[], Task] = lambda: partial(submit, task)
+                yield
         else:
             parts = [packed, serialize(complete_proto(model))]
             ticket = Ticket()
-            yield _ClusterPool(self, lambda: partial(submit, do_from_bytes, *self._scatter(parts), ticket))
+            self._send = lambda: partial(submit, do_from_bytes, *self._scatter(parts), ticket)
+            yield
 
     def _scatter(self, parts: list[bytes]) -> Any:
         try:
-            return self.client.scatter(parts, broadcast=True, hash=False)
+            return self._client.scatter(parts, broadcast=True, hash=False)
         except (asyncio.TimeoutError, OSError) as error:  # no worker was there for half a minute, or one died of it
             raise UsageError(
                 f"No worker of the Dask cluster took the model: {error}. Start workers, and check the logs and memory "
                 "of those that run."
             ) from error
 
-    def threads(self) -> int:
+    def _threads(self) -> int:
         """Count the threads of all workers. Raise UsageError if the scheduler does not answer."""
         try:
-            return sum(self.client.nthreads().values())
+            return sum(self._client.nthreads().values())
         except OSError:
             raise self._unreachable() from None
 
-    def check_reachable(self) -> None:
-        """Raise UsageError if the connection to the scheduler is closed."""
-        if self.client.status != "running":
+    def _check_reachable(self) -> None:
+        if self._client.status != "running":
             raise self._unreachable()
 
-    def deserted(self) -> UsageError:
-        """Return the error for a cluster without workers."""
+    def _deserted(self) -> UsageError:
         return UsageError(f"{self._name} has no workers. Start some with `dask worker ADDRESS`.")
 
     def _unreachable(self) -> UsageError:
         return UsageError(f"{self._name} cannot be reached any more. Check that it still runs, and try again.")
+
+    def submit(self, shard: Shard) -> Future[Any]:
+        """Start a shard, and send what it needs if that is not there."""
+        if self._submit is None:
+            self._submit = self._send()
+        return self._submit(shard)
+
+    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
+        """Do the shard again: Dask itself counts how many workers die of it."""
+        backlog.again(shard)
+
+    def replace(self, backlog: Backlog) -> None:
+        """Send everything again. Raise UsageError if it was lost too often."""
+        self._check_reachable()
+        self._submit = None
+        self._losses += 1
+        if self._losses == MOST_ROUNDS:
+            raise UsageError(
+                f"The Dask cluster lost the model {MOST_ROUNDS} times, with {backlog}: all the workers that had it "
+                "died. Check their logs and memory."
+            )
+
+    def finished(self, running: Collection[Future[Any]]) -> Iterable[Future[Any]]:
+        """Wait for some of the futures. Raise UsageError if none can be done, because nobody is there to work."""
+        polls_alone = 0
+        while polls_alone < POLLS_ALONE:
+            done = wait(running, PATIENCE, FIRST_COMPLETED).done
+            if done or not running:
+                return done
+            polls_alone = 0 if self._threads() else polls_alone + 1
+        raise self._deserted()
+
+    def explain(self, error: Exception, shard: Shard) -> Exception:
+        """Say which samples killed every worker, and what a worker lacks."""
+        from distributed.scheduler import KilledWorker
+
+        if isinstance(error, KilledWorker):
+            return DataError(
+                f"Every worker that had {shard.name} died ({error.allowed_failures + 1} of them). Check these samples, "
+                "and the workers' memory and logs."
+            )
+        if isinstance(error, ImportError):
+            return UsageError(
+                f"A worker of the Dask cluster cannot run this: {error}. Install the same versions of detent and its "
+                "dependencies (and the code of your reader) on all workers."
+            )
+        return error
 
 
 def _submit(client: Any, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -136,55 +187,3 @@ def _submit(client: Any, function: Callable[..., Any], *arguments: Any) -> Futur
     local.add_done_callback(cancel)
     remote.add_done_callback(follow)
     return local
-
-
-class _ClusterPool(ShardPool):
-    """What all shards need is sent (`send`) when the first of them is submitted, and again after it was lost."""
-
-    def __init__(self, workers: ClusterWorkers, send: Callable[[], Task]) -> None:
-        self._workers, self._send = workers, send
-        self._task: Task | None = None
-        self._losses = 0
-
-    def submit(self, shard: Shard) -> Future[Any]:
-        if self._task is None:
-            self._task = self._send()
-        return self._task(shard)
-
-    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
-        backlog.again(shard)
-
-    def replace(self, backlog: Backlog) -> None:
-        self._workers.check_reachable()
-        self._task = None
-        self._losses += 1
-        if self._losses == MOST_ROUNDS:
-            raise UsageError(
-                f"The Dask cluster lost the model {MOST_ROUNDS} times, with {backlog}: all the workers that had it "
-                "died. Check their logs and memory."
-            )
-
-    def finished(self, running: Collection[Future[Any]]) -> Iterable[Future[Any]]:
-        """Wait for some of the futures. Raise UsageError if none can be done, because nobody is there to work."""
-        polls_alone = 0
-        while polls_alone < POLLS_ALONE:
-            done = wait(running, PATIENCE, FIRST_COMPLETED).done
-            if done or not running:
-                return done
-            polls_alone = 0 if self._workers.threads() else polls_alone + 1
-        raise self._workers.deserted()
-
-    def explain(self, error: Exception, shard: Shard) -> Exception:
-        from distributed.scheduler import KilledWorker
-
-        if isinstance(error, KilledWorker):
-            return DataError(
-                f"Every worker that had {shard.name} died ({error.allowed_failures + 1} of them). Check these samples, "
-                "and the workers' memory and logs."
-            )
-        if isinstance(error, ImportError):
-            return UsageError(
-                f"A worker of the Dask cluster cannot run this: {error}. Install the same versions of detent and its "
-                "dependencies (and the code of your reader) on all workers."
-            )
-        return error

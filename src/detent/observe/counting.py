@@ -211,14 +211,9 @@ def _empty(
     bins = np.empty(2, np.uint16)
     find_bins(ends.view(np.float32), inverse_width, bins)
     begin, end = bins[0], bins[1] + 1
-    first, second, third, fourth = (
-        tables[0, begin:end],
-        tables[1, begin:end],
-        tables[2, begin:end],
-        tables[3, begin:end],
-    )
     occupied = counts[begin:end]
-    for i in range(occupied.size):
-        occupied[i] += np.int64(first[i]) + np.int64(second[i]) + np.int64(third[i]) + np.int64(fourth[i])
-    for table in (first, second, third, fourth):
-        table[:] = 0
+    for table in range(TABLES):
+        taken = tables[table, begin:end]
+        for i in range(occupied.size):
+            occupied[i] += np.int64(taken[i])
+        taken[:] = 0

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -27,31 +27,31 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from copy import copy
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
 from detent.errors import DataError, UsageError
 from detent.graph.session import Runner, usable_cores
 from detent.methods.method import Vote
+from detent.observe.samples import Source
 from detent.observe.shards import (
     Counting,
-    R,
+    DoShard,
     Run,
     Shard,
     Work,
+    decompress,
     divide,
     divisible,
-    do_from_folder,
     dump_work,
-    first_samples,
     last_work,
     shared_folder,
 )
-from detent.observe.sources import Source
 from detent.observe.statistics import Statistics, TensorStatistics, merge
 from detent.observe.streams import ShardedSource
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, Observation, fetched
@@ -61,51 +61,51 @@ MOST_DEATHS = 3
 """How many workers may die of one shard before it is an error."""
 
 
-class Workers(Protocol):
-    """Somewhere to work on shards."""
+class Workers(abc.ABC):
+    """Somewhere to work on shards: `count` of them at the same time, with `most_at_once` submitted.
 
-    @property
-    def count(self) -> int:
-        """How many shards are worked on at the same time."""
+    `task` does a shard; it is there while the workers have a model and a work.
+    """
 
-    def open_pool(self, model: ir.Model, work: Work[R]) -> AbstractContextManager[ShardPool]:
-        """Give the workers a model and a work, within the block."""
-
-
-class ShardPool(abc.ABC):
-    """Workers that have a model and a work. `most_at_once` shards are submitted at a time."""
-
+    count: int
     most_at_once = sys.maxsize
+    task: DoShard
+
+    @contextmanager
+    def open(self, model: ir.Model, work: Work) -> Iterator[None]:
+        """Give the workers a model and a work, within the block; by default in a folder that they can read."""
+        with shared_folder(dump_work(work), model) as self.task:
+            yield
 
     @abc.abstractmethod
     def submit(self, shard: Shard) -> Future[Any]:
-        """Start a shard. Raise BrokenExecutor if the pool is to be replaced first."""
+        """Start a shard. Raise BrokenExecutor if the workers are to be replaced first."""
 
     @abc.abstractmethod
     def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:
         """Put a shard back whose worker was lost, or raise an error that names the cause."""
 
-    def replace(self, backlog: Backlog) -> None:  # noqa: B027  (a pool that never outlives a loss has nothing to do)
-        """Make the pool usable again after a loss; no shard is running now."""
+    def replace(self, backlog: Backlog) -> None:  # noqa: B027  (not every kind outlives a loss)
+        """Make the workers usable again after a loss; no shard is running now."""
 
     def finished(self, running: Collection[Future[Any]]) -> Iterable[Future[Any]]:
         """Wait for some of the futures to be done."""
         return wait(running, return_when=FIRST_COMPLETED).done
 
-    def explain(self, error: Exception, shard: Shard) -> Exception:  # noqa: ARG002  (for pools that can say more)
+    def explain(self, error: Exception, shard: Shard) -> Exception:  # noqa: ARG002  (for kinds that can say more)
         """Return what to raise for an error in a worker."""
         return error
 
 
-def run_shards(pool: ShardPool, shards: Sequence[Shard]) -> Generator[Any, None, None]:
-    """Yield the results of all shards, in any order. Shards that are lost with a worker are done again."""
-    backlog = Backlog(shards, pool.most_at_once)
+def run_shards(workers: Workers, shards: Sequence[Shard]) -> Generator[tuple[Shard, Any], None, None]:
+    """Yield all shards with their results, in any order. Shards that are lost with a worker are done again."""
+    backlog = Backlog(shards, workers.most_at_once)
     while backlog.left:
-        if not (yield from _run_until_lost(pool, backlog)):
-            pool.replace(backlog)
+        if not (yield from _run_until_lost(workers, backlog)):
+            workers.replace(backlog)
 
 
-def _run_until_lost(pool: ShardPool, backlog: Backlog) -> Generator[Any, None, bool]:
+def _run_until_lost(workers: Workers, backlog: Backlog) -> Generator[tuple[Shard, Any], None, bool]:
     """Run shards until all are done, or, after a loss, until none is running. Return whether all went well."""
     running: dict[Future[Any], Shard] = {}
     intact = True
@@ -113,25 +113,25 @@ def _run_until_lost(pool: ShardPool, backlog: Backlog) -> Generator[Any, None, b
         while running or (intact and backlog.left):
             try:
                 while intact and (shard := backlog.next(len(running))) is not None:
-                    running[pool.submit(shard)] = shard
+                    running[workers.submit(shard)] = shard
                     backlog.started(shard)
             except BrokenExecutor:
                 intact = False
-            for future in pool.finished(running):
+            for future in workers.finished(running):
                 shard = running.pop(future)
                 try:
                     result = future.result()
                 except (BrokenExecutor, CancelledError) as error:
                     intact = False
-                    pool.lost(shard, backlog, error)
+                    workers.lost(shard, backlog, error)
                     continue
                 except Exception as error:
-                    explained = pool.explain(error, shard)
+                    explained = workers.explain(error, shard)
                     if explained is error:
                         raise
                     raise explained from error
                 backlog.finished(shard)
-                yield result
+                yield shard, result
     finally:
         for future in running:
             future.cancel()
@@ -185,38 +185,37 @@ class Backlog:
             self._suspects.append(shard)
 
 
-class LocalProcesses:
-    """`count` processes on this machine, each with one thread, started for one work. Give it as an executor."""
+class LocalProcesses(Workers):
+    """`count` processes on this machine, each with one thread, started for one work. Give it as an executor.
+
+    One process pool at a time stays from shards to shards, until it is broken or the work is done.
+    """
 
     def __init__(self, count: int) -> None:
         if count < 1:
             raise UsageError(f"--workers must be at least 1, not {count}.")
         self.count = count
+        self.most_at_once = count + 1  # one more, so that no worker waits for the next
+        self._pool: ProcessPoolExecutor | None = None
 
     @contextmanager
-    def open_pool(self, model: ir.Model, work: Work[R]) -> Iterator[ShardPool]:
+    def open(self, model: ir.Model, work: Work) -> Iterator[None]:
         """Give the processes a model and a work, within the block."""
-        with shared_folder(dump_work(work), model) as (folder, ticket), ExitStack() as stack:
-            yield _ProcessPool(self.count, partial(do_from_folder, folder, ticket), stack)
-
-
-class _ProcessPool(ShardPool):
-    """One process pool at a time: it stays from shards to shards, until it is broken or the stack unwinds."""
-
-    def __init__(self, count: int, task: Callable[[Shard], Any], stack: ExitStack) -> None:
-        self._count, self._task, self._stack = count, task, stack
-        self._pool: ProcessPoolExecutor | None = None
-        self.most_at_once = count + 1  # one more, so that no worker waits for the next
+        with super().open(model, work), ExitStack() as self._stack:
+            yield
 
     def submit(self, shard: Shard) -> Future[Any]:
+        """Start a shard, and the processes if there are none."""
         if self._pool is None:
-            self._pool = self._stack.enter_context(_pool(self._count))
-        return self._pool.submit(self._task, shard)
+            self._pool = self._stack.enter_context(_pool(self.count))
+        return self._pool.submit(self.task, shard)
 
     def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
+        """Suspect the shard. Raise DataError if it killed too many workers."""
         backlog.died(shard)
 
     def replace(self, backlog: Backlog) -> None:  # noqa: ARG002
+        """End what is left of the pool."""
         self._stack.close()
         self._pool = None
 
@@ -264,14 +263,14 @@ def sweep_on(
     workers = workers_of(executor)
     data = divisible(source)
     work = Counting(tuple(sites), data, vote)
-    division = divide(data, workers.count)
+    shards, held_out = divide(data, workers.count)
     statistics: Statistics = {name: TensorStatistics() for name in sites}
-    held_out, samples, done = division.held_out, 0, len(division.held_out)
+    samples, done = 0, len(held_out)
     runner = None
     progress(STAGE, done, source.length)
-    with begun(workers, model, work) as run, closing(run(division.shards)) as results:
-        for result in results:
-            merge(statistics, result.statistics)
+    with begun(workers, model, work) as run, closing(run(shards)) as results:
+        for shard, result in results:
+            merge(statistics, decompress(result.compressed, shard.name))
             held_out.extend(result.held_out)
             samples += result.samples
             done += result.feeds
@@ -283,16 +282,16 @@ def sweep_on(
         raise DataError(f"There is nothing to calibrate with in {source.describe}: {reason}.")
     held_out.sort(key=lambda pending: pending.index)
     # What a shard reader reads is read again here, so only where there is nothing else to measure with.
-    first = [] if held_out and isinstance(data, ShardedSource) else first_samples(data, IN_SAMPLE_KEPT)
+    first = [] if held_out and isinstance(data, ShardedSource) else data.peek(IN_SAMPLE_KEPT)
     return Observation(statistics, runner, samples, source.describe, held_out, first)
 
 
 @contextmanager
-def begun(workers: Workers, model: ir.Model, work: Work[R]) -> Iterator[Run[R]]:
+def begun(workers: Workers, model: ir.Model, work: Work) -> Iterator[Run]:
     """Give workers a model and a work, within the block: each loads them once, for all its shards."""
     try:
-        with workers.open_pool(model, work) as pool:
-            yield partial(run_shards, pool)
+        with workers.open(model, work):
+            yield partial(run_shards, workers)
     finally:
         last_work.forget()  # an executor of threads has loaded the model in this process
 
@@ -300,7 +299,7 @@ def begun(workers: Workers, model: ir.Model, work: Work[R]) -> Iterator[Run[R]]:
 def workers_of(executor: Any) -> Workers:
     """Return the workers of an executor. Raise UsageError if it is something else."""
     if isinstance(executor, LocalProcesses):
-        return executor
+        return copy(executor)  # each work has a pool of its own
     if isinstance(executor, Executor):
         return ExecutorWorkers(executor)
     # A client exists only where its package was imported, so nobody else pays for the import.
@@ -328,27 +327,18 @@ def open_executor(workers: int | None = None, dask: str | None = None) -> Iterat
         yield None if workers is None else LocalProcesses(workers)
 
 
-class ExecutorWorkers(ShardPool):
+class ExecutorWorkers(Workers):
     """An executor that belongs to the user: it is never shut down here, and what breaks it is not tried again."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         # Nothing public says how many there are; threads and processes of the standard library know it.
-        self.count: int = getattr(executor, "_max_workers", None) or usable_cores()
-        self._task: Callable[[Shard], Any] | None = None
-
-    @contextmanager
-    def open_pool(self, model: ir.Model, work: Work[R]) -> Iterator[ShardPool]:
-        """Give the executor's workers a model and a work, within the block."""
-        with shared_folder(dump_work(work), model) as (folder, ticket):
-            self._task = partial(do_from_folder, folder, ticket)
-            yield self
+        self.count = getattr(executor, "_max_workers", None) or usable_cores()
 
     def submit(self, shard: Shard) -> Future[Any]:
         """Start a shard. Raise UsageError if the executor was shut down or is broken."""
-        assert self._task is not None, "the pool is open"
         try:
-            return self._executor.submit(self._task, shard)
+            return self._executor.submit(self.task, shard)
         except RuntimeError as error:
             raise _broken(error, f"at {shard.name}") from error
 

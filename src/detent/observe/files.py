@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Literal, Protocol
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class PartRows:
 
 
 @dataclass(frozen=True)
-class ImageRows:
+class _ImageRows:
     """Image files for a model of one input. `names` are paths relative to `folder`."""
 
     folder: Path
@@ -116,23 +116,25 @@ class ImageRows:
         return len(self.names)
 
     def origin(self, row: int) -> str:
-        """Return the file's path within the folder."""
         return self.names[row]
 
     def read(self, row: int) -> Mapping[str, Array]:
-        """Decode one image."""
         return {self.input_name: self.recipe.load(self.folder / self.names[row])}
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:
-        """Add how images are read, and the files of these rows."""
         digest.add_plain(self.recipe.to_dict())
         for row in rows:
             digest.add(self.names[row])
             digest.add_file(self.folder / self.names[row])
 
 
+def image_rows(found: Found, inputs: Sequence[InputSpec], recipe: Preprocess) -> Rows:
+    """Rows of image files, read as `recipe` says."""
+    return _ImageRows(found.folder, found.names, inputs[0].name, recipe, found.place)
+
+
 @dataclass(frozen=True)
-class RandomRows:
+class _RandomRows:
     """Numbers without meaning, to try a model without data: standard normal, or 0 and 1 for integers.
 
     Every row has its own generator, so that neither order nor threads change the numbers.
@@ -145,22 +147,21 @@ class RandomRows:
 
     @property
     def place(self) -> str:
-        """Says loudly that nothing was measured."""
         return f"of RANDOM numbers (seed {self.seed}): no data was given, so ranges and accuracy mean nothing"
 
     def __len__(self) -> int:
         return self.count
 
     def origin(self, row: int) -> str:
-        """Return the number of the sample."""
         return f"random sample {row}"
 
     def read(self, row: int) -> Mapping[str, Array]:
-        """Generate one sample."""
         feeds = {}
         for position, (spec, shape) in enumerate(zip(self.inputs, self._shapes(), strict=True)):
             generator = np.random.default_rng((self.seed, row, position))
-            feeds[spec.name] = _random(generator, spec.dtype, shape)
+            whole = spec.dtype.kind in "iub"
+            values = generator.integers(0, 2, shape) if whole else generator.standard_normal(shape)
+            feeds[spec.name] = np.asarray(values).astype(spec.dtype)
         return feeds
 
     def _shapes(self) -> list[tuple[int, ...]]:
@@ -173,18 +174,11 @@ class RandomRows:
         ]
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:  # noqa: ARG002  (all rows follow from the seed)
-        """Add the seed and the shapes, which decide every number."""
         digest.add("random", self.seed)
         digest.add_plain([list(shape) for shape in self._shapes()])
 
 
-def _random(generator: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    if dtype.kind in "iub":
-        return np.asarray(generator.integers(0, 2, shape)).astype(dtype)
-    return np.asarray(generator.standard_normal(shape)).astype(dtype)
-
-
-def random_rows(inputs: Sequence[InputSpec], seed: int) -> RandomRows:
+def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
     """Eight feeds of random numbers. Only the batch axis may be dynamic: nobody can guess the others."""
     for spec in inputs:
         if None in spec.shape[1:]:
@@ -195,10 +189,10 @@ def random_rows(inputs: Sequence[InputSpec], seed: int) -> RandomRows:
         if spec.dtype.kind not in "fiub":
             raise UsageError(f"input '{spec.name}' takes {spec.dtype.name}: there is no random data for it. Give data.")
     per_feed = (inputs[0].shape[0] or 1) if shares_batch(inputs) else 1
-    return RandomRows(tuple(inputs), seed, RANDOM_SAMPLES * per_feed)
+    return _RandomRows(tuple(inputs), seed, RANDOM_SAMPLES * per_feed)
 
 
-def array_rows(data: object, inputs: Sequence[InputSpec]) -> PartRows:
+def array_rows(data: object, inputs: Sequence[InputSpec]) -> Rows:
     """Rows of one array in memory, or of a mapping from input names to arrays."""
     if isinstance(data, Mapping):
         origin, place = "dict", "from a dict of arrays"
@@ -222,7 +216,7 @@ def _add_arrays(arrays: Mapping[str, Array], digest: Digest) -> None:
 
 def take_row(arrays: Mapping[str, Array], row: int | None) -> Mapping[str, Array]:
     """Row `row` of each array, or the arrays themselves."""
-    return arrays if row is None else {name: np.asarray(array[row]) for name, array in arrays.items()}
+    return {name: np.asarray(array[... if row is None else row]) for name, array in arrays.items()}
 
 
 def single_input(inputs: Sequence[InputSpec], what: str, instead: str) -> InputSpec:
@@ -266,9 +260,13 @@ def count_rows(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[InputSpec
 
 DataKind = Literal["image", "npy", "npz"]
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+_KINDS: dict[str, DataKind] = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"), "image"),
+    ".npy": "npy",
+    ".npz": "npz",
+}
 _KIND_NAMES: dict[DataKind, str] = {"image": "images", "npy": ".npy files", "npz": ".npz files"}
-_ALL_ENDINGS = ", ".join((*IMAGE_ENDINGS, ".npy", ".npz"))
+_ALL_ENDINGS = ", ".join(_KINDS)
 
 
 @dataclass(frozen=True)
@@ -286,12 +284,7 @@ class Found:
 
 def kind_of(name: str) -> DataKind | None:
     """Return what a file holds, by its ending; None for anything that is not data."""
-    ending = Path(name).suffix.lower()
-    if ending in IMAGE_ENDINGS:
-        return "image"
-    if ending == ".npy":
-        return "npy"
-    return "npz" if ending == ".npz" else None
+    return _KINDS.get(Path(name).suffix.lower())
 
 
 def find_files(path: Path) -> Found:
@@ -335,7 +328,7 @@ def _walk(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
         raise DataError(f"{folder}: this folder cannot be read ({error.strerror or error}).") from error
 
 
-def npy_rows(found: Found, inputs: Sequence[InputSpec]) -> PartRows:
+def npy_rows(found: Found, inputs: Sequence[InputSpec]) -> Rows:
     """Rows of .npy files: for several inputs, from one sub-folder per input with the same file names in each."""
     if len(found.names) == 1:
         single_input(inputs, found.names[0], "a .npz file with the input names as keys")
@@ -382,12 +375,7 @@ def _add_files(paths: Mapping[str, Path], digest: Digest) -> None:
 
 def _fetch_npy(paths: Mapping[str, Path], row: int | None) -> dict[str, Array]:
     # Copied, so that the map (and the file handle it holds) goes away with this call.
-    return {name: np.array(array if row is None else array[row]) for name, array in _maps(paths)}
-
-
-def _maps(paths: Mapping[str, Path]) -> Iterator[tuple[str, Array]]:
-    for name, path in paths.items():
-        yield name, open_npy(path)
+    return {name: np.array(open_npy(path)[... if row is None else row]) for name, path in paths.items()}
 
 
 _header_lock = threading.Lock()
@@ -420,7 +408,7 @@ class _LastArchives:
         return _LastArchives, ()
 
 
-def npz_rows(found: Found, inputs: Sequence[InputSpec]) -> PartRows:
+def npz_rows(found: Found, inputs: Sequence[InputSpec]) -> Rows:
     """Rows of .npz files whose keys are the names of the inputs."""
     load = _LastArchives()
     parts = []
@@ -465,15 +453,11 @@ def npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def _read_shape(stream: IO[bytes]) -> tuple[int, ...]:
     version = np.lib.format.read_magic(stream)
-    read: Callable[[IO[bytes]], tuple[Any, ...]]
-    if version == (1, 0):
-        read = np.lib.format.read_array_header_1_0
-    elif version == (2, 0):
-        read = np.lib.format.read_array_header_2_0
-    else:
-        # Version 3 is written for named fields only, which no input of a model has.
+    # Version 3 is written for named fields only, which no input of a model has.
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
         raise ValueError(f"format version {version} is not supported")
-    shape, _, dtype = read(stream)
+    shape, _, dtype = readers[version](stream)
     if dtype.hasobject:
         raise ValueError("Python objects in dtype")
     return tuple(shape)

@@ -60,17 +60,6 @@ def resized_shape(image: Size, size: Size, resize: int | None) -> Size:
     return size[1] * height // width, size[1]
 
 
-def centre_box(image: Size, size: Size) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of the centre of `size` in an image of `image` (both height, width).
-
-    An odd margin is rounded half to even, as torchvision's CenterCrop does it, so that pixels match those seen in
-    training.
-    """
-    top = round((image[0] - size[0]) / 2)
-    left = round((image[1] - size[1]) / 2)
-    return left, top, left + size[1], top + size[0]
-
-
 @dataclass(frozen=True)
 class Geometry:
     """Where an image lies in a model's input, so that boxes can be mapped back. Sizes are height and width.
@@ -111,8 +100,8 @@ def geometry(image: Size, size: Size, *, fit: Fit = "crop", resize: int | None =
         return Geometry(image, size, (0, 0))
     if fit == "crop":
         resized = resized_shape(image, size, resize)
-        left, top, _, _ = centre_box(resized, size)
-        return Geometry(image, resized, (-top, -left))
+        # An odd margin is rounded half to even, as torchvision's CenterCrop does it: the pixels are those of training.
+        return Geometry(image, resized, (-round((resized[0] - size[0]) / 2), -round((resized[1] - size[1]) / 2)))
     height, width = image
     # Compared as products, so that no rounding decides which side is the tight one.
     if size[0] * width <= size[1] * height:

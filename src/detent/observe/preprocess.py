@@ -12,8 +12,9 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
 
@@ -27,7 +28,6 @@ PixelType = Literal["float32", "float16", "float64", "uint8"]
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 
-_REQUIRED = ("size", "mean", "std")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "order": get_args(Order),
     "layout": get_args(Layout),
@@ -72,7 +72,7 @@ class InputSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """A complete recipe from image file to array. Raises `UsageError` if it contradicts itself.
+    """A complete recipe from image file to array; `guess_preprocess` makes it, and checks that it is sound.
 
     `size` is height and width of the result, and `fit` how an image of other proportions gets there: its centre is cut
     out (`crop`), all of it is kept and padded with `pad` (`letterbox`), or it is distorted (`stretch`). `resize` is the
@@ -92,33 +92,8 @@ class Preprocess:
     fit: Fit = "crop"
     pad: int = GREY
 
-    def __post_init__(self) -> None:
-        def label(key: str) -> str:
-            return f"Preprocess: '{key}'"
-
-        settings = _checked({field.name: getattr(self, field.name) for field in fields(self)}, label)
-        _check_together(settings, label)
-        for key, value in settings.items():
-            object.__setattr__(self, key, value)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, object], where: str = "preprocess settings") -> Preprocess:
-        """The recipe in a JSON object. `where` names it in messages. Keys are the fields; size may be one number."""
-
-        def label(key: str) -> str:
-            return f"{where}: '{key}'"
-
-        settings = _checked(raw, label)
-        _check_together({"order": "RGB", "dtype": "float32", **settings}, label)
-        return cls(**settings)
-
-    @classmethod
-    def from_json(cls, path: Path | str) -> Preprocess:
-        """The recipe in a JSON file."""
-        return cls.from_dict(_read_json(Path(path)), str(path))
-
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; `from_dict` takes it back. What a crop does not need is left out, as in files before it."""
+        """Return the JSON form, as in a file of options. What a crop does not need is left out."""
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
         if self.fit != "letterbox":
             del values["pad"]
@@ -127,7 +102,7 @@ class Preprocess:
         return values
 
     def describe(self) -> str:
-        """The recipe in one line, for the terminal."""
+        """Return the recipe in one line, for the terminal."""
         side = f"short side to {self.resize}" if self.resize is not None else "resized to cover"
         shape = f"{self.size[0]}x{self.size[1]}"
         placed = {
@@ -143,7 +118,7 @@ class Preprocess:
         return geometry(image, self.size, fit=self.fit, resize=self.resize)
 
     def load(self, path: Path | str) -> np.ndarray[Any, Any]:
-        """The image as an array without a batch axis: CHW or HWC, as `layout` says."""
+        """Return the image as an array without a batch axis: CHW or HWC, as `layout` says."""
         pixels = read_pixels(
             Path(path),
             size=self.size,
@@ -240,9 +215,8 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     mean, std = _usual_statistics(dtype, order)
     settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **declared, **given}
     settings["size"] = size
-    _check_together(settings, label)
-    _check_fit(settings, given, label)
-    recipe = Preprocess(**settings)
+    _check_together(settings, given, label)
+    recipe = Preprocess(**_checked(settings, label))  # what was declared is as good as its author
     return recipe, _sentence(spec, recipe, given, declared)
 
 
@@ -251,33 +225,29 @@ def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[s
     if spec.declared is None:
         return {}
     settings = dict(spec.declared.settings)
+
+    def leave_out(*keys: str) -> None:
+        for key in keys:
+            settings.pop(key, None)
+
     if given["dtype"] == "uint8":
-        settings = {key: value for key, value in settings.items() if key not in ("mean", "std")}
+        leave_out("mean", "std")
     channels = spec.shape[_channel_axis(layout)]
     order = given.get("order") or settings.get("order")
     if order is not None and (channels not in (None, _channels(order)) or order != settings.get("order", order)):
-        settings.pop("order", None)
+        leave_out("order")
     if order == "BGR" != spec.declared.settings.get("order"):
         settings |= {key: settings[key][::-1] for key in ("mean", "std") if key in settings}
     if channels == 1 or order == "GRAY":
-        settings = {key: value for key, value in settings.items() if key not in ("mean", "std") or len(value) == 1}
+        leave_out(*(key for key in ("mean", "std") if len(settings.get(key, ())) > 1))
     height, width = spec.shape[2:4] if layout == "NCHW" else spec.shape[1:3]
     size = settings.get("size")
     if size is not None and ("size" in given or height not in (None, size[0]) or width not in (None, size[1])):
-        del settings["size"]
-        settings.pop("resize", None)
+        leave_out("size", "resize")
     if given.get("fit", settings.get("fit")) != settings.get("fit") or given.get("resize") is not None:
         # What was declared is another way to fit the image in: only the rest of it holds.
-        settings = {key: value for key, value in settings.items() if key not in ("fit", "pad", "resize")}
+        leave_out("fit", "pad", "resize")
     return settings
-
-
-def _check_fit(settings: Mapping[str, Any], given: Mapping[str, Any], label: _Label) -> None:
-    fit = settings.get("fit", "crop")
-    if fit != "crop" and given.get("resize") is not None:
-        raise UsageError(f"{label('resize')} is the short side before a crop, but {label('fit')} is {fit}.")
-    if fit != "letterbox" and given.get("pad") is not None:
-        raise UsageError(f"{label('pad')} is what a letterbox is filled with, but {label('fit')} is {fit}.")
 
 
 def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], declared: Mapping[str, object]) -> str:
@@ -286,9 +256,7 @@ def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], 
     Layout, order and size that the input's shape settles are no guess.
     """
     done = f"Images for {_named(spec)}: {recipe.describe()}."
-    used = [
-        key for key in ("fit", "mean", "std", "order", "resample", "resize") if key in declared and key not in given
-    ]
+    used = {"fit", "mean", "std", "order", "resample", "resize"} & set(declared) - set(given)
     if used and spec.declared is not None:
         done = f"{done} So says {spec.declared.source}."
     guessed = [key for key in ("mean", "std") if key not in given and key not in declared]
@@ -388,29 +356,14 @@ def _read_json(path: Path) -> Mapping[str, object]:
 
 
 def _checked(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
-    """Every setting in its final type. Nothing is filled in; a null is the same as not given."""
-    known = [field.name for field in fields(Preprocess)]
+    """Return every setting in its final type. Nothing is filled in; a null is the same as not given."""
     settings: dict[str, Any] = {}
     for key, value in raw.items():
-        if key not in known:
-            raise UsageError(
-                f"{label(key)} is not a preprocess setting.{nearest(key, known)} Known: {', '.join(known)}."
-            )
-        if value is None:
-            continue
-        if key in _CHOICES:
-            if value not in _CHOICES[key]:
-                hint = nearest(str(value), _CHOICES[key])
-                raise UsageError(f"{label(key)} must be one of {', '.join(_CHOICES[key])}, not {value!r}.{hint}")
-            settings[key] = value
-        elif key == "size":
-            settings[key] = _as_size(value, label(key))
-        elif key == "resize":
-            settings[key] = _as_pixels(value, label(key))
-        elif key == "pad":
-            settings[key] = _as_level(value, label(key))
-        else:
-            settings[key] = _as_numbers(value, label(key))
+        if key not in _CONVERTERS:
+            known = ", ".join(_CONVERTERS)
+            raise UsageError(f"{label(key)} is not a preprocess setting.{nearest(key, _CONVERTERS)} Known: {known}.")
+        if value is not None:
+            settings[key] = _CONVERTERS[key](value, label(key))
     std = settings.get("std", ())
     if any(value <= 0 for value in std):
         raise UsageError(f"{label('std')} must be greater than zero, not {_numbers(std)}.")
@@ -422,25 +375,35 @@ def _checked(raw: Mapping[str, object], label: _Label) -> dict[str, Any]:
     return settings
 
 
+def _as_choice(key: str, value: object, name: str) -> str:
+    choices = _CHOICES[key]
+    if value not in choices:
+        hint = nearest(str(value), choices)
+        raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}.{hint}")
+    return str(value)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def _as_pixels(value: object, name: str) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+    if not _is_whole(value) or value < 1:
         raise UsageError(f"{name} must be a whole number of pixels, at least 1, not {value!r}.")
     return int(value)
 
 
 def _as_level(value: object, name: str) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not 0 <= value <= 255:
+    if not _is_whole(value) or not 0 <= value <= 255:
         raise UsageError(f"{name} must be a whole number from 0 to 255, not {value!r}.")
     return int(value)
 
 
 def _as_size(value: object, name: str) -> Size:
-    if not isinstance(value, (list, tuple)):
-        side = _as_pixels(value, name)
-        return side, side
-    if len(value) != 2:
+    sides = value if isinstance(value, (list, tuple)) else (value, value)
+    if len(sides) != 2:
         raise UsageError(f"{name} must be one number or height and width, not {value!r}.")
-    return _as_pixels(value[0], name), _as_pixels(value[1], name)
+    return _as_pixels(sides[0], name), _as_pixels(sides[1], name)
 
 
 def _as_numbers(value: object, name: str) -> tuple[float, ...]:
@@ -453,10 +416,17 @@ def _as_numbers(value: object, name: str) -> tuple[float, ...]:
     return tuple(float(x) for x in values)
 
 
-def _check_together(settings: Mapping[str, Any], label: _Label) -> None:
-    for key in _REQUIRED:
-        if key not in settings:
-            raise UsageError(f"{label(key)} is missing. Needed are {', '.join(_REQUIRED)}.")
+_CONVERTERS: Mapping[str, Callable[[object, str], Any]] = {
+    "size": _as_size,
+    "resize": _as_pixels,
+    "mean": _as_numbers,
+    "std": _as_numbers,
+    "pad": _as_level,
+    **{key: partial(_as_choice, key) for key in _CHOICES},
+}
+
+
+def _check_together(settings: Mapping[str, Any], given: Mapping[str, Any], label: _Label) -> None:
     channels = _channels(settings["order"])
     for key, neutral in (("mean", 0.0), ("std", 1.0)):
         values = settings[key]
@@ -470,3 +440,8 @@ def _check_together(settings: Mapping[str, Any], label: _Label) -> None:
     if resize is not None and resize < min(settings["size"]):
         height, width = settings["size"]
         raise UsageError(f"{label('resize')} is {resize}, too small to cut {height}x{width} out of.")
+    fit = settings.get("fit", "crop")
+    if fit != "crop" and given.get("resize") is not None:
+        raise UsageError(f"{label('resize')} is the short side before a crop, but {label('fit')} is {fit}.")
+    if fit != "letterbox" and given.get("pad") is not None:
+        raise UsageError(f"{label('pad')} is what a letterbox is filled with, but {label('fit')} is {fit}.")

@@ -1,7 +1,7 @@
-"""One sample of calibration or evaluation data, and the checks that every sample passes before a model sees it.
+"""Samples of calibration or evaluation data, and the checks that each passes before a model sees it.
 
-A source hands out `PendingSample`s, which are cheap; `load()` does the decoding and the checks and may run outside any
-lock. Every complaint is a `DataError` that names the sample, the input, what was expected and what was found.
+A `Source` hands out `PendingSample`s, which are cheap; `load()` decodes and checks, in any thread and outside any lock.
+Every complaint is a `DataError` that names the sample, the input, what was expected and what was found.
 
 Also decide which samples are used, which are held out, and how they are grouped into batches: pure arithmetic on
 positions. Held-out samples measure the result and never take part in calibration.
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from detent.errors import DataError, UsageError, nearest
-from detent.observe.preprocess import InputSpec
+from detent.observe.preprocess import InputSpec, Preprocess
 
 Array = np.ndarray[Any, Any]
 
@@ -50,6 +51,42 @@ class PendingSample:
     def load(self) -> Sample:
         """Decode and check. Raise `DataError` if the data cannot be read or does not fit the model."""
         return Sample(self.index, self.origin, self.read(), self.held_out)
+
+
+class Source(Protocol):
+    """A stream of samples. Each iteration is a fresh pass, unless `repeatable` is False: then only one is possible.
+
+    An iterator may be shared by threads under a lock; `PendingSample.load` needs none. `random` numbers stand in for
+    data where none was given. `preprocess` is how images are read, and `note` what of that was guessed, to show.
+    """
+
+    random: bool = False
+    repeatable: bool = True
+    preprocess: Preprocess | None = None
+    note: str = ""
+
+    @property
+    def length(self) -> int | None:
+        """Number of samples in a pass, those held out included; None if nobody knows before the end."""
+        return None
+
+    @property
+    def describe(self) -> str:
+        """One line for the terminal: "128 images from calib/"."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Differs when the samples, their order or what is held out differ; None if nobody can know before reading.
+
+        Reads all that it covers: files up to 64 MB whole, of larger ones a page in sixteen.
+        """
+        return None
+
+    def __iter__(self) -> Iterator[PendingSample]: ...
+
+    def peek(self, count: int) -> list[PendingSample]:
+        """Return the first `count` samples that are not held out. The next pass gives them again."""
+        return list(islice((pending for pending in self if not pending.held_out), count))
 
 
 def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) -> None:

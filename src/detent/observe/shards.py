@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -29,10 +28,11 @@ from detent.errors import ModelError, UsageError
 from detent.graph.save import save
 from detent.graph.session import Runner
 from detent.methods.method import Vote
-from detent.observe.samples import PendingSample
-from detent.observe.sources import RowSource, Source
+from detent.observe.samples import PendingSample, Source
+from detent.observe.sources import RowSource
 from detent.observe.statistics import Statistics
 from detent.observe.statistics_file import pack, unpack
+from detent.observe.store import FAST
 from detent.observe.streams import SHARDS, ShardedSource
 from detent.observe.sweep import SiteCounter, taps_of
 from detent.version import __version__
@@ -44,7 +44,6 @@ LARGEST_SHARD = 32
 """Samples. What a lost worker costs, and how often progress is seen."""
 
 Divisible = RowSource | ShardedSource
-Dumps = Callable[[object], bytes]
 T = TypeVar("T")
 
 
@@ -60,39 +59,21 @@ class Shard:
     groups: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-class ShardResult(Protocol):
-    """What came of a shard."""
-
-    @property
-    def number(self) -> int:
-        """The number of the shard."""
-
-
-R = TypeVar("R", bound=ShardResult)
-R_co = TypeVar("R_co", bound=ShardResult, covariant=True)
-
-
-class Work(Protocol[R_co]):
+class Work(Protocol):
     """What all tasks share. It is pickled, and goes to each worker once, with the model."""
 
     @property
     def source(self) -> Divisible:
         """The data that shards are of."""
 
-    def begin(self, model: ir.Model) -> Callable[[Shard], R_co]:
-        """In a worker: what does a shard, and is called for one after another, in any number of threads."""
+    def begin(self, model: ir.Model) -> DoShard:
+        """In a worker: return what does a shard, and is called for one after another, in any number of threads."""
 
 
-Run = Callable[[Sequence[Shard]], Generator[R, None, None]]
+DoShard = Callable[[Shard], Any]
+
+Run = Callable[[Sequence[Shard]], Generator[tuple[Shard, Any], None, None]]
 """Does all shards on workers that have the work already. Results come in any order; closing calls off the rest."""
-
-
-@dataclass(frozen=True)
-class Shards:
-    """All shards of a source, and what the parent knows to be held out without reading anything."""
-
-    shards: list[Shard]
-    held_out: list[PendingSample] = field(default_factory=list)
 
 
 def divisible(source: Source) -> Divisible:
@@ -114,7 +95,7 @@ def divisible(source: Source) -> Divisible:
     return source
 
 
-def dump_work(work: Work[ShardResult], dumps: Dumps = pickle.dumps) -> bytes:
+def dump_work(work: Work, dumps: Callable[[object], bytes] = pickle.dumps) -> bytes:
     """Return the work as bytes. Raise UsageError for a source that holds what cannot be pickled."""
     try:
         return dumps(work)
@@ -125,18 +106,24 @@ def dump_work(work: Work[ShardResult], dumps: Dumps = pickle.dumps) -> bytes:
         ) from error
 
 
-def divide(source: Divisible, workers: int) -> Shards:
-    """Shards for this many workers. A reader's are its own; of rows there are several to a worker."""
+def divide(source: Divisible, workers: int) -> tuple[list[Shard], list[PendingSample]]:
+    """Return the shards for this many workers, and what is known to be held out without reading anything.
+
+    A reader's shards are its own; of rows there are several to a worker.
+    """
     if isinstance(source, ShardedSource):
-        return Shards([Shard(index, f"the reader's shard {index}") for index in range(SHARDS)])
+        return [Shard(index, f"the reader's shard {index}") for index in range(SHARDS)], []
     held_out, counted = [], []
     for index, (group, held) in enumerate(source.groups()):
         if held:
             held_out.append(source.sample(index, group, held))
         else:
             counted.append((index, group))
-    shards = [_shard(source, number, groups) for number, groups in enumerate(_runs(counted, workers))]
-    return Shards(shards, held_out)
+    shards = []
+    for number, run in enumerate(_runs(counted, workers)):
+        first, last = source.rows.origin(run[0][1][0]), source.rows.origin(run[-1][1][-1])
+        shards.append(Shard(number, _name(first, last), tuple(run)))
+    return shards, held_out
 
 
 def divide_samples(source: Divisible, samples: Sequence[PendingSample], workers: int) -> list[Shard]:
@@ -154,11 +141,6 @@ def _runs(items: Sequence[T], workers: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _shard(source: RowSource, number: int, groups: Sequence[tuple[int, tuple[int, ...]]]) -> Shard:
-    first, last = source.rows.origin(groups[0][1][0]), source.rows.origin(groups[-1][1][-1])
-    return Shard(number, _name(first, last), tuple(groups))
-
-
 def _name(first: str, last: str) -> str:
     return first if first == last else f"{first} … {last}"
 
@@ -168,11 +150,6 @@ def samples_of(source: Divisible, shard: Shard) -> Iterator[PendingSample]:
     if isinstance(source, ShardedSource):
         return source.chosen([at for at, _ in shard.groups]) if shard.groups else source.shard(shard.number)
     return (source.sample(index, group, held_out=False) for index, group in shard.groups)
-
-
-def first_samples(source: Divisible, count: int) -> list[PendingSample]:
-    """Return the first samples that are counted, read by the parent itself."""
-    return list(islice((pending for pending in source if not pending.held_out), count))
 
 
 class _ArrayFoundError(Exception):
@@ -189,9 +166,6 @@ class _ArrayRefuser(pickle.Pickler):
 
 
 MODEL_FILE, WORK_FILE = "model.onnx", "work.pickle"
-
-Doing = Callable[[Shard], Any]
-"""Work that has begun: the model is loaded and ready to run. Worker threads share one."""
 
 
 @dataclass(frozen=True)
@@ -224,10 +198,10 @@ class _LastWork:
     def __init__(self) -> None:
         self.loads = 0
         self._ticket: Ticket | None = None
-        self._loaded: Doing | None = None
+        self._loaded: DoShard | None = None
         self._lock = threading.Lock()
 
-    def get(self, ticket: Ticket, load: Callable[[], Doing]) -> Doing:
+    def get(self, ticket: Ticket, load: Callable[[], DoShard]) -> DoShard:
         with self._lock:
             if self._loaded is None or self._ticket != ticket:
                 self._loaded = None  # before the next one takes its memory
@@ -257,20 +231,20 @@ def do_from_bytes(work: bytes, model: bytes, ticket: Ticket, shard: Shard) -> An
 
 
 @contextmanager
-def shared_folder(work: bytes, model: ir.Model) -> Iterator[tuple[str, Ticket]]:
-    """Write the model and the work to a folder that exists within the block; TMPDIR says where."""
+def shared_folder(work: bytes, model: ir.Model) -> Iterator[DoShard]:
+    """Write the model and the work to a folder that exists within the block; TMPDIR says where. Yield the task."""
     with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
         save(model, Path(folder) / MODEL_FILE)
         (Path(folder) / WORK_FILE).write_bytes(work)
-        yield folder, Ticket()
+        yield partial(do_from_folder, folder, Ticket())
 
 
-def _begin(work: bytes, model: ir.Model) -> Doing:
-    doing: Doing = pickle.loads(work).begin(model)
-    return doing
+def _begin(work: bytes, model: ir.Model) -> DoShard:
+    begun: DoShard = pickle.loads(work).begin(model)
+    return begun
 
 
-def _load_folder(folder: Path) -> Doing:
+def _load_folder(folder: Path) -> DoShard:
     try:
         return _begin((folder / WORK_FILE).read_bytes(), ir.load(folder / MODEL_FILE))
     except FileNotFoundError:
@@ -286,23 +260,14 @@ def _parse(model: bytes) -> ir.Model:
     return ir.from_proto(proto)
 
 
-_QUICK = 1  # a higher level of compression saves a few percent and takes several times as long
-
-
 @dataclass(frozen=True)
 class ShardCounts:
     """What came of a shard: compressed statistics, over how many samples, of how many feeds; and what it held out."""
 
-    number: int
     compressed: bytes
     samples: int
     feeds: int
     held_out: tuple[PendingSample, ...] = ()
-
-    @property
-    def statistics(self) -> Statistics:
-        """The statistics, restored and checked."""
-        return unpack(zlib.decompress(self.compressed), f"What a worker sent for shard {self.number}")[1]
 
 
 @dataclass(frozen=True)
@@ -313,7 +278,7 @@ class Counting:
     source: Divisible
     vote: Vote | None
 
-    def begin(self, model: ir.Model) -> Callable[[Shard], ShardCounts]:
+    def begin(self, model: ir.Model) -> DoShard:
         """Return what counts a shard."""
         return partial(self._count, taps_of(model, self.sites).unordered)
 
@@ -329,9 +294,14 @@ class Counting:
                 continue
             counter.count(pending.load())
             samples += pending.size
-        return ShardCounts(shard.number, compress(counter.statistics), samples, feeds, tuple(held_out))
+        return ShardCounts(compress(counter.statistics), samples, feeds, tuple(held_out))
 
 
 def compress(statistics: Statistics) -> bytes:
     """Statistics as few bytes, to travel: a site is a few kilobytes instead of a hundred and more."""
-    return zlib.compress(pack({}, statistics), _QUICK)
+    return zlib.compress(pack({}, statistics), FAST)
+
+
+def decompress(compressed: bytes, shard: str) -> Statistics:
+    """Return what `compress` was given, checked."""
+    return unpack(zlib.decompress(compressed), f"What a worker sent for {shard}")[1]

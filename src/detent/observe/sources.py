@@ -14,19 +14,17 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe.files import (
-    Found,
-    ImageRows,
     Rows,
     array_rows,
     find_files,
+    image_rows,
     npy_rows,
     npz_rows,
     random_rows,
@@ -39,6 +37,7 @@ from detent.observe.samples import (
     HoldOut,
     PendingSample,
     RowSelection,
+    Source,
     StreamSelection,
     batch_count,
     batches,
@@ -72,49 +71,9 @@ def _spec(value: ir.Value, declared: DeclaredImages | None) -> InputSpec:
     return InputSpec(str(value.name), value.dtype.numpy(), shape, declared)
 
 
-class Source(Protocol):
-    """A stream of samples. Each iteration is a fresh pass, unless `repeatable` is False: then only one is possible.
-
-    An iterator may be shared by threads under a lock; `PendingSample.load` needs none.
-    """
-
-    @property
-    def length(self) -> int | None:
-        """Number of samples in a pass, those held out included; None if nobody knows before the end."""
-
-    @property
-    def describe(self) -> str:
-        """One line for the terminal: "128 images from calib/"."""
-
-    @property
-    def random(self) -> bool:
-        """Whether these are random numbers, because no data was given."""
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether more than one pass is possible."""
-
-    @property
-    def preprocess(self) -> Preprocess | None:
-        """How images are read; None if the data is not images."""
-
-    @property
-    def note(self) -> str:
-        """What was guessed about the preprocessing, to show to the user; else empty."""
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Differs when the samples, their order or what is held out differ; None if nobody can know before reading.
-
-        Reads all that it covers: files up to 64 MB whole, of larger ones a page in sixteen.
-        """
-
-    def __iter__(self) -> Iterator[PendingSample]: ...
-
-
 @dataclass(frozen=True)
-class RowSource:
-    """Samples from rows that can be counted, stacked into batches of `batch`. See `Source` for the attributes."""
+class RowSource(Source):
+    """Samples from rows that can be counted, stacked into batches of `batch`, all full where `whole`."""
 
     rows: Rows
     inputs: tuple[InputSpec, ...]
@@ -124,7 +83,6 @@ class RowSource:
     random: bool = False
     preprocess: Preprocess | None = None
     note: str = ""
-    repeatable: bool = True
 
     @property
     def length(self) -> int:
@@ -225,9 +183,9 @@ def open_source(
         if found.kind == "image":
             spec = single_input(inputs, "an image", ".npz files with the input names as keys")
             recipe, note = guess_preprocess(spec, options)
-            rows = ImageRows(found.folder, found.names, spec.name, recipe, found.place)
+            rows = image_rows(found, inputs, recipe)
         else:
-            rows = _open_arrays(found, inputs)
+            rows = (npy_rows if found.kind == "npy" else npz_rows)(found, inputs)
     elif isinstance(data, Mapping) or is_array_like(data):
         rows = array_rows(data, inputs)
     else:
@@ -245,10 +203,6 @@ def open_source(
             f"The model takes batches of {size}, but there are only {have} {rows.noun} {rows.place} to calibrate with."
         )
     return RowSource(rows, tuple(inputs), selection, size, whole, data is None, recipe, note)
-
-
-def _open_arrays(found: Found, inputs: Sequence[InputSpec]) -> Rows:
-    return npy_rows(found, inputs) if found.kind == "npy" else npz_rows(found, inputs)
 
 
 def _open_stream(
@@ -312,33 +266,3 @@ def _check_numbers(limit: int | None, hold_out: HoldOut, seed: int | None, batch
     for name, value, least in (("limit", limit, 1), ("hold-out", held, 0), ("seed", seed, 0), ("batch", batch, 1)):
         if value is not None and value < least:
             raise UsageError(f"--{name} must be at least {least}, not {value}.")
-
-
-def peek(source: Source, count: int) -> tuple[list[PendingSample], Source]:
-    """Return the first `count` samples that are not held out, and the source to go on with.
-
-    A source that can be read only once gives them back from memory, and then the rest.
-    """
-    iterator = iter(source)
-    read: list[PendingSample] = []
-    chosen: list[PendingSample] = []
-    while len(chosen) < count and (pending := next(iterator, None)) is not None:
-        read.append(pending)
-        if not pending.held_out:
-            chosen.append(pending)
-    return chosen, source if source.repeatable else _Resumed(source, read, iterator)
-
-
-class _Resumed:
-    """A source that was begun already. Everything but its samples is that of the original."""
-
-    def __init__(self, source: Source, read: list[PendingSample], rest: Iterator[PendingSample]) -> None:
-        self._source = source
-        self._samples: Iterator[PendingSample] | None = chain(read, rest)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def __iter__(self) -> Iterator[PendingSample]:
-        samples, self._samples = self._samples, None
-        return iter(self._source) if samples is None else samples  # the original knows what to say to a second pass

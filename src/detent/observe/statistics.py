@@ -37,7 +37,11 @@ _NO_KEYS = (2**31 - 1, -(2**31))  # the order-preserving keys of an empty set's 
 
 
 class NonFiniteError(ValueError):
-    """A tensor held NaN or infinity. The caller knows which tensor of which sample, and says so."""
+    """The tensor of this `number`, of those counted together, held NaN or infinity. The caller knows its name."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class _Scratch(threading.local):
@@ -84,7 +88,7 @@ class Histogram:
     @property
     def width(self) -> float:
         """The width of a bin."""
-        return math.ldexp(1.0, self.exponent - HALF.bit_length() + 1)
+        return bin_width(self.exponent)
 
     @property
     def largest(self) -> float:
@@ -138,6 +142,11 @@ class Histogram:
         self.limit = (exponent + 127) << 23  # the bits of 2^exponent as float32; of infinity for the largest of all
 
 
+def bin_width(exponent: int) -> float:
+    """Return the width of a bin where the range is ±2^exponent."""
+    return math.ldexp(1.0, exponent - HALF.bit_length() + 1)
+
+
 def merged_bins(counts: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
     """Return the counts of the same data with a range 2^steps times as wide."""
     if steps == 0:
@@ -172,6 +181,11 @@ LEAST_FLOAT_EXPONENT = 149
 """Every finite float32 is a whole multiple of 2^-149, so sums of them as integers are exact in any order."""
 
 
+def fixed_point(value: float) -> int:
+    """Return a float32 as a whole multiple of 2^-149."""
+    return int(math.ldexp(value, LEAST_FLOAT_EXPONENT))  # exact: the exponents of a double reach far beyond
+
+
 @dataclass
 class TensorStatistics:
     """The histogram of a tensor, the sums of each sample's extremes, and the votes of each sample (where asked for)."""
@@ -182,18 +196,12 @@ class TensorStatistics:
     sum_of_maxima: int = 0
     votes: Counter[int] = field(default_factory=Counter)
 
-    def add(self, values: npt.NDArray[Any], vote: Vote | None = None) -> None:
-        """Count one sample. Raise NonFiniteError, and count nothing, if a value is NaN or infinite."""
-        extremes = self.histogram.add(values)
-        if extremes is None:
-            return
+    def note(self, low: int, high: int, size: int) -> None:
+        """Take one sample of `size` values between two keys, which are in their bins already, into the sums."""
+        self.histogram.note(low, high, size)
         self.samples += 1
-        self.sum_of_minima += fixed_point(extremes[0])
-        self.sum_of_maxima += fixed_point(extremes[1])
-        if vote is not None:
-            alone = Histogram()
-            alone.add(values)
-            self.votes[vote(alone)] += 1
+        self.sum_of_minima += fixed_point(_float_of(low))
+        self.sum_of_maxima += fixed_point(_float_of(high))
 
     def merge(self, other: TensorStatistics) -> None:
         """Add everything that `other` counted."""
@@ -220,108 +228,48 @@ def merge(into: Statistics, other: Mapping[str, TensorStatistics]) -> None:
         into[name].merge(statistics)
 
 
-def fixed_point(value: float) -> int:
-    """Return a float32 as a whole multiple of 2^-149."""
-    numerator, denominator = value.as_integer_ratio()
-    return (numerator << LEAST_FLOAT_EXPONENT) // denominator
-
-
-_MANTISSA_BITS = 23
-
-
-class NonFiniteTensorError(NonFiniteError):
-    """The tensor of this number held NaN or infinity."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 class HistogramBank:
-    """What `TensorStatistics` holds, for `count` tensors that come together, sample after sample."""
+    """The `statistics` of `count` tensors that come together, sample after sample. For one thread."""
 
     def __init__(self, count: int) -> None:
-        self._histograms = [Histogram() for _ in range(count)]
+        self.statistics = [TensorStatistics() for _ in range(count)]
+        # One matrix, so that one compiled call counts all tensors of a sample.
         self._counts: npt.NDArray[np.int64] = np.zeros((count, BINS), np.int64)
-        for histogram, row in zip(self._histograms, self._counts, strict=True):
-            histogram.counts = row
-        self._inverse_widths = np.array([each.inverse_width for each in self._histograms], np.float32)
-        self._limits = np.array([each.limit for each in self._histograms], np.int64)
-        self._samples: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self._minima, self._maxima = ExactSums(count), ExactSums(count)
-        self._lows: npt.NDArray[np.int32] = np.zeros(count, np.int32)
-        self._highs: npt.NDArray[np.int32] = np.zeros(count, np.int32)
-        self._fitted: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
-        self._indices: npt.NDArray[np.uint16] = np.zeros(BLOCK, np.uint16)
-        self._tables: npt.NDArray[np.uint32] = np.zeros((TABLES, ROW), np.uint32)
+        for each, row in zip(self.statistics, self._counts, strict=True):
+            each.histogram.counts = row
+        self._inverse_widths = np.array([each.histogram.inverse_width for each in self.statistics], np.float32)
+        self._limits = np.array([each.histogram.limit for each in self.statistics], np.int64)
 
-    def add(self, tensors: Sequence[npt.NDArray[Any]]) -> None:
-        """Count one sample: an array for each tensor. Raise NonFiniteTensorError if one is not finite.
+    def add(self, tensors: Sequence[npt.NDArray[Any]], vote: Vote | None = None) -> None:
+        """Count one sample: an array for each tensor. Raise NonFiniteError, with its number, if one is not finite.
 
         After an error some tensors of the sample are counted and some are not: the bank is of no use any more.
         """
-        # In a list, because what is counted must stay alive until it is.
+        # In a list, because what is counted by its address must stay alive until it is.
         flat = [np.ascontiguousarray(tensor, dtype=np.float32).reshape(-1) for tensor in tensors]
         addresses = np.array([each.__array_interface__["data"][0] for each in flat], np.int64)
         sizes = np.array([each.size for each in flat], np.int64)
-        count_tensors(
-            addresses,
-            sizes,
-            self._inverse_widths,
-            self._limits,
-            self._counts,
-            (self._lows, self._highs, self._fitted),
-            self._indices,
-            self._tables,
-        )
-        for number in np.flatnonzero(~self._fitted):
-            self._grow(int(number), flat[number])
-        self._note_extremes(sizes)
+        found = np.zeros(len(flat), np.int32), np.zeros(len(flat), np.int32), np.zeros(len(flat), np.bool_)
+        scratch = _scratch.indices, _scratch.tables
+        count_tensors(addresses, sizes, self._inverse_widths, self._limits, self._counts, found, *scratch)
+        for number, (low, high, fitted) in enumerate(zip(*(each.tolist() for each in found), strict=True)):
+            if not fitted:
+                self._count_wider(number, low, high, flat[number])
+            if flat[number].size:
+                self.statistics[number].note(low, high, flat[number].size)
+                if vote is not None:
+                    alone = Histogram()
+                    alone.add(flat[number])
+                    self.statistics[number].votes[vote(alone)] += 1
 
-    def statistics(self) -> list[TensorStatistics]:
-        """Return the statistics of each tensor. They belong to the caller: count with another bank from now on."""
-        return [
-            TensorStatistics(histogram, int(samples), minima, maxima)
-            for histogram, samples, minima, maxima in zip(
-                self._histograms, self._samples, self._minima.totals(), self._maxima.totals(), strict=True
-            )
-        ]
-
-    def _grow(self, number: int, values: npt.NDArray[np.float32]) -> None:
+    def _count_wider(self, number: int, low: int, high: int, values: npt.NDArray[np.float32]) -> None:
         """Count a tensor whose values were beyond the bins, in a wider histogram."""
-        histogram = self._histograms[number]
+        histogram = self.statistics[number].histogram
         try:
-            histogram.grow_for(int(self._lows[number]), int(self._highs[number]))
+            histogram.grow_for(low, high)
         except NonFiniteError:
-            raise NonFiniteTensorError(number) from None
+            raise NonFiniteError(number) from None
         self._counts[number] = histogram.counts
         histogram.counts = self._counts[number]
         self._inverse_widths[number], self._limits[number] = histogram.inverse_width, histogram.limit
         histogram.count(values)
-
-    def _note_extremes(self, sizes: npt.NDArray[np.int64]) -> None:
-        seen = np.flatnonzero(sizes)
-        for number in seen:
-            self._histograms[number].note(int(self._lows[number]), int(self._highs[number]), int(sizes[number]))
-        self._samples[seen] += 1
-        self._minima.add(seen, self._lows[seen])
-        self._maxima.add(seen, self._highs[seen])
-
-
-class ExactSums:
-    """Sums of float32 values, in multiples of 2^-149, with no rounding: mantissas are added up for each exponent."""
-
-    def __init__(self, count: int) -> None:
-        self._sums: npt.NDArray[np.int64] = np.zeros((count, 256), np.int64)
-
-    def add(self, numbers: npt.NDArray[np.intp], keys: npt.NDArray[np.int32]) -> None:
-        """Add a value, given as its order-preserving key, to each of the sums `numbers`."""
-        magnitude = np.where(keys < 0, keys ^ np.int32(0x7FFFFFFF), keys) & np.int32(0x7FFFFFFF)
-        exponent = magnitude >> _MANTISSA_BITS
-        mantissa = (magnitude & ((1 << _MANTISSA_BITS) - 1)).astype(np.int64)
-        mantissa[exponent > 0] += 1 << _MANTISSA_BITS
-        self._sums[numbers, np.maximum(exponent, 1)] += np.where(keys < 0, -mantissa, mantissa)
-
-    def totals(self) -> list[int]:
-        """Return the sums."""
-        return [sum(int(row[at]) << int(at - 1) for at in np.flatnonzero(row)) for row in self._sums]

@@ -18,14 +18,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
 from detent.observe.counting import BINS, HALF
-from detent.observe.statistics import LOWEST_EXPONENT, Histogram, Statistics, TensorStatistics, fixed_point
+from detent.observe.statistics import (
+    LOWEST_EXPONENT,
+    Histogram,
+    Statistics,
+    TensorStatistics,
+    bin_width,
+    fixed_point,
+)
 from detent.observe.store import STATISTICS, read_sealed, write_sealed
 from detent.version import __version__
 
@@ -123,7 +130,7 @@ def _restore(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray[n
 def _histogram(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray[np.uint64]) -> Histogram:
     exponent = _integer(entry, "exponent", LOWEST_EXPONENT, HIGHEST_EXPONENT)
     extremes = entry.get("extremes")
-    if not isinstance(extremes, list) or len(extremes) != 2 or not all(_is_integer(bits) for bits in extremes):
+    if not _is_pair(extremes):
         raise _ImplausibleError("its extremes are not two numbers")
     counts = np.zeros(BINS, np.int64)
     if not len(bins):
@@ -133,7 +140,7 @@ def _histogram(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray
     if (numbers < 1).any() or (numbers >= _COUNT_LIMIT).any():
         raise _ImplausibleError("a bin has an impossible count")
     low, high = (_float(bits) for bits in extremes)
-    width = math.ldexp(1.0, exponent - HALF.bit_length() + 1)
+    width = bin_width(exponent)
     if low > high or (_bin_of(low, width), _bin_of(high, width)) != (bins[0], bins[-1]):
         raise _ImplausibleError("its extremes are not in its outermost bins")
     counts[bins] = numbers
@@ -141,12 +148,8 @@ def _histogram(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray
 
 
 def _votes(entries: object, samples: int) -> Counter[int]:
-    plausible = isinstance(entries, list) and all(
-        isinstance(vote, list) and len(vote) == 2 and all(_is_integer(number) for number in vote) for vote in entries
-    )
-    if not plausible:
+    if not isinstance(entries, list) or not all(map(_is_pair, entries)):
         raise _ImplausibleError("its votes are not pairs of numbers")
-    assert isinstance(entries, list)
     votes = Counter(dict(entries))
     if len(votes) != len(entries) or min(votes.values(), default=1) < 1 or votes.total() > samples:
         raise _ImplausibleError("its votes do not add up")
@@ -170,15 +173,18 @@ def _float(bits: int) -> float:
     return value
 
 
-def _is_integer(value: object) -> bool:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_pair(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_integer, value))
 
 
 def _integer(entry: Header, key: str, least: int, most: int) -> int:
     value = entry.get(key)
-    if not _is_integer(value) or not least <= int(value) <= most:  # type: ignore[arg-type]  # an integer by now
+    if not _is_integer(value) or not least <= value <= most:
         raise _ImplausibleError(f"'{key}' is not a whole number that it could be")
-    assert isinstance(value, int)
     return value
 
 
@@ -216,38 +222,34 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
 def _is_factor(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _is_factors(value: object) -> bool:
-    return value is None or (isinstance(value, list) and all(map(_is_factor, value)))
+def _are_factors(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_factor, value))
 
 
-def _is_named(value: object) -> bool:
-    return value is None or (
-        isinstance(value, dict) and all(isinstance(each, list) and _is_factors(each) for each in value.values())
-    )
+def _are_named(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_are_factors, value.values()))
 
 
 _HEADER: Mapping[str, Callable[[Any], bool]] = {
     "model": _is_text,
-    "data": _is_text_or_none,
+    "data": _is_text,
     "description": _is_text,
     "samples": lambda value: isinstance(value, int) and value >= 0,
     "votes_for": _is_text,
-    "factors": _is_factors,
-    "absorbed": _is_named,
-    "smoothed": _is_named,
-    "alpha": lambda value: value is None or _is_factor(value),
-    "equalization": _is_text_or_none,
+    "factors": _are_factors,
+    "absorbed": _are_named,
+    "smoothed": _are_named,
+    "alpha": _is_factor,
+    "equalization": _is_text,
     "detent_version": _is_text,
 }
 """The fields of a header and what each may be: all of them, and no others. Format 1 lacks `equalization`."""
+
+_MAY_BE_NONE = frozenset(("data", "factors", "absorbed", "smoothed", "alpha", "equalization"))
 
 
 def save_statistics(path: Path, file: StatisticsFile) -> None:
@@ -263,7 +265,9 @@ def load_statistics(path: Path) -> StatisticsFile:
     equalization, voted = fields["equalization"], any(each.votes for each in statistics.values())
     if (
         header
-        or not all(fits(fields[name]) for name, fits in _HEADER.items())
+        or not all(
+            fits(fields[name]) or (fields[name] is None and name in _MAY_BE_NONE) for name, fits in _HEADER.items()
+        )
         or (equalization is not None and (equalization == "none") != (fields["factors"] is None))
         or (voted and not fields["votes_for"])
     ):

@@ -20,18 +20,19 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from detent.errors import DataError, DetentError
-from detent.observe.preprocess import InputSpec, Preprocess
+from detent.observe.preprocess import InputSpec
 from detent.observe.samples import (
     Array,
     PendingSample,
+    Source,
     StreamSelection,
     as_array,
     check_feeds,
@@ -44,86 +45,92 @@ SUSPICIOUS = 10_000
 """Items of a stream of unknown length after which it may well have no end."""
 
 
-class StreamSource:
-    """Samples from a stream. See `Source` for the attributes.
+@dataclass
+class StreamSource(Source):
+    """Samples from a stream. Nobody knows what comes before it is read, so there is no fingerprint.
 
     `start` begins a pass and is called once for each. `noun` is what messages call the stream: "iterable", "reader".
     """
 
-    random = False
-    preprocess: Preprocess | None = None
-    note = ""
-    fingerprint: str | None = None  # what comes is not known before it is read, nor whether it will come again
+    start: Callable[[], Iterator[Any]]
+    inputs: Sequence[InputSpec]
+    _: KW_ONLY
+    noun: str
+    repeatable: bool
+    total: int | None
+    selection: StreamSelection
+    may_be_empty: bool = False
 
-    def __init__(
-        self,
-        start: Callable[[], Iterator[Any]],
-        inputs: Sequence[InputSpec],
-        *,
-        noun: str,
-        repeatable: bool,
-        total: int | None,
-        selection: StreamSelection,
-        may_be_empty: bool = False,
-    ) -> None:
-        self.repeatable = repeatable
-        self._start = start
-        self._inputs = tuple(inputs)
-        self._noun = noun
-        self._total = total
-        self._selection = selection
-        self._may_be_empty = may_be_empty
+    def __post_init__(self) -> None:
         self._started = False
-        if total == 0:
+        self._peeked: Iterator[PendingSample] | None = None
+        if self.total == 0:
             raise self._empty()
 
     @property
     def length(self) -> int | None:
         """The most items that a pass takes, those held out included, if the stream says how long it is."""
-        most = self._selection.most
-        return self._total if most is None or self._total is None else min(most, self._total)
+        most = self.selection.most
+        return self.total if most is None or self.total is None else min(most, self.total)
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        reserve, limit = self._selection.reserve, self._selection.limit
+        reserve, limit = self.selection.reserve, self.selection.limit
         if limit is not None:
-            held = f", {'then up to ' if self._selection.beyond else ''}{reserve} held out" if reserve else ""
+            held = f", {'then up to ' if self.selection.beyond else ''}{reserve} held out" if reserve else ""
             count = f"up to {limit} samples"
         else:
             held = f", every 8th held out up to {reserve}" if reserve else ""
-            count = "all items" if self._total is None else f"{self._total} items"
-        return f"{count} from the {self._noun}{held}"
+            count = "all items" if self.total is None else f"{self.total} items"
+        return f"{count} from the {self.noun}{held}"
 
     def __iter__(self) -> Iterator[PendingSample]:
+        if self._peeked is not None:
+            samples, self._peeked = self._peeked, None
+            return samples
         if self._started and not self.repeatable:
             raise DataError(
-                f"The {self._noun} can be read only once, and it has been. Give a list, or an object that can be "
+                f"The {self.noun} can be read only once, and it has been. Give a list, or an object that can be "
                 "iterated again, or a reader with rewind()."
             )
         self._started = True
         return self._pass()
 
+    def peek(self, count: int) -> list[PendingSample]:
+        """Return the first samples. What can be read only once is kept, for the one pass."""
+        if self.repeatable:
+            return super().peek(count)
+        samples = iter(self)
+        chosen: list[PendingSample] = []
+        read: list[PendingSample] = []
+        while len(chosen) < count and (pending := next(samples, None)) is not None:
+            read.append(pending)
+            if not pending.held_out:
+                chosen.append(pending)
+        self._peeked = chain(read, samples)
+        return chosen
+
     def _pass(self) -> Iterator[PendingSample]:
         items: Iterator[Any] | None = None
         index = taken = held = 0
-        selection = self._selection
+        selection = self.selection
         while not selection.ends_after(taken, held):
-            origin = f"item {index} of the {self._noun}"
+            origin = f"item {index} of the {self.noun}"
             try:
                 if items is None:
-                    items = self._start()
-                arrays = _own(next(items), self._inputs, origin)
+                    items = self.start()
+                arrays = _own(next(items), self.inputs, origin)
             except StopIteration:
                 break
             except DetentError:
                 raise
             except Exception as error:  # the user's own code runs here and may raise anything
                 raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
-            size = _rows(arrays, self._inputs)
-            if index == SUSPICIOUS and selection.limit is None and self._total is None:
+            size = _rows(arrays, self.inputs)
+            if index == SUSPICIOUS and selection.limit is None and self.total is None:
                 warnings.warn(
-                    f"The {self._noun} has given {SUSPICIOUS:,} items so far. If it repeats for ever, so does "
+                    f"The {self.noun} has given {SUSPICIOUS:,} items so far. If it repeats for ever, so does "
                     "calibration: interrupt it and give a limit.",
                     stacklevel=2,
                 )
@@ -132,17 +139,17 @@ class StreamSource:
                 held += size
             else:
                 room = selection.room(taken, held)
-                if room is not None and size > room and self._inputs[0].shape[0] is None:
+                if room is not None and size > room and self.inputs[0].shape[0] is None:
                     size = room
                     arrays = {name: array[:size] for name, array in arrays.items()}
                 taken += size
-            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self._inputs, origin), size)
+            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self.inputs, origin), size)
             index += 1
-        if index == 0 and not self._may_be_empty:
+        if index == 0 and not self.may_be_empty:
             raise self._empty()
 
     def _empty(self) -> DataError:
-        return DataError(f"The {self._noun} has no items: there is nothing to calibrate with.")
+        return DataError(f"The {self.noun} has no items: there is nothing to calibrate with.")
 
 
 def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
@@ -207,27 +214,20 @@ def is_shard_reader(data: object) -> bool:
     return callable(shard) and list(inspect.signature(shard).parameters) == ["index", "count"]
 
 
-class ShardedSource:
-    """The samples of a shard reader. See `Source` for the attributes."""
+@dataclass(frozen=True)
+class ShardedSource(Source):
+    """The samples of a shard reader. Nobody knows what it will read, so there is neither length nor fingerprint."""
 
-    random = False
-    repeatable = True
-    length: int | None = None
-    preprocess: Preprocess | None = None
-    note = ""
-    fingerprint: str | None = None  # nobody knows what the reader will read
-
-    def __init__(self, reader: ShardReader, inputs: Sequence[InputSpec], selection: StreamSelection) -> None:
-        self._reader = reader
-        self._inputs = tuple(inputs)
-        self._selection = selection
+    reader: ShardReader
+    inputs: Sequence[InputSpec]
+    selection: StreamSelection
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        limit = self._selection.limit
+        limit = self.selection.limit
         count = "all samples" if limit is None else f"up to {limit} samples"
-        return f"{count} from the shards of a {type(self._reader).__name__}"
+        return f"{count} from the shards of a {type(self.reader).__name__}"
 
     def __iter__(self) -> Iterator[PendingSample]:
         empty = True
@@ -236,20 +236,20 @@ class ShardedSource:
                 empty = False
                 yield pending
         if empty:
-            raise DataError(f"None of the {SHARDS} shards of the {type(self._reader).__name__} has a sample.")
+            raise DataError(f"None of the {SHARDS} shards of the {type(self.reader).__name__} has a sample.")
 
     def shard(self, index: int) -> Iterator[PendingSample]:
         """Return the samples of one shard, numbered so that no two shards share a number."""
         stream = StreamSource(
-            partial(self._start, index),
-            self._inputs,
+            lambda: iter(self.reader.shard(index=index, count=SHARDS)),
+            self.inputs,
             noun=f"reader's shard {index}",
             repeatable=False,
             total=None,
             selection=replace(
-                self._selection,
-                limit=None if self._selection.limit is None else share(self._selection.limit, index),
-                reserve=share(self._selection.reserve, index),
+                self.selection,
+                limit=None if self.selection.limit is None else share(self.selection.limit, index),
+                reserve=share(self.selection.reserve, index),
             ),
             may_be_empty=True,
         )
@@ -266,12 +266,9 @@ class ShardedSource:
             if number not in found:
                 raise DataError(
                     f"Item {number // SHARDS} of the reader's shard {number % SHARDS} is there no more: the "
-                    f"{type(self._reader).__name__} must give the same samples each time."
+                    f"{type(self.reader).__name__} must give the same samples each time."
                 )
             yield found[number]
-
-    def _start(self, index: int) -> Iterator[Any]:
-        return iter(self._reader.shard(index=index, count=SHARDS))
 
 
 def share(total: int, index: int) -> int:

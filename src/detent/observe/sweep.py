@@ -12,24 +12,20 @@ since it last handed over, and the next sweep counts that again.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError, DetentError
 from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
 from detent.graph.taps import Taps, open_taps
 from detent.methods.method import Vote
-from detent.observe.calibration_checkpoint import Checkpoint, Counted, SweepCheckpoint
-from detent.observe.samples import PendingSample, Sample
-from detent.observe.sources import Source
-from detent.observe.statistics import Histogram, HistogramBank, NonFiniteTensorError, Statistics, merge
+from detent.observe.calibration_checkpoint import Checkpoint, SweepCheckpoint
+from detent.observe.samples import PendingSample, Sample, Source
+from detent.observe.statistics import HistogramBank, NonFiniteError, Statistics, merge
 from detent.observe.statistics_file import StatisticsFile
 from detent.progress import Progress, silent
 
@@ -60,37 +56,24 @@ class SiteCounter:
         self._fetched = [name for name in sites if name in runner.outputs]
         self._bank = HistogramBank(len(self._sites))
         self._vote = vote
-        self._votes: dict[str, Counter[int]] = {name: Counter() for name in sites}
 
     @property
     def statistics(self) -> Statistics:
         """What was counted. It belongs to the caller: count with another one from now on."""
-        named = dict(zip(self._sites, self._bank.statistics(), strict=True))
-        for name, votes in self._votes.items():
-            named[name].votes.update(votes)
-        return named
+        return dict(zip(self._sites, self._bank.statistics, strict=True))
 
     def count(self, sample: Sample) -> None:
         """Run one sample and count every site. Raise DataError if one holds NaN or infinity."""
         results = self._runner(sample.feeds, sample.origin, self._fetched) if self._fetched else []
         arrays = {**sample.feeds, **dict(zip(self._fetched, results, strict=True))}
         try:
-            self._bank.add([arrays[name] for name in self._sites])
-        except NonFiniteTensorError as error:
+            self._bank.add([arrays[name] for name in self._sites], self._vote)
+        except NonFiniteError as error:
             raise DataError(
                 f"On {sample.origin} the float model itself computes NaN or infinity in tensor "
                 f"'{self._sites[error.number]}'. Check the sample and its preprocessing, or leave the nodes that "
                 "compute and read it float with --exclude."
             ) from None
-        if self._vote is not None:
-            self._ask(self._vote, arrays)
-
-    def _ask(self, vote: Vote, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Each tensor of the sample alone votes."""
-        for name, votes in self._votes.items():
-            alone = Histogram()
-            if alone.add(arrays[name]) is not None:
-                votes[vote(alone)] += 1
 
 
 STAGE = "calibrate"
@@ -152,10 +135,10 @@ def sweep(
     if checkpoint is not None and (vote is None) != (checkpoint.votes_for == ""):
         raise ValueError("votes are checkpointed under the name of what they are for, and only votes are")
     keeper = None if checkpoint is None else SweepCheckpoint(checkpoint, model, source, sites, providers)
-    before = None if keeper is None else keeper.resume()
+    before: tuple[Statistics, frozenset[int]] = ({}, frozenset()) if keeper is None else keeper.resume()
     taps = taps_of(model, sites, providers)
-    shared = _Stream(source, progress, frozenset() if before is None else before.done)
-    tally = _Tally(before)
+    shared = _Stream(source, progress, before[1])
+    tally = _Tally(*before)
     try:
         with ThreadPoolExecutor(workers) as pool:
             new_counter = partial(SiteCounter, taps.unordered, sites, vote)
@@ -176,9 +159,7 @@ def sweep(
         raise
     if shared.counted == 0:
         raise DataError(f"There is nothing to calibrate with in {source.describe}: every sample was held out.")
-    if keeper is not None:
-        keeper.remove()
-    notes = [] if keeper is None else keeper.notes
+    notes = [] if keeper is None else keeper.remove()
     return Observation(
         tally.statistics, taps.ordered, shared.counted, source.describe, shared.held_out, shared.first, notes
     )
@@ -235,10 +216,10 @@ def _ended(jobs: Sequence[Future[None]], seconds: float) -> bool:
 class _Tally:
     """What the workers have handed over: whole samples only."""
 
-    def __init__(self, before: Counted | None) -> None:
+    def __init__(self, statistics: Statistics, done: frozenset[int]) -> None:
         self.round = 0
-        self.statistics: Statistics = {} if before is None else before.statistics
-        self._done: set[int] = set() if before is None else set(before.done)
+        self.statistics = statistics
+        self._done = set(done)
         self._lock = threading.Lock()
 
     def collect(self) -> None:
@@ -257,7 +238,7 @@ class _Tally:
     def write(self, keeper: SweepCheckpoint) -> None:
         """Write a checkpoint of what was handed over so far."""
         with self._lock:
-            keeper.write(Counted(self.statistics, frozenset(self._done)))
+            keeper.write(self.statistics, self._done)
 
 
 class _Stream:

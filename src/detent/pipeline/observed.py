@@ -16,8 +16,7 @@ from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
 from detent.observe.calibration_checkpoint import Checkpoint
 from detent.observe.executors import sweep_on
-from detent.observe.samples import PendingSample, Sample
-from detent.observe.sources import Source, peek
+from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
 from detent.observe.sweep import Observation, look, recall, sweep
 from detent.pipeline.job import Job
@@ -64,20 +63,19 @@ class Observed:
     def under(self, job: Job) -> Observed:
         """Return what a run of `job`, which this serves, would observe; nothing is run."""
         target = check_recipe(job.recipe, job.selection)
-        samples, source = _first_samples(job, self.source, None)
         prepared = replace(self.prepared, job=job, target=target)
-        return replace(self, prepared=prepared, samples=samples, source=source)
+        return replace(self, prepared=prepared, samples=_first_samples(job, self.source, None))
 
 
 def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
     """Rescale the prepared model and get its statistics."""
-    job, model, layout = prepared.job, prepared.model, prepared.layout
+    job, model, layout, source = prepared.job, prepared.model, prepared.layout, prepared.source
     with ThreadPoolExecutor(1) as background:
         loading = background.submit(Original, job)
         with watch.step("equalize"):
             saved = _saved_statistics(prepared)
-            samples, source = _first_samples(job, prepared.source, saved)
-            looked_at, source = _looked_at(job, samples, source)
+            samples = _first_samples(job, source, saved)
+            looked_at = _looked_at(job, samples, source)
             questions = background.submit(_question, prepared, loading, looked_at)
             before = channel_magnitudes(model, layout)
             rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
@@ -92,13 +90,11 @@ def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
     return Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
 
 
-def _looked_at(
-    job: Job, samples: list[PendingSample], source: Source | None
-) -> tuple[list[PendingSample], Source | None]:
-    """Return the samples to question the data by, and the source to go on with. Random data is known to be wrong."""
+def _looked_at(job: Job, samples: list[PendingSample], source: Source | None) -> list[PendingSample]:
+    """Return the samples to question the data by. Random data is known to be wrong."""
     if source is None or source.random or job.probes:
-        return [], source
-    return (samples[:LOOKED_AT], source) if len(samples) >= LOOKED_AT else peek(source, LOOKED_AT)
+        return []
+    return samples[:LOOKED_AT] if len(samples) >= LOOKED_AT else source.peek(LOOKED_AT)
 
 
 def _question(prepared: Prepared, loading: Future[Original], looked_at: Sequence[PendingSample]) -> list[str]:
@@ -151,10 +147,8 @@ def _check_equalization(file: StatisticsFile, recipe: Recipe) -> None:
         )
 
 
-def _first_samples(
-    job: Job, source: Source | None, saved: StatisticsFile | None
-) -> tuple[list[PendingSample], Source | None]:
-    """Return the samples that equalization, refinement and probes look at, and the source to go on with."""
+def _first_samples(job: Job, source: Source | None, saved: StatisticsFile | None) -> list[PendingSample]:
+    """Return the samples that equalization, refinement and probes look at."""
     recipe = job.recipe
     needed = max(recipe.refinement.samples if recipe.refinement is not None else 0, job.probes)
     if recipe.search_ranges:
@@ -162,14 +156,14 @@ def _first_samples(
     if (recipe.equalize is not None or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
-        return [], source
+        return []
     if source is None:
         who = "--search-ranges" if recipe.refinement is None else type(recipe.refinement).__name__
         raise UsageError(
             f"{who} looks at samples, and statistics have none: give --calib beside --stats, or --refine none and no "
             "--search-ranges."
         )
-    return peek(source, needed)
+    return source.peek(needed)
 
 
 def _statistics(

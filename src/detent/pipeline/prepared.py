@@ -29,8 +29,8 @@ from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.observe.fingerprints import fingerprint_of
-from detent.observe.samples import PendingSample, Sample
-from detent.observe.sources import Source, input_specs, open_source
+from detent.observe.samples import PendingSample, Sample, Source
+from detent.observe.sources import input_specs, open_source
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role

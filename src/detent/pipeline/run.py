@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from detent.graph.load import name_of, stored_bytes
-from detent.observe.sources import Source
+from detent.observe.samples import Source
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed, observe

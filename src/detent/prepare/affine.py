@@ -32,10 +32,8 @@ from detent.graph.values import (
     input_at,
     is_standard,
     rank,
-    remove_node,
     set_input,
     sole_use,
-    take_over,
     why_not_sole,
 )
 from detent.prepare.base import OperatorPass, Pass, as_float64, int_attribute, ints_attribute
@@ -246,13 +244,9 @@ class FoldAffine(OperatorPass):
         if affine is None:
             return "it divides by the layer's output" if index == 1 else "it divides by zero"
         reason = fold_after(self, model, layer, affine)
-        if reason is not None:
-            return reason
-        take_over(node.outputs[0], source)
-        remove_node(model.graph, node)
-        self.merged(node, layer)
-        self.changed(node, f"{node.op_type} folded into {layer.op_type} '{layer.name}'")
-        return None
+        if reason is None:
+            self.absorbed(model, node, layer, f"{node.op_type} folded into {layer.op_type} '{layer.name}'")
+        return reason
 
 
 def per_channel(array: npt.NDArray[Any], dims: int | None) -> Array | None:

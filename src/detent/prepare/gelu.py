@@ -20,10 +20,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import is_standard, scalar_of
-from detent.prepare.base import OperatorPass, main_opset
-from detent.prepare.patterns import replace_nodes, why_it_escapes
+from detent.prepare.base import OperatorPass
+from detent.prepare.patterns import Subgraph, fuse
 
-FIRST_OPSET = 20
 TOLERANCE = 1e-5
 STEPS_AFTER, STEPS_BEFORE = 4, 8  # how far from the Erf or Tanh the result and x may be
 MOST_NODES = 16
@@ -62,21 +61,10 @@ class FuseGelu(OperatorPass):
             for source in _values_before(node):
                 nodes = _nodes_between(source, result)
                 if nodes is not None and _agrees(nodes, source, result, expected):
-                    return self._fuse(model, nodes, source, result, node.op_type == "Tanh")
+                    approximate = "tanh" if node.op_type == "Tanh" else "none"
+                    found = Subgraph(tuple(nodes), source, result)
+                    return fuse(self, model, found, "Gelu", {"approximate": approximate})
         return None
-
-    def _fuse(
-        self, model: ir.Model, nodes: list[ir.Node], source: ir.Value, result: ir.Value, approximated: bool
-    ) -> str | None:
-        if main_opset(model) < FIRST_OPSET:
-            return f"Gelu exists from opset {FIRST_OPSET} on, and the model has {main_opset(model)}"
-        if source.dtype != ir.DataType.FLOAT:
-            return f"'{source.name}' is not known to be float32"
-        reason = why_it_escapes(nodes, result)
-        if reason is None:
-            attributes = {"approximate": "tanh" if approximated else "none"}
-            replace_nodes(self, model, nodes, result, "Gelu", [source], attributes)
-        return reason
 
 
 def _gelu(approximated: bool) -> Floats:

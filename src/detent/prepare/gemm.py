@@ -18,14 +18,12 @@ from detent.graph.values import (
     input_at,
     is_standard,
     rank,
-    remove_node,
     set_input,
     sole_use,
-    take_over,
     why_not_sole,
 )
 from detent.prepare.affine import per_channel
-from detent.prepare.base import OperatorPass, Pass, as_float64
+from detent.prepare.base import OperatorPass, as_float64
 
 
 class MatMulToGemm(OperatorPass):
@@ -67,14 +65,11 @@ class MatMulToGemm(OperatorPass):
         stored = np.broadcast_to(vector, (columns,)).astype(weight.dtype)
         layer.op_type = "Gemm"
         set_input(layer, 2, self.initializer(model, layer, "bias", stored))
-        take_over(add.outputs[0], product)
-        remove_node(model.graph, add)
-        self.merged(add, layer)
-        self.changed(add, f"merged with MatMul '{layer.name}' into a Gemm")
+        self.absorbed(model, add, layer, f"merged with MatMul '{layer.name}' into a Gemm")
         return None
 
 
-class NormalizeGemm(Pass):
+class NormalizeGemm(OperatorPass):
     """Make alpha and beta of Gemm 1.
 
     Cases:
@@ -83,12 +78,13 @@ class NormalizeGemm(Pass):
     - declined, each on its own: a factor whose matrix is not constant.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every Gemm of the main graph."""
-        for node in model.graph:
-            if is_standard(node, "Gemm"):
-                self._absorb(model, node, "alpha", 1)
-                self._absorb(model, node, "beta", 2)
+    operators = ("Gemm",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Multiply both factors in."""
+        self._absorb(model, node, "alpha", 1)
+        self._absorb(model, node, "beta", 2)
+        return None
 
     def _absorb(self, model: ir.Model, node: ir.Node, factor: str, index: int) -> None:
         number = node.attributes.get_float(factor, 1.0)

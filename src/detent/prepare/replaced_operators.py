@@ -31,7 +31,7 @@ from detent.graph.values import (
     static_shape,
     take_over,
 )
-from detent.prepare.base import OperatorPass, int_attribute, ints_attribute, main_opset
+from detent.prepare.base import OperatorPass, axes_of, int_attribute, main_opset
 
 
 class SplitToSlice(OperatorPass):
@@ -127,9 +127,8 @@ class ReduceMeanToPool(OperatorPass):
 
 def _why_not(node: ir.Node) -> str | None:
     """Return why a ReduceMean is not a GlobalAveragePool, or None if it is."""
-    source, axes_value = node.inputs[0], input_at(node, 1)
-    axes = ints_attribute(node, "axes") if axes_value is None else constant_ints(axes_value)
-    if axes_value is not None and axes is None:
+    source, axes = node.inputs[0], axes_of(node)
+    if input_at(node, 1) is not None and axes is None:
         return "its axes are not constant"
     if rank(source) != 4:
         return "its input is not known to have rank 4"

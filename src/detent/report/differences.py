@@ -12,12 +12,15 @@ from detent.convert.splitting import BetweenTensor, Split
 from detent.prepare.base import Change
 from detent.report.charts import DepthChart, Point
 from detent.report.document import (
+    Audience,
     Block,
     Cell,
     Column,
     Document,
     Figure,
     KeyFigure,
+    Note,
+    NoteList,
     Paragraph,
     Row,
     Section,
@@ -28,11 +31,15 @@ from detent.report.document import (
     numeric,
     words,
 )
-from detent.report.figures import SQNR, decibels, listed, size
+from detent.report.figures import SQNR, command, decibels, listed, size
 from detent.results.compared import MEASURES, Emulation, FolderComparison, ModelComparison, TensorDifference
+from detent.results.verdict import CLOSE_DB
 
-MOST_TENSORS = 10
-"""Tensors on the way that a terminal lists; the JSON has all."""
+MOST_TENSORS = 5
+"""Tensors on the way, and outputs, that a short answer lists."""
+
+MOST_FIGURES = 12
+"""Figures of a conversion that a short answer lists."""
 
 _SHOWN = 5
 
@@ -53,6 +60,9 @@ def comparison_document(result: ModelComparison) -> Document:
     worst = min(outputs or result.tensors, key=lambda tensor: tensor.mean("sqnr_db"))
     mean, least = worst.mean("sqnr_db"), decibels(worst.worst("sqnr_db"))
     text = f"'{worst.name}' has an SQNR of {decibels(mean)} dB on average, {least} dB at worst."
+    following = command("evaluate", result.before, result.after, "--data", "LABELLED")
+    if mean < CLOSE_DB:
+        following = command("sensitivity", result.before, "--calib", "DATA")
     return Document(
         "comparison",
         f"{Path(result.after).name} against {Path(result.before).name}",
@@ -66,6 +76,7 @@ def comparison_document(result: ModelComparison) -> Document:
             KeyFigure("Tensors", str(len(result.tensors)), "Tensors of one name and one shape in both models."),
         ],
         [_difference_along(result), _tensors("Outputs", outputs), _tensors("Tensors", inside), *_remarks(result)],
+        [text, f"Next: {following}"],
     )
 
 
@@ -100,10 +111,8 @@ def _tensors(title: str, tensors: Sequence[TensorDifference]) -> Section | None:
         for tensor in tensors
     ]
     meaning = "Means over the samples, the least SQNR first. Below each: the worst sample."
-    shown = min(MOST_TENSORS, len(rows))
-    head = "outputs" if title == "Outputs" else f"worst tensors of the same name ({shown} of {len(rows)})"
-    shown_rows = None if title == "Outputs" else MOST_TENSORS
-    table = Table(columns, rows, "tensors", (1, True), shown_rows, head)
+    head = "outputs" if title == "Outputs" else "worst tensors of the same name"
+    table = Table(columns, rows, "tensors", (1, True), MOST_TENSORS, head)
     return Section(title, meaning, [table, Paragraph("", on="terminal")], folded=False, count=str(len(rows)))
 
 
@@ -123,9 +132,9 @@ def _remarks(result: ModelComparison) -> Iterable[Section]:
 
 def _column(measure: str, below: str = "") -> Column:
     title, meaning = _MEANINGS[measure]
-    return numeric(
-        f"{title}: mean" if below else title, meaning, minor=measure not in ("sqnr_db", "cosine"), below=below
-    )
+    minor = measure not in ("sqnr_db", "cosine")
+    on: Audience = "verbose" if minor else "both"
+    return numeric(f"{title}: mean" if below else title, meaning, minor=minor, below=below, on=on)
 
 
 def _text(measure: str, value: float) -> str:
@@ -162,7 +171,12 @@ def folders_document(result: FolderComparison) -> Document:
         Row([name(file.name), *(_figure(measure, getattr(file, measure)) for measure in measures)])
         for file in sorted(result.files, key=lambda file: file.cosine)
     ]
-    columns = [Column("Measure"), numeric("Mean"), numeric("Worst"), Column("In", "The file of the worst value.")]
+    columns = [
+        Column("Measure"),
+        numeric("Mean"),
+        numeric("Worst"),
+        Column("In", "The file of the worst value.", minor=True),
+    ]
     files = Table([Column("File"), *map(_column, measures)], rows, "files", (1, True))
     return Document(
         "comparison",
@@ -173,7 +187,12 @@ def folders_document(result: FolderComparison) -> Document:
         figures,
         [
             Section("Measures", "Over all files.", [Table(columns, summary, "measures")]),
-            Section("Files", "Every file, the least cosine first.", [files], folded=False, on="page"),
+            Section("Files", "Every file, the least cosine first.", [files], folded=False, on="verbose"),
+        ],
+        [
+            f"{len(result.files)} files: the cosine is {result.mean('cosine'):.5f} on average, and "
+            f"{result.worst('cosine').value:.5f} at worst, in {result.worst('cosine').file}.",
+            "Next: `detent compare` of the models that wrote them tells at which layer they part.",
         ],
     )
 
@@ -213,16 +232,30 @@ def emulation_document(emulation: Emulation) -> Document:
         for output in emulation.outputs
     ]
     table = Table(columns, rows, "outputs", title="output, against onnxruntime")
-    tail = [] if emulation.folder is None else [Paragraph(f"Answers written to {emulation.folder}.")]
-    if emulation.random:
-        tail.append(Paragraph("The data was random: give --data to see what real inputs do.", "warn"))
+    warning = [Paragraph("The data was random: give --data to see what real inputs do.", "warn")]
     return Document(
         "emulation",
         "Emulated in integers",
         [f"Emulated in integers on {emulation.data}, rounding {report.rounding}."],
         [emulation.note],
-        sections=[Section("Outputs", "Each output against onnxruntime's.", [*lines, table, *tail], folded=False)],
+        sections=[
+            Section(
+                "Outputs",
+                "Each output against onnxruntime's.",
+                [*(warning if emulation.random else []), *lines, table],
+                folded=False,
+            )
+        ],
+        closing=_emulation_closing(emulation),
     )
+
+
+def _emulation_closing(emulation: Emulation) -> list[str]:
+    differing, all_of = (sum(getattr(each, key) for each in emulation.outputs) for key in ("differing", "elements"))
+    found = f"{differing:,} of {all_of:,} elements of the outputs differ from onnxruntime's."
+    written = "" if emulation.folder is None else f"Wrote the answers to {emulation.folder}. "
+    following = ("evaluate", "FLOAT_MODEL", emulation.source or "MODEL", "--data", "LABELLED", "--emulate")
+    return [f"{written}{found}", f"Next: {command(*following, emulation.report.rounding)}"]
 
 
 def conversion_document(conversion: Conversion) -> Document:
@@ -232,12 +265,14 @@ def conversion_document(conversion: Conversion) -> Document:
         done = [change for change in conversion.changes if change.by == step]
         left = [change for change in conversion.declined if change.by == step]
         blocks: list[Block] = [Paragraph(f"{step}: {_counted(done) or 'nothing'}.")]
-        blocks += [Paragraph(f"  left '{change.node}': {change.what}") for change in left[:_SHOWN]]
-        if len(left) > _SHOWN:
-            blocks.append(Paragraph(f"  and {len(left) - _SHOWN} more that were left; --json lists them."))
+        blocks.append(
+            NoteList([Note("left", "plain", change.what, f"'{change.node}'") for change in left], shown=_SHOWN)
+        )
         sections.append(Section(step, blocks=blocks, folded=False))
     headline = [f"{conversion.source} -> {conversion.output}", ", ".join(conversion.steps)]
-    return Document("conversion", Path(conversion.source).name, headline, sections=sections)
+    following = ("compare", conversion.source, conversion.output, "--data", "DATA")
+    closing = [f"Wrote {conversion.output}: {size(conversion.after.bytes)}.", f"Next: {command(*following)}"]
+    return Document("conversion", Path(conversion.source).name, headline, sections=sections, closing=closing)
 
 
 def split_document(done: Split) -> Document:
@@ -248,7 +283,11 @@ def split_document(done: Split) -> Document:
     run = f'detent.Pipeline("{done.body}", "{done.tail}") runs them as one; evaluate, compare and infer take --tail.'
     table = between_table(done.between)
     sections = [Section("Between them", "What the first gives to the second.", [table, Paragraph(run)], folded=False)]
-    return Document("split", Path(done.source).name, headline, about, sections=sections)
+    closing = [
+        f"Wrote {done.body}, for the device, and {done.tail}, for the CPU.",
+        f"Next: {command('quantize', done.body, 'OUTPUT', '--calib', 'DATA')}",
+    ]
+    return Document("split", Path(done.source).name, headline, about, sections=sections, closing=closing)
 
 
 def between_table(tensors: Sequence[BetweenTensor]) -> Table:
@@ -296,4 +335,4 @@ def _contents(conversion: Conversion) -> Table:
                     number(each[key], f"{each[key]:,}{unit}") if key in each else number(None) for each in (old, new)
                 ]
                 rows.append(Row([words(f"{title} {key}".strip()), *cells]))
-    return Table([Column(""), numeric("Before"), numeric("After")], rows, "figures")
+    return Table([Column(""), numeric("Before"), numeric("After")], rows, "figures", shown=MOST_FIGURES)

@@ -19,8 +19,8 @@ from detent.report.charts import Chart
 Level = Literal["good", "warn", "bad", "plain"]
 """How to color it."""
 
-Audience = Literal["both", "page", "terminal"]
-"""Where a part is shown. A page has room for every row; a terminal gets the short form."""
+Audience = Literal["both", "page", "terminal", "verbose"]
+"""Where a part is shown. A page has everything; a terminal has what is "verbose" only with --verbose."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ class Note:
 
 @dataclass(frozen=True)
 class NoteList:
-    """A list of notes."""
+    """A list of notes. A terminal shows the first `shown`, or all with --verbose."""
 
     notes: Sequence[Note]
     on: Audience = "both"
+    shown: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Table:
     """A table. A page shows all rows, which can be sorted by any column and searched.
 
     `what` names the rows ("layers"). `order` is the column that they are sorted by, and whether that is ascending. A
-    terminal shows the first `shown` rows, and has `title` above the first column.
+    terminal shows the first `shown` rows, or all with --verbose, and has `title` above the first column.
     """
 
     columns: Sequence[Column]
@@ -166,8 +167,8 @@ Block = Paragraph | NoteList | Facts | Code | Figure | Table
 class Section:
     """A part of a document, and what it means in a sentence or two.
 
-    On a page it is `folded` at first, with `count` beside the title. On a terminal, `brief` is printed instead of the
-    blocks if it is given.
+    On a page it is `folded` at first, with `count` beside the title. A terminal prints `brief` if it is given, and the
+    blocks only with --verbose then.
     """
 
     title: str
@@ -184,7 +185,8 @@ class Document:
     """Everything that there is to say about one result.
 
     `kind` is what was done, `title` to what. `headline` and `about` describe the run. `verdict` and `figures` are what
-    a summary of a few lines needs. A terminal ends with the lines of `closing`.
+    a summary of a few lines needs. A terminal ends with the lines of `closing`, at most three: what was written or
+    found, whether the device takes it, and what it cost with the command to type next.
     """
 
     kind: str

@@ -6,8 +6,6 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
 from detent.comparison.inspection import Inspection
 from detent.comparison.value_files import Dump
 from detent.convert import Conversion
@@ -69,13 +67,8 @@ def document_of(result: object) -> Document:
     return builder(result)
 
 
-def print_result(result: object, console: Console) -> None:
-    """Print a result."""
-    print_document(document_of(result), console)
-
-
-def text_of(result: object, width: int = 120) -> str:
+def text_of(result: object, width: int = 120, *, verbose: bool = False) -> str:
     """Return what the command line prints, as plain text."""
     text = io.StringIO()
-    print_result(result, PlainConsole(file=text, width=width))
+    print_document(document_of(result), PlainConsole(file=text, width=width), verbose=verbose)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from detent.comparison.inspection import Inspection
@@ -23,8 +24,11 @@ from detent.report.document import (
     numeric,
     words,
 )
-from detent.report.figures import size
+from detent.report.figures import command, size
 from detent.results.summarized import StatisticsView
+
+SHOWN = 8
+"""Rows of a table that a short answer lists."""
 
 TWINS = ("_ADAROUND", "_ADAQUANT")
 
@@ -89,7 +93,9 @@ def recipe_document(recipe: Recipe) -> Document:
         steps.append(refinement.name if refinement.learns_weights else "correct biases")
     about = f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."
     file = Section("File", blocks=[Code(to_toml(recipe), on="both")], folded=False)
-    return Document("recipe", recipe.name, [f"{recipe.name}: {recipe.description}"], [about], sections=[file])
+    closing = [f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--recipe', recipe.name)}"]
+    headline = [f"{recipe.name}: {recipe.description}"]
+    return Document("recipe", recipe.name, headline, [about], sections=[file], closing=closing)
 
 
 def _calibrates(recipe: Recipe) -> bool:
@@ -107,10 +113,10 @@ def inspection_document(inspection: Inspection, *, nodes: bool = False) -> Docum
     about += [f"constants {dtype}: {size(stored)}" for dtype, stored in inspection.constants.items()]
     operators = [Row([words(op_type), number(many, str(many))]) for op_type, many in inspection.operators.items()]
     sections = [
-        Section("Operators", blocks=[Table([Column("Operator"), numeric("Nodes")], operators, "operators")]),
-        Section("Quantized tensors", blocks=[_quantized(inspection)])
-        if inspection.quantized
-        else Section("Quantized tensors", blocks=[Paragraph("Not quantized: no DequantizeLinear in it.")]),
+        Section(
+            "Operators", blocks=[Table([Column("Operator"), numeric("Nodes")], operators, "operators", shown=SHOWN)]
+        ),
+        Section("Quantized tensors", blocks=[_quantized(inspection)]) if inspection.quantized else None,
     ]
     if nodes:
         columns = [Column("Node"), Column("Operator"), numeric("Inputs"), numeric("Of them quantized")]
@@ -120,7 +126,17 @@ def inspection_document(inspection: Inspection, *, nodes: bool = False) -> Docum
         ]
         sections.append(Section("Nodes", blocks=[Table(columns, rows, "nodes")]))
     headline = f"{size(inspection.bytes)}, {count} nodes, opset {opset}{made_by}"
-    return Document("inspection", "Contents", [headline], about, sections=sections)
+    return Document("inspection", "Contents", [headline], about, sections=sections, closing=_contents(inspection))
+
+
+def _contents(inspection: Inspection) -> list[str]:
+    """Say how a model is quantized, and what to type next."""
+    kinds = Counter(tensor.dtype for tensor in inspection.quantized)
+    model = inspection.source or "MODEL"
+    if not kinds:
+        return ["Not quantized.", f"Next: {command('quantize', model, 'OUTPUT', '--calib', 'DATA')}"]
+    counts = ", ".join(f"{count} {dtype}" for dtype, count in kinds.most_common())
+    return [f"{kinds.total()} quantized tensors: {counts}.", f"Next: {command('check', model)}"]
 
 
 def _quantized(inspection: Inspection) -> Table:
@@ -147,14 +163,16 @@ def _quantized(inspection: Inspection) -> Table:
         )
         for tensor in inspection.quantized
     ]
-    return Table(columns, rows, "tensors")
+    return Table(columns, rows, "tensors", shown=SHOWN)
 
 
 def dump_document(dump: Dump) -> Document:
     """Build the document of dumped codes: what was written where."""
     floats = f", {len(dump.floats)} float values" if dump.floats else ""
-    codes = f"Codes of {dump.activations} tensors and {dump.constants} constants{floats}"
-    return Document("dump", dump.origin, (), [f"{codes} for {dump.origin} in {dump.folder}, each as .bin and .txt."])
+    codes = f"codes of {dump.activations} tensors and {dump.constants} constants{floats}"
+    following = command("emulate", dump.source or "MODEL", "--data", "DATA")
+    closing = [f"Wrote {dump.folder}: {codes} for {dump.origin}, each as .bin and .txt.", f"Next: {following}"]
+    return Document("dump", dump.origin, (), closing=closing)
 
 
 def statistics_document(view: StatisticsView) -> Document:
@@ -184,7 +202,11 @@ def statistics_document(view: StatisticsView) -> Document:
         "near zero: closer to it than 1/4096 of the largest."
     )
     sections = [
-        Section("Tensors", blocks=[Table(columns, rows, "tensors"), Paragraph(legend, quiet=True)], folded=False)
+        Section(
+            "Tensors",
+            blocks=[Table(columns, rows, "tensors", shown=SHOWN), Paragraph(legend, quiet=True, on="verbose")],
+            folded=False,
+        )
     ]
     methods = list(dict.fromkeys(method for tensor in view.tensors for method in tensor.choices))
     if methods:
@@ -194,12 +216,24 @@ def statistics_document(view: StatisticsView) -> Document:
         ]
         head = Paragraph("\nThe range that each method would choose:", on="terminal")
         table = Table(
-            [numeric("#"), *(Column(method, numeric=True, verbatim=True) for method in methods)], chosen, "tensors"
+            [numeric("#"), *(Column(method, numeric=True, verbatim=True) for method in methods)],
+            chosen,
+            "tensors",
+            shown=SHOWN,
         )
-        sections.append(Section("Choices", "The range that each method would choose.", [head, table]))
+        sections.append(Section("Choices", "The range that each method would choose.", [head, table], on="verbose"))
     shown = "" if len(view.tensors) == view.of else f"{len(view.tensors)} of "
     headline = f"{shown}{view.of} tensors, counted over {view.samples} samples: {view.description}"
-    return Document("statistics", view.description, [headline], sections=sections)
+    return Document("statistics", view.description, [headline], sections=sections, closing=_outliers(view))
+
+
+def _outliers(view: StatisticsView) -> list[str]:
+    """Name the tensor whose range is ruled by the fewest values, and what to type next."""
+    if not view.tensors:
+        return []
+    worst = max(view.tensors, key=lambda tensor: tensor.outlier_ratio)
+    found = f"The largest value of '{worst.name}' is {worst.outlier_ratio:.1f} times its 99.9th percentile."
+    return [found, f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--stats', 'FILE')}"]
 
 
 def _range(choice: tuple[float, float] | None) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from detent.report.document import (
     numeric,
     words,
 )
-from detent.report.figures import SQNR, decibels, form_of, loss_form, probability, ratio, size, unit_of
+from detent.report.figures import SQNR, command, decibels, form_of, loss_form, probability, ratio, size, unit_of
 from detent.results.evaluated import (
     CHANCE,
     NO_ANSWER,
@@ -45,8 +46,11 @@ from detent.results.paired import interval_text, wilson_interval
 from detent.results.searched import StepOutcome, Tuning
 from detent.results.task_scores import TaskFigure, TaskScores
 
-MOST_CHANGES = 10
-"""Changed answers that a terminal lists for a model; the JSON has all."""
+MOST_CHANGES = 3
+"""Changed answers that a short answer lists for a model."""
+
+MOST_OUTPUTS = 10
+"""Outputs that a short answer lists."""
 
 SMALL_LOSS = 1.0
 """Percentage points of accuracy: what is certainly less is called as good."""
@@ -73,14 +77,25 @@ def evaluation_document(result: Evaluation) -> Document:
         _verdict(first, others),
         _figures(first, others),
         [
+            _unanswered(result),
             _models(result),
             _outputs(result.models),
             _losses(first, others),
-            _unanswered(result),
             *map(_changes, others),
             *(_changed_samples(first, other) for other in others),
         ],
+        [_verdict(first, others).text, _next(first, others)],
     )
+
+
+def _next(first: ModelResult, others: Sequence[ModelResult]) -> str:
+    """Return the command to type next, for the model that lost most."""
+    if not others:
+        return f"Next: {command('quantize', first.model, 'OUTPUT', '--calib', 'DATA')}"
+    worst = max(others, key=lambda result: -math.inf if result.loss is None else result.loss.points)
+    if worst.loss is not None and _level(worst.loss) == "warn":
+        return f"Next: {command('tune', first.model, 'OUTPUT', '--calib', 'DATA', '--eval', 'LABELLED')}"
+    return f"Next: {command('check', worst.model)}"
 
 
 def _verdict(first: ModelResult, others: Sequence[ModelResult]) -> Verdict:
@@ -262,7 +277,7 @@ def _outputs(models: Sequence[ModelResult]) -> Section | None:
     if not rows:
         return None
     meaning = "Each output against that of the first model."
-    return Section("Outputs", meaning, [Table(columns, rows, "outputs")], folded=False)
+    return Section("Outputs", meaning, [Table(columns, rows, "outputs", shown=MOST_OUTPUTS)], folded=False)
 
 
 def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None:
@@ -349,8 +364,7 @@ def _changes(result: ModelResult) -> Section | None:
     ]
     ordered = sorted(changed, key=lambda change: _KINDS.index(change_kind(change)))
     rows = [Row(_change_cells(change)) for change in ordered]
-    count = str(len(rows)) if len(rows) <= MOST_CHANGES else f"{MOST_CHANGES} of {len(rows)}"
-    title = f"changed answers of {result.model} ({count})"
+    title = f"changed answers of {result.model} ({len(rows)})"
     return Section(
         f"Changed answers of {Path(result.model).name}",
         "Samples whose top answer is another than that of the first model.",
@@ -383,8 +397,7 @@ def _changed_samples(first: ModelResult, result: ModelResult) -> Section | None:
         numeric("After", f"From this model: {after.value_name}."),
         numeric("Loss", "The difference."),
     ]
-    count = str(len(rows)) if len(rows) <= MOST_CHANGES else f"{MOST_CHANGES} of {len(rows)}"
-    title = f"samples that changed most in {result.model} ({count}), {after.value_name}"
+    title = f"samples that changed in {result.model} ({len(rows)}), {after.value_name}"
     return Section(
         f"Changed samples of {Path(result.model).name}",
         f"What each sample got, {after.value_name}: the worst losses first.",
@@ -416,13 +429,11 @@ def tuning_document(result: Tuning) -> Document:
     within = f"{'within' if result.met else 'above'} the {result.max_drop:g} asked for"
     remarks = list(_remarks(result))
     verdict = " ".join([f"'{outcome.name}' loses {_rung_loss(outcome)}, {within}.", *remarks])
-    taken = f"{result.taken} loses {_rung_loss(outcome)}, {within}. Stopped because {result.stopped}."
+    taken = f"Stopped because {result.stopped}."
     judged = f"Judged on {result.data}; the float model: {result.reference}."
     told = [judged, result.note, result.blame, *remarks]
     if result.kept is not None:
         told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
-    if result.output is not None:
-        told.append(f"Written to {result.output} in {result.seconds:.0f} s.")
     blocks = [Paragraph("\n" + taken, level), *(Paragraph(line) for line in told if line)]
     return Document(
         "tuning",
@@ -450,7 +461,17 @@ def tuning_document(result: Tuning) -> Document:
                 on="page",
             ),
         ],
+        _tuning_closing(result, f"{result.taken} loses {_rung_loss(outcome)}, {within}."),
     )
+
+
+def _tuning_closing(result: Tuning, cost: str) -> list[str]:
+    files = " and ".join(file for file in (result.output, result.file) if file)
+    written = f"Wrote {files}" if files else "The quantized model is in memory"
+    following = command("check", result.output or "OUTPUT")
+    if not result.met:
+        following = command("sensitivity", result.source, "--calib", "DATA", "--recipe", result.file or "RECIPE")
+    return [f"{written}, in {result.seconds:.0f} s.", f"{cost} Next: {following}"]
 
 
 def _destination(result: Tuning) -> str:
@@ -460,7 +481,9 @@ def _destination(result: Tuning) -> str:
 def _remarks(result: Tuning) -> list[str]:
     ends = result.outcome.interval
     if not result.met:
-        return ["Try more calibration images, a longer --budget, or a recipe with finer numbers (A8W8, A16W8)."]
+        activations = result.recipe.activations
+        finer = "" if activations is None or activations.bits >= 16 else ", or --recipe A16W8, which has finer numbers"
+        return [f"Try more calibration images, a longer --budget{finer}."]
     if ends is None or ends[1] <= result.max_drop:
         return []
     chance = f"{result.samples} samples leave room for chance: up to {ends[1]:.2g} would not be a surprise."

@@ -39,11 +39,13 @@ from detent.report.document import (
     numeric,
     words,
 )
-from detent.report.figures import SQNR, decibels, extent, percent, ratio, size, step
-from detent.report.findings import device_figure, device_section, rejections
+from detent.report.figures import SQNR, command, decibels, extent, listed, percent, ratio, recipe_words, size, step
+from detent.report.findings import SHOWN, device_figure, device_section, rejections, serious
+from detent.results.advice import refinement_to_try
+from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
-from detent.results.tensors import Closeness, PartCloseness, TensorReport, in_integers
+from detent.results.tensors import Closeness, Fidelity, PartCloseness, TensorReport, in_integers
 from detent.results.verdict import agreement_interval
 
 RULES = {
@@ -60,8 +62,11 @@ RULES = {
 }
 """Why a scale was moved, by the name of the rule."""
 
-WORST = 10
-"""Layers that a terminal lists."""
+WORST = 3
+"""Tensors that a short answer lists."""
+
+LISTED = 6
+"""Operators that a short answer names."""
 
 _LEVELS: dict[str, Level] = {"close": "good", "unclear": "plain", "worse": "warn", "broken": "bad", "unknown": "warn"}
 
@@ -92,7 +97,6 @@ def quantization_document(report: Report) -> Document:
             _layers(report, layers),
             _left_float(report),
             None if report.device is None else device_section(report.device),
-            _advice(report),
             Section(
                 "Recipe",
                 "All settings of this run, as a file for --recipe.",
@@ -102,34 +106,44 @@ def quantization_document(report: Report) -> Document:
             ),
             _seconds(report),
         ],
-        [] if report.dry_run else _closing(report),
+        closing_lines(report),
     )
 
 
-def _closing(report: Report) -> list[str]:
+def closing_lines(report: Report) -> list[str]:
     """Say in three lines what was written, whether the device takes it, and what it cost with what to do next."""
+    if report.dry_run:
+        return ["Nothing was computed or written: a dry run.", "Next: the same without --dry-run."]
     written = "The quantized model is in memory" if report.output is None else f"Wrote {report.output}"
     sizes = "" if report.bytes_after is None else f": {size(report.bytes_after)}, {report.recipe.name}"
-    device = f"No device is known for {report.recipe.name}"
-    if report.device is not None:
-        figure = device_figure(report.device)
-        device = f"{report.device.target}: {figure.figure.lower()}, {figure.meaning.rstrip('.')}"
-    verdict = _verdict(report)
-    return [f"{written}{sizes}.", f"{device}.", f"{verdict.title}. {_next(report)}"]
+    device = f"No device is known for {report.recipe.name}." if report.device is None else summary(report.device)
+    return [f"{written}{sizes}.", device, f"{_cost(report)} {_next(report)}"]
+
+
+def _cost(report: Report) -> str:
+    """Say what quantizing cost. What is in a warning already is not said again."""
+    verdict, judgement = _verdict(report), report.judgement
+    told = judgement is None or judgement.level == "unknown" or verdict.title != judgement.title
+    reason = "" if told or judgement is None else judgement.reason
+    return f"{verdict.title}{f': {reason}' if reason else ''}."
 
 
 def _next(report: Report) -> str:
     """Return what to do next: never what was just done."""
     judgement = report.judgement
-    doubtful = report.calibration is not None and (report.calibration.random or report.calibration.findings)
-    if judgement is None or doubtful:
+    calibration = report.calibration
+    if judgement is None or (calibration is not None and calibration.random):
         return "Next: the same with real, varied data in --calib."
-    output = report.output or "OUTPUT"
+    if calibration is not None and calibration.findings:
+        return "Next: what the first warning above says."
     if judgement.level in ("close", "unclear"):
-        return f"Next: detent evaluate {report.source} {output} --data LABELLED"
-    if report.recipe.refinement is None or not report.recipe.refinement.learns_weights:
-        return "Next: the same with --refine Rounding, or what the suggestions above say."
-    return f"Next: detent sensitivity {report.source} --calib DATA"
+        if report.device is not None and report.device.verdict == "rejected":
+            return "Next: the fix that the first error above names."
+        return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED')}"
+    refinement = refinement_to_try(report.recipe)
+    if refinement is not None:
+        return f"Next: the same with --refine {refinement}"
+    return f"Next: {command('sensitivity', report.source, '--calib', 'DATA', *recipe_words(report.recipe))}"
 
 
 def _about_data(report: Report) -> list[str]:
@@ -171,7 +185,8 @@ def _verdict(report: Report) -> Verdict:
     if judgement.level == "unknown":
         return Verdict(level, judgement.title, f"{judgement.reason}.")
     if judgement.reason:
-        return Verdict(level, judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.")
+        hint = " More samples, or `detent evaluate` on labelled ones, can tell." if level == "plain" else ""
+        return Verdict(level, judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.{hint}")
     return Verdict(level, judgement.title, f"Measured on {fidelity.samples} {kind}.")
 
 
@@ -184,13 +199,8 @@ def _figures(report: Report) -> list[KeyFigure]:
         assert report.judgement is not None, "there are figures"
         figures.append(KeyFigure("Same top-1 as float", same, meaning, _LEVELS[report.judgement.level]))
     if fidelity is not None and fidelity.outputs:
-        output, worst = min(fidelity.outputs.items(), key=lambda item: item[1].sqnr_db)
-        of = f"Of '{output}', the worst of {len(fidelity.outputs)} outputs. " if len(fidelity.outputs) > 1 else ""
-        parts = [(part.closeness.sqnr_db, name, part) for name, several in fidelity.parts.items() for part in several]
-        if parts:
-            _, output, part = min(parts, key=lambda each: each[0])
-            worst, of = part.closeness, f"Of '{part.label}' in '{output}', the worst part of any output. "
-        figures.append(KeyFigure("Output SQNR", f"{decibels(worst.sqnr_db)} dB", of + SQNR))
+        of, worst = worst_output(fidelity)
+        figures.append(KeyFigure("Output SQNR", f"{decibels(worst.sqnr_db)} dB", f"{of and f'Of {of}. '}{SQNR}"))
     if report.bytes_after is None:
         figures.append(KeyFigure("Size", size(report.bytes_before), "Of the float model's file, with its data."))
     else:
@@ -206,21 +216,34 @@ def _figures(report: Report) -> list[KeyFigure]:
     return figures
 
 
-def _advice_notes(report: Report) -> list[Note]:
-    errors = [Note("Error", "bad", text) for text in report.errors]
-    warnings = [Note("Warning", "warn", text) for text in report.warnings]
-    return [*errors, *warnings, *(Note("Suggestion", "plain", text) for text in report.suggestions)]
+def worst_output(fidelity: Fidelity) -> tuple[str, Closeness]:
+    """Return the output, or the part of one, that is furthest from float. An only output has no name."""
+    output, worst = min(fidelity.outputs.items(), key=lambda item: item[1].sqnr_db)
+    of = f"'{output}', the worst of {len(fidelity.outputs)} outputs" if len(fidelity.outputs) > 1 else ""
+    parts = [(part.closeness.sqnr_db, name, part) for name, several in fidelity.parts.items() for part in several]
+    if not parts:
+        return of, worst
+    _, output, part = min(parts, key=lambda each: each[0])
+    return f"'{part.label}' in '{output}', the worst part of any output", part.closeness
 
 
 def _what_to_know(report: Report) -> Section | None:
+    """List errors, warnings and suggestions; on a terminal also what the device minds, which a page has apart."""
     errors = [] if report.device is None else rejections(report.device)
-    notes = [*(Note("Error", "bad", text) for text in errors), *_advice_notes(report)]
-    return Section("What to know", blocks=[NoteList(notes)], folded=False, on="page") if notes else None
-
-
-def _advice(report: Report) -> Section | None:
-    # On a terminal the end is what stays in sight, so advice comes last; a page begins with it.
-    return Section("Advice", blocks=[NoteList(_advice_notes(report))], on="terminal")
+    first = [Note("Error", "bad", text) for text in (*errors, *report.errors)]
+    first += [Note("Warning", "warn", text) for text in report.warnings]
+    minded = [] if report.device is None else [text for is_error, text in serious(report.device) if not is_error]
+    on_device = [Note("Warning", "warn", text) for text in minded]
+    last = [Note("Suggestion", "plain", text) for text in report.suggestions]
+    if not (first or on_device or last):
+        return None
+    blocks = [
+        NoteList([*first, *last], on="page"),
+        NoteList(first, on="terminal"),
+        NoteList(on_device, on="terminal", shown=SHOWN),
+        NoteList(last, on="terminal"),
+    ]
+    return Section("What to know", blocks=blocks, folded=False, on="both" if first or last else "terminal")
 
 
 def _operators(report: Report) -> Section:
@@ -241,7 +264,16 @@ def _operators(report: Report) -> Section:
         counts = [number(count or None) for count in (quantized[op_type], left.total())]
         rows.append(Row([words(op_type), *counts, words(why)]))
     meaning = "How many nodes of each operator were quantized."
-    return Section("Operators", meaning, [Table(columns, rows, "operators")], count=str(len(rows)))
+    left_float = Counter(node.op_type for node in report.left_float()).most_common()
+    left_text = listed([f"{op_type} {count}" for op_type, count in left_float], LISTED)
+    brief = f"{'Would quantize' if report.dry_run else 'Quantized'} {quantized.total()} of {len(report.nodes)} nodes"
+    return Section(
+        "Operators",
+        meaning,
+        [Table(columns, rows, "operators")],
+        count=str(len(rows)),
+        brief=f"{brief}; left float: {left_text}." if left_float else f"{brief}.",
+    )
 
 
 def _preparation(report: Report) -> Section | None:
@@ -255,7 +287,7 @@ def _preparation(report: Report) -> Section | None:
     counts = Counter(change.by for change in done)
     brief = f"Rewritten: {', '.join(f'{by} {count}' for by, count in counts.items())}." if counts else ""
     return Section(
-        "Preparation", meaning, [Table(columns, rows, "notes", on="page")], count=str(len(rows)), brief=brief
+        "Preparation", meaning, [Table(columns, rows, "notes")], count=str(len(rows)), brief=brief, on="verbose"
     )
 
 
@@ -285,9 +317,9 @@ def _rescaling(report: Report) -> Section | None:
         for weight, sizes in report.pictures.channels.items()
     ]
     blocks: list[Block] = [Paragraph(line) for line in lines]
-    blocks += [Table(columns, rows, "layers", on="page")] if rows else []
+    blocks += [Table(columns, rows, "layers")] if rows else []
     meaning = "Channels are rescaled, which does not change the float model, so that one step fits all of a tensor."
-    return Section("Weights per channel", meaning, blocks, count=str(len(rows) or ""))
+    return Section("Weights per channel", meaning, blocks, count=str(len(rows) or ""), on="verbose")
 
 
 def _smoothing(done: Smoothing) -> str:
@@ -343,6 +375,7 @@ def _moves(report: Report) -> Section | None:
         [Table(columns, rows, "moves")],
         count=str(len(rows)),
         brief=f"Scales moved by the rules of {report.recipe.target}: {counts}.",
+        on="verbose",
     )
 
 
@@ -376,6 +409,7 @@ def _refinement(report: Report) -> Section | None:
         [Table(columns, rows, "layers")],
         count=str(len(rows)),
         brief=f"Refined layer by layer: {counts}.",
+        on="verbose",
     )
 
 
@@ -400,7 +434,9 @@ def _outputs(report: Report) -> Section | None:
         told = fidelity.agreement
         blocks.append(Paragraph(f"As {told.task} ({told.why}): {told.summary}."))
     meaning = f"Each output, and the parts that it is joined from, {where}."
-    return Section("Outputs", meaning, blocks, count=str(len(fidelity.outputs)))
+    of, worst = worst_output(fidelity)
+    brief = f"Output SQNR {decibels(worst.sqnr_db)} dB{of and f' of {of}'}, {where}."
+    return Section("Outputs", meaning, blocks, count=str(len(fidelity.outputs)), brief=brief)
 
 
 def _part_name(output: str, part: PartCloseness) -> str:
@@ -608,4 +644,4 @@ def _seconds(report: Report) -> Section:
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.seconds.items())
     table = Table([Column("Stage"), numeric("Seconds"), Column("")], rows, "stages", on="page")
     line = Paragraph(f"{total}: {stages}", on="terminal", quiet=True)
-    return Section("Time", "How long each stage took.", [table, line], count=total)
+    return Section("Time", "How long each stage took.", [table, line], count=total, on="verbose")

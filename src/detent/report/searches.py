@@ -27,7 +27,7 @@ from detent.report.document import (
     numeric,
     words,
 )
-from detent.report.figures import size
+from detent.report.figures import command, recipe_words, size
 from detent.results.searched import (
     LayerSensitivity,
     PrecisionReport,
@@ -40,10 +40,11 @@ from detent.results.searched import (
 
 ERROR = "The power of the error at the outputs over that of the signal: -20 dB is 1 %; more negative is better."
 
-SHOWN = 20
-"""Layers that a terminal lists."""
+SHOWN = 5
+"""Layers that a short answer lists."""
 
-SHOWN_FORMATS = 40
+MUCH_BETTER = 6
+"""Decibels by which a proposal is to be better, if the user has not said: a quarter of the error's power."""
 
 BAR_DECIBELS = 30.0
 """An empty bar stands for an error that is this much below the largest."""
@@ -75,7 +76,24 @@ def sensitivity_document(report: SensitivityReport) -> Document:
         _verdict(report),
         _figures(report),
         [_error_along(found), _layers(found), _proposal(report)],
+        _closing(report),
     )
+
+
+def _closing(report: SensitivityReport) -> list[str]:
+    """Say where the error comes from or where the recipe is, what the device makes of it, and what to type next."""
+    found, proposal = report.found, report.proposal
+    if proposal is None:
+        error = decibels(found.total)
+        better = f"{math.floor(error) - MUCH_BETTER}dB" if math.isfinite(error) else "-25dB"
+        goal = ["--max-error", better, "--toml", "better.toml"]
+        following = command("sensitivity", report.source, "--calib", "DATA", *recipe_words(report.recipe), *goal)
+        return [_verdict(report).text, *([f"Next: {following}"] if found.layers else [])]
+    written = f"Wrote {report.file}: {_promise(proposal)}" if report.file is not None else _promise(proposal)
+    device = [] if report.device is None else [f"{report.device}."]
+    changed = bool(proposal.nodes or proposal.tensors)
+    recipe = ["--recipe", report.file or "RECIPE.toml"] if changed else recipe_words(report.recipe)
+    return [written, *device, f"Next: {command('quantize', report.source, 'OUTPUT', '--calib', 'DATA', *recipe)}"]
 
 
 def _verdict(report: SensitivityReport) -> Verdict:
@@ -138,24 +156,16 @@ def _changes(proposal: Proposal) -> str:
 
 
 def _proposal(report: SensitivityReport) -> Section | None:
-    proposal, device = report.proposal, report.device
+    proposal = report.proposal
     if proposal is None:
         return None
     names = ", ".join((*proposal.nodes, *proposal.tensors))
-    text = f"Proposal: {_WAYS[proposal.way]} {names}. Expected error {_decibels(proposal.predicted)} dB"
-    if proposal.way == "exclude":
-        text += f", {100 * proposal.operations:.1f} % of the products in float"
-    if not proposal.reached:
-        text += f". {_decibels(proposal.wanted)} dB cannot be reached this way"
-    if not names:
-        text = f"Nothing needs to change: the error is below {_decibels(proposal.wanted)} dB already"
-    placed: Level = "warn" if device is not None and device.is_worse else "plain"
+    what = [Paragraph(f"Proposal: {_WAYS[proposal.way]} {names}.", on="terminal", strong=True)] if names else []
     return Section(
         "Proposed recipe",
         f"{_changes(proposal)}, as a file for --recipe.",
         [
-            Paragraph(f"{text}.", on="terminal", strong=True),
-            *([] if device is None else [Paragraph(f"{device}.", placed, on="terminal")]),
+            *what,
             Code(report.to_toml()),
         ],
         count=proposal.recipe.name,
@@ -258,7 +268,15 @@ def precision_document(report: PrecisionReport) -> Document:
             _whole(report),
             Section("Recipe", "As a file for --recipe.", [Code(report.to_toml())], count=report.recipe.name, on="page"),
         ],
+        _precision_closing(report),
     )
+
+
+def _precision_closing(report: PrecisionReport) -> list[str]:
+    written = "" if report.file is None else f"Wrote {report.file}. "
+    found = f"Error {_decibels(report.found.error)} dB with {report.found.mean_bits:.2f} bits on average."
+    following = ("quantize", report.source, "OUTPUT", "--calib", "DATA", "--recipe", report.file or "RECIPE.toml")
+    return [f"{written}{_saved(report)}", f"{found} Next: {command(*following)}"]
 
 
 def _formats(report: PrecisionReport) -> Section:
@@ -273,7 +291,7 @@ def _formats(report: PrecisionReport) -> Section:
         for slot, option in report.found.choice.items()
     ]
     meaning = "The format that each one gets."
-    table = Table(columns, rows, "formats", shown=SHOWN_FORMATS)
+    table = Table(columns, rows, "formats", shown=SHOWN)
     return Section("Formats", meaning, [table], folded=False, count=str(len(rows)))
 
 
@@ -292,7 +310,11 @@ def _whole(report: PrecisionReport) -> Section:
     mixed = "mixed: " + ", ".join(f"{count} {label}" for label, count in sorted(counts.items()))
     bits = number(found.mean_bits, f"{found.mean_bits:.2f}")
     rows.append(Row([words(mixed), bits, _bits_cell(report.bits), _error_cell(found.error)]))
-    blocks: list[Block] = [Paragraph("", on="terminal"), Table(columns, rows, "choices"), Paragraph(_saved(report))]
+    blocks: list[Block] = [
+        Paragraph("", on="terminal"),
+        Table(columns, rows, "choices"),
+        Paragraph(_saved(report), on="page"),
+    ]
     if not found.reached and report.max_error is not None:
         blocks.append(Paragraph(_missed(report, report.max_error), "warn"))
     blocks.append(Paragraph(f"Measured on {found.samples} samples, nothing refined.", quiet=True))

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import onnx
+from typing_extensions import Self
 
+from detent.graph.save import write_text
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
@@ -160,15 +164,29 @@ class Proposal:
         return self.predicted <= self.wanted
 
 
+class RecipeResult(Result):
+    """A result that has a recipe to go on with. `file` is where that was written, or None."""
+
+    ascii_json: ClassVar[bool] = True
+    file: str | None
+
+    def to_toml(self) -> str:
+        """Return the recipe as a file for `--recipe`."""
+        raise NotImplementedError
+
+    def with_file(self, path: str | PathLike[str]) -> Self:
+        """Write the recipe to a file, and return the result that names it."""
+        write_text(self.to_toml(), Path(path))
+        return replace(self, file=str(path))  # type: ignore[type-var]  # every one of them is a dataclass
+
+
 @dataclass(frozen=True)
-class SensitivityReport(Result):
+class SensitivityReport(RecipeResult):
     """What was measured on which model, and what follows from it if that was asked for.
 
     `data` and `note` say what the samples are, and how they were read. `device` is what a proposal to leave nodes float
     does to the device's part of the model; None if there is no such proposal, or no device.
     """
-
-    ascii_json: ClassVar[bool] = True
 
     source: str
     recipe: Recipe
@@ -177,6 +195,7 @@ class SensitivityReport(Result):
     data: str = ""
     note: str = ""
     device: Placement | None = None
+    file: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. No error at all is null in dB."""
@@ -268,16 +287,15 @@ class PrecisionSearch:
 
 
 @dataclass(frozen=True)
-class PrecisionReport(Result):
+class PrecisionReport(RecipeResult):
     """What was found for which model, on top of which recipe, and the bound that was asked for: one of the two."""
-
-    ascii_json: ClassVar[bool] = True
 
     source: str
     base: Recipe
     found: PrecisionSearch
     max_error: float | None = None
     mean_bits: float | None = None
+    file: str | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -377,15 +395,13 @@ class StepOutcome:
 
 
 @dataclass(frozen=True)
-class Tuning(Result):
+class Tuning(RecipeResult):
     """All steps in the order in which they were tried, and which one was taken.
 
     `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets,
     `note` how images were read, `blame` whether weights or activations make the error. `kept` is where a tuning that
     ran out of time left what it knows, for one with more.
     """
-
-    ascii_json: ClassVar[bool] = True
 
     source: str
     output: str | None
@@ -403,6 +419,7 @@ class Tuning(Result):
     bytes_before: int | None
     model: onnx.ModelProto | None = None
     kept: str | None = None
+    file: str | None = None
     blame: str = ""
 
     @property
@@ -421,7 +438,7 @@ class Tuning(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the model, as plain values."""
-        skipped = ("model", "recipe", "steps")
+        skipped = ("model", "recipe", "steps", "file")
         plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
         steps = [{name: value for name, value in step.to_plain().items() if name != "drawn"} for step in self.steps]
         return {**plain, "recipe": to_plain(self.recipe), "rungs": steps}

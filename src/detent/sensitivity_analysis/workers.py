@@ -18,9 +18,8 @@ import onnx_ir as ir
 
 from detent.graph.session import usable_cores
 from detent.observe.executors import begun, workers_of
-from detent.observe.samples import PendingSample
-from detent.observe.shards import Divisible, Run, Shard, divide_samples, divisible, samples_of
-from detent.observe.sources import Source
+from detent.observe.samples import PendingSample, Source
+from detent.observe.shards import Divisible, DoShard, Run, Shard, divide_samples, divisible, samples_of
 from detent.plan.plan import Plan
 from detent.sensitivity_analysis.variants import Experiment, Parts, VariantComparison, VariantErrors, quantized_units
 
@@ -68,14 +67,6 @@ class SampleWorkers:
 
 
 @dataclass(frozen=True, eq=False)
-class ShardErrors:
-    """The result of a shard: the sums of each of its samples."""
-
-    number: int
-    sums: tuple[VariantErrors, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class VariantWork:
     """What all tasks of a measurement share. `memory` is for the variants that one worker holds."""
 
@@ -85,24 +76,24 @@ class VariantWork:
     parts: Parts
     memory: int
 
-    def begin(self, model: ir.Model) -> Callable[[Shard], ShardErrors]:
+    def begin(self, model: ir.Model) -> DoShard:
         """Return what measures a shard."""
         units = quantized_units(model, self.plan)
         comparison = VariantComparison.of(self.experiment, model, self.plan, units, self.parts, self.memory)
         return partial(self._measure, comparison)
 
-    def _measure(self, comparison: VariantComparison, shard: Shard) -> ShardErrors:
-        return ShardErrors(shard.number, tuple(map(comparison, samples_of(self.source, shard))))
+    def _measure(self, comparison: VariantComparison, shard: Shard) -> tuple[VariantErrors, ...]:
+        return tuple(map(comparison, samples_of(self.source, shard)))
 
 
 def _on_workers(
-    run: Run[ShardErrors], source: Divisible, workers: int, samples: Sequence[PendingSample]
+    run: Run, source: Divisible, workers: int, samples: Sequence[PendingSample]
 ) -> Generator[VariantErrors, None, None]:
     early: dict[int, tuple[VariantErrors, ...]] = {}
     following = 0
     with closing(run(divide_samples(source, samples, workers))) as results:
-        for result in results:
-            early[result.number] = result.sums
+        for shard, sums in results:
+            early[shard.number] = sums
             while following in early:
                 yield from early.pop(following)
                 following += 1

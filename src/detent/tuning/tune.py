@@ -10,7 +10,7 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.load import load, name_of, stored_bytes
-from detent.graph.save import check_output, save, write_text
+from detent.graph.save import check_output, save
 from detent.observe.fingerprints import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
@@ -53,7 +53,7 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     if output is not None:
         save(ir.from_proto(proto), output)
     if recipe_file is not None:
-        write_text(result.to_toml(), recipe_file)
+        result = result.with_file(recipe_file)
     if stopped == OUT_OF_TIME and not result.met and record.folder is not None:
         return replace(result, kept=str(record.folder))
     record.remove()

@@ -13,8 +13,8 @@ from detent.compat.algorithms import AutoMixprecisionConfig
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.configs import QConfig
 from detent.compat.data_types import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
+from detent.compat.entry_points import ModelQuantizer
 from detent.compat.enums import ExtendedQuantType, VitisQuantType
-from detent.compat.quantizer import ModelQuantizer
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
@@ -90,7 +90,7 @@ def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, sha
     ("params", "message"),
     [
         ({"MetricThreshold": None}, "MetricThreshold=None asks for an analysis only"),
-        ({"MetricThreshold": "low"}, "MetricThreshold is 'low'"),
+        ({"MetricThreshold": "low"}, "MetricThreshold='low'"),
         ({"MetricThreshold": 30, "MetricDefault": "sqnr"}, "below 0, such as -30"),
         ({"MetricThreshold": 1.5, "MetricDefault": "cosine"}, "between 0 and 1"),
         ({"MetricThreshold": -1}, "above 0"),
@@ -99,7 +99,7 @@ def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, sha
         ({"MetricThreshold": 0.5, "MetricDefault": "cosin"}, "Did you mean 'cosine'"),
         ({"MetricThreshold": 0.5, "L2Target": 0.1}, "Give one"),
         ({"MetricThreshold": 0.5, "TargetLayerConfig": QLayerConfig(Int8Spec(), BFP16Spec())}, "weights of the target"),
-        ({"Top1AccTarget": 0.1}, "Top1AccTarget=0.1 is not part of Detent"),
+        ({"Top1AccTarget": 0.1}, "Top1AccTarget=0.1"),
         ({"MetricEvaluateFn": print}, "MetricEvaluateFn"),
         ({"MetricOutputIndex": 1}, "MetricOutputIndex"),
         ({"ExcludeLayers": ["a"]}, "ExcludeLayers is for a search"),

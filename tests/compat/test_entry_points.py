@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import numpy as np
 import onnx
+import onnxruntime.quantization as real
 import pytest
 
-from detent.compat.configs import Config, QuantizationConfig
+from detent.compat.configs import Config, QuantizationConfig, get_default_config
 from detent.compat.entry_points import (
     DynamicQuantConfig,
+    ModelQuantizer,
     StaticQuantConfig,
     get_library_path,
     quantize,
@@ -19,8 +22,6 @@ from detent.compat.entry_points import (
 from detent.compat.entry_points import quark_quantize_dynamic as quark_dynamic
 from detent.compat.entry_points import quark_quantize_static as quark_static
 from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
-from detent.compat.preset_configs import get_default_config
-from detent.compat.quantizer import ModelQuantizer
 from detent.errors import UsageError
 from tests.conftest import tiny_model
 from tests.models import build, node, run
@@ -211,3 +212,25 @@ def test_onnxruntimes_functions(tiny, tmp_path, samples):
     assert (tmp_path / "c.onnx").read_bytes() == (tmp_path / "d.onnx").read_bytes()
     with pytest.raises(UsageError, match="not QuantizationConfig"):
         quantize(tiny, tmp_path / "f.onnx", QuantizationConfig())
+
+
+@pytest.mark.parametrize("ours", [quantize_static, quantize_dynamic, StaticQuantConfig, DynamicQuantConfig])
+def test_functions_have_the_signature_of_onnxruntimes(ours):
+    """Up to arguments at the end, which a version of onnxruntime may not have yet."""
+    wanted = list(inspect.signature(getattr(real, ours.__name__)).parameters.values())
+    found = list(inspect.signature(ours).parameters.values())[: len(wanted)]
+    assert [each.name for each in found] == [each.name for each in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.default == other.default) or (one.name == "calibration_data_reader")
+
+
+def test_functions_have_the_signature_of_the_other_tools():
+    for function in (quark_static, vai_quantize_static):
+        names = list(inspect.signature(function).parameters)
+        assert names[:3] == ["model_input", "model_output", "calibration_data_reader"]
+        assert names[-3:] == ["include_auto_mp", "print_summary", "extra_options"]
+    defaults = {each.name: each.default for each in inspect.signature(vai_quantize_static).parameters.values()}
+    assert defaults["calibrate_method"] == PowerOfTwoMethod.MinMSE
+    assert (defaults["include_cle"], defaults["use_dpu"], defaults["optimize_model"]) == (False, False, True)
+    with pytest.raises(TypeError, match="quantize_static.*'model'"):
+        quark_static("m.onnx", model="m.onnx")
