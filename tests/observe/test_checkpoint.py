@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, OutputError
-from detent.observe import calibration_checkpoint as module
-from detent.observe.calibration_checkpoint import Checkpoint
+from detent.observe import sweep as module
 from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics
 from detent.observe.statistics_file import pack, unpack
 from detent.observe.store import CALIBRATION as CHECKPOINT
 from detent.observe.store import read_sealed, seal
-from detent.observe.sweep import sweep
+from detent.observe.sweep import Checkpoint, sweep
 from tests.models import as_ir, conv_relu_conv, normal
 
 SITES = ["x", "r1", "y"]

@@ -201,9 +201,9 @@ def test_an_interruption_calls_off_what_has_not_begun(model, open_data):
 
 def test_other_versions_are_not_mixed():
     with pytest.raises(UsageError, match="A worker has detent .* but this machine has 0.0.1.*Install the same"):
-        Ticket(detent="0.0.1").check()
+        Ticket(versions={"detent": "0.0.1"}).check()
     with pytest.raises(UsageError, match="A worker has onnxruntime"):
-        Ticket(onnxruntime="0.0.1").check()
+        Ticket(versions={"onnxruntime": "0.0.1"}).check()
 
 
 def test_a_worker_that_does_not_see_the_folder(tmp_path):

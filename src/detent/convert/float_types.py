@@ -39,7 +39,7 @@ from onnx_ir.passes import common as common_passes
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
 from detent.errors import ModelError, UsageError
 from detent.graph.opset import raise_opset
-from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard
+from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
 from detent.prepare import HalfToFloat, InlineFunctions
 from detent.prepare.base import main_opset
 from detent.prepare.shapes import infer
@@ -192,33 +192,25 @@ class _Retyping:
 
     def run(self) -> None:
         """Convert the model in place. Types have to be known: see `_prepare_types`."""
-        nodes = [(graph, node) for graph in self._graphs for node in graph]
-        constants = (value for graph in self._graphs for value in graph.initializers.values())
-        if not any(
-            value.dtype == _FLOAT for value in (*constants, *(each for _, node in nodes for each in node.outputs))
-        ):
+        if not any(value.dtype == _FLOAT for graph in self._graphs for value in values_of(graph)[len(graph.inputs) :]):
             return
+        nodes = [(graph, node) for graph in self._graphs for node in graph]
         staying = {node for _, node in nodes if self._stays(node) or _stays_float(node, self._opset, self._dtype)}
-        # Both are listed before types change, because they are found by type.
-        fixed = [
-            (graph, node, index, node in staying)
+        # Listed before types change, because they are found by type.
+        kept = [
+            (side, graph, node, index, value)
+            for side in ("inputs", "outputs")
             for graph, node in nodes
-            for index, value in enumerate(node.inputs)
-            if value is not None and value.dtype == _FLOAT
-            if node in staying or is_fixed(node, "inputs", index, self._opset)
-        ]
-        made = [
-            (graph, node, value)
-            for graph, node in nodes
-            for index, value in enumerate(node.outputs)
-            if value.dtype == _FLOAT and value.name
-            if node in staying or is_fixed(node, "outputs", index, self._opset)
+            for index, value in enumerate(getattr(node, side))
+            if value is not None and value.name and value.dtype == _FLOAT
+            if node in staying or is_fixed(node, side, index, self._opset)
         ]
         self._change_types(staying)
-        for graph, node, index, whole in fixed:
-            self._read_float(graph, node, index, keep_constant=not whole)
-        for graph, node, value in made:
-            self._write_float(graph, node, value)
+        for side, graph, node, index, value in kept:
+            if side == "inputs":
+                self._read_float(graph, node, index, keep_constant=node not in staying)
+            else:
+                self._write_float(graph, node, value)
         if self._keep_io:
             self._keep_interface(self._graph)
         for node in sorted(staying, key=lambda node: str(node.name)):

@@ -39,20 +39,20 @@ class ChannelsLast(ConversionStep):
         for index, value in enumerate(tuple(graph.inputs)):
             if _is_image(value, notes):
                 _transpose_input(graph, index, value, names)
-                notes.changed(str(graph.inputs[index].name), "input is NHWC now, with a Transpose behind it")
+                notes.changed(graph.inputs[index], "input is NHWC now, with a Transpose behind it")
         for index, value in enumerate(tuple(graph.outputs) if self.outputs else ()):
             if _is_image(value, notes):
                 _transpose_output(graph, index, value, names)
-                notes.changed(str(graph.outputs[index].name), "output is NHWC now, with a Transpose before it")
+                notes.changed(graph.outputs[index], "output is NHWC now, with a Transpose before it")
         return model
 
 
 def _is_image(value: ir.Value, notes: ConversionNotes) -> bool:
     """Return whether a value has four dimensions; note it if not."""
-    if value.shape is not None and len(value.shape) == 4:
-        return True
-    notes.decline(value, "it does not have four dimensions")
-    return False
+    image = value.shape is not None and len(value.shape) == 4
+    if not image:
+        notes.decline(value, "it does not have four dimensions")
+    return image
 
 
 def _permuted(shape: ir.Shape | None, order: tuple[int, ...]) -> ir.Shape:
@@ -60,32 +60,32 @@ def _permuted(shape: ir.Shape | None, order: tuple[int, ...]) -> ir.Shape:
     return ir.Shape([shape[axis] for axis in order])
 
 
+def _transpose(value: ir.Value, order: tuple[int, ...], name: str) -> ir.Node:
+    node = ir.node("Transpose", [value], {"perm": list(order)}, name=name)
+    node.outputs[0].type, node.outputs[0].shape = value.type, _permuted(value.shape, order)
+    return node
+
+
 def _transpose_input(graph: ir.Graph, index: int, value: ir.Value, names: Names) -> None:
     name, was_output = str(value.name), value.is_graph_output()
-    new = ir.Value(name=name, type=value.type, shape=_permuted(value.shape, _TO_NHWC))
-    node = ir.node("Transpose", [new], {"perm": list(_TO_NCHW)}, name=names.fresh(f"{name}_to_NCHW"))
-    inner = node.outputs[0]
-    inner.type, inner.shape = value.type, value.shape
-    value.replace_all_uses_with(inner, replace_graph_outputs=was_output)
-    inner.name = names.fresh(f"{name}_NCHW")
-    graph.inputs[index] = new
-    first = next(iter(graph), None)
-    if first is None:
-        graph.append(node)
+    graph.inputs[index] = ir.Value(name=name, type=value.type, shape=_permuted(value.shape, _TO_NHWC))
+    node = _transpose(graph.inputs[index], _TO_NCHW, names.fresh(f"{name}_to_NCHW"))
+    value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=was_output)
+    node.outputs[0].name = names.fresh(f"{name}_NCHW")
+    if len(graph):
+        graph.insert_before(graph[0], [node])
     else:
-        graph.insert_before(first, [node])
+        graph.append(node)
 
 
 def _transpose_output(graph: ir.Graph, index: int, value: ir.Value, names: Names) -> None:
     name = str(value.name)
-    node = ir.node("Transpose", [value], {"perm": list(_TO_NHWC)}, name=names.fresh(f"{name}_to_NHWC"))
-    outer = node.outputs[0]
-    outer.type, outer.shape = value.type, _permuted(value.shape, _TO_NHWC)
+    node = _transpose(value, _TO_NHWC, names.fresh(f"{name}_to_NHWC"))
     graph.append(node)
-    graph.outputs[index] = outer
+    graph.outputs[index] = node.outputs[0]
     if not value.is_graph_input():
         value.name = names.fresh(f"{name}_NCHW")
-    outer.name = name
+    node.outputs[0].name = name
 
 
 @dataclass(frozen=True)

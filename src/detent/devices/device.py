@@ -71,7 +71,7 @@ class Device:
         return [step.step() for step in (*self.preparations, *self.substitutions, *self.corrections)]
 
     def takes_models_of(self, recipe: Recipe) -> bool:
-        """Whether the published operators are about models such as a recipe makes; never for a CPU."""
+        """Return whether the published operators are about models such as a recipe makes; never for a CPU."""
         if not self.operators:
             return False
         if self.integers:

@@ -39,14 +39,14 @@ _LARGEST_SIDE = 255
 
 
 def reciprocal_factor(count: int) -> float:
-    """count * k / 2^m, with k / 2^m the best approximation of 1 / count that the device's shifter allows."""
+    """Return count * k / 2^m, with k / 2^m the best approximation of 1 / count that the device's shifter allows."""
     exponents = range(7 + math.ceil(math.log2(count)))
     best = min(exponents, key=lambda m: abs(round((1 << m) / count) / (1 << m) - 1 / count))
     return count * round((1 << best) / count) / (1 << best)
 
 
 def window_factor(side: int) -> float:
-    """What the device's average over a side x side window is multiplied by."""
+    """Return what the device's average over a side x side window is multiplied by."""
     if side > _LARGEST_SIDE:
         return 1.0
     if side in _WINDOW_RECIPROCALS:
@@ -124,7 +124,7 @@ class ScalePools(_FactorPass):
     operators = ("AveragePool", "GlobalAveragePool")
 
     def factor(self, node: ir.Node) -> float | str:
-        """From the window, which for a global pool is the whole map."""
+        """Return the factor of the window, which for a global pool is the whole map."""
         if node.op_type == "AveragePool":
             window = ints_attribute(node, "kernel_shape")
         else:
@@ -141,7 +141,7 @@ class ScaleReduceMean(_FactorPass):
     operators = ("ReduceMean",)
 
     def factor(self, node: ir.Node) -> float | str:
-        """From the number of elements that are averaged."""
+        """Return the factor of the number of elements that are averaged."""
         shape = static_shape(node.inputs[0])
         axes = axes_of(node)
         unknown = shape is None or (input_at(node, 1) is not None and axes is None)

@@ -33,7 +33,7 @@ def emit(
     weight_pairs: bool = False,
     dedicated_pairs: bool = False,
 ) -> Mapping[str, str]:
-    """Quantize `model` in place as planned. Returns, for each activation site, the name of its rounded value.
+    """Quantize `model` in place as planned. Return, for each activation site, the name of its rounded value.
 
     `weight_pairs` keeps constants in float and rounds them like activations, but for 32-bit biases: no operator
     quantizes to these. `dedicated_pairs` rounds an activation anew for each of its readers.

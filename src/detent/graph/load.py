@@ -112,7 +112,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.
 
 
 def _check_external_data(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
-    """Every external tensor is a file below the model's folder, and long enough."""
+    """Check that every external tensor is in a file below the model's folder, which is long enough."""
     for tensor in _external_tensors(proto):
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")

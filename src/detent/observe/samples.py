@@ -154,7 +154,7 @@ def _check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:
 
 
 def _transposition(shape: tuple[int, ...], spec: InputSpec) -> str:
-    """Advice, when the axes of an image are all there but in the other layout."""
+    """Return advice if the axes of an image are all there, but in the other layout."""
     if len(shape) != 4:
         return ""
     for axes in ((3, 1, 2), (2, 3, 1)):
@@ -263,7 +263,7 @@ def select(total: int, *, limit: int | None, hold_out: HoldOut, seed: int | None
 
 
 def spread(held: int, count: int) -> frozenset[int]:
-    """`held` of `count` positions, evenly spaced, the last one at the end."""
+    """Return `held` of `count` positions, evenly spaced, the last one at the end."""
     return frozenset(at for at in range(count) if (at + 1) * held // count > at * held // count)
 
 

@@ -123,7 +123,7 @@ class RowSource(Source):
         return batches(self.selection, self.batch, whole=self.whole)
 
     def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> PendingSample:
-        """Sample number `index` of a pass, made of the rows in `group`."""
+        """Return sample number `index` of a pass, made of the rows in `group`."""
         return PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group))
 
     def _origin(self, group: tuple[int, ...]) -> str:
@@ -158,7 +158,7 @@ def open_source(
     seed: int | None = None,
     batch: int | None = None,
 ) -> Source:
-    """Samples for a model with these `inputs`.
+    """Return the samples for a model with these `inputs`.
 
     `data` is a path (an image, .npy or .npz file or a folder of one kind of these), an array, a dict {input: array}, an
     iterable of arrays or of such dicts, a data loader, a calibration data reader (it has get_next()), a shard reader

@@ -179,7 +179,7 @@ def _copy(value: Any, where: str) -> Array:
 
 
 def reader_passes(reader: Any) -> Callable[[], Iterator[Any]]:
-    """Begins a pass over a calibration data reader each time it is called. From the second on, it rewinds first."""
+    """Return what begins a pass over a calibration data reader; from the second on, it rewinds first."""
     first = True
 
     def start() -> Iterator[Any]:

@@ -30,7 +30,7 @@ from detent.graph.values import (
     constant,
     cut_inputs,
     input_at,
-    is_standard,
+    made_by,
     rank,
     set_input,
     sole_use,
@@ -224,11 +224,9 @@ class FoldAffine(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Fold the operator if a layer and a constant are its inputs, in either order."""
         for index in (0, 1):
-            source, array = node.inputs[index], constant(node.inputs[1 - index])
-            layer = None if source is None else source.producer()
-            if array is None or layer is None or not is_standard(layer, *_LAYERS):
-                continue
-            return self._fold(model, node, index, layer, array)
+            layer, array = made_by(node.inputs[index], *_LAYERS), constant(node.inputs[1 - index])
+            if layer is not None and array is not None:
+                return self._fold(model, node, index, layer, array)
         return None
 
     def _fold(self, model: ir.Model, node: ir.Node, index: int, layer: ir.Node, array: npt.NDArray[Any]) -> str | None:

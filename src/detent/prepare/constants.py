@@ -27,6 +27,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
 from detent.graph.values import (
     add_initializer,
+    bodies_of,
     bypass,
     constant,
     input_at,
@@ -264,7 +265,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 def _input_bytes(node: ir.Node, sizes: dict[ir.Node, int]) -> int | None:
     """Return the bytes of the constants behind a node, or None if an input is not constant or not numpy's."""
-    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+    if bodies_of(node):
         return None
     total = 0
     for value in node.inputs:

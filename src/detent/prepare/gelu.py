@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import is_standard, scalar_of
+from detent.graph.values import is_standard, made_by, scalar_of
 from detent.prepare.base import OperatorPass
 from detent.prepare.patterns import Subgraph, fuse
 
@@ -90,8 +90,8 @@ def _values_before(node: ir.Node) -> list[ir.Value]:
     found: dict[ir.Value, None] = {}
     level = [node.inputs[0]]
     for _ in range(STEPS_BEFORE):
-        makers = [value.producer() for value in level if value is not None]
-        level = [value for maker in makers if maker is not None for value in maker.inputs if _varies(value)]
+        makers = [maker for value in level if (maker := made_by(value)) is not None]
+        level = [value for maker in makers for value in maker.inputs if _varies(value)]
         found.update({value: None for value in level if value is not None})
     return list(found)
 
@@ -107,8 +107,8 @@ def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
     def visit(value: ir.Value | None) -> bool:
         if value is source or scalar_of(value) is not None:
             return True
-        node = None if value is None else value.producer()
-        if node is None or not is_standard(node, *_ARITHMETIC) or len(found) >= MOST_NODES:
+        node = made_by(value, *_ARITHMETIC)
+        if node is None or len(found) >= MOST_NODES:
             return False
         if node not in found:
             if not all(visit(each) for each in node.inputs):

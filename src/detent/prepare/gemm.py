@@ -16,7 +16,7 @@ from detent.graph.values import (
     constant,
     cut_inputs,
     input_at,
-    is_standard,
+    made_by,
     rank,
     set_input,
     sole_use,
@@ -40,16 +40,13 @@ class MatMulToGemm(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Merge the Add with a MatMul on either side of it."""
         for index in (0, 1):
-            product = node.inputs[index]
-            layer = None if product is None else product.producer()
-            if product is not None and layer is not None and is_standard(layer, "MatMul"):
-                return self._merge(model, layer, node, product, node.inputs[1 - index])
+            layer = made_by(node.inputs[index], "MatMul")
+            if layer is not None:
+                return self._merge(model, layer, node, node.inputs[1 - index])
         return None
 
-    def _merge(
-        self, model: ir.Model, layer: ir.Node, add: ir.Node, product: ir.Value, bias: ir.Value | None
-    ) -> str | None:
-        weight, shift = constant(layer.inputs[1]), constant(bias)
+    def _merge(self, model: ir.Model, layer: ir.Node, add: ir.Node, bias: ir.Value | None) -> str | None:
+        (product,), weight, shift = layer.outputs, constant(layer.inputs[1]), constant(bias)
         if weight is None or weight.ndim != 2 or shift is None:
             return None
         if rank(layer.inputs[0]) != 2:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import constant, input_at, rank, scalar_of, sole_use, static_shape
+from detent.graph.values import constant, input_at, made_by, rank, scalar_of, sole_use, static_shape
 from detent.prepare.affine import per_channel
 from detent.prepare.base import OperatorPass
 from detent.prepare.patterns import (
@@ -34,7 +34,6 @@ from detent.prepare.patterns import (
     divisions,
     either_way,
     fuse,
-    made_by,
     reduced_axes,
     square_of,
     with_number,

@@ -12,14 +12,8 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import input_at, is_standard, is_unused, remove_node, scalar_of, take_over
+from detent.graph.values import input_at, is_standard, is_unused, made_by, remove_node, scalar_of, take_over
 from detent.prepare.base import Pass, axes_of, int_attribute, main_opset
-
-
-def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Return the node that computes a value, if it is one of these operators."""
-    node = None if value is None else value.producer()
-    return node if node is not None and is_standard(node, *op_types) else None
 
 
 def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
