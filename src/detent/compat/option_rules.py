@@ -35,7 +35,7 @@ ROLES = ("activations", "weights", "biases")
 
 @dataclass(frozen=True)
 class Request:
-    """One quantization in Detent's terms: a recipe, and what `detent.quantize` is told beside it.
+    """One quantization in Detent's terms: a recipe, and further arguments of `detent.quantize`.
 
     `patterns` are regular expressions of nodes to leave float. With `always_random` data is not even looked at, and
     `random_shapes` and `random_ranges` are what RandomDataReader takes. `search` chooses layers before anything is
@@ -122,7 +122,7 @@ def bias_type(request: Request, wanted: bool, dtype: str) -> Request:
     if current is None or not (wanted or is_integer(weights)):
         return request
     if not is_integer(weights):
-        raise UsageError("the weights are no integers, and biases have their format. Delete it.")
+        raise UsageError("the weights are not integers, and biases have their format. Delete it.")
     if wanted:
         return request.with_recipe(biases=IntegerFormat(dtype, scale=weights.scale))
     narrow = weights.replace(symmetric=True, granularity="per_tensor")
@@ -153,7 +153,7 @@ def float_setting(request: Request, wanted: bool, key: str, roles: Sequence[str]
     formats = request.recipe.formats
     changed = {role: fmt.replace(**{key: wanted}) for role in roles if is_float(fmt := formats[role])}
     if wanted and not changed:
-        raise UsageError(f"it is for float16 and bfloat16, and the {roles[0]} are none. Delete it.")
+        raise UsageError(f"it is for float16 and bfloat16, and the {roles[0]} are neither. Delete it.")
     return request.with_recipe(**changed)
 
 
@@ -172,7 +172,7 @@ def parse_shapes(text: Any) -> dict[str, list[int]] | None:
 
 
 def weights_only(request: Request) -> Request:
-    """Leave activations float, and biases that are counted in the unit of products: there is no such unit then."""
+    """Leave activations float, and 32-bit biases too: their unit is that of products of codes."""
     biases = None if is_product_bias(request.recipe.biases) else request.recipe.biases
     return request.with_recipe(activations=None, biases=biases)
 
@@ -224,7 +224,7 @@ def _override(recipe: Recipe, tensors: tuple[str, ...], entry: dict[str, Any]) -
 
 
 def _changed(usual: NumberFormat | None, entry: dict[str, Any]) -> NumberFormat | None:
-    """Return the format that an entry asks for: what it leaves unsaid is as in the rest of the model."""
+    """Return the format that an entry asks for; what it does not mention is as in the rest of the model."""
     if "quant_type" not in entry and "symmetric" not in entry:
         return None
     symmetric = entry.get("symmetric", is_integer(usual) and usual.symmetric)

@@ -92,7 +92,7 @@ _SWITCHES: dict[str, tuple[str, Any]] = {
 
 
 def translate(config: AnyConfig) -> Request:
-    """Return what a configuration asks for. Raise UsageError, naming the field or option, for what cannot be had."""
+    """Return what a configuration asks for. Raise UsageError, naming the field or option, for what Detent cannot do."""
     overrides: tuple[Override, ...] = ()
     biases: NumberFormat | None = None
     if isinstance(config, QConfig):
@@ -214,7 +214,7 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
 
 
 def _selected(request: Request, config: QuantizationConfig) -> Request:
-    """Return the request with what the fields say beside the recipe."""
+    """Return the request with what fields outside the recipe say."""
     patterns = tuple(name for name in config.nodes_to_exclude if _is_regex(name))
     request = request.replace(
         include=tuple(config.nodes_to_quantize),
@@ -242,7 +242,7 @@ def _is_regex(name: str) -> bool:
     try:
         re.compile(name)
     except re.error as error:
-        raise UsageError(f"nodes_to_exclude has '{name}', which is no regular expression: {error}.") from None
+        raise UsageError(f"nodes_to_exclude has '{name}', which is not a regular expression: {error}.") from None
     return True
 
 

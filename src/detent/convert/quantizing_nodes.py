@@ -212,11 +212,9 @@ class ToIntegerOperators(ConversionStep):
 
     nothing: ClassVar[str] = "it has no operator between standard Q/DQ that computes on codes as well."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert the main graph."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         notes.run(ToQOperator(), model)
         settle_domains(model)
-        return model
 
 
 @dataclass(frozen=True)
@@ -230,8 +228,7 @@ class OpsetVersion(ConversionStep):
     version: int = 0
     nothing: ClassVar[str] = "it has that opset already."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         newest = onnx.defs.onnx_opset_version()
         if not _LEAST_OPSET <= self.version <= newest:
             raise UsageError(

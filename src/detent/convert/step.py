@@ -45,9 +45,13 @@ class ConversionStep(abc.ABC):
 
     nothing: ClassVar[str]
 
-    @abc.abstractmethod
     def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         """Convert the model, in place if possible, and return it."""
+        return self._convert(model, notes) or model
+
+    @abc.abstractmethod
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> ir.Model | None:
+        """Convert the model in place, or return another one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +114,7 @@ class GraphEdit:
 class NodeStep(ConversionStep):
     """A conversion of quantizing nodes, one by one, in all graphs of a model."""
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Visit every node, then import and define the operators that are left."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         names = Names(model)
         for graph in tuple(model.graphs()):
             edit = GraphEdit(model, graph, names, notes)
@@ -121,7 +124,6 @@ class NodeStep(ConversionStep):
                     notes.decline(node, reason)
             self._clean_up(edit)
         settle_domains(model)
-        return model
 
     @abc.abstractmethod
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:

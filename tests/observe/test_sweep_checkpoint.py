@@ -306,7 +306,7 @@ def test_a_stream_with_a_name_is_continued(whole, checkpoint):
 
 VICTIM = """
     from pathlib import Path
-    from tests.observe.test_checkpoint import Checkpoint, run, watched
+    from tests.observe.test_sweep_checkpoint import Checkpoint, run, watched
     run(watched({data!r}, seconds=0.02), Checkpoint(Path({path!r}), every=0.05))
 """
 
