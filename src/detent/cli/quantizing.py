@@ -88,7 +88,7 @@ def tune(
 
     Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
     """
-    from detent.report.losses import step_line
+    from detent.report.searches import step_line
 
     results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
     console = stderr() if results.page.printing.json else stdout()

@@ -14,9 +14,9 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -36,117 +36,112 @@ from detent.report.documents import text_of
 LOG = logging.getLogger(__name__)
 
 Arguments = argparse.Namespace
-Steps = Callable[[Arguments], list[str]]
-Flag = tuple[str, dict[str, Any]]
-
-_TRUE = {"action": "store_true"}
-_EXTERNAL: tuple[Flag, ...] = (("--save_as_external_data", _TRUE), ("--all_tensors_to_one_file", _TRUE))
-_FORMS = {"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"}
-_BFLOAT16: tuple[Flag, ...] = (("--format", {"default": "with_cast"}),)
-_SHAPES: tuple[Flag, ...] = (("--fix_shapes", {"required": True}),)
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool: what it does to INPUT and OUTPUT, its flags, and names of more positions before OUTPUT."""
+    """One tool: what it does to INPUT and OUTPUT, the defaults of its flags, and positions before OUTPUT.
 
-    run: Callable[[Arguments], None]
-    flags: tuple[Flag, ...] = ()
+    A flag whose default is None has to be given.
+    """
+
+    run: Callable[[Arguments], object]
+    flags: Mapping[str, Any] = field(default_factory=dict)
     positions: tuple[str, ...] = ()
 
 
-def _converts(steps: str | Steps, *flags: Flag, positions: tuple[str, ...] = ()) -> Tool:
-    def run(given: Arguments) -> None:
-        convert(given.input, given.output, steps if isinstance(steps, str) else steps(given))
+def _converts(*steps: str, positions: tuple[str, ...] = (), **flags: Any) -> Tool:
+    """Make a tool of steps of `detent convert`, with the values of flags in braces."""
+
+    def run(given: Arguments) -> object:
+        settings = {name: _SETTINGS.get(name, str)(value) for name, value in vars(given).items()}
+        return convert(given.input, given.output, [step.format(**settings) for step in steps])
 
     return Tool(run, flags, positions)
 
 
-def _quantizes(recipe: str | None) -> Tool:
-    """With random data, which formats without scales do not look at."""
+def _quantizes(recipe: str = "", **flags: Any) -> Tool:
+    """Make a tool that quantizes with random data, which formats without scales do not look at."""
 
-    def run(given: Arguments) -> None:
+    def run(given: Arguments) -> object:
         excluded = [name for name in getattr(given, "exclude_nodes", "").split(";") if name]
-        detent.quantize(given.input, given.output, None, recipe or given.config, exclude=excluded)
+        return detent.quantize(given.input, given.output, None, recipe or given.config, exclude=excluded)
 
-    flags: tuple[Flag, ...] = (("--config", {"default": "XINT8"}), ("--exclude_nodes", {"default": ""}))
-    return Tool(run, () if recipe else flags)
+    return Tool(run, flags)
 
 
 def _refused(instead: str) -> Tool:
-    def run(given: Arguments) -> None:
+    def run(given: Arguments) -> NoReturn:
         raise UsageError(f"This tool has no counterpart in Detent ({given.input}). {instead}")
 
     return Tool(run)
 
 
-def _bfloat16(given: Arguments) -> list[str]:
-    if given.format in ("vitisqdq", "customqdq"):
-        raise UsageError(f"--format {given.format}: quantize with the recipe BF16 and --set format=extended-qdq.")
-    if given.format not in _FORMS:
-        raise UsageError(f"--format is '{given.format}'. Choose from {', '.join(_FORMS)}.")
-    return [f"bfloat16:form={_FORMS[given.format]}"]
+def _saves(read: str | None, written: str | None) -> Tool:
+    """Make a tool that changes the format of the file."""
+
+    def run(given: Arguments) -> None:
+        check_output(Path(given.output), given.input)
+        try:
+            model = onnx.load(given.input, format=read)
+        except (OSError, ValueError, DecodeError, ParseError) as error:
+            raise ModelError(f"Cannot read {given.input}: {error}") from error
+        onnx.save(model, given.output, format=written)
+
+    return Tool(run)
 
 
-def _fixed_shapes(given: Arguments) -> list[str]:
+def _form(name: str) -> str:
+    if name in ("vitisqdq", "customqdq"):
+        raise UsageError(f"--format {name}: quantize with the recipe BF16 and --set format=extended-qdq.")
+    if name not in _FORMS:
+        raise UsageError(f"--format is '{name}'. Choose from {', '.join(_FORMS)}.")
+    return _FORMS[name]
+
+
+def _shapes(text: str) -> str:
     try:
-        shapes = parse_shapes(given.fix_shapes) or {}
+        shapes = parse_shapes(text) or {}
     except UsageError as error:
-        raise UsageError(f"--fix_shapes {given.fix_shapes}: {error}") from None
-    return ["fixed-shapes:shapes=" + "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())]
+        raise UsageError(f"--fix_shapes {text}: {error}") from None
+    return "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
 
 
-def _between(given: Arguments) -> list[str]:
-    pairs = "+".join(part.strip().replace(",", "/") for part in given.between_ops.split(";") if part.strip())
-    return [f"without-qdq-between:pairs={pairs}"]
+def _pairs(text: str) -> str:
+    return "+".join(part.strip().replace(",", "/") for part in text.split(";") if part.strip())
 
 
-def _to_text(given: Arguments) -> None:
-    check_output(Path(given.output), given.input)
-    onnx.save(_load(given.input, None), given.output, format="textproto")
-
-
-def _from_text(given: Arguments) -> None:
-    check_output(Path(given.output), given.input)
-    onnx.save(_load(given.input, "textproto"), given.output)
-
-
-def _load(path: Path, kind: str | None) -> onnx.ModelProto:
-    try:
-        return onnx.load(path, format=kind)
-    except (OSError, ValueError, DecodeError, ParseError) as error:
-        raise ModelError(f"Cannot read {path}: {error}") from error
-
+_FORMS = {"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"}
+_SETTINGS: dict[str, Callable[[Any], str]] = {
+    "format": _form,
+    "fix_shapes": _shapes,
+    "between_ops": _pairs,
+    "keep_io_types": lambda value: str(value).lower(),
+    "reverse_conversion": lambda text: "extended-qdq" if text.lower() in ("true", "1") else "vitis-qdq",
+}
+"""How the values of flags are spelled in the settings of steps."""
 
 _HISTOGRAMS = "`detent quantize --save-stats FILE` and `detent stats FILE --plot DIR` draw every tensor."
 
 TOOLS: Mapping[str, Tool] = {
     "convert_a8w8_npu_to_a8w8_cpu": _refused("What Detent writes for the NPU runs on the CPU as it is."),
     "convert_bias_int32_to_int16": _converts("int16-bias"),
-    "convert_custom_ops": _converts(
-        lambda given: ["extended-qdq" if given.reverse_conversion.lower() in ("true", "1") else "vitis-qdq"],
-        ("--reverse_conversion", {"default": "False"}),
-    ),
+    "convert_custom_ops": _converts("{reverse_conversion}", reverse_conversion="False"),
     "convert_customqdq_to_qdq": _converts("qdq"),
-    "convert_dynamic_to_fixed": _converts(_fixed_shapes, *_SHAPES),
-    "convert_fp16_to_bf16": _converts(lambda given: ["float32", *_bfloat16(given)], *_BFLOAT16),
+    "convert_dynamic_to_fixed": _converts("fixed-shapes:shapes={fix_shapes}", fix_shapes=None),
+    "convert_fp16_to_bf16": _converts("float32", "bfloat16:form={format}", format="with_cast"),
     "convert_fp16_to_bfp16": _quantizes("BFP16"),
     "convert_fp16_to_fp32": _converts("float32"),
-    "convert_fp32_to_bf16": _converts(_bfloat16, *_BFLOAT16),
+    "convert_fp32_to_bf16": _converts("bfloat16:form={format}", format="with_cast"),
     "convert_fp32_to_bfp16": _quantizes("BFP16"),
     "convert_fp32_to_fp16": _converts(
-        lambda given: [f"float16:keep_io={str(given.keep_io_types).lower()}"],
-        ("--keep_io_types", _TRUE),
-        ("--disable_shape_infer", _TRUE),
-        ("--not_simplify", _TRUE),
+        "float16:keep_io={keep_io_types}", keep_io_types=False, disable_shape_infer=False, not_simplify=False
     ),
     "convert_lstm_to_customlstm": _refused("There is no custom LSTM: the standard one runs everywhere, in float."),
     "convert_nchw_to_nhwc": _converts("nhwc"),
-    "convert_onnx_to_onnxtxt": Tool(_to_text),
-    "convert_onnxtxt_to_onnx": Tool(_from_text),
-    "convert_opset_version": _converts(
-        lambda given: [f"opset:version={given.target_opset}"], positions=("target_opset",)
-    ),
+    "convert_onnx_to_onnxtxt": _saves(None, "textproto"),
+    "convert_onnxtxt_to_onnx": _saves("textproto", None),
+    "convert_opset_version": _converts("opset:version={target_opset}", positions=("target_opset",)),
     "convert_qdq_to_qop": _converts("qoperator"),
     "convert_quant_to_float": _converts("float"),
     "convert_resize_fs_to_pof2s": _refused("Quantize with the recipe XINT8, whose scales are powers of two."),
@@ -154,20 +149,17 @@ TOOLS: Mapping[str, Tool] = {
     "convert_shared_initializer_to_unique": _converts("unique-initializers"),
     "convert_u16s8_to_s16s8": _converts("int16"),
     "convert_u16u8_to_u8u8": _refused("Quantize the float model with the recipe U8U8_AAWA."),
-    "fix_shapes": _converts(_fixed_shapes, *_SHAPES),
+    "fix_shapes": _converts("fixed-shapes:shapes={fix_shapes}", fix_shapes=None),
     "insert_clip_bfloat16_qdq": _converts("bfloat16-clip"),
     "print_a16w8_a8w8_nodes": _refused("`detent inspect MODEL --nodes` lists nodes and types."),
-    "random_quantize": _quantizes(None),
+    "random_quantize": _quantizes(config="XINT8", exclude_nodes=""),
     "remove_bf16_cast": _converts("float"),
     "remove_initializer_from_input": _converts("inputs-without-initializers"),
     "remove_qdq": _converts("float"),
-    "remove_qdq_between_ops": _converts(_between, ("--between_ops", {"required": True})),
+    "remove_qdq_between_ops": _converts("without-qdq-between:pairs={between_ops}", between_ops=None),
     "remove_qdq_mul_add": _converts("without-qdq-between:pairs=Mul/Add"),
-    "replace_bfloat16_qdq_cast": _converts(lambda _: ["float", "bfloat16:form=cast"]),
-    "replace_inf_weights": _converts(
-        lambda given: [f"finite-weights:value={given.replace_inf_value}"],
-        ("--replace_inf_value", {"type": float, "default": 10000.0}),
-    ),
+    "replace_bfloat16_qdq_cast": _converts("float", "bfloat16:form=cast"),
+    "replace_inf_weights": _converts("finite-weights:value={replace_inf_value}", replace_inf_value=10000.0),
     "save_tensor_hist": _refused(_HISTOGRAMS),
     "save_weights_hist": _refused(_HISTOGRAMS),
 }
@@ -176,27 +168,26 @@ TOOLS: Mapping[str, Tool] = {
 def run_tool(name: str, arguments: Sequence[str]) -> None:
     """Run a tool on its command line."""
     tool = TOOLS[name]
+    usage = " ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT"))
     parser = argparse.ArgumentParser(f"quark.onnx.tools.{name}")
-    parser.add_argument("positions", nargs="*", metavar=" ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT")))
+    parser.add_argument("positions", nargs="*", metavar=usage)
     parser.add_argument("--input", "--input_model", "--input_model_path", dest="input")
     parser.add_argument("--output", "--output_model", "--output_model_path", "--quantized_model_path", dest="output")
-    for flag, settings in (*tool.flags, *_EXTERNAL):
-        parser.add_argument(flag, **settings)
-    given = _placed(parser.parse_args(list(arguments)), name, tool)
+    for flag, default in {**tool.flags, "save_as_external_data": False, "all_tensors_to_one_file": False}.items():
+        if default is False:
+            parser.add_argument(f"--{flag}", action="store_true")
+        else:
+            kind = str if default is None else type(default)
+            parser.add_argument(f"--{flag}", type=kind, default=default, required=default is None)
+    given = parser.parse_args(list(arguments))
+    # What came as a flag is not among the positions.
+    wanted = [each for each in ("input", *tool.positions, "output") if getattr(given, each, None) is None]
+    if len(given.positions) != len(wanted):
+        raise UsageError(f"{name} needs {usage}; {len(given.positions)} of {len(wanted)} were given.")
+    vars(given).update(zip(wanted, given.positions, strict=True))
     tool.run(given)
     if given.save_as_external_data:
         move_tensors_out(Path(given.output))
-
-
-def _placed(given: Arguments, name: str, tool: Tool) -> Arguments:
-    """The positional arguments under their names; those that came as flags are not among them."""
-    wanted = [each for each in ("input", *tool.positions, "output") if getattr(given, each, None) is None]
-    if len(given.positions) != len(wanted):
-        usage = " ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT"))
-        raise UsageError(f"{name} needs {usage}; {len(given.positions)} of {len(wanted)} were given.")
-    for each, value in zip(wanted, given.positions, strict=True):
-        setattr(given, each, value)
-    return given
 
 
 def evaluate(arguments: Sequence[str] | None = None) -> None:

@@ -39,7 +39,7 @@ from onnx_ir.passes import common as common_passes
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
 from detent.errors import ModelError, UsageError
 from detent.graph.opset import raise_opset
-from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard
+from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
 from detent.prepare import HalfToFloat, InlineFunctions
 from detent.prepare.base import main_opset
 from detent.prepare.shapes import infer
@@ -79,11 +79,9 @@ class ToFloat16(ConversionStep):
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         _prepare_types(model, notes)
         _Retyping(model, notes, ir.DataType.FLOAT16, self.keep_io, self.clip).run()
-        return model
 
 
 @dataclass(frozen=True)
@@ -92,15 +90,13 @@ class ToFloat32(ConversionStep):
 
     nothing: ClassVar[str] = "it has no float16 or bfloat16 values."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         notes.run(HalfToFloat(), model)
         for graph in tuple(model.graphs()) if notes.changes else ():
             for node in tuple(graph):
                 source = node.inputs[0] if casts_to(node, _FLOAT) else None
                 if source is not None and source.dtype == _FLOAT and bypass(graph, node) is None:
                     notes.changed(node, "Cast from float32 to float32 removed")
-        return model
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,7 @@ class ToBfloat16(ConversionStep):
         if not self.keep_io and self.form != "pure":
             raise UsageError(f"bfloat16: keep_io=false needs form=pure; with form={self.form} all values are float32.")
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         if self.form != "simulated":
             model = raise_opset(model, _CAST_OPSET if self.form == "cast" else BFLOAT16_OPSET, "the model")
         _prepare_types(model, notes)
@@ -158,6 +153,7 @@ def _prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
     inline = InlineFunctions()
     inline(model)
     notes.declined += inline.declined
+    # So that weights come in one form only.
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     reason = infer(model)
     for node in model.graph.all_nodes():
@@ -192,33 +188,25 @@ class _Retyping:
 
     def run(self) -> None:
         """Convert the model in place. Types have to be known: see `_prepare_types`."""
-        nodes = [(graph, node) for graph in self._graphs for node in graph]
-        constants = (value for graph in self._graphs for value in graph.initializers.values())
-        if not any(
-            value.dtype == _FLOAT for value in (*constants, *(each for _, node in nodes for each in node.outputs))
-        ):
+        if not any(value.dtype == _FLOAT for graph in self._graphs for value in values_of(graph)[len(graph.inputs) :]):
             return
+        nodes = [(graph, node) for graph in self._graphs for node in graph]
         staying = {node for _, node in nodes if self._stays(node) or _stays_float(node, self._opset, self._dtype)}
-        # Both are listed before types change, because they are found by type.
-        fixed = [
-            (graph, node, index, node in staying)
+        # Listed before types change, because they are found by type.
+        kept = [
+            (side, graph, node, index, value)
+            for side in ("inputs", "outputs")
             for graph, node in nodes
-            for index, value in enumerate(node.inputs)
-            if value is not None and value.dtype == _FLOAT
-            if node in staying or is_fixed(node, "inputs", index, self._opset)
-        ]
-        made = [
-            (graph, node, value)
-            for graph, node in nodes
-            for index, value in enumerate(node.outputs)
-            if value.dtype == _FLOAT and value.name
-            if node in staying or is_fixed(node, "outputs", index, self._opset)
+            for index, value in enumerate(getattr(node, side))
+            if value is not None and value.name and value.dtype == _FLOAT
+            if node in staying or is_fixed(node, side, index, self._opset)
         ]
         self._change_types(staying)
-        for graph, node, index, whole in fixed:
-            self._read_float(graph, node, index, keep_constant=not whole)
-        for graph, node, value in made:
-            self._write_float(graph, node, value)
+        for side, graph, node, index, value in kept:
+            if side == "inputs":
+                self._read_float(graph, node, index, keep_constant=node not in staying)
+            else:
+                self._write_float(graph, node, value)
         if self._keep_io:
             self._keep_interface(self._graph)
         for node in sorted(staying, key=lambda node: str(node.name)):
@@ -256,6 +244,7 @@ class _Retyping:
                 node.attributes[name] = ir.AttrTensor(name, tensor)
             elif name in _TYPE_ATTRIBUTES and attribute.value == _FLOAT:
                 node.attributes[name] = ir.AttrInt64(name, int(self._dtype))
+        # Without a value it makes float32 zeros, whatever the rest of the model is.
         if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
             zero = ir.Tensor(np.zeros(1, self._dtype.numpy()))
             node.attributes["value"] = ir.AttrTensor("value", zero)
@@ -282,7 +271,7 @@ class _Retyping:
         cast = cast_node(self._names, value, self._dtype, name)
         result = cast.outputs[0]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
-        cast.replace_input_with(0, value)
+        cast.replace_input_with(0, value)  # the Cast was among the uses
         graph.insert_after(node, [cast])
         value.type, value.name = ir.TensorType(_FLOAT), self._names.fresh(f"{name}_float")
         result.name = name
@@ -297,7 +286,7 @@ class _Retyping:
             if value.uses():
                 cast = cast_node(self._names, value, self._dtype, f"{value.name}_{kind}")
                 value.replace_all_uses_with(cast.outputs[0])
-                cast.replace_input_with(0, value)
+                cast.replace_input_with(0, value)  # the Cast was among the uses
                 graph.insert_before(next(iter(graph)), [cast])
         for index, value in enumerate(tuple(graph.outputs)):
             if value.dtype == self._dtype and not value.is_graph_input():
@@ -464,8 +453,7 @@ class Bfloat16Clip(ConversionStep):
 
     nothing: ClassVar[str] = "no activation is cast or quantized to bfloat16 without a Clip before it."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Look at all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         if main_opset(model) < _CLIP_OPSET:
             raise ModelError(f"bfloat16-clip needs opset 11 or newer; the model has {main_opset(model)}.")
         names = Names(model)
@@ -488,7 +476,6 @@ class Bfloat16Clip(ConversionStep):
                 graph.insert_before(node, [clip])
                 node.replace_input_with(0, result)
                 notes.changed(source, "clipped to the finite bfloat16 numbers before it is rounded")
-        return model
 
 
 def _rounds(node: ir.Node) -> bool:

@@ -352,7 +352,7 @@ class Pipeline:
 
 
 def continues(body: PartLike, tail: PartLike) -> bool:
-    """Whether the outputs of one model are among the inputs of the other."""
+    """Return whether one model reads only what the other gives or takes."""
     first, second = (read(each if isinstance(each, onnx.ModelProto) else Path(each)).graph for each in (body, tail))
     taken = {value.name for value in first.inputs}
     made = {value.name for value in first.outputs}
@@ -389,8 +389,7 @@ def _check_same(made: ir.Value, taken: ir.Value, where: str) -> None:
 
 def _rename_apart(body: ir.Graph, tail: ir.Graph) -> None:
     """Rename what has the same name in both parts, but for the tensors between them and the inputs."""
-    theirs = {str(value.name) for value in values_of(tail) if value.name} | {str(node.name) for node in tail}
-    ours = {str(value.name) for value in values_of(body) if value.name} | {str(node.name) for node in body}
+    ours, theirs = ({str(each.name) for each in (*values_of(graph), *graph) if each.name} for graph in (body, tail))
     used, fixed = theirs | ours, {value.name for value in (*tail.inputs, *tail.outputs)}
 
     def fresh(name: str) -> str:
@@ -415,7 +414,7 @@ def _join(body: ir.Model, tail: ir.Model, outputs: Sequence[str], name: str) -> 
     graph, other = body.graph, tail.graph
     ends = {str(value.name): value for value in (*graph.outputs, *other.outputs)}
     known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
-    other.outputs.clear()
+    other.outputs.clear()  # a value that is a graph output cannot be moved
     for value in list(other.inputs):
         if value.name in known:
             value.replace_all_uses_with(known[str(value.name)])

@@ -10,9 +10,10 @@ renderers escape all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 
 from detent.report.charts import Chart
 
@@ -102,9 +103,10 @@ class Figure:
 class Column:
     """A column of a table.
 
-    `meaning` explains it in a sentence. Narrow screens leave out columns that are `minor`. `below` is the title of the
-    small print that its cells have below them on a page; on a terminal that is a column of its own. A terminal writes
-    titles in lower case, except those that are `verbatim`.
+    `cell` makes its cell from the thing that a row is about. `meaning` explains it in a sentence. Narrow screens leave
+    out columns that are `minor`. `below` is the title of the small print that its cells have below them on a page; on a
+    terminal that is a column of its own. A terminal begins titles with a small letter, except those that are
+    `verbatim`.
     """
 
     title: str
@@ -114,6 +116,7 @@ class Column:
     below: str = ""
     on: Audience = "both"
     verbatim: bool = False
+    cell: Callable[[Any], Cell] = field(default=lambda text: Cell(text, text), repr=False)
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,46 @@ def bar(value: float, share: float) -> Cell:
     return Cell("", value, bar=min(max(share, 0.0), 1.0))
 
 
-def numeric(title: str, meaning: str = "", *, minor: bool = False, below: str = "", on: Audience = "both") -> Column:
-    """Return a column of numbers."""
-    return Column(title, meaning, True, minor, below, on)
+Getter = str | Callable[[Any], Any]
+"""What a column shows of the thing that a row is about: the name of an attribute, or a function."""
+
+
+def named(title: str, get: Getter, meaning: str = "", **more: Any) -> Column:
+    """Return a column of names out of a model or folder."""
+    take = _taker(get)
+    return Column(title, meaning, cell=lambda item: name(take(item)), **more)
+
+
+def worded(title: str, get: Getter, meaning: str = "", **more: Any) -> Column:
+    """Return a column of words."""
+    take = _taker(get)
+    return Column(title, meaning, cell=lambda item: words(take(item)), **more)
+
+
+def figure(
+    title: str,
+    get: Getter,
+    form: str | Callable[[Any], str] = ",",
+    meaning: str = "",
+    *,
+    small: Callable[[Any], str] = lambda _: "",
+    **more: Any,
+) -> Column:
+    """Return a column of numbers, or None: `form` is how they are written, and `small` makes the small print below."""
+    take, spell = _taker(get), form if callable(form) else f"{{:{form}}}".format
+
+    def cell(item: Any) -> Cell:
+        value = take(item)
+        return number(value, None if value is None else spell(value), small(item))
+
+    return Column(title, meaning, numeric=True, cell=cell, **more)
+
+
+def table(what: str, columns: Sequence[Column | None], items: Iterable[Any], **more: Any) -> Table:
+    """Return a table with a row for each item. Columns that are None are left out."""
+    kept = [column for column in columns if column is not None]
+    return Table(kept, [Row([column.cell(item) for column in kept]) for item in items], what, **more)
+
+
+def _taker(get: Getter) -> Callable[[Any], Any]:
+    return attrgetter(get) if isinstance(get, str) else get

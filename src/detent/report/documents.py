@@ -27,9 +27,9 @@ from detent.report.listings import (
     recipe_document,
     statistics_document,
 )
-from detent.report.losses import evaluation_document, tuning_document
+from detent.report.losses import evaluation_document
 from detent.report.quantization import quantization_document
-from detent.report.searches import precision_document, sensitivity_document
+from detent.report.searches import precision_document, sensitivity_document, tuning_document
 from detent.report.terminal import PlainConsole, print_document
 from detent.results.checked import DeviceCheck
 from detent.results.compared import Emulation, FolderComparison, ModelComparison

@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from detent.report.document import (
-    Column,
     Document,
     KeyFigure,
     Level,
     Note,
     NoteList,
     Paragraph,
-    Row,
     Section,
-    Table,
     Verdict,
-    name,
-    number,
-    numeric,
-    words,
+    figure,
+    named,
+    table,
+    worded,
 )
 from detent.report.figures import command, listed
 from detent.results.checked import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
@@ -81,21 +78,14 @@ def device_section(check: DeviceCheck) -> Section:
     """Build the section of what a device makes of a model: findings, and where each node runs."""
     found = [_finding_note(group) for group in grouped(check.findings)]
     columns = [
-        Column("Node"),
-        Column("Operator", minor=True),
-        Column("Runs in", "The region that the device computes as one, or the CPU."),
-        numeric("Multiplications", "Of one sample, in layers.", minor=True),
-    ]
-    rows = [
-        Row(
-            [
-                name(place.node),
-                words(place.op_type),
-                words("CPU" if place.subgraph is None else f"subgraph {place.subgraph}"),
-                number(place.macs),
-            ]
-        )
-        for place in check.nodes
+        named("Node", "node"),
+        worded("Operator", "op_type", minor=True),
+        worded(
+            "Runs in",
+            lambda place: "CPU" if place.subgraph is None else f"subgraph {place.subgraph}",
+            "The region that the device computes as one, or the CPU.",
+        ),
+        figure("Multiplications", "macs", ",", "Of one sample, in layers.", minor=True),
     ]
     return Section(
         f"Device {check.target}",
@@ -104,7 +94,7 @@ def device_section(check: DeviceCheck) -> Section:
         [
             Paragraph(summary(check), "bad" if check.verdict == "rejected" else "plain", on="page"),
             NoteList(found, on="page") if found else Paragraph("There is nothing in the way.", on="page", quiet=True),
-            Table(columns, rows, "nodes"),
+            table("nodes", columns, check.nodes),
         ],
         count=_VERDICTS[check.verdict][0],
         on="verbose",
