@@ -216,7 +216,8 @@ def measure(model: Subject, recipe: str, treatment: str, count: int, calibrate: 
     data = treated(model, treatment, count)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "quantized.onnx"
-        report = detent.quantize(model.path, output, data, recipe, limit=calibrate, **SETTINGS.get(treatment, {}))
+        settings = SETTINGS.get(treatment, {})
+        report = detent.quantize(model.path, output, data, recipe, limit=calibrate, hold_out="beyond", **settings)
         lost = model.lost(output)
     assert report.judgement is not None, "there was data"
     findings = () if report.calibration is None else tuple(report.calibration.findings)
