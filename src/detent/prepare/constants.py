@@ -69,8 +69,10 @@ def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value])
         [ir.serde.serialize_node(node) for node in nodes], "constants", inputs, outputs, initializers
     )
     opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
+    # Before IR version 4 an initializer had to be a graph input as well.
     proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
     options = session_options()
+    # To optimize takes longer than to run every node once.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -90,6 +92,7 @@ _NEVER = frozenset(
     {
         *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"),
         *("If", "Loop", "Scan", "SequenceMap"),
+        # Evaluated, they would turn stored codes back into float numbers.
         *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     }
 )
@@ -121,6 +124,7 @@ class FoldConstants(Pass):
         """Lift, evaluate, then clean up."""
         for _ in range(MAX_ROUNDS):
             before = len(self.changes)
+            # Only the reasons of the last round hold: an earlier one may have been overcome.
             self.declined = []
             for node in model.graph:
                 if is_standard(node, "Constant"):
@@ -235,6 +239,7 @@ class FoldConstants(Pass):
         if node is not None and len(node.outputs) == 1:
             remove_node(model.graph, node)
         elif node is not None:
+            # The node stays for its other results, and the initializer has the name now.
             value.name = self.fresh(model, node, "unused")
 
 

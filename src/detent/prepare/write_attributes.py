@@ -38,6 +38,7 @@ class WriteAttributes(Pass):
         for node in model.graph:
             if not is_standard(node, *_OPERATORS):
                 continue
+            # Which attributes an operator has depends on the opset.
             if node.op_type not in known:
                 known[node.op_type] = set(onnx.defs.get_schema(node.op_type, main_opset(model), "").attributes)
             self._write(node, known[node.op_type])
