@@ -220,8 +220,8 @@ def test_accuracy_steps_are_on_unless_they_are_switched_off():
         ({"extra_options": {"MixedPrecisionTensor": {}}}, "without specific_tensor_precision=True"),
         ({"calibrate_method": "MinMax"}, "calibrate_method is 'MinMax'"),
         ({"quant_format": "QDQ"}, "quant_format is 'QDQ'"),
-        ({"activation_type": "int8"}, "'int8' is no number format"),
-        ({"nodes_to_exclude": ["^/head/.*("]}, "no regular expression"),
+        ({"activation_type": "int8"}, "'int8' is not a number format"),
+        ({"nodes_to_exclude": ["^/head/.*("]}, "not a regular expression"),
         (
             {"extra_options": {"ActivationSymetric": True}},
             "no option 'ActivationSymetric'. Did you mean 'ActivationSym",

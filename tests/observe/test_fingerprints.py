@@ -117,7 +117,7 @@ def test_arrays_are_known_by_their_contents():
         source_of(other),
         source_of(images[::-1]),
         source_of(images[:19]),
-        source_of(images, reserve=2),
+        source_of(images, hold_out=2),
         source_of(images, limit=10),
         source_of(images, limit=10, seed=1),
         source_of(images, limit=10, seed=2),

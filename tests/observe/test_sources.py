@@ -79,8 +79,8 @@ def test_limit_spreads_over_the_files(ten):
     assert source.describe == f"4 of 10 images from {ten}/"
 
 
-def test_reserve_from_the_surplus(ten):
-    source = open_source(ten, GREY, limit=4, reserve=2)
+def test_hold_out_with_a_limit(ten):
+    source = open_source(ten, GREY, limit=6, hold_out=2)
     found = [(one.origin, one.held_out) for one in source]
     # 6 of 10, evenly spaced: 0 1 3 5 6 8, of which every third is held out
     assert found == [
@@ -95,8 +95,8 @@ def test_reserve_from_the_surplus(ten):
     assert [sample.held_out for sample in loaded(source)] == [held for _, held in found]
 
 
-def test_reserve_without_a_limit(ten):
-    source = open_source(ten, GREY, reserve=5)
+def test_hold_out_without_a_limit(ten):
+    source = open_source(ten, GREY, hold_out=None)
     assert [one.origin for one in source if one.held_out] == ["h.png"]
     assert source.describe == f"9 images from {ten}/, 1 more held out"
 
@@ -152,18 +152,19 @@ def test_a_batch_that_contradicts_the_model(ten):
     st.none() | st.integers(1, 5),
     st.none() | st.integers(0, 3),
 )
-def test_batching_loses_and_mixes_nothing(count, limit, reserve, batch, seed):
+def test_batching_loses_and_mixes_nothing(count, limit, hold_out, batch, seed):
     data = numbers(count)
     seed = None if limit is None else seed
-    source = open_source(data, PAIR, limit=limit, reserve=reserve, batch=batch, seed=seed)
+    hold_out = min(hold_out, min(count, limit or count) - 1)
+    source = open_source(data, PAIR, limit=limit, hold_out=hold_out, batch=batch, seed=seed)
     samples = loaded(source)
     assert len(samples) == source.length
     assert [sample.index for sample in samples] == list(range(len(samples)))
     values = {held: [v for s in samples if s.held_out is held for v in s.feeds["x"][:, 0]] for held in (False, True)}
     assert not set(values[False]) & set(values[True])
     assert all(len(found) == len(set(found)) for found in values.values())
-    assert len(values[True]) <= reserve
-    assert len(values[False]) + len(values[True]) == (count if limit is None else min(count, limit + len(values[True])))
+    assert len(values[True]) <= hold_out
+    assert len(values[False]) + len(values[True]) == min(count, limit or count)
 
 
 def test_arrays_and_dicts():
@@ -265,9 +266,9 @@ def test_random_data_says_so():
         open_source(None, [spec(None, 3, None, None)])
 
 
-@pytest.mark.parametrize(("name", "value"), [("limit", 0), ("reserve", -1), ("batch", 0), ("seed", -1)])
+@pytest.mark.parametrize(("name", "value"), [("limit", 0), ("hold_out", -1), ("batch", 0), ("seed", -1)])
 def test_numbers_out_of_range(name, value):
-    with pytest.raises(UsageError, match=f"--{name} must be at least"):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must be at least"):
         open_source(numbers(3), PAIR, **{name: value})
 
 
@@ -329,7 +330,7 @@ def once(count, taken=None):
 
 
 @pytest.mark.parametrize("make", [items, once, lambda count: np.concatenate(items(count))])
-@pytest.mark.parametrize("options", [{}, {"reserve": 3}, {"limit": 10, "reserve": 4}, {"limit": 2}])
+@pytest.mark.parametrize("options", [{}, {"hold_out": 3}, {"limit": 10, "hold_out": 4}, {"limit": 2}])
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 50])
 def test_nothing_is_lost(make, options, count):
     whole = contents(open_source(make(20), INPUTS, **options))

@@ -87,7 +87,7 @@ def test_held_out_samples_are_not_counted(threads):
     images = np.zeros((20, 3, 8, 8), np.float32) + np.arange(20, dtype=np.float32)[:, None, None, None] / 100
     images[[7, 15]] = 1000.0
     model = as_ir(conv_relu_conv())
-    seen = sweep(model, ["x"], source_of(model, images, reserve=2), threads=threads)
+    seen = sweep(model, ["x"], source_of(model, images, hold_out=None), threads=threads)
     assert seen.samples == 18
     assert seen.statistics["x"].histogram.maximum == np.float32(0.19)
     assert seen.statistics["x"].histogram.total == 18 * 192
@@ -153,7 +153,7 @@ def test_nan_and_infinity_name_the_sample_and_the_tensor(nodes, bad, tensor, thr
 def test_progress_goes_from_nothing_to_everything(images):
     calls = []
     model = as_ir(conv_relu_conv())
-    sweep(model, ["x"], source_of(model, images, reserve=2), progress=lambda *call: calls.append(call), threads=3)
+    sweep(model, ["x"], source_of(model, images, hold_out=None), progress=lambda *call: calls.append(call), threads=3)
     assert [done for _, done, _ in calls] == list(range(21))
     assert {(stage, total) for stage, _, total in calls} == {(STAGE, 20)}
 

@@ -138,7 +138,7 @@ class ResultOptions:
 
 
 def check_file(file: Path | None, *others: Any) -> None:
-    """Refuse a file that could not be written or that would destroy one of the others; None is no file."""
+    """Refuse a file that could not be written or that would destroy one of the others; None stands for no file."""
     from detent.graph.save import check_output
 
     if file is not None:

@@ -112,15 +112,15 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     _learned("WarmStart", 0.2, "warm_start", float),
     (False, met("SelectMaxMemLayer", "memory does not grow with the layers")),
     (1, met("NumWorkers", "data is read by Detent's own threads")),
-    (False, met("PinMemory", "there is no GPU")),
-    (False, met("UseGDS", "there is no GPU")),
+    (False, met("PinMemory", "layers are refined on the CPU")),
+    (False, met("UseGDS", "layers are refined on the CPU")),
 )
 """In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults."""
 FAST_FINETUNE = table_of(option for _, option in _ROWS)
 
 
 def refinement_of(params: Mapping[str, Any]) -> AdaRound | AdaQuant:
-    """Return the refinement that FastFinetune describes; UsageError, by name, for what cannot be had."""
+    """Return the refinement that FastFinetune describes; raise UsageError, by name, for what Detent cannot do."""
     algorithm = str(params.get("OptimAlgorithm", "adaround")).lower()
     kinds: dict[str, type[AdaRound | AdaQuant]] = {"adaround": AdaRound, "adaquant": AdaQuant}
     if algorithm not in kinds:

@@ -70,7 +70,7 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     (None, refused("SubgraphJson", "layers are searched one by one", "Name those of a part in IncludeLayers.")),
     (None, _kept("IncludeLayers", "only these nodes (`nodes`)")),
     (None, _kept("ExcludeLayers", "not these nodes; with a threshold")),
-    (0, _kept("DataSize", "a search measures on up to so many samples (0: 32)")),
+    (0, _kept("DataSize", "the most samples that a search measures on (0: 32)")),
     (0, refused("MetricOutputIndex", "all outputs count alike", "Delete it.")),
     (None, refused("MetricDistanceFn", _CALLED, _TUNE)),
     (None, refused("MetricEvaluateFn", _CALLED, _TUNE)),

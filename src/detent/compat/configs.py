@@ -4,7 +4,7 @@ They are plain, mutable records with Quark's names and defaults; `translate` say
 the recipe that it stands for.
 
 A preset becomes Detent's of that name. Number types, calibration methods and fine-tuning are those of Detent's recipe;
-what Quark says beside these is in the tables. Its newer constants, such as XINT8_QCONFIG, are not the presets of the
+the tables have what Quark adds to these. Its newer constants, such as XINT8_QCONFIG, are not the presets of the
 same name: channels are not equalized, activations are signed, calibration differs.
 """
 
@@ -68,7 +68,7 @@ class QuantizationConfig:
     crypto_mode: bool = False
     print_summary: bool = True
     ignore_warnings: bool = True
-    log_severity_level: Any = None  # of Quark's own log, which there is none of here
+    log_severity_level: Any = None  # for Quark's own log, which Detent does not have
     extra_options: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -44,7 +44,7 @@ _BLOCKS_SAY = "the sizes and rounding of the blocks (`activations`, `weights`, `
 _ROTATION = "rotations are for language models"
 _SMOOTH_INSTEAD = "Give include_sq=True: SmoothQuant."
 _ZERO_POINT = "whether the zero point is fixed"
-_OR_WEIGHTS = "or where False those of the weights' type (`biases`)"
+_OR_WEIGHTS = "or for False those of the weights' type (`biases`)"
 _SCALED = "small floats get a scale from the data (`{}.scaled`)"
 _FUSED = "whether a layer computes a {} behind it before it rounds (`fuse`)"
 _CHANNELS_LAST = "the result takes images channels last (`nhwc` of `detent convert`); data stays as it is"
@@ -101,7 +101,7 @@ def _recipe(**changes: Any) -> Callable[[Request], Request]:
 def _switch(name: str, *steps: str) -> Option:
     """Make a row for steps of preparation or rules of a target: done for True, left out for False."""
     listed = ", ".join(f"`{step}`" for step in steps)
-    return _flag(name, f"{listed}: done where True, left out where False", rules.switch, steps=steps)
+    return _flag(name, f"{listed}: done for True, left out for False", rules.switch, steps=steps)
 
 
 def _all_of(name: str, steps: tuple[str, ...], says: str) -> Option:
@@ -126,7 +126,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
     "Numbers": (
         _flag("ActivationSymmetric", f"{_ZERO_POINT} (`activations.symmetric`)", rules.symmetric, role="activations"),
         _flag("WeightSymmetric", f"{_ZERO_POINT} (`weights.symmetric`)", rules.symmetric, role="weights"),
-        _when("QuantizeBias", "biases stay float where False (`biases`)", _recipe(biases=None), on=False),
+        _when("QuantizeBias", "biases stay float for False (`biases`)", _recipe(biases=None), on=False),
         _flag("Int32Bias", f"int32 biases, {_OR_WEIGHTS}", rules.bias_type, dtype="int32"),
         _flag("Int16Bias", f"int16 biases, {_OR_WEIGHTS}", rules.bias_type, dtype="int16"),
         met("AdjustBiasScale", "a 32-bit bias always has the scale of its layer's products", (True,)),
@@ -210,7 +210,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("UseQDQVitisCustomOps", "the operators follow from quant_format"),
     ),
     "Calibration": (
-        honoured("CalibDataSize", "at most so many samples (`limit`), if they are calibrated with", rules.limit, count),
+        honoured("CalibDataSize", "the most samples (`limit`), where any are calibrated with", rules.limit, count),
         _flag("CalibTensorRangeSymmetric", "must say the same as ActivationSymmetric", rules.range_symmetric),
         _when(
             "CalibMovingAverage",
@@ -274,7 +274,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
     ),
     "bfloat16, blocks, language models": (
         _flag("BF16WithClip", "numbers past the largest become it (`clip`)", rules.float_setting, key="clip"),
-        _flag("BF16QDQToCast", "pairs of Cast, or where False of custom operators (`format`)", rules.with_casts),
+        _flag("BF16QDQToCast", "pairs of Cast, or for False of custom operators (`format`)", rules.with_casts),
         refused("EnableVaimlBF16", "it is a float32 model with rounded weights", _SIMULATED),
         met("RefineBlockAxis", "blocks always lie along the axis that is summed over", (True,)),
         honoured("BFPAttributes", _BLOCKS_SAY, partial(rules.blocks, kind="block_float")),

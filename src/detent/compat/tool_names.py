@@ -3,7 +3,7 @@
     module of theirs -> module of ours (below detent.compat) -> names, with spaces between them
 
 `finder` serves these modules. `new=old` is a name of theirs for another one of ours. To add a name that exists, put
-it into its row; to add one that cannot be had, put it into `UNSUPPORTED`, and scripts that use it are told what to do.
+it into its row; to refuse one, put it into `_REFUSED` with what to do instead.
 Older versions of the tools keep the same names in other modules: these are rows, too.
 """
 
@@ -96,25 +96,19 @@ _SEARCH = "`detent quantize` says what to try next, and each recipe runs in minu
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."
 _STATISTICS = "`detent quantize --save-stats FILE` keeps statistics."
 
-UNSUPPORTED: dict[str, dict[str, str]] = {
+_REFUSED: dict[str, dict[str, str]] = {
     "quark.onnx": {
-        "AutoSearch": _SEARCH,
-        "AutoSearchPro": _SEARCH,
-        "SearchSpace": _SEARCH,
-        "generate_all_configs": _SEARCH,
-        "get_auto_search_config": _SEARCH,
-        "create_calibrator_power_of_two": _CALIBRATORS,
-        "create_calibrator_float_scale": _CALIBRATORS,
-        "CalibraterBase": _CALIBRATORS,
-        "MinMaxCalibrater": _CALIBRATORS,
-        "write_calibration_table": _STATISTICS,
+        _SEARCH: "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config",
+        _CALIBRATORS: "create_calibrator_power_of_two create_calibrator_float_scale CalibraterBase MinMaxCalibrater",
+        _STATISTICS: "write_calibration_table",
     },
-    "onnxruntime.quantization": {
-        "create_calibrator": "Calibration is part of detent.quantize.",
-        "write_calibration_table": _STATISTICS,
-    },
+    "onnxruntime.quantization": {_CALIBRATORS: "create_calibrator", _STATISTICS: "write_calibration_table"},
 }
-"""Names that can be imported and not used, with what to do instead."""
+UNSUPPORTED = {
+    module: {name: instead for instead, names in rows.items() for name in names.split()}
+    for module, rows in _REFUSED.items()
+}
+"""By module: names that can be imported and not used, with what to do instead."""
 
 
 def homes(module: str) -> dict[str, tuple[str, str]]:

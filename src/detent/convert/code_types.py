@@ -39,8 +39,7 @@ class ToSignedness(ConversionStep):
     weights: bool = True
     nothing: ClassVar[str] = "it has no codes of the other signedness between QuantizeLinear and DequantizeLinear."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert every value that holds codes of the other type."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         work, left = _Shift(Names(model), notes, self.dtype), 0
         for graph in tuple(model.graphs()):
             for node in tuple(graph):
@@ -56,7 +55,6 @@ class ToSignedness(ConversionStep):
                         left += 1
         if left:
             notes.decline("model", f"{left} constants stay {work.old.name.upper()}; weights=true converts them too")
-        return model
 
 
 class _Shift:

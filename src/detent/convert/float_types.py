@@ -79,11 +79,9 @@ class ToFloat16(ConversionStep):
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         _prepare_types(model, notes)
         _Retyping(model, notes, ir.DataType.FLOAT16, self.keep_io, self.clip).run()
-        return model
 
 
 @dataclass(frozen=True)
@@ -92,15 +90,13 @@ class ToFloat32(ConversionStep):
 
     nothing: ClassVar[str] = "it has no float16 or bfloat16 values."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         notes.run(HalfToFloat(), model)
         for graph in tuple(model.graphs()) if notes.changes else ():
             for node in tuple(graph):
                 source = node.inputs[0] if casts_to(node, _FLOAT) else None
                 if source is not None and source.dtype == _FLOAT and bypass(graph, node) is None:
                     notes.changed(node, "Cast from float32 to float32 removed")
-        return model
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,7 @@ class ToBfloat16(ConversionStep):
         if not self.keep_io and self.form != "pure":
             raise UsageError(f"bfloat16: keep_io=false needs form=pure; with form={self.form} all values are float32.")
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         if self.form != "simulated":
             model = raise_opset(model, _CAST_OPSET if self.form == "cast" else BFLOAT16_OPSET, "the model")
         _prepare_types(model, notes)
@@ -158,6 +153,7 @@ def _prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
     inline = InlineFunctions()
     inline(model)
     notes.declined += inline.declined
+    # So that weights come in one form only.
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     reason = infer(model)
     for node in model.graph.all_nodes():
@@ -248,6 +244,7 @@ class _Retyping:
                 node.attributes[name] = ir.AttrTensor(name, tensor)
             elif name in _TYPE_ATTRIBUTES and attribute.value == _FLOAT:
                 node.attributes[name] = ir.AttrInt64(name, int(self._dtype))
+        # Without a value it makes float32 zeros, whatever the rest of the model is.
         if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
             zero = ir.Tensor(np.zeros(1, self._dtype.numpy()))
             node.attributes["value"] = ir.AttrTensor("value", zero)
@@ -274,7 +271,7 @@ class _Retyping:
         cast = cast_node(self._names, value, self._dtype, name)
         result = cast.outputs[0]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
-        cast.replace_input_with(0, value)
+        cast.replace_input_with(0, value)  # the Cast was among the uses
         graph.insert_after(node, [cast])
         value.type, value.name = ir.TensorType(_FLOAT), self._names.fresh(f"{name}_float")
         result.name = name
@@ -289,7 +286,7 @@ class _Retyping:
             if value.uses():
                 cast = cast_node(self._names, value, self._dtype, f"{value.name}_{kind}")
                 value.replace_all_uses_with(cast.outputs[0])
-                cast.replace_input_with(0, value)
+                cast.replace_input_with(0, value)  # the Cast was among the uses
                 graph.insert_before(next(iter(graph)), [cast])
         for index, value in enumerate(tuple(graph.outputs)):
             if value.dtype == self._dtype and not value.is_graph_input():
@@ -456,8 +453,7 @@ class Bfloat16Clip(ConversionStep):
 
     nothing: ClassVar[str] = "no activation is cast or quantized to bfloat16 without a Clip before it."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Look at all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         if main_opset(model) < _CLIP_OPSET:
             raise ModelError(f"bfloat16-clip needs opset 11 or newer; the model has {main_opset(model)}.")
         names = Names(model)
@@ -480,7 +476,6 @@ class Bfloat16Clip(ConversionStep):
                 graph.insert_before(node, [clip])
                 node.replace_input_with(0, result)
                 notes.changed(source, "clipped to the finite bfloat16 numbers before it is rounded")
-        return model
 
 
 def _rounds(node: ir.Node) -> bool:

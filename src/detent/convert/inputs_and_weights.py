@@ -33,8 +33,7 @@ class ChannelsLast(ConversionStep):
     outputs: bool = False
     nothing: ClassVar[str] = "no graph input has four dimensions."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Insert the Transposes."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         names, graph = Names(model), model.graph
         for index, value in enumerate(tuple(graph.inputs)):
             if _is_image(value, notes):
@@ -44,7 +43,6 @@ class ChannelsLast(ConversionStep):
             if _is_image(value, notes):
                 _transpose_output(graph, index, value, names)
                 notes.changed(graph.outputs[index], "output is NHWC now, with a Transpose before it")
-        return model
 
 
 def _is_image(value: ir.Value, notes: ConversionNotes) -> bool:
@@ -83,7 +81,7 @@ def _transpose_output(graph: ir.Graph, index: int, value: ir.Value, names: Names
     node = _transpose(value, _TO_NHWC, names.fresh(f"{name}_to_NHWC"))
     graph.append(node)
     graph.outputs[index] = node.outputs[0]
-    if not value.is_graph_input():
+    if not value.is_graph_input():  # whose name is fixed
         value.name = names.fresh(f"{name}_NCHW")
     node.outputs[0].name = name
 
@@ -96,8 +94,7 @@ class FixedShapes(ConversionStep):
     batch: int = 0
     nothing: ClassVar[str] = "the inputs have these shapes already."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Set the shapes and infer the others again."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         wanted = dict(_parse_shapes(self.shapes))
         if self.batch < 0:
             raise UsageError(f"fixed-shapes: batch is {self.batch}; it has to be at least 1.")
@@ -108,7 +105,6 @@ class FixedShapes(ConversionStep):
                 "fixed-shapes needs to know which: fixed-shapes:shapes=input=1/3/224/224, or fixed-shapes:batch=1."
             )
         notes.run(FixShapes(wanted), model)
-        return model
 
 
 def _parse_shapes(text: str) -> Mapping[str, list[int]]:
@@ -149,10 +145,8 @@ class UniqueInitializers(ConversionStep):
 
     nothing: ClassVar[str] = "no float initializer has more than one use."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Copy what is shared."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         notes.run(SeparateInitializers(), model)
-        return model
 
 
 @dataclass(frozen=True)
@@ -161,10 +155,8 @@ class InputsWithoutInitializers(ConversionStep):
 
     nothing: ClassVar[str] = "no initializer is a graph input."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Keep the inputs that have no default."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         free_initializers(model, notes)
-        return model
 
 
 def free_initializers(model: ir.Model, notes: ConversionNotes) -> None:
@@ -195,8 +187,7 @@ class FiniteWeights(ConversionStep):
         if not np.isfinite(self.value) or self.value <= 0:
             raise UsageError(f"finite-weights: value is {self.value}; give a positive number, such as 10000.")
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Look at every float constant."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         for graph in model.graphs():
             for value in graph.initializers.values():
                 if value.const_value is not None and value.const_value.dtype in _FLOATS:
@@ -209,7 +200,6 @@ class FiniteWeights(ConversionStep):
                 new = self._finite(str(node.outputs[0].name), attribute.as_tensor(), notes)
                 if new is not None:
                     node.attributes["value"] = ir.AttrTensor("value", new)
-        return model
 
     def _finite(self, name: str, tensor: ir.TensorProtocol, notes: ConversionNotes) -> ir.TensorProtocol | None:
         """Return the tensor without infinities, or None if it has none."""

@@ -45,9 +45,13 @@ class ConversionStep(abc.ABC):
 
     nothing: ClassVar[str]
 
-    @abc.abstractmethod
     def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         """Convert the model, in place if possible, and return it."""
+        return self._convert(model, notes) or model
+
+    @abc.abstractmethod
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> ir.Model | None:
+        """Convert the model in place, or return another one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +102,7 @@ class GraphEdit:
         inputs = [value for value in node.inputs if value is not None]
         remove_node(self.graph, node)
         for value in inputs:
-            made = value.producer()
+            made = value.producer()  # initializers go with their last reader; Constant nodes do not
             if made is not None and is_standard(made, "Constant") and is_unused(value) and made.graph is self.graph:
                 remove_node(self.graph, made)
 
@@ -110,8 +114,7 @@ class GraphEdit:
 class NodeStep(ConversionStep):
     """A conversion of quantizing nodes, one by one, in all graphs of a model."""
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Visit every node, then import and define the operators that are left."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         names = Names(model)
         for graph in tuple(model.graphs()):
             edit = GraphEdit(model, graph, names, notes)
@@ -121,7 +124,6 @@ class NodeStep(ConversionStep):
                     notes.decline(node, reason)
             self._clean_up(edit)
         settle_domains(model)
-        return model
 
     @abc.abstractmethod
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:

@@ -50,12 +50,6 @@ from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
-HELD_OUT = 64
-"""Samples kept back to measure the result with, at most; every eighth, if the data has any to spare."""
-
-HELD_OUT_BESIDE_LIMIT = 16
-"""So many at least are measured on beside those that --limit allows to calibrate with, or a fifth of the limit."""
-
 NORM_SAMPLES = 4
 """Samples by which the values before the first BatchNorm are compared with those of training."""
 
@@ -223,7 +217,7 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
         input_specs(model),
         preprocess=job.preprocess,
         limit=job.options["limit"],
-        reserve=held_out_beside(job.options["limit"]),
+        hold_out=job.options["hold_out"],
         seed=job.options["seed"],
         batch=job.options["batch"],
     )
@@ -234,11 +228,6 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
     metadata = dict(model.metadata_props)
     task, why = find_task(named, model.graph, metadata)
     return Purpose(task, why, class_count(metadata), image_size(model.graph))
-
-
-def held_out_beside(limit: int | None) -> int:
-    """Return how many samples are held out at most."""
-    return HELD_OUT if limit is None else min(HELD_OUT, max(HELD_OUT_BESIDE_LIMIT, limit // 5))
 
 
 class Original:

@@ -26,7 +26,8 @@ from detent.version import __version__
 FEW = 12
 """Rows that are shown before the others are asked for."""
 
-_PARTS = re.compile(r"(?<=[/._:])(?=[^/._:])")
+_PARTS = re.compile(r"(?<=[/_:])(?=[^/._:])|(?<=\.)(?=[^/._:\d])")
+"""Where a long name may be broken: behind a separator, but not within a number."""
 
 _KINDS = {
     Paragraph: "paragraph",

@@ -73,6 +73,8 @@ def sensitivity_document(report: SensitivityReport) -> Document:
     found = report.found
     how = "" if found.exact else "; --exact takes all, and measures what each layer gains if it is left float"
     whole = f"All quantized, nothing refined: error {_decibels(found.total)} dB"
+    if found.part:
+        whole += f" at {found.part}, the worst part of the outputs"
     if found.changed is not None:
         whole += f", another top answer on {found.changed} of {found.samples}"
     return Document(
@@ -217,6 +219,7 @@ def _layers(found: Sensitivity) -> Section:
         figure("Activations dB", "activations", _decibels, "The error if its activations alone are quantized."),
         figure("Gain left float", partial(_gain, found), "{:+.1f} %".format, gain, minor=True) if found.exact else None,
         Column("Other answers", answers, minor=True, cell=_answers_cell) if scores else None,
+        worded("At", "part", "The part of the outputs where it makes most error.") if found.part else None,
         figure("Parameters", "parameters", ",", "Numbers in its weights.", minor=True, on="page"),
     ]
     worst = found.worst_first()
@@ -349,7 +352,7 @@ def tuning_document(result: Tuning) -> Document:
     verdict = " ".join([f"'{outcome.name}' loses {_rung_loss(outcome)}, {within}.", *remarks])
     taken = f"Stopped because {result.stopped}."
     judged = f"Judged on {result.data}; the float model: {result.reference}."
-    told = [judged, result.note, *remarks]
+    told = [judged, result.note, result.blame, *remarks]
     if result.kept is not None:
         told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
     blocks = [Paragraph("\n" + taken, level), *(Paragraph(line) for line in told if line)]

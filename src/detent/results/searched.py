@@ -59,7 +59,9 @@ class LayerSensitivity:
 
     `gain` is None if it was not measured, or if nothing becomes float because others read and compute it too.
     `changed` counts samples with another top answer when the layer's weights, and when its activations are quantized;
-    it is None if outputs are not class scores. `members` are the nodes that are computed with it, itself first.
+    it is None if outputs are not class scores. `members` are the nodes that are computed with it, itself first. `part`
+    is the part of the outputs at which the layer makes most error, and where its errors are measured; it is empty if
+    there is one output, and that is one thing.
     """
 
     node: str
@@ -71,6 +73,7 @@ class LayerSensitivity:
     changed: tuple[int, int] | None
     parameters: int
     operations: int
+    part: str = ""
 
     @property
     def error(self) -> float:
@@ -90,12 +93,28 @@ class LayerSensitivity:
             "changed": None if self.changed is None else list(self.changed),
             "parameters": self.parameters,
             "operations": self.operations,
+            "part": self.part,
         }
 
 
 @dataclass(frozen=True)
+class PartErrors:
+    """Errors at each part of the outputs: of the whole quantized model, and by source.
+
+    Noise powers add within a part: so what leaving sources float does is known for each part.
+    """
+
+    names: tuple[str, ...]
+    total: tuple[float, ...]
+    by_source: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
 class Sensitivity:
-    """Every layer in graph order, every source of error, and the error of the whole quantized model."""
+    """Every layer in graph order, every source of error, and the error of the whole quantized model.
+
+    All errors are those at the worst part of the outputs; `parts` has those at each.
+    """
 
     layers: tuple[LayerSensitivity, ...]
     sources: tuple[ErrorSource, ...]
@@ -104,6 +123,14 @@ class Sensitivity:
     changed: int | None
     samples: int
     exact: bool
+    parts: PartErrors | None = None
+
+    @property
+    def part(self) -> str:
+        """The part with the error of the whole model; empty if outputs are one thing."""
+        if self.parts is None:
+            return ""
+        return max(zip(self.parts.total, self.parts.names, strict=True), key=lambda each: each[0])[1]
 
     def worst_first(self) -> list[LayerSensitivity]:
         """Return the layers, those with the largest error first."""
@@ -181,6 +208,8 @@ class SensitivityReport(RecipeResult):
             "exact": found.exact,
             "error": found.total,
             "error_db": finite(decibels(found.total)),
+            "part": found.part,
+            "parts": [] if found.parts is None else _parts(found.parts),
             "changed": found.changed,
             "layers": [layer.to_dict() for layer in found.worst_first()],
         }
@@ -201,6 +230,12 @@ class SensitivityReport(RecipeResult):
     def to_toml(self) -> str:
         """Return the proposed recipe as a file for `--recipe`."""
         return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
+
+
+def _parts(parts: PartErrors) -> list[dict[str, Any]]:
+    """Return the error of the whole model at each part; none if outputs are one thing."""
+    named = zip(parts.names, parts.total, strict=True)
+    return [{"part": name, **_error(error)} for name, error in named if name]
 
 
 SearchedRole = Literal["weights", "activations"]
@@ -332,7 +367,8 @@ class StepOutcome:
     """What a tuning step lost, and what it took.
 
     `output_error` is noise power over signal power at the outputs, on calibration samples that were held out; None
-    if none were. `kept`: it was better than the steps before it, and later ones are built on it.
+    if none were. `kept`: it was better than the steps before it, and later ones are built on it. `drawn` is the loss on
+    draws of the samples, the same for all steps; None if there are none.
     """
 
     name: str
@@ -345,6 +381,7 @@ class StepOutcome:
     bytes_after: int | None
     kept: bool = False
     resumed: bool = False
+    drawn: tuple[float, ...] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -353,8 +390,8 @@ class StepOutcome:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> StepOutcome:
         """Return the outcome that an earlier run recorded."""
-        interval = plain["interval"]
-        return cls(**{**plain, "interval": None if interval is None else tuple(interval), "resumed": True})
+        lists = {name: None if plain.get(name) is None else tuple(plain[name]) for name in ("interval", "drawn")}
+        return cls(**{**plain, **lists, "resumed": True})
 
 
 @dataclass(frozen=True)
@@ -362,7 +399,8 @@ class Tuning(RecipeResult):
     """All steps in the order in which they were tried, and which one was taken.
 
     `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets,
-    `note` how images were read. `kept` is where a tuning that ran out of time left what it knows, for one with more.
+    `note` how images were read, `blame` whether weights or activations make the error. `kept` is where a tuning that
+    ran out of time left what it knows, for one with more.
     """
 
     source: str
@@ -382,11 +420,12 @@ class Tuning(RecipeResult):
     model: onnx.ModelProto | None = None
     kept: str | None = None
     file: str | None = None
+    blame: str = ""
 
     @property
     def outcome(self) -> StepOutcome:
         """That of the step that was taken."""
-        return min(self.steps, key=lambda step: step.loss)
+        return next(step for step in reversed(self.steps) if step.name == self.taken and step.kept)
 
     @property
     def rungs(self) -> Sequence[StepOutcome]:
@@ -401,4 +440,5 @@ class Tuning(RecipeResult):
         """Return everything but the model, as plain values."""
         skipped = ("model", "recipe", "steps", "file")
         plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
-        return {**plain, "recipe": to_plain(self.recipe), "rungs": [step.to_plain() for step in self.steps]}
+        steps = [{name: value for name, value in step.to_plain().items() if name != "drawn"} for step in self.steps]
+        return {**plain, "recipe": to_plain(self.recipe), "rungs": steps}

@@ -142,6 +142,11 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
     return "unclear", found.summary
 
 
+def worst_sqnr(fidelity: Fidelity) -> float | None:
+    """Return the SQNR of the worst part of all outputs; None if none could be compared."""
+    return min((sqnr for sqnr, _ in _noise(fidelity, dict(fidelity.outputs))), default=None)
+
+
 def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
     """Judge by the worst part of all outputs."""
     worst = min(_noise(fidelity, outputs), default=None)
