@@ -134,7 +134,8 @@ class FoldConstants(Pass):
                 elif is_standard(node, "Cast"):
                     self._drop_cast(model.graph, node)
             self._evaluate(model)
-            if len(self.changes) == before or not _asks_for_shapes(model.graph):
+            # A shape that is not known yet would make further constants.
+            if len(self.changes) == before or not any(is_standard(node, "Shape", "Size") for node in model.graph):
                 break
             reason = infer(model)
             if reason is not None:
@@ -241,11 +242,6 @@ class FoldConstants(Pass):
         elif node is not None:
             # The node stays for its other results, and the initializer has the name now.
             value.name = self.fresh(model, node, "unused")
-
-
-def _asks_for_shapes(graph: ir.Graph) -> bool:
-    """Return whether a shape that is not known yet would make further constants."""
-    return any(is_standard(node, "Shape", "Size") for node in graph)
 
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
@@ -367,7 +363,9 @@ class SeparateInitializers(Pass):
     def run(self, model: ir.Model) -> None:
         """Walk all inputs of the main graph once."""
         shared = self._shared(model.graph)
-        taken = {value for value in shared if _has_fixed_use(value, model.graph)}
+        # The original is needed where this pass does not look: as a graph output, or in a body.
+        taken = {value for value in shared if any(use.node.graph is not model.graph for use in value.uses())}
+        taken |= {value for value in shared if value.is_graph_output()}
         copies: dict[ir.Value, int] = {}
         for node in model.graph:
             for index, value in enumerate(node.inputs):
@@ -396,8 +394,3 @@ class SeparateInitializers(Pass):
             else:
                 shared.add(value)
         return shared
-
-
-def _has_fixed_use(value: ir.Value, graph: ir.Graph) -> bool:
-    """Return whether the original is needed where this pass does not look."""
-    return value.is_graph_output() or any(use.node.graph is not graph for use in value.uses())
