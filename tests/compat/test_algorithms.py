@@ -93,10 +93,10 @@ def test_what_cannot_be_had_is_named(params, message):
 
 
 FIELDS = {
-    AdaRoundConfig: "optim_device infer_device fixed_seed data_size batch_size num_batches num_iterations learning_rate "
-    "early_stop output_index lr_adjust target_op_type selective_update update_bias output_qdq drop_ratio mem_opt_level "
-    "cache_dir log_period ref_model_path dynamic_batch parallel reg_param beta_range warm_start select_max_mem_layer "
-    "num_workers pin_memory use_gds",
+    AdaRoundConfig: "optim_device infer_device fixed_seed data_size batch_size num_batches num_iterations "
+    "learning_rate early_stop output_index lr_adjust target_op_type selective_update update_bias output_qdq drop_ratio "
+    "mem_opt_level cache_dir log_period ref_model_path dynamic_batch parallel reg_param beta_range warm_start "
+    "select_max_mem_layer num_workers pin_memory use_gds",
     AutoMixprecisionConfig: "target_layer_config target_op_type subgraph_json include_layers exclude_layers data_size "
     "metric_output_index metric_distance_fn metric_evaluate_fn metric_default metric_threshold metric_optimize_object "
     "sensitivity_cache_file worker_num dual_quant_nodes no_input_qdq_shared shared_param_mode",
