@@ -62,7 +62,7 @@ def test_images_without_a_label_file_are_told(detent, photos, detector):  # noqa
     next((photos / "labels").iterdir()).unlink()
     outcome = detent("evaluate", detector, "--data", photos)
     assert outcome.code == 0, outcome.err
-    assert "of 10 images have no label file" in outcome.out.replace("\n", " ")
+    assert "of 10 images have no label file" in " ".join(outcome.out.split())
 
 
 def test_detection_in_json_and_text(detent, photos, detector, tmp_path):  # noqa: F811

@@ -60,7 +60,7 @@ _INTEGERS = ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32")
 TYPES: dict[str, type[DataType]] = {
     **{name: _type(name, name) for name in (*_INTEGERS, "Float16", "BFloat16")},
     **{name: _type(name, family, **attributes) for name, (family, attributes) in BLOCKS.items()},
-    "BFP16": _type("BFP16", "BFP", **{**_BLOCK_FLOAT, "rounding_mode": 0}),
+    "BFP16": _type("BFP16", "BFP", **{**_BLOCK_FLOAT, "rounding_mode": 0}),  # unlike the preset
 }
 _SCALES: dict[ToolEnum, Scale] = {
     ScaleType.Float32: "float",

@@ -106,7 +106,7 @@ def _function(
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{name}() {error}") from None
+            raise TypeError(f"{name}() {error}") from None  # as Python words it, with the name that the script calls
         bound.apply_defaults()
         given = dict(bound.arguments)
         sources = [given.pop(each, None) for each in ("calibration_data_reader", "calibration_data_path")]
@@ -124,6 +124,7 @@ def _config_of(given: dict[str, Any], fixed: dict[str, Any]) -> QuantizationConf
     options = dict(given.pop("extra_options", None) or {})
     options |= {_AS_OPTION[name]: value for name, value in given.items() if name in _AS_OPTION and value}
     named = {name: value for name, value in given.items() if name in _CONFIG_DEFAULTS and value is not None}
+    # After the fields themselves: a flag that is set under any of its names is set.
     named |= {_SAME_AS[name]: value for name, value in given.items() if name in _SAME_AS and value}
     lists = {name: list(value) for name, value in named.items() if isinstance(value, tuple)}
     return QuantizationConfig(**{**fixed, **named, **lists}, extra_options=options)

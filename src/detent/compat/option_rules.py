@@ -15,14 +15,20 @@ from typing import Any
 from detent.compat.algorithms import gptq_of, refinement_of
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.data_types import block_float, format_of, microscaling
-from detent.compat.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
+from detent.compat.enums import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+)
 from detent.compat.option_rows import check_keys, names
 from detent.devices.catalog import OPTIONAL, find_device
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
-from detent.methods import Entropy, Method, MinMSE, NonOverflow, Percentile
+from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.floats import is_float
-from detent.numerics.formats import IntegerFormat, has_power_of_two_scale, is_integer, is_product_bias
+from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
 from detent.prepare import default_passes
 from detent.recipe import Override, Recipe
@@ -31,6 +37,18 @@ from detent.refinements import BiasCorrection, Gptq
 
 HISTOGRAM_BINS = 1 << 14
 ROLES = ("activations", "weights", "biases")
+METHODS: dict[Any, tuple[Method, Scale]] = {
+    PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
+    PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
+    Int16Method.MinMax: (MinMax(), "int16"),
+    CalibrationMethod.MinMax: (MinMax(), "float"),
+    CalibrationMethod.Percentile: (Percentile(), "float"),
+    CalibrationMethod.Entropy: (Entropy(), "float"),
+    CalibrationMethod.Distribution: (Distribution(), "float"),
+    LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
+    ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
+}
+"""By what a script names: the method, and what scales may be with it."""
 
 
 @dataclass(frozen=True)
@@ -271,24 +289,20 @@ def range_symmetric(request: Request, wanted: bool) -> Request:
     return request
 
 
-_WEIGHT_METHODS: dict[Any, Method | None] = {
-    None: None,
-    CalibrationMethod.MinMax: None,
-    CalibrationMethod.Percentile: Percentile(),
-    CalibrationMethod.Entropy: Entropy(),
-    ExtendedCalibrationMethod.MinMSE: MinMSE(),
-    PowerOfTwoMethod.MinMSE: MinMSE(),
-    PowerOfTwoMethod.NonOverflow: NonOverflow(),
-}
+_FOR_WEIGHTS = (
+    *(CalibrationMethod.MinMax, CalibrationMethod.Percentile, CalibrationMethod.Entropy),
+    *(ExtendedCalibrationMethod.MinMSE, PowerOfTwoMethod.MinMSE, PowerOfTwoMethod.NonOverflow),
+)
 _WEIGHT_MODES = {"All": "All", "HistCenter": "All", "Percentile": "Percentile"}
 
 
 def weight_method(request: Request, value: Any) -> Request:
     """Choose the method for weights."""
     contradicts = isinstance(value, PowerOfTwoMethod) and not has_power_of_two_scale(request.recipe.weights)
-    if value not in _WEIGHT_METHODS or contradicts:
+    if value not in (None, *_FOR_WEIGHTS) or contradicts:
         raise UsageError("it is not for weights. Choose MinMax, Percentile, Entropy or MinMSE.")
-    return request.with_recipe(weight_method=_WEIGHT_METHODS[value])
+    usual = value in (None, CalibrationMethod.MinMax)
+    return request.with_recipe(weight_method=None if usual else METHODS[value][0])
 
 
 def weight_mode(request: Request, value: Any) -> Request:
@@ -336,11 +350,11 @@ def few_bits(request: Request, value: Any = None) -> Request:
     return request.with_recipe(
         activations=None,
         weights=IntegerFormat(dtype, bool(params["Symmetric"]), granularity=f"per_group:{params['GroupSize']}"),
-        biases=None,
+        biases=None,  # their unit would be that of products of codes
         operators=("MatMul", "Gemm"),
         equalize=None,
         refinement=None,
-        opset=21,
+        opset=21,  # the first with 4-bit types, and with scales for blocks
         products_of_activations=False,
     )
 

@@ -153,6 +153,7 @@ def _prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
     inline = InlineFunctions()
     inline(model)
     notes.declined += inline.declined
+    # So that weights come in one form only.
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     reason = infer(model)
     for node in model.graph.all_nodes():
@@ -243,6 +244,7 @@ class _Retyping:
                 node.attributes[name] = ir.AttrTensor(name, tensor)
             elif name in _TYPE_ATTRIBUTES and attribute.value == _FLOAT:
                 node.attributes[name] = ir.AttrInt64(name, int(self._dtype))
+        # Without a value it makes float32 zeros, whatever the rest of the model is.
         if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
             zero = ir.Tensor(np.zeros(1, self._dtype.numpy()))
             node.attributes["value"] = ir.AttrTensor("value", zero)
@@ -269,7 +271,7 @@ class _Retyping:
         cast = cast_node(self._names, value, self._dtype, name)
         result = cast.outputs[0]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
-        cast.replace_input_with(0, value)
+        cast.replace_input_with(0, value)  # the Cast was among the uses
         graph.insert_after(node, [cast])
         value.type, value.name = ir.TensorType(_FLOAT), self._names.fresh(f"{name}_float")
         result.name = name
@@ -284,7 +286,7 @@ class _Retyping:
             if value.uses():
                 cast = cast_node(self._names, value, self._dtype, f"{value.name}_{kind}")
                 value.replace_all_uses_with(cast.outputs[0])
-                cast.replace_input_with(0, value)
+                cast.replace_input_with(0, value)  # the Cast was among the uses
                 graph.insert_before(next(iter(graph)), [cast])
         for index, value in enumerate(tuple(graph.outputs)):
             if value.dtype == self._dtype and not value.is_graph_input():

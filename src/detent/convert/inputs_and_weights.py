@@ -81,7 +81,7 @@ def _transpose_output(graph: ir.Graph, index: int, value: ir.Value, names: Names
     node = _transpose(value, _TO_NHWC, names.fresh(f"{name}_to_NHWC"))
     graph.append(node)
     graph.outputs[index] = node.outputs[0]
-    if not value.is_graph_input():
+    if not value.is_graph_input():  # whose name is fixed
         value.name = names.fresh(f"{name}_NCHW")
     node.outputs[0].name = name
 

@@ -48,6 +48,7 @@ Array = npt.NDArray[Any]
 _BFLOAT16 = ir.DataType.BFLOAT16
 _HALF = ("bfloat16", "float16")
 _PER_AXIS_OPSET = 13
+"""The opset with which Q/DQ got an axis."""
 _LEAST_OPSET = 7
 """The oldest opset that onnxruntime takes."""
 
@@ -133,7 +134,7 @@ def _to_cast(edit: GraphEdit, node: ir.Node, params: LinearParams) -> str | None
         return f"{params.dtype.name} with a scale or zero point is not a Cast, and Q/DQ do not hold it"
     target = ir.DataType.from_numpy(params.dtype if quantize_family(node) else params.scale.dtype)
     old = OperatorName.of(node)
-    cut_inputs(node, 1)
+    cut_inputs(node, 1)  # scale and zero point
     node.op_type, node.domain, node.overload = "Cast", "", ""
     node.attributes.clear()
     node.attributes["to"] = ir.AttrInt64("to", int(target))
@@ -371,6 +372,7 @@ class WithoutQdqBetween(NodeStep):
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove rounding that nothing reads any more."""
+        # Backwards, so that a DequantizeLinear goes before the QuantizeLinear that only it read.
         for node in reversed(tuple(edit.graph)):
             if (_family(node) or is_fix_neuron(node)) and is_unused(node.outputs[0]):
                 edit.remove(node)

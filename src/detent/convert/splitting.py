@@ -414,7 +414,7 @@ def _join(body: ir.Model, tail: ir.Model, outputs: Sequence[str], name: str) -> 
     graph, other = body.graph, tail.graph
     ends = {str(value.name): value for value in (*graph.outputs, *other.outputs)}
     known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
-    other.outputs.clear()
+    other.outputs.clear()  # a value that is a graph output cannot be moved
     for value in list(other.inputs):
         if value.name in known:
             value.replace_all_uses_with(known[str(value.name)])

@@ -102,7 +102,7 @@ class GraphEdit:
         inputs = [value for value in node.inputs if value is not None]
         remove_node(self.graph, node)
         for value in inputs:
-            made = value.producer()
+            made = value.producer()  # initializers go with their last reader; Constant nodes do not
             if made is not None and is_standard(made, "Constant") and is_unused(value) and made.graph is self.graph:
                 remove_node(self.graph, made)
 
