@@ -219,6 +219,7 @@ class DeviationMeasure:
                 totals = {name: totals.get(name, NoiseSums()) + more for name, more in sample.items()}
                 noise.append([each.noise for each in sample.values()])
                 signal.append([each.signal for each in sample.values()])
+        _check_comparable(self._reference.name, len(names), any(each.elements for each in totals.values()))
         return Deviation(
             names,
             {name: sums.closeness() for name, sums in totals.items()},
@@ -226,6 +227,15 @@ class DeviationMeasure:
             np.array(signal, np.float64),
             _joined(expected),
             _joined(answers),
+        )
+
+
+def _check_comparable(model: str, samples: int, found: bool) -> None:
+    """Raise DataError if the outputs of the reference model are empty on all samples: nothing could be lost then."""
+    if not found:
+        raise DataError(
+            f"{model} answers with no rows on any of the {samples} samples, so there is nothing to compare. Give "
+            "samples in which it finds something, and check how they are read (--mean, --std, --order)."
         )
 
 
@@ -268,6 +278,7 @@ class AgreementMeasure:
             sums += record.sums
             answers += record.answers
         answers = answers if len(answers) == len(names) else []
+        _check_comparable(self._reference.name, len(names), any(each.elements for row in sums for each in row))
         noise, signal = (
             np.array([[getattr(each, what) for each in row] for row in sums]) for what in ("noise", "signal")
         )
