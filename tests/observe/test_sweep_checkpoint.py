@@ -252,7 +252,7 @@ def test_a_damaged_checkpoint_is_ignored(whole, checkpoint):
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:-1])
     observation = run(watched(), checkpoint)
     check_same(observation, whole)
-    assert "of no use, so all samples are counted. " in observation.notes[0]
+    assert "cannot be used, so all samples are counted. " in observation.notes[0]
     assert "cut short" in observation.notes[0]
 
 

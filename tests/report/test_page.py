@@ -259,3 +259,9 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path):
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page_of(results.tuning())
     with pytest.raises(OutputError):
         write_page(results.tuning(), tmp_path / "missing" / "page.html")
+
+
+def test_the_command_to_type_next_is_on_the_page():
+    page = page_of(results.evaluation())
+    assert "Next: <code>detent " in page
+    assert "Next: <code>" not in page_of(dataclasses.replace(results.quantization(), dry_run=True))

@@ -144,7 +144,7 @@ def test_a_sample_that_fails_is_named(ready, file, threads):
 
 def test_a_reader_that_gives_less_the_second_time(ready, threads):
     less = open_source(Numbers(10), input_specs(ready[0]), hold_out=1)
-    with pytest.raises(DataError, match=r"Item \d+ of the reader's shard 0 is there no more: the Numbers must"):
+    with pytest.raises(DataError, match=r"Item \d+ of the reader's shard 0 is gone: the Numbers must"):
         measured(ready, Numbers(), threads, source=less)
 
 

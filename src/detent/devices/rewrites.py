@@ -10,11 +10,9 @@
 The first two change what the node computes and come before the rules on positions. The last two multiply the result by
 a constant close to 1, within the rounding of the same value, so the factor has no codes of its own: they come last.
 
-Clips that the codes make superfluous.
-
-The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips other bounds b, such that b itself
-has the largest code of all. Then a Relu gives the same codes, because whatever is beyond the bound gets the largest
-code either way.
+The other passes are about Clips. The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips
+other bounds b, such that b itself has the largest code of all. Then a Relu gives the same codes, because whatever is
+beyond the bound gets the largest code either way.
 """
 
 from __future__ import annotations
@@ -97,6 +95,7 @@ class _FactorPass(OperatorPass):
         scaled = product.outputs[0]
         scaled.type, scaled.shape = result.type, result.shape
         result.replace_all_uses_with(scaled, replace_graph_outputs=True)
+        # The line above redirected the product's own input too.
         product.replace_input_with(0, result)
         scaled.name, result.name = result.name, self.fresh(model, node, "before_device_factor")
         model.graph.insert_after(node, product)
@@ -185,7 +184,7 @@ class ClipToRelu(OperatorPass):
             return f"its lower bound is {'none' if low is None else f'{low:g}'}, not 0"
         cut_inputs(node, 1)
         node.op_type = "Relu"
-        self.changed(node, "Clip became Relu" if high is None else f"Clip became Relu: {high:g} is no bound any more")
+        self.changed(node, "Clip became Relu" if high is None else f"Clip became Relu: {high:g} is no longer a bound")
         return None
 
 
@@ -197,7 +196,7 @@ class WholeClip(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Round the bounds; one that is missing becomes the end of the range."""
         if any(input_at(node, index) is not None and constant_scalar(node, index) is None for index in (1, 2)):
-            return "a bound of it is no constant"
+            return "one of its bounds is not a constant"
         for index, (role, end) in enumerate((("low", -128.0), ("high", 127.0)), start=1):
             bound = constant_scalar(node, index)
             whole = end if bound is None else min(max(float(np.rint(bound)), -128.0), 127.0)

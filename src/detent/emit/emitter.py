@@ -90,6 +90,7 @@ class _Emitter:
             node.replace_input_with(index, result)
         if is_output:
             value.replace_all_uses_with(result, replace_graph_outputs=True)
+            # The line above redirected the first node's own input too.
             nodes[0].replace_input_with(0, value)
             value.name, result.name = self._writer.names.fresh(f"{name}_QuantizeLinear_Input"), name
         producer = value.producer()

@@ -52,6 +52,16 @@ class Measure(Protocol[Record]):
         """Return the scores of all batches, which come in order and in one thread."""
 
 
+def by_sample(records: Iterable[tuple[Batch, Sequence[Record]]]) -> tuple[list[str], list[Record]]:
+    """Return the names of all samples, and the parts of all records, in order."""
+    names: list[str] = []
+    found: list[Record] = []
+    for batch, record in records:
+        names += batch.names
+        found += record
+    return names, found
+
+
 def class_scores(outputs: Mapping[str, Array], size: int) -> Array | None:
     """Return the first output that is a row of class scores for each sample: (samples, classes), or with axes of 1."""
     for array in outputs.values():
@@ -108,11 +118,7 @@ class AccuracyMeasure:
 
     def scores(self, records: Iterable[tuple[Batch, AnswerRecord]]) -> Answers:
         """Join the records."""
-        names: list[str] = []
-        found: list[AnswerRecord] = []
-        for batch, record in records:
-            names += batch.names
-            found.append(record)
+        names, found = by_sample((batch, [record]) for batch, record in records)
         labels, answers, ranks = (np.concatenate(column) for column in zip(*(each[1:] for each in found), strict=True))
         return Answers(names, labels, answers, ranks, found[-1].classes)
 
@@ -213,6 +219,7 @@ class DeviationMeasure:
                 totals = {name: totals.get(name, NoiseSums()) + more for name, more in sample.items()}
                 noise.append([each.noise for each in sample.values()])
                 signal.append([each.signal for each in sample.values()])
+        _check_comparable(self._reference.name, len(names), any(each.elements for each in totals.values()))
         return Deviation(
             names,
             {name: sums.closeness() for name, sums in totals.items()},
@@ -220,6 +227,15 @@ class DeviationMeasure:
             np.array(signal, np.float64),
             _joined(expected),
             _joined(answers),
+        )
+
+
+def _check_comparable(model: str, samples: int, found: bool) -> None:
+    """Raise DataError if the outputs of the reference model are empty on all samples: nothing could be lost then."""
+    if not found:
+        raise DataError(
+            f"{model} answers with no rows on any of the {samples} samples, so there is nothing to compare. Give "
+            "samples in which it finds something, and check how they are read (--mean, --std, --order)."
         )
 
 
@@ -262,6 +278,7 @@ class AgreementMeasure:
             sums += record.sums
             answers += record.answers
         answers = answers if len(answers) == len(names) else []
+        _check_comparable(self._reference.name, len(names), any(each.elements for row in sums for each in row))
         noise, signal = (
             np.array([[getattr(each, what) for each in row] for row in sums]) for what in ("noise", "signal")
         )

@@ -46,7 +46,7 @@ def session_options() -> onnxruntime.SessionOptions:
 
 
 def exact_options() -> onnxruntime.SessionOptions:
-    """Turn integer kernels off as well: they saturate on some CPUs, and then compute something else than the model."""
+    """Turn integer kernels off as well: they saturate on some CPUs, and then compute something other than the model."""
     options = session_options()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.x64quantprecision", "1")

@@ -121,7 +121,7 @@ def read_values(node: ir.Node) -> list[ir.Value]:
 
 
 def is_unused(value: ir.Value) -> bool:
-    """Return whether nobody would notice if the value were not there."""
+    """Return whether nothing reads the value: no node, and no graph output."""
     return not value.is_graph_output() and not value.uses()
 
 

@@ -185,7 +185,7 @@ class _RandomRows:
 
 
 def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
-    """Return eight feeds of random numbers. Only the batch axis may be dynamic: nobody can guess the others."""
+    """Return eight feeds of random numbers. Only the batch axis may be dynamic: the others cannot be guessed."""
     for spec in inputs:
         if None in spec.shape[1:]:
             raise UsageError(

@@ -46,7 +46,7 @@ class DeclaredImages:
     """What a model's file, or one beside it, says about the images that the model was trained on.
 
     `settings` are fields of `Preprocess`; `source` says whose words they are. `names` are the model's classes, and
-    `task` is what it is for, as its exporter calls it; both are empty if nobody said.
+    `task` is what it is for, as its exporter calls it; both are empty if it does not say.
     """
 
     settings: Mapping[str, Any]

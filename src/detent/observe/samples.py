@@ -67,7 +67,7 @@ class Source(Protocol):
 
     @property
     def length(self) -> int | None:
-        """Number of samples in a pass, those held out included; None if nobody knows before the end."""
+        """Number of samples in a pass, those held out included; None if that is unknown before the end."""
         return None
 
     @property
@@ -76,7 +76,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str | None:
-        """Differs when the samples, their order or what is held out differ; None if nobody can know before reading.
+        """Differs when the samples, their order or what is held out differ; None if that is unknown before reading.
 
         Reads all that it covers: files up to 64 MB whole, of larger ones a page in sixteen.
         """

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
-    """Return name, type and shape of every graph input. Raise ModelError for one that is no tensor or has no rank."""
+    """Return name, type and shape of every graph input. Raise ModelError for one without a tensor type or a shape."""
     from detent.observe.exporters import declared_images  # it needs onnx, which reading data does not
 
     declared = declared_images(model)

@@ -47,7 +47,7 @@ SUSPICIOUS = 10_000
 
 @dataclass
 class StreamSource(Source):
-    """Samples from a stream. Nobody knows what comes before it is read, so there is no fingerprint.
+    """Samples from a stream. What comes is unknown before it is read, so it has no fingerprint.
 
     `start` begins a pass and is called once for each. `noun` is what messages call the stream: "iterable", "reader".
     """
@@ -216,7 +216,7 @@ def is_shard_reader(data: object) -> bool:
 
 @dataclass(frozen=True)
 class ShardedSource(Source):
-    """The samples of a shard reader. Nobody knows what it will read, so there is neither length nor fingerprint."""
+    """The samples of a shard reader. What it reads is unknown here, so it has neither length nor fingerprint."""
 
     reader: ShardReader
     inputs: Sequence[InputSpec]
@@ -265,7 +265,7 @@ class ShardedSource(Source):
         for number in numbers:
             if number not in found:
                 raise DataError(
-                    f"Item {number // SHARDS} of the reader's shard {number % SHARDS} is there no more: the "
+                    f"Item {number // SHARDS} of the reader's shard {number % SHARDS} is gone: the "
                     f"{type(self.reader).__name__} must give the same samples each time."
                 )
             yield found[number]

@@ -10,7 +10,7 @@ all its sites or not at all; a worker that fails within a sample loses what it c
 
 A checkpoint belongs to one identity: this model, this data, these tensors, these votes. The next sweep of the same
 identity counts only what is missing, and since merging is exact its result is that of one uninterrupted sweep, to the
-byte. A checkpoint of anything else is ignored, and replaced. A stream has no identity: nobody knows what it will give
+byte. A checkpoint of anything else is ignored, and replaced. A stream has no identity: what it will give is unknown
 before it is read. So streams are not checkpointed, unless `Checkpoint.data` names the data: that is the caller's
 promise that every run gives the same items in the same order.
 """

@@ -86,6 +86,7 @@ class Layout:
 
     def leader(self, value: str) -> str:
         """Return the value whose statistics and position `value` shares; itself where it shares with none."""
+        # A chain of nodes that move data shares the parameters of the first value.
         while value in self.leaders:
             value = self.leaders[value]
         return value

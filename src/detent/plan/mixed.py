@@ -56,6 +56,7 @@ def arrange(
 ) -> Layout:
     """Lay the model out with the formats of the recipe. Conversions between these are inserted into the graph."""
     layout = lay_out(model, selection, recipe, became, tail)
+    # Conversions are nodes of their own, so the layout has to be made again.
     if convert_at_borders(model, layout, recipe, became):
         layout = lay_out(model, selection, recipe, became, tail)
     return assign_formats(model, layout, recipe, became)

@@ -137,7 +137,7 @@ def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -
 
 
 def channel_axis(node: ir.Node, weight: ir.Value, bias: ir.Value | None) -> int | None:
-    """Return the axis of the output channels of a layer's weight; None where there is no such axis."""
+    """Return the axis of the output channels of a layer's weight; None if it has none."""
     if len(node.inputs) < 2 or weight is not node.inputs[1]:
         return None
     if node.op_type == "Conv":

@@ -135,8 +135,8 @@ class Plan:
     the unit of its layer's products, the input and the weight whose scales make up its own.
     `finest`, for each bias with a scale of its own, is the largest position at which it does not saturate: a rule
     should not move it further. `free` are the tensors that are zero throughout: every scale is right for them, so none
-    of theirs should decide. `refined` holds the numbers to write in the place of a weight's or bias's own:
-    encoded, or as they are where the bias is no site.
+    of theirs should decide. `refined` holds the numbers to write instead of a weight's or bias's own:
+    encoded, or as they are if the bias is not a site.
     """
 
     layout: Layout
@@ -201,6 +201,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
     check_methods(recipe)
     recipe.method.check_tensors(layout.sites)
     ends = [*(str(value.name) for value in model.graph.outputs), *layout.ends]
+    # An output that only moves data shares the parameters of the value before it.
     outputs = {layout.leader(name) for name in ends}
     params: dict[str, Params] = {}
     for site in layout.sites.values():
@@ -221,7 +222,7 @@ def needs_statistics(layout: Layout, site: Site) -> bool:
 def check_methods(recipe: Recipe) -> None:
     """Raise UsageError where a method of the recipe cannot choose parameters for the format that it is used on.
 
-    A method that there is nothing to use on is refused too, but for MinMax, which every recipe has that needs none.
+    A method without anything to use it on is refused too, except MinMax, the default of recipes that need none.
     """
     formats = [(recipe.activations, recipe.method), (recipe.weights, recipe.method_of_weights)]
     if not is_product_bias(recipe.biases):
@@ -336,6 +337,7 @@ def make_room_for_biases(model: ir.Model, plan: Plan) -> None:
 
 def _product(fmt: IntegerFormat, source: QuantParams, weight: QuantParams) -> QuantParams:
     """Return the parameters of a bias. Its last axis is that of the output channels."""
+    # In float32, as the runtime multiplies the two scales.
     unit = (source.scale.astype(np.float32) * weight.scale.astype(np.float32)).astype(np.float64)
     scale = np.maximum(unit, LEAST_SCALE)
     return QuantParams(fmt, scale, np.zeros_like(scale, np.int64), None if weight.axis is None else -1)

@@ -158,7 +158,7 @@ def _reached_outputs(graph: ir.Graph, tail: Sequence[ir.Node], readers: Readers)
 
 
 def _readers(graph: ir.Graph) -> Readers:
-    """Return the nodes of the graph that read each value, be it in a body of theirs."""
+    """Return the nodes of the graph that read each value, directly or in a body of theirs."""
     found: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         for value in read_values(node):
@@ -204,7 +204,7 @@ def _has_weights(node: ir.Node) -> bool:
 
 
 def _weights(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
-    """Return a constant, be it behind a DequantizeLinear."""
+    """Return a constant, also one behind a DequantizeLinear."""
     node = made_by(value)
     if node is not None and node.op_type == "DequantizeLinear":
         value = node.inputs[0]

@@ -270,7 +270,7 @@ def _is_scaled(node: ir.Node) -> bool:
 
 
 def _masking(node: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
-    """Return the scores that a node masks, and the nodes that compute the mask; None where the node does not mask."""
+    """Return the scores that a node masks, and the nodes that compute the mask; None if the node does not mask."""
     data = _data(node)
     if not is_standard(node, "Add", "Sub", "Where", "Max") or len(data) != 2:
         return None
@@ -292,7 +292,7 @@ def _data(node: ir.Node) -> list[ir.Value]:
 
 
 def _nodes_of_mask(value: ir.Value) -> list[ir.Node] | None:
-    """Return the nodes that compute a mask; None where the value is none.
+    """Return the nodes that compute a mask; None if the value is not a mask.
 
     A mask is made of the model's inputs and of constants with no layer in between. How large the numbers of an input
     are, only the data could tell: large, or it would mask nothing. Where all is constant, one number has to be large.

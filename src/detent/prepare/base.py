@@ -98,6 +98,7 @@ class Pass(ir.passes.InPlacePass):
 
     def fresh(self, model: ir.Model, node: ir.Node, role: str) -> str:
         """Return a value name that nothing in the model has, derived from the node: `<node>/<role>`."""
+        # Not before one is needed: to collect the names of a large model takes a while.
         if self._names is None:
             self._names = Names(model)
         return self._names.fresh(f"{_stem(node)}/{role}")

@@ -154,6 +154,7 @@ class BatchNormToConv(OperatorPass):
         cut_inputs(node, 3)
         set_input(node, 1, self.initializer(model, node, "conv_weight", weight))
         set_input(node, 2, self.initializer(model, node, "conv_bias", affine.shift.astype(dtype)))
+        # The others are the statistics of training, which nothing reads.
         node.resize_outputs(1)
         node.op_type = "Conv"
         node.attributes.clear()

@@ -100,6 +100,7 @@ def fuse(
         return reason
     last = found.result.producer()
     assert last is not None, "a result of nodes has a producer"
+    # Not earlier: a subgraph that stays must leave no initializer behind.
     inputs = [owner.initializer(model, last, role, array) for role, array in (parameters or {}).items()]
     new = ir.node(op_type, [found.source, *inputs], dict(attributes), name=last.name)
     model.graph.insert_before(last, new)
@@ -124,6 +125,7 @@ def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
     """Remove a node, and everything before it that nobody reads any more."""
     sources = [value.producer() for value in node.inputs if value is not None]
     remove_node(graph, node)
+    # Once each: one node may feed two inputs.
     for source in dict.fromkeys(sources):
         if source is not None and source.graph is graph and all(is_unused(value) for value in source.outputs):
             _remove_unread(graph, source)

@@ -95,6 +95,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     if dim is None:
         return f"the size of dimension {axis} of its input is not known"
+    # From opset 18 on, the last part may be smaller.
     if opset < 18 and dim % count:
         return f"dimension {axis} of size {dim} cannot be split into {count} equal parts"
     part = -(-dim // count)

@@ -201,6 +201,12 @@ class Document:
     sections: Sequence[Section | None] = field(default_factory=tuple)
     closing: Sequence[str] = ()
 
+    @property
+    def next_command(self) -> str:
+        """The command to type next, if the last line has one."""
+        following = self.closing[-1].partition("Next: ")[2] if self.closing else ""
+        return following if following.startswith("detent ") else ""
+
 
 def name(text: str, **more: object) -> Cell:
     """Return a cell with a name out of a model or folder."""

@@ -58,7 +58,9 @@ BUILDERS: dict[type, Callable[[Any], Document]] = {
 
 
 def document_of(result: object) -> Document:
-    """Return the document of a result. Raise UsageError for anything else."""
+    """Return the document of a result; a document is its own. Raise UsageError for anything else."""
+    if isinstance(result, Document):
+        return result
     builder = BUILDERS.get(type(result))
     if builder is None:
         raise UsageError(

@@ -151,7 +151,10 @@ def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level,
     """Judge by the worst part of all outputs."""
     worst = min(_noise(fidelity, outputs), default=None)
     if worst is None:
-        return "unclear", "no output could be compared with float"
+        why = (
+            "the model answers with no rows, or with rows of other shapes" if fidelity.resized else "no output has rows"
+        )
+        return "unclear", f"no output could be compared with float: {why} on these samples"
     sqnr, name = worst
     reason = f"output SQNR {sqnr:.1f} dB" + (f" of {name}" if name else "")
     if fidelity.agreement is None and fidelity.parts:

@@ -89,11 +89,7 @@ def sensitivity(
     with begin("quantized alone") as measure:
         measurement = _Measurement(measure, samples, progress)
         alone = measurement.sums() if exact else measurement.settled(units)
-    if not alone.signal.any():
-        raise DataError(
-            f"The model answers 0 throughout on all {alone.samples} samples, so no layer can be told from another. "
-            "Give samples in which it finds something."
-        )
+    _check_answers(alone)
     gains = None
     if exact:
         with begin("left float") as measure:
@@ -119,8 +115,18 @@ def errors_of(
     cores = threads or usable_cores()
     with on_threads(VariantComparison(model, plan, UNCHANGED, variants, parts or {}, memory // cores), cores) as run:
         sums = _Measurement(run, samples, progress).sums()
+    _check_answers(sums)
     error = sums.mean_error if parts is None else sums.error
     return {variant.name: error(variant.name) for variant in variants}
+
+
+def _check_answers(sums: VariantErrors) -> None:
+    """Raise DataError if the float model answers with nothing that an error could be compared with."""
+    if not sums.signal.any():
+        raise DataError(
+            f"The model answers with 0, or with no rows, on all {sums.samples} samples, so no layer can be told from "
+            "another. Give samples in which it finds something."
+        )
 
 
 def evenly_spaced(samples: Sequence[PendingSample], variants: int) -> list[PendingSample]:

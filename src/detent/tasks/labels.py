@@ -91,7 +91,9 @@ class BoxLabels:
                 found[name] = _no_objects(name)
         missing = [name for name in names if name not in found]
         check_partners(missing, set(self.objects) - set(keys.values()), self.described, place)
-        return BoxLabels(self.described, found, self.categories, False, self.note)
+        bare = sum(key is None for key in keys.values())
+        said = f"{bare} of {len(names)} images have no label file and count as images without objects." if bare else ""
+        return BoxLabels(self.described, found, self.categories, False, " ".join(filter(None, (self.note, said))))
 
     def classes_of(self, classes: int, names: Sequence[str], *, by_number: bool = False) -> Mapping[int, int]:
         """Return the class of each category, for a model with so many classes (0: unknown) of these names.
@@ -118,9 +120,10 @@ class BoxLabels:
         outside = [each for each in used if classes and each >= classes]
         if outside:
             image = next(one for one in self.objects.values() if outside[-1] in one.categories)
+            box = image.categories.tolist().index(outside[-1]) + 1
             raise DataError(
-                f"{image.origin} has the class {outside[-1]}, but the model has the classes 0 to {classes - 1}. Labels "
-                "count from 0, and they must be those of the model's own classes."
+                f"{image.origin}, box {box}, has the class {outside[-1]}, but the model has the classes 0 to "
+                f"{classes - 1}. Labels count from 0, and they must be those of the model's own classes."
             )
         return {each: each for each in used}
 
