@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from benchmarks.verdicts import Row, _treated_images, _treated_tokens
+
 from detent.observe.preprocess import Preprocess
 
 
