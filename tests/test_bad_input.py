@@ -389,3 +389,54 @@ def test_recipes_that_cannot_be_shown(fails, tmp_path):
     fails(USAGE, "'XINT9'", "'XINT8'", arguments=["recipes", "XINT9"])
     (tmp_path / "mine.toml").write_text("wights = 4")
     fails(USAGE, "mine.toml", "'wights'", "'weights'", arguments=["recipes", tmp_path / "mine.toml"])
+
+
+# -- models whose outputs have as many rows as they find something ----------------------------------------------------
+
+
+def detections_above(threshold):
+    """64 rows of 6 numbers from an image, of which those stay whose fifth is above a threshold."""
+    constants = {
+        "w": np.random.default_rng(0).standard_normal((6, 3, 3, 3)).astype(np.float32),
+        "columns": np.array([6, 64]),
+        "five": np.array(4),
+        "least": np.float32(threshold),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["maps"], pads=[1, 1, 1, 1], name="conv"),
+        helper.make_node("Reshape", ["maps", "columns"], ["flat"], name="flatten"),
+        helper.make_node("Transpose", ["flat"], ["rows"], perm=[1, 0], name="turn"),
+        helper.make_node("Gather", ["rows", "five"], ["scores"], axis=1, name="score"),
+        helper.make_node("Greater", ["scores", "least"], ["kept"], name="compare"),
+        helper.make_node("Compress", ["rows", "kept"], ["found"], axis=0, name="keep"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("found", TensorProto.FLOAT, ["n", 6])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.fixture
+def images(tmp_path):
+    return saved(np.random.default_rng(1).standard_normal((64, 3, 8, 8)).astype(np.float32), tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("command", [["sensitivity"], ["mix", "--mean-bits", "6"], ["tune"], ["evaluate"]])
+def test_a_model_that_finds_nothing(fails, tmp_path, images, command):
+    model = stored(detections_above(1e9), tmp_path / "blind.onnx")
+    verb, *more = command
+    output = [tmp_path / "out.onnx"] if verb == "tune" else [model] if verb == "evaluate" else []
+    data = "--data" if verb == "evaluate" else "--calib"
+    fails(DATA, "no rows", "samples", arguments=[verb, model, *output, data, images, *more])
+
+
+@pytest.mark.parametrize("verb", ["sensitivity", "tune"])
+def test_rows_that_come_and_go_are_all_error(detent, tmp_path, images, verb):
+    model = stored(detections_above(0.5), tmp_path / "some.onnx")
+    output = [tmp_path / "out.onnx", "--budget", "1s"] if verb == "tune" else []
+    outcome = detent(verb, model, *output, "--calib", images, "--json")
+    assert outcome.code in (0, 6), outcome.err

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         split as split,
         tune as tune,
     )
-    from detent.convert.two_parts import Pipeline as Pipeline
+    from detent.convert.splitting import Pipeline as Pipeline
     from detent.emulator.emulator import Emulator as Emulator
     from detent.evaluation.evaluator import Evaluator as Evaluator
     from detent.evaluation.metric_file import Metric as Metric
@@ -90,7 +90,7 @@ _LAZY = {
     "Override": "detent.recipe",
     "Pass": "detent.prepare.base",
     "Percentile": "detent.methods",
-    "Pipeline": "detent.convert.two_parts",
+    "Pipeline": "detent.convert.splitting",
     "PrecisionReport": "detent.results.searched",
     "PreprocessOptions": "detent.observe.preprocess",
     "Recipe": "detent.recipe",

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from detent.convert.splitting import Split
-    from detent.convert.two_parts import Pipeline
+    from detent.convert.splitting import Pipeline, Split
     from detent.recipe import Recipe
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation, FolderComparison, ModelComparison
@@ -89,14 +88,17 @@ def tune(
 ) -> Tuning:
     """Try better and better ways to quantize `model`, and stop at the first that loses little enough.
 
+    The first is the recipe as it is; the result never loses more than that.
+
     Args:
         model: a path, or a ModelProto. Never modified.
         output: where to write the result; None: it is `tuning.model`.
         calibration: as for `quantize`.
         recipe: what to start from: its number formats and target are kept, but for layers that are spared at the end.
         options: as listed below. `max_drop` is in points of top-1 with labels, in units of the metric with one, else
-            in percent of the answers that differ from the float model's (or of output error, if outputs are no class
-            scores). Without `evaluation` data, a part of the calibration data is kept out of calibration to judge by.
+            in points that the task is expected to lose against the float model's answers (or in percent of output
+            error, if the task has no such figure). Without `evaluation` data, the samples that `quantize` would hold
+            out of calibration judge.
 
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.

@@ -1,7 +1,7 @@
 """Every option of every verb, declared once: its name, type, flag, help and default.
 
     class SampleOptions(TypedDict, total=False):
-        limit: Annotated[int | None, Flag("Use at most N samples.", minimum=1, metavar="N", panel=DATA)]
+        limit: Annotated[int | None, Flag("Read at most N samples.", minimum=1, metavar="N", panel=DATA)]
 
     def quantize(model: ..., **options: Unpack[QuantizeOptions]) -> Report: ...
 
@@ -84,6 +84,10 @@ class OldName:
     of: str
 
 
+VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
+"""Of every command that prints a result. What is printed is no option of the Python calls."""
+
+
 class ShapeOptions(TypedDict, total=False):
     """Shapes to fix."""
 
@@ -102,7 +106,26 @@ class ShapeOptions(TypedDict, total=False):
 class LimitOptions(TypedDict, total=False):
     """How many samples are read."""
 
-    limit: Annotated[int | None, Flag("Use at most N samples.", minimum=1, metavar="N", panel=DATA)]
+    limit: Annotated[
+        int | None, Flag("Read at most N samples, those held out included.", minimum=1, metavar="N", panel=DATA)
+    ]
+
+
+class HoldOutOptions(TypedDict, total=False):
+    """How many of the samples that are read are held out."""
+
+    hold_out: Annotated[
+        int | Literal["beyond"] | None,
+        Flag(
+            "Calibrate without N of the samples, and judge the result by them; 0: all calibrate. Else: an eighth, 64 "
+            "at most.",
+            reads=int | None,
+            minimum=0,
+            metavar="N",
+            panel=DATA,
+            python='or "beyond": none of those that the limit allows, but some of the others',
+        ),
+    ]
 
 
 class SeedOptions(TypedDict, total=False):
@@ -164,7 +187,7 @@ class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total
     """Which samples are read, and how."""
 
 
-class ReadingOptions(ShapeOptions, SampleOptions, ThreadOptions, ProgressOptions, total=False):
+class ReadingOptions(ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, total=False):
     """How samples are read into a float model that is to be quantized."""
 
 
@@ -412,6 +435,7 @@ class TuningGoalOptions(TypedDict, total=False):
 
 class TuneOptions(
     TuningGoalOptions,
+    TaskOptions,
     JudgeOptions,
     SettingOptions,
     PostprocessingOptions,

@@ -42,7 +42,7 @@ def test_models_at_the_same_scales_are_listed_with_their_worst(detent, tmp_path)
     recipe = package.find_recipe("XINT8").replace(equalize=False)
     package.quantize(MODEL, tmp_path / "plain.onnx", CALIBRATION, recipe, preprocess=PREPROCESS)
     text = detent("compare", MODEL, tmp_path / "plain.onnx", *IMAGES).out
-    assert "worst tensors of the same name (10 of" in text
+    assert "worst tensors of the same name" in text
     assert "other scales" not in text
 
 
@@ -50,7 +50,7 @@ def test_saved_results(detent, quantized_demo, tmp_path):
     for name, model in (("a", MODEL), ("b", quantized_demo)):
         outcome = detent("infer", model, *IMAGES, "--out", tmp_path / name, "--batch", 4)
         assert outcome.code == 0, outcome.err
-        assert outcome.out.startswith("6 files in ")
+        assert outcome.out.startswith("Wrote 6 files to ")
     text = detent("compare", tmp_path / "a", tmp_path / "b")
     assert "6 files compared" in text.out
     found = json.loads(detent("compare", tmp_path / "a", tmp_path / "b", "--json").out)

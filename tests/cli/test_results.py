@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from detent.cli import console
-from detent.cli.console import PageOptions, ResultOptions, check_file
+from detent.cli.console import PageOptions, PrintOptions, ResultOptions, check_file
 from detent.errors import OutputError
+from detent.report.document import Document, Paragraph, Section
+from detent.report.documents import BUILDERS
 
 
 class Result:
@@ -18,11 +19,15 @@ class Result:
 
 
 def test_a_result_is_shown_or_printed_as_json(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(console, "tell", lambda result: console.stdout().print("shown"))
-    ResultOptions().tell(Result())
-    assert capsys.readouterr().out == "shown\n"
+    closing = [Section("Table", blocks=[Paragraph("long", on="verbose")])]
+    document = Document("result", "", (), sections=closing, closing=["shown", "next"])
+    monkeypatch.setitem(BUILDERS, Result, lambda _: document)
     file = tmp_path / "report.json"
-    ResultOptions(report=file, page=PageOptions(json=True)).tell(Result())
+    ResultOptions().tell(Result())
+    assert capsys.readouterr().out == "shown\nnext\n"
+    ResultOptions(report=file, page=PageOptions(printing=PrintOptions(verbose=True))).tell(Result())
+    assert capsys.readouterr().out.splitlines() == ["long", f"shown Also wrote {file}.", "next"]
+    ResultOptions(report=file, page=PageOptions(printing=PrintOptions(json=True))).tell(Result())
     assert json.loads(capsys.readouterr().out) == json.loads(file.read_text()) == {"a": 1}
 
 

@@ -46,7 +46,7 @@ def broken(folder, what):
         ("empty folder", 4, "labels"),
         ("empty files", 4, "labels"),
         ("outside", 4, ".txt, line 1"),
-        ("class", 4, "class 3"),
+        ("class", 4, "box 1, has the class 3"),
         ("task", 2, "--task classify"),
         ("unknown task", 2, "detekt"),
         ("no folder", 4, "nowhere"),
@@ -55,6 +55,14 @@ def broken(folder, what):
 def test_labels_that_are_wrong(detent, photos, detector, what, code, named):  # noqa: F811
     outcome = detent("evaluate", detector, "--data", photos, *broken(photos, what))
     assert (outcome.code, named in outcome.err.replace("\n", "")) == (code, True), outcome.err
+
+
+def test_images_without_a_label_file_are_told(detent, photos, detector):  # noqa: F811
+    as_yolo(photos)
+    next((photos / "labels").iterdir()).unlink()
+    outcome = detent("evaluate", detector, "--data", photos)
+    assert outcome.code == 0, outcome.err
+    assert "of 10 images have no label file" in " ".join(outcome.out.split())
 
 
 def test_detection_in_json_and_text(detent, photos, detector, tmp_path):  # noqa: F811

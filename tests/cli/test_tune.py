@@ -16,10 +16,10 @@ DEMO = ("--calib", CALIBRATION, "--preprocess", PREPROCESS)
 def test_the_ladder_is_shown_and_the_result_written(detent, tmp_path):
     outcome = detent("tune", MODEL, tmp_path / "out.onnx", *DEMO, "--eval", FOLDER, "--max-drop", 1)
     assert outcome.code == 0, outcome.err
-    assert "+ plain" in outcome.out
+    assert "+ XINT8" in outcome.out
     assert "points of top-1" in outcome.out
     assert "within the 1 asked for" in outcome.out
-    assert read_recipe(tmp_path / "out.toml").name == "XINT8-tuned"
+    assert read_recipe(tmp_path / "out.toml").name == "XINT8"
 
 
 def test_the_rounding_of_the_device_is_that_of_the_judge(detent, tmp_path):
@@ -59,6 +59,6 @@ def test_the_report_is_saved(detent, tmp_path):
     out, report = tmp_path / "out.onnx", tmp_path / "ladder.json"
     outcome = detent("tune", MODEL, out, *DEMO, "--report", report, "--toml", tmp_path / "won.toml")
     assert outcome.code == 0, outcome.err
-    assert json.loads(report.read_text())["taken"] == "plain"
-    assert read_recipe(tmp_path / "won.toml").refinement is None
+    assert json.loads(report.read_text())["taken"] == "XINT8"
+    assert read_recipe(tmp_path / "won.toml").name == "XINT8"
     assert not out.with_suffix(".toml").exists()

@@ -65,7 +65,7 @@ def test_the_command(detent, model, tmp_path):
     arguments = ["dump", tmp_path / "model.onnx", "--data", tmp_path / "data.npy", "--out", tmp_path / "codes"]
     outcome = detent(*arguments, "--float")
     assert outcome.code == 0, outcome.err
-    assert "Codes of 2 tensors and 1 constants" in outcome.out
+    assert "codes of 2 tensors and 1 constants" in outcome.out
     again = detent(*arguments)
     assert again.code == 5
     assert "not an empty folder" in again.err

@@ -6,9 +6,16 @@ import pickle
 
 import pytest
 
-from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, GPTQConfig, refinement_of
+from detent.compat.algorithms import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AutoMixprecisionConfig,
+    CLEConfig,
+    GPTQConfig,
+    refinement_of,
+)
+from detent.compat.configs import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
 from detent.compat.option_rules import Request
-from detent.compat.preset_configs import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
 from detent.compat.table import apply_options
 from detent.errors import UsageError
 from detent.recipe.file import find_recipe
@@ -85,10 +92,27 @@ def test_what_cannot_be_had_is_named(params, message):
         refinement_of(params)
 
 
-def test_configurations_are_records_with_quarks_fields():
-    assert list(inspect.signature(AdaRoundConfig).parameters)[:4] == [
-        *("optim_device", "infer_device", "fixed_seed", "data_size")
-    ]
+FIELDS = {
+    AdaRoundConfig: "optim_device infer_device fixed_seed data_size batch_size num_batches num_iterations "
+    "learning_rate early_stop output_index lr_adjust target_op_type selective_update update_bias output_qdq drop_ratio "
+    "mem_opt_level cache_dir log_period ref_model_path dynamic_batch parallel reg_param beta_range warm_start "
+    "select_max_mem_layer num_workers pin_memory use_gds",
+    AutoMixprecisionConfig: "target_layer_config target_op_type subgraph_json include_layers exclude_layers data_size "
+    "metric_output_index metric_distance_fn metric_evaluate_fn metric_default metric_threshold metric_optimize_object "
+    "sensitivity_cache_file worker_num dual_quant_nodes no_input_qdq_shared shared_param_mode",
+    GPTQConfig: "bits block_size group_size perc_damp act_order per_channel mse weight_symmetric",
+    CLEConfig: "cle_balance_method cle_steps cle_weight_threshold cle_scale_append_bias cle_scale_use_threshold "
+    "cle_total_layer_diff_threshold",
+}
+"""Quark's fields, in its order: scripts may give them by position."""
+
+
+@pytest.mark.parametrize("config", FIELDS, ids=lambda config: config.__name__)
+def test_configurations_have_quarks_fields(config):
+    assert list(inspect.signature(config).parameters) == FIELDS[config].split()
+
+
+def test_configurations_are_records():
     config = AdaQuantConfig(num_iterations=7, lr_adjust=(1.0, 0.5))
     assert pickle.loads(pickle.dumps(config)) == config
     assert (config.num_iterations, config.learning_rate, config.lr_adjust) == (7, 1e-5, (1.0, 0.5))

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime.quantization as real
 import pytest
 
-from detent.compat.configs import Config, QuantizationConfig
+from detent.compat.configs import Config, QuantizationConfig, get_default_config
 from detent.compat.entry_points import (
     DynamicQuantConfig,
     ModelQuantizer,
@@ -22,7 +22,6 @@ from detent.compat.entry_points import (
 from detent.compat.entry_points import quark_quantize_dynamic as quark_dynamic
 from detent.compat.entry_points import quark_quantize_static as quark_static
 from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
-from detent.compat.preset_configs import get_default_config
 from detent.errors import UsageError
 from tests.conftest import tiny_model
 from tests.models import build, node, run

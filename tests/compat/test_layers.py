@@ -14,7 +14,7 @@ from detent.compat.algorithms import (
     QuarotConfig,
     SmoothQuantConfig,
 )
-from detent.compat.configs import QConfig
+from detent.compat.configs import QCONFIG_NAMES, QConfig
 from detent.compat.data_types import (
     BFloat16Spec,
     BFP16Spec,
@@ -30,7 +30,6 @@ from detent.compat.data_types import (
     XInt8Spec,
 )
 from detent.compat.enums import CalibMethod, QuantGranularity, ScaleType
-from detent.compat.preset_configs import QCONFIG_NAMES
 from detent.compat.translate import translate
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError

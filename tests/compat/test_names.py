@@ -6,8 +6,8 @@ import importlib
 
 import pytest
 
+from detent.compat.configs import PRESET_FIELDS
 from detent.compat.finder import other_tools
-from detent.compat.preset_configs import PRESET_FIELDS
 from detent.errors import UsageError
 
 quark_onnx = importlib.import_module("detent.compat.quark.onnx")

@@ -265,8 +265,8 @@ def test_options_that_must_agree_with_others():
 
 
 def test_random_data():
-    random = request(FLOAT, RandomDataReaderInputShape={"x": [1]}, RandomDataReaderInputDataRange={"x": [0, 9]}).random
-    assert (random.shapes, random.ranges) == ({"x": [1]}, {"x": [0, 9]})
+    found = request(FLOAT, RandomDataReaderInputShape={"x": [1]}, RandomDataReaderInputDataRange={"x": [0, 9]})
+    assert (found.random_shapes, found.random_ranges) == ({"x": [1]}, {"x": [0, 9]})
 
 
 def test_formats_without_scales_need_no_calibration():

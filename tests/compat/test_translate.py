@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from detent.compat import translate as module
-from detent.compat.configs import Config, QConfig, QuantizationConfig
+from detent.compat.configs import PRESET_FIELDS, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.enums import (
     CalibrationMethod,
     ExtendedQuantFormat,
@@ -18,7 +18,6 @@ from detent.compat.enums import (
     VitisQuantFormat,
     VitisQuantType,
 )
-from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
 from detent.compat.translate import translate
 from detent.equalizations import GlobalEqualization
 from detent.errors import UsageError
@@ -227,8 +226,8 @@ def test_accuracy_steps_are_on_unless_they_are_switched_off():
         ({"extra_options": {"MixedPrecisionTensor": {}}}, "without specific_tensor_precision=True"),
         ({"calibrate_method": "MinMax"}, "calibrate_method is 'MinMax'"),
         ({"quant_format": "QDQ"}, "quant_format is 'QDQ'"),
-        ({"activation_type": "int8"}, "'int8' is no number format"),
-        ({"nodes_to_exclude": ["^/head/.*("]}, "no regular expression"),
+        ({"activation_type": "int8"}, "'int8' is not a number format"),
+        ({"nodes_to_exclude": ["^/head/.*("]}, "not a regular expression"),
         (
             {"extra_options": {"ActivationSymetric": True}},
             "no option 'ActivationSymetric'. Did you mean 'ActivationSym",

@@ -125,7 +125,7 @@ def test_the_command_says_what_it_left(detent, tmp_path):
     path = tmp_path / "a8w8.onnx"
     onnx.save(quantized(conv_relu_conv(), "A8W8"), path)
     outcome = detent("convert", path, tmp_path / "out.onnx", "--to", "fix-neuron")
-    assert "left 'b1_DequantizeLinear': FixNeuron has no codes of type int32" in outcome.out
+    assert "'b1_DequantizeLinear': FixNeuron has no codes of type int32" in outcome.out
 
 
 def test_json_is_json_and_nothing_else(detent, tmp_path, quantized_file):

@@ -144,7 +144,7 @@ def test_losses_are_paired(photos, detector, tmp_path):
     values = json.loads(result.to_json())["models"][1]
     assert set(values) >= {"mAP50-95", "mAP50", "loss", "loss_mAP50", "samples"}
     assert "points of mAP50-95" in str(result)
-    assert "samples that changed most" in str(result)
+    assert "changed samples of" in str(result)
     assert result.models[1].scores.changed(result.models[0].scores)
 
 

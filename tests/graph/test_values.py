@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from detent.graph import values
+from detent.graph.load import load
+from detent.graph.values import Names
+from tests.conftest import tiny_model
 from tests.prepare.equivalence import f32, flag_input, if_reading, info, make, node
 
 
@@ -39,3 +42,20 @@ def test_set_input_drops_what_is_unused_and_keeps_what_is_shared():
     for item in (first, second):
         values.set_input(item, 1, values.add_initializer(graph, f"new_{item.outputs[0].name}", f32(3)))
     assert set(graph.initializers) == {"v", "new_a", "new_b"}
+
+
+def test_fresh_names_collide_with_nothing():
+    names = Names(ir.from_proto(tiny_model()))
+    assert names.fresh("new") == "new"
+    assert names.fresh("new") == "new_1"
+    assert names.fresh("first") == "first_1"
+    assert names.fresh("w1") == "w1_1"
+    assert names.fresh("x") == "x_1"
+
+
+def test_an_output_that_nobody_asked_for_stays_unnamed():
+    model = tiny_model()
+    model.graph.node.insert(2, helper.make_node("MaxPool", ["r1"], ["pooled", ""], kernel_shape=[1, 1], name="pool"))
+    model.graph.node[3].input[0] = "pooled"
+    pool = next(node for node in load(model).graph if node.name == "pool")
+    assert [value.name for value in pool.outputs] == ["pooled", ""]

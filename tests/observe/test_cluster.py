@@ -51,11 +51,11 @@ def loads():
 
 def test_two_worker_processes_count_the_same_and_load_the_model_once_each(model, data, client):
     before = client.run(loads)
-    here = sweep(model, SITES, opened(model, data, reserve=4), vote=exponent)
-    there = sweep_on(client, model, SITES, opened(model, data, reserve=4), vote=exponent)
+    here = sweep(model, SITES, opened(model, data, hold_out=None), vote=exponent)
+    there = sweep_on(client, model, SITES, opened(model, data, hold_out=None), vote=exponent)
     assert contents(there) == contents(here)
-    assert there.samples == here.samples == 36
-    assert [one.index for one in there.held_out] == [7, 15, 23, 31]
+    assert there.samples == here.samples == 35
+    assert [one.index for one in there.held_out] == [7, 15, 23, 31, 39]
     after = client.run(loads)
     assert len(after) == 2
     assert all(after[address] - before[address] <= 1 for address in after)
@@ -69,8 +69,8 @@ def test_a_reader_of_ones_own_script(model, client, monkeypatch):
         pass
 
     monkeypatch.setattr(Mine, "__module__", "__main__")
-    here = sweep(model, SITES, opened(model, Numbers(), reserve=16))
-    there = sweep_on(client, model, SITES, opened(model, Mine(), reserve=16))
+    here = sweep(model, SITES, opened(model, Numbers(), hold_out=16))
+    there = sweep_on(client, model, SITES, opened(model, Mine(), hold_out=16))
     assert contents(there) == contents(here)
     assert [one.index for one in there.held_out] == [one.index for one in here.held_out]
 

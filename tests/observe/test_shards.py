@@ -34,7 +34,7 @@ def write_images(folder, count, side=300):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7, 100])
-@pytest.mark.parametrize(("total", "options"), [(1, {}), (50, {"reserve": 4}), (1000, {}), (1000, {"limit": 77})])
+@pytest.mark.parametrize(("total", "options"), [(1, {}), (50, {"hold_out": 4}), (1000, {}), (1000, {"limit": 77})])
 def test_every_sample_is_in_one_shard_and_none_that_is_held_out(tmp_path, total, options, workers):
     np.save(tmp_path / "x.npy", np.zeros((total, 3, 8, 8), np.float32))
     source = open_source(tmp_path, INPUTS, **options)
@@ -141,10 +141,10 @@ def test_the_shards_of_a_reader_are_all_its_samples_once():
 
 
 def test_a_limit_and_what_is_held_out_are_divided_over_the_shards():
-    pending = list(open_source(Numbers(), INPUTS, limit=40, reserve=16))
-    assert sum(not one.held_out for one in pending) == 40
+    pending = list(open_source(Numbers(), INPUTS, limit=40, hold_out=16))
+    assert sum(not one.held_out for one in pending) == 24
     assert sum(one.held_out for one in pending) == 16
-    unlimited = list(open_source(Numbers(), INPUTS, reserve=16))
+    unlimited = list(open_source(Numbers(), INPUTS, hold_out=16))
     assert [one.index // SHARDS for one in unlimited if one.held_out] == [7] * 16
 
 
@@ -159,7 +159,7 @@ def test_shares_add_up(total):
 @pytest.mark.parametrize("data", ["file", "reader"])
 def test_some_samples_in_any_order(tmp_path, data, workers):
     np.save(tmp_path / "x.npy", normal(60, 3, 8, 8))
-    source = open_source(Numbers(60) if data == "reader" else tmp_path, INPUTS, reserve=4)
+    source = open_source(Numbers(60) if data == "reader" else tmp_path, INPUTS, hold_out=4)
     samples = [pending for pending in source if not pending.held_out][40::-3]
     shards = divide_samples(source, samples, workers)
     assert [shard.number for shard in shards] == list(range(len(shards)))
@@ -171,7 +171,7 @@ def test_some_samples_in_any_order(tmp_path, data, workers):
 
 
 def test_some_shards_may_be_empty():
-    assert len(list(open_source(Numbers(3), INPUTS, reserve=2))) == 3
+    assert len(list(open_source(Numbers(3), INPUTS, hold_out=2))) == 3
 
 
 def test_an_error_names_the_shard_and_the_item():

@@ -79,8 +79,8 @@ def test_limit_spreads_over_the_files(ten):
     assert source.describe == f"4 of 10 images from {ten}/"
 
 
-def test_reserve_from_the_surplus(ten):
-    source = open_source(ten, GREY, limit=4, reserve=2)
+def test_hold_out_with_a_limit(ten):
+    source = open_source(ten, GREY, limit=6, hold_out=2)
     found = [(one.origin, one.held_out) for one in source]
     # 6 of 10, evenly spaced: 0 1 3 5 6 8, of which every third is held out
     assert found == [
@@ -95,8 +95,8 @@ def test_reserve_from_the_surplus(ten):
     assert [sample.held_out for sample in loaded(source)] == [held for _, held in found]
 
 
-def test_reserve_without_a_limit(ten):
-    source = open_source(ten, GREY, reserve=5)
+def test_hold_out_without_a_limit(ten):
+    source = open_source(ten, GREY, hold_out=None)
     assert [one.origin for one in source if one.held_out] == ["h.png"]
     assert source.describe == f"9 images from {ten}/, 1 more held out"
 
@@ -152,18 +152,19 @@ def test_a_batch_that_contradicts_the_model(ten):
     st.none() | st.integers(1, 5),
     st.none() | st.integers(0, 3),
 )
-def test_batching_loses_and_mixes_nothing(count, limit, reserve, batch, seed):
+def test_batching_loses_and_mixes_nothing(count, limit, hold_out, batch, seed):
     data = numbers(count)
     seed = None if limit is None else seed
-    source = open_source(data, PAIR, limit=limit, reserve=reserve, batch=batch, seed=seed)
+    hold_out = min(hold_out, min(count, limit or count) - 1)
+    source = open_source(data, PAIR, limit=limit, hold_out=hold_out, batch=batch, seed=seed)
     samples = loaded(source)
     assert len(samples) == source.length
     assert [sample.index for sample in samples] == list(range(len(samples)))
     values = {held: [v for s in samples if s.held_out is held for v in s.feeds["x"][:, 0]] for held in (False, True)}
     assert not set(values[False]) & set(values[True])
     assert all(len(found) == len(set(found)) for found in values.values())
-    assert len(values[True]) <= reserve
-    assert len(values[False]) + len(values[True]) == (count if limit is None else min(count, limit + len(values[True])))
+    assert len(values[True]) <= hold_out
+    assert len(values[False]) + len(values[True]) == min(count, limit or count)
 
 
 def test_arrays_and_dicts():
@@ -265,9 +266,9 @@ def test_random_data_says_so():
         open_source(None, [spec(None, 3, None, None)])
 
 
-@pytest.mark.parametrize(("name", "value"), [("limit", 0), ("reserve", -1), ("batch", 0), ("seed", -1)])
+@pytest.mark.parametrize(("name", "value"), [("limit", 0), ("hold_out", -1), ("batch", 0), ("seed", -1)])
 def test_numbers_out_of_range(name, value):
-    with pytest.raises(UsageError, match=f"--{name} must be at least"):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must be at least"):
         open_source(numbers(3), PAIR, **{name: value})
 
 
@@ -307,3 +308,82 @@ def test_nothing_heavy_is_imported():
 def test_a_seed_that_would_have_no_use(data, options, words):
     with pytest.raises(UsageError, match=words):
         open_source(data, GREY, **options)
+
+
+INPUTS = [InputSpec("x", np.dtype(np.float32), (1, 2))]
+
+
+def items(count):
+    return [np.full((1, 2), number, np.float32) for number in range(count)]
+
+
+def contents(samples):
+    """Index, whether it is held out, and the number in it."""
+    return [(each.index, each.held_out, float(each.load().feeds["x"][0, 0])) for each in samples]
+
+
+def once(count, taken=None):
+    for item in items(count):
+        if taken is not None:
+            taken.append(item)
+        yield item
+
+
+@pytest.mark.parametrize("make", [items, once, lambda count: np.concatenate(items(count))])
+@pytest.mark.parametrize("options", [{}, {"hold_out": 3}, {"limit": 10, "hold_out": 4}, {"limit": 2}])
+@pytest.mark.parametrize("count", [0, 1, 5, 9, 50])
+def test_nothing_is_lost(make, options, count):
+    whole = contents(open_source(make(20), INPUTS, **options))
+    source = open_source(make(20), INPUTS, **options)
+    chosen = source.peek(count)
+    assert contents(chosen) == [each for each in whole if not each[1]][:count]
+    assert contents(source) == whole
+
+
+@pytest.mark.parametrize("make", [items, once])
+def test_a_source_shorter_than_asked(make):
+    source = open_source(make(3), INPUTS)
+    chosen = source.peek(8)
+    assert contents(chosen) == contents(source) == [(0, False, 0.0), (1, False, 1.0), (2, False, 2.0)]
+
+
+def test_no_more_is_read_than_needed():
+    taken = []
+    source = open_source(once(20, taken), INPUTS)
+    chosen = source.peek(3)
+    assert (len(chosen), len(taken)) == (3, 3)
+    next(iter(source))
+    assert len(taken) == 3
+    taken.clear()
+    assert open_source(once(20, taken), INPUTS).peek(0) == []
+    assert taken == []
+
+
+@pytest.mark.parametrize("make", [items, once])
+def test_a_second_look_sees_the_same(make):
+    source = open_source(make(9), INPUTS)
+    whole = contents(open_source(items(9), INPUTS))
+    assert contents(source.peek(2)) == whole[:2]
+    assert contents(source.peek(5)) == whole[:5]
+    assert contents(source) == whole
+
+
+def test_a_second_pass_is_refused_as_before():
+    source = open_source(once(4), INPUTS)
+    source.peek(2)
+    assert len(contents(source)) == 4
+    with pytest.raises(DataError, match="can be read only once"):
+        list(source)
+
+
+def test_errors_of_the_data_come_through():
+    def broken():
+        yield items(1)[0]
+        raise ValueError("the disk is gone")
+
+    with pytest.raises(DataError, match="the disk is gone"):
+        open_source(broken(), INPUTS).peek(2)
+    source = open_source(broken(), INPUTS)
+    assert len(source.peek(1)) == 1
+    with pytest.raises(DataError, match="the disk is gone"):
+        list(source)

@@ -308,7 +308,7 @@ def test_a_header_that_cannot_be(change, path):
 
 def test_a_sweep_is_remembered(path):
     model = as_ir(conv_relu_conv())
-    source = open_source(normal(20, 3, 8, 8), input_specs(model), reserve=2)
+    source = open_source(normal(20, 3, 8, 8), input_specs(model), hold_out=None)
     swept = sweep(model, ["x", "r1", "y"], source)
     identity = fingerprint_of(model), source.fingerprint, source.describe
     save_statistics(path, StatisticsFile(*identity, swept.samples, swept.statistics))

@@ -108,7 +108,8 @@ def test_batches_are_used_as_they_come():
 def test_length():
     assert open_source(Loader(), X).length == 3
     assert open_source(Loader(), X, limit=2).length == 2
-    assert open_source(Loader(), X, limit=1, reserve=1).length == 2
+    assert open_source(Loader(), X, limit=2, hold_out=1).length == 2
+    assert open_source(Loader(), X, limit=1, hold_out="beyond").length == 3
     assert open_source(iter(Loader()), X).length is None
     assert open_source(Reader(3), X).length is None
 
@@ -155,7 +156,7 @@ def test_an_infinite_stream_is_cut_and_no_item_too_many_is_taken():
     assert [next(source).index for _ in range(2)] == [0, 1]
     assert taken == [0, 1]
     reader = Reader(100)
-    list(open_source(reader, X, limit=2, reserve=1))
+    list(open_source(reader, X, limit=3, hold_out=1))
     assert reader.calls == 3
 
 
@@ -164,10 +165,11 @@ def test_held_out_items():
         return [one.index for one in open_source((row(v) for v in range(20)), X, **options) if one.held_out]
 
     assert held() == []
-    assert held(limit=3, reserve=2) == [3, 4]
-    assert held(limit=19, reserve=9) == [19]
-    assert held(reserve=1) == [7]
-    assert held(reserve=9) == [7, 15]
+    assert held(limit=6, hold_out=2) == [2, 5]
+    assert held(limit=30, hold_out=15) == list(range(1, 20, 2))
+    assert held(limit=19, hold_out="beyond") == [19]
+    assert held(hold_out=1) == [7]
+    assert held(hold_out=9) == [7, 15]
 
 
 @pytest.mark.parametrize("data", [[], iter([]), Reader(0)])
@@ -269,10 +271,11 @@ def test_what_is_no_data_at_all(data):
 def test_describe():
     assert open_source([row(0)] * 3, X).describe == "3 items from the iterable"
     assert open_source(iter([row(0)]), X).describe == "all items from the iterable"
-    assert open_source(Reader(3), X, limit=2, reserve=1).describe == (
-        "up to 2 samples from the reader, then up to 1 held out"
+    assert open_source(Reader(3), X, limit=2, hold_out=1).describe == "up to 2 samples from the reader, 1 held out"
+    assert open_source(Reader(3), X, limit=2, hold_out="beyond").describe == (
+        "up to 2 samples from the reader, then up to 16 held out"
     )
-    assert open_source(Reader(3), X, reserve=4).describe == "all items from the reader, every 8th held out up to 4"
+    assert open_source(Reader(3), X, hold_out=4).describe == "all items from the reader, every 8th held out up to 4"
 
 
 def test_a_limit_counts_samples_and_not_batches():
@@ -280,9 +283,9 @@ def test_a_limit_counts_samples_and_not_batches():
     inputs = (InputSpec("x", np.dtype(np.float32), (None, 2, 2)),)
     taken = [
         (pending.size, pending.held_out, pending.load().feeds["x"].shape[0])
-        for pending in open_source(iter(batches), inputs, limit=7, reserve=4)
+        for pending in open_source(iter(batches), inputs, limit=7, hold_out=4)
     ]
-    assert taken == [(3, False, 3), (3, False, 3), (1, False, 1), (3, True, 3), (3, True, 3)]
+    assert taken == [(3, False, 3), (3, True, 3), (1, False, 1)]
 
 
 def test_a_stream_that_seems_to_have_no_end_is_mentioned(monkeypatch):

@@ -6,11 +6,11 @@ import weakref
 import numpy as np
 import pytest
 
-from detent.errors import DataError
-from detent.observe.samples import PendingSample
+from detent.errors import DataError, UsageError
+from detent.observe.samples import PendingSample, Sample
 from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import Histogram
-from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, sweep
+from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, SiteCounter, sweep, taps_of
 from tests.models import as_ir, build, conv_relu_conv, info, node, normal, values_of
 
 SITES = ["x", "r1", "y"]
@@ -87,7 +87,7 @@ def test_held_out_samples_are_not_counted(threads):
     images = np.zeros((20, 3, 8, 8), np.float32) + np.arange(20, dtype=np.float32)[:, None, None, None] / 100
     images[[7, 15]] = 1000.0
     model = as_ir(conv_relu_conv())
-    seen = sweep(model, ["x"], source_of(model, images, reserve=2), threads=threads)
+    seen = sweep(model, ["x"], source_of(model, images, hold_out=None), threads=threads)
     assert seen.samples == 18
     assert seen.statistics["x"].histogram.maximum == np.float32(0.19)
     assert seen.statistics["x"].histogram.total == 18 * 192
@@ -153,7 +153,7 @@ def test_nan_and_infinity_name_the_sample_and_the_tensor(nodes, bad, tensor, thr
 def test_progress_goes_from_nothing_to_everything(images):
     calls = []
     model = as_ir(conv_relu_conv())
-    sweep(model, ["x"], source_of(model, images, reserve=2), progress=lambda *call: calls.append(call), threads=3)
+    sweep(model, ["x"], source_of(model, images, hold_out=None), progress=lambda *call: calls.append(call), threads=3)
     assert [done for _, done, _ in calls] == list(range(21))
     assert {(stage, total) for stage, _, total in calls} == {(STAGE, 20)}
 
@@ -209,3 +209,64 @@ def test_more_threads_than_samples(images):
     assert contents(sweep(model, SITES, source_of(model, images[:1]), threads=8)) == contents(
         sweep(model, SITES, source_of(model, images[:1]), threads=1)
     )
+
+
+def network():
+    """Two convolutions of 32 channels, so that onnxruntime computes in its own layout, and a residual."""
+    return as_ir(
+        build(
+            [
+                node("Conv", "x w1 b1", "c1", pads=[1, 1, 1, 1]),
+                node("Relu", "c1", "r1"),
+                node("Conv", "r1 w2 b2", "c2", pads=[1, 1, 1, 1]),
+                node("Add", "c2 r1", "s"),
+                node("Log", "s", "logs"),
+                node("GlobalAveragePool", "s", "y"),
+            ],
+            "y",
+            {
+                "w1": normal(32, 3, 3, 3) / 4,
+                "b1": normal(32, seed=1) / 8,
+                "w2": normal(32, 32, 3, 3, seed=2) / 16,
+                "b2": normal(32, seed=3) / 8,
+            },
+            inputs=[info("x", ("n", 3, 10, 10))],
+        )
+    )
+
+
+TENSORS = ["x", "r1", "c2", "s", "y"]
+
+
+def counted(runner, sites, batches):
+    counter = SiteCounter(runner, sites)
+    for index, batch in enumerate(batches):
+        counter.count(Sample(index, f"batch {index}", {"x": batch}))
+    return {
+        name: (each.histogram.exponent, each.histogram.counts.tolist(), each.mean_extremes, each.samples)
+        for name, each in counter.statistics.items()
+    }
+
+
+def test_both_runners_give_the_same_statistics():
+    taps = taps_of(network(), TENSORS)
+    batches = [normal(size, 3, 10, 10, seed=size) * size for size in (1, 2, 1, 5)]
+    assert counted(taps.unordered, TENSORS, batches) == counted(taps.ordered, TENSORS, batches)
+
+
+def test_outputs_come_first_and_inputs_are_not_fetched():
+    taps = taps_of(network(), TENSORS)
+    assert taps.ordered.outputs == taps.unordered.outputs == ["y", "r1", "c2", "s"]
+
+
+def test_the_error_names_the_tensor_by_its_own_name():
+    model = network()
+    sites = ["s", "logs"]  # of negative numbers: NaN
+    counter = SiteCounter(taps_of(model, sites).unordered, sites)
+    with pytest.raises(DataError, match="On cat.jpg .* NaN or infinity in tensor 'logs'"):
+        counter.count(Sample(0, "cat.jpg", {"x": np.full((1, 3, 10, 10), -9, np.float32)}))
+
+
+def test_providers_reach_the_session():
+    with pytest.raises(UsageError, match="no provider 'NPU'"):
+        taps_of(network(), TENSORS, ["NPU"])

@@ -19,9 +19,10 @@ from detent.plan.select import Selection
 from detent.prepare import prepare
 from detent.prepare.shapes import InferShapes
 from detent.recipe import Override
+from detent.recipe.file import find_recipe
 from detent.recipe.presets import PRESETS
 from tests.emit.forms import emitted, snapped
-from tests.models import IMAGE, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
+from tests.models import IMAGE, as_ir, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
 
 INT8, INT16, BF16 = IntegerFormat("int8"), IntegerFormat("int16"), FloatFormat("bfloat16")
 A8W8 = PRESETS["A8W8"]
@@ -389,3 +390,33 @@ def test_a_scalar_has_no_neighbours_to_share_an_exponent_with(recipe):
     constants = {tensor.name: tensor for tensor in report.model.graph.initializer}
     divide = next(one for one in report.model.graph.node if one.op_type == "Div")
     assert onnx.numpy_helper.to_array(constants[divide.input[1]]) == np.float32(4.1)
+
+
+DPU = find_recipe("XINT8").replace(rounding="dpu")
+
+
+def ties(recipe, **selected):
+    layout = arrange(as_ir(residual()), Selection(**selected), recipe)
+    return {name: layout.ties_of(name) for name in layout.sites}
+
+
+def test_the_device_rounds_up_what_it_computes_and_the_host_away_from_zero_what_it_feeds():
+    assert ties(DPU) == {
+        "x": "half_away",
+        "w1": "half_even",
+        "b1": "half_even",
+        "r1": "half_up",
+        "w2": "half_even",
+        "b2": "half_even",
+        "c2": "half_up",
+        "y": "half_up",
+    }
+
+
+def test_the_result_of_a_node_that_stays_float_is_quantized_by_the_host():
+    found = ties(DPU, exclude=("conv_c2",))
+    assert (found["c2"], found["r1"], found["y"]) == ("half_away", "half_up", "half_up")
+
+
+def test_half_to_even_is_what_the_file_says():
+    assert set(ties(DPU.replace(rounding="half-even")).values()) == {"half_even"}

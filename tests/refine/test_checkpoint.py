@@ -92,7 +92,7 @@ def test_a_damaged_file_is_told_and_ignored(tmp_path):
     kept = refinement_beside(output)
     kept.write_bytes(kept.read_bytes()[:-7])
     found = detent.quantize(conv_relu_conv(), output, IMAGES, CASES["AdaRound"])
-    assert any("of no use" in warning and "cut short" in warning for warning in found.warnings)
+    assert any("cannot be used" in warning and "cut short" in warning for warning in found.warnings)
 
 
 def test_a_foreign_file_is_not_overwritten(tmp_path):

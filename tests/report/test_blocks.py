@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from detent.report.charts import tag
 from detent.report.document import Column, Document, Note, NoteList, Paragraph, Row, Section, Table, name, number, words
-from detent.report.page import fragment_of
+from detent.report.page import page_of
 
 COLUMNS = [Column("Name", "What it is called."), Column("Size", numeric=True, minor=True)]
 
@@ -18,7 +18,7 @@ def rows(count):
 
 
 def drawn(*blocks):
-    return fragment_of(Document("test", "t", (), sections=[Section("S", blocks=blocks)]))
+    return page_of(Document("test", "t", (), sections=[Section("S", blocks=blocks)]))
 
 
 def test_cells_have_what_is_shown_and_what_is_sorted_by():

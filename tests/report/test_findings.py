@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-
-from rich.console import Console
 
 import detent
-from detent.report.documents import print_result
+from detent.report.documents import text_of
 from detent.report.findings import serious, subject_of
 from detent.results.checked import Finding, grouped
 from tests.models import build, node, normal
@@ -17,9 +14,7 @@ def finding(name: str, op_type: str = "Conv", what: str = "it is wrong", level: 
 
 
 def shown(check) -> str:
-    console = Console(file=io.StringIO(), width=80)
-    print_result(check, console)
-    return console.file.getvalue()
+    return text_of(check, 80)
 
 
 def test_equal_findings_are_one_line():

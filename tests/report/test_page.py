@@ -170,7 +170,7 @@ def test_a_model_that_the_device_rejects_is_the_first_thing_to_know(samples):
     ready = "npu-xint8 does not take the model: the batch of input 'x' is not fixed"
     assert text.index("What to know") < text.index(f"Error{ready}") < text.index("Mind this.")
     assert "Fix: `detent quantize --fix-shape x=1,3,8,8`" in text
-    assert "\nError: the model: the batch of input 'x' is not fixed" in str(report)
+    assert "\nError: npu-xint8 does not take the model: the batch of input 'x' is not fixed" in str(report)
     fixed = detent.quantize(tiny_model(), None, samples, fix_shapes={"x": [1, 3, 8, 8]})
     assert "Error" not in str(fixed)
     assert "badge bad" not in page_of(fixed).replace(".badge.bad", "")
@@ -238,7 +238,7 @@ def test_a_tuning_says_whether_it_reached_its_goal():
     assert '<div class="verdict good"><h2>Reached</h2>' in page_of(results.tuning())
     missed = page_of(results.tuning(met=False))
     assert '<div class="verdict warn"><h2>Not reached</h2>' in missed
-    assert "A8W8" in missed
+    assert "A16W8" in missed
 
 
 def test_errors_of_nothing_and_without_end_can_be_shown():
@@ -259,3 +259,9 @@ def test_a_page_is_written_completely_or_not_at_all(tmp_path):
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page_of(results.tuning())
     with pytest.raises(OutputError):
         write_page(results.tuning(), tmp_path / "missing" / "page.html")
+
+
+def test_the_command_to_type_next_is_on_the_page():
+    page = page_of(results.evaluation())
+    assert "Next: <code>detent " in page
+    assert "Next: <code>" not in page_of(dataclasses.replace(results.quantization(), dry_run=True))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.file import find_recipe
-from detent.report.searches import SHOWN_FORMATS
+from detent.report.searches import SHOWN
 from detent.results.searched import FormatOption, PrecisionReport, PrecisionSearch
 
 A8W8 = find_recipe("A8W8")
@@ -27,8 +27,8 @@ def test_the_table():
     assert lines[6].split() == ["all", "int4", "4", "1", "kB", "-10.0"]
     assert lines[7].split() == ["all", "int8", "8", "2", "kB", "-40.0"]
     assert lines[8].split() == ["mixed:", "1", "int4,", "1", "int8", "6.00", "1.5", "kB", "-30.0"]
-    assert lines[9] == "Weights take 500 bytes less than with A8W8 (25.0 %)."
-    assert lines[10] == "Measured on 3 samples, nothing refined."
+    assert lines[9] == "Measured on 3 samples, nothing refined."
+    assert lines[10] == "Weights take 500 bytes less than with A8W8 (25.0 %)."
 
 
 def test_more_than_before_and_as_much():
@@ -53,5 +53,15 @@ def test_plain_values():
 
 
 def test_many_layers():
-    many = {f"layer{index}": FormatOption(INT4, 400, 0.01) for index in range(SHOWN_FORMATS + 2)}
+    many = {f"layer{index}": FormatOption(INT4, 400, 0.01) for index in range(SHOWN + 2)}
     assert "and 2 more" in str(report(many, mean_bits=4.0))
+    assert f"layer{SHOWN + 1} " in report(many, mean_bits=4.0).to_text(verbose=True)
+
+
+def test_the_recipe_that_was_written_is_the_next_to_use(tmp_path):
+    file = tmp_path / "mixed.toml"
+    written = report(TWO, mean_bits=6.0).with_file(file)
+    assert find_recipe(file) == A8W8
+    assert (
+        str(written).splitlines()[-1].endswith(f"Next: detent quantize model.onnx OUTPUT --calib DATA --recipe {file}")
+    )

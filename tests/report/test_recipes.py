@@ -11,7 +11,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.numerics.named import NAMED_FORMATS
 from detent.recipe.file import from_plain
 from detent.recipe.presets import PRESETS
-from detent.report.documents import print_result
+from detent.report.documents import text_of
 from detent.report.listings import recipes_document
 from detent.report.terminal import print_document
 from tests.recipe.test_toml_text import tomllib
@@ -57,8 +57,9 @@ def test_lines(name, words):
 
 @pytest.mark.parametrize("recipe", PRESETS.values(), ids=PRESETS)
 def test_one_recipe_is_a_sentence_its_steps_and_a_file(recipe):
-    text = printed(print_result, recipe)
-    head, _, file = text.partition("\n\n")
+    head, _, file = text_of(recipe, 200).partition("\n\n")
+    file, _, following = file.rpartition("\n")
+    assert following == f"Next: detent quantize MODEL OUTPUT --calib DATA --recipe {recipe.name}"
     assert head.startswith(f"{recipe.name}: ")
     assert f"write as {recipe.format}. Target: {recipe.target}." in " ".join(head.split())
     assert from_plain(tomllib.loads(file)) == recipe
@@ -66,7 +67,7 @@ def test_one_recipe_is_a_sentence_its_steps_and_a_file(recipe):
 
 def test_steps():
     def steps(recipe):
-        return next(line for line in printed(print_result, recipe).splitlines() if line.startswith("Steps"))
+        return next(line for line in text_of(recipe).splitlines() if line.startswith("Steps"))
 
     xint8 = PRESETS["XINT8"]
     assert steps(xint8).startswith("Steps: equalize channels, calibrate with MinMSE, correct biases, write as qdq.")

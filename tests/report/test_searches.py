@@ -32,7 +32,8 @@ def test_the_worst_comes_first():
     found = sensitivity(model, plan, SAMPLES)
     text = str(SensitivityReport("model.onnx", XINT8, found))
     order = [layer.node for layer in found.worst_first()]
-    assert [line.split()[0] for line in text.splitlines()[-len(order) :]] == order
+    assert [line.split()[0] for line in text.splitlines()[-len(order) - 2 : -2]] == order
+    assert text.splitlines()[-1].startswith("Next: detent sensitivity model.onnx --calib DATA --max-error")
     assert "other answers" not in text
     plain = json.loads(SensitivityReport("model.onnx", XINT8, found).to_json())
     assert [each["node"] for each in plain["layers"]] == order
@@ -41,7 +42,7 @@ def test_the_worst_comes_first():
 
 
 def test_a_proposal_is_said():
-    for wanted, said in [(8.0, "leave float a, relu. Expected error 9.0 dB"), (20.0, "Nothing needs to change")]:
+    for wanted, said in [(8.0, "leave float a, relu."), (20.0, "nothing needs to change")]:
         report = SensitivityReport("model.onnx", XINT8, THREE, propose(THREE, None, XINT8, wanted))
         assert said in str(report)
         assert report.to_dict()["proposal"]["reached"]
@@ -55,7 +56,7 @@ def test_the_data_and_what_the_device_loses_are_said():
     device = placement(network, XINT8, mixed, "model.onnx")
     report = SensitivityReport("model.onnx", XINT8, THREE, proposal, "8 images from photos/", "Guessed mean.", device)
     assert str(report).splitlines()[1:3] == ["On 8 images from photos/.", "Guessed mean."]
-    assert str(report).endswith(f"{device}.")
+    assert str(report).splitlines()[-2] == f"{device}."
     plain = report.to_dict()
     assert plain["data"] == "8 images from photos/"
     assert plain["proposal"]["device"]["after"] == {"device_nodes": 3, "cpu_nodes": 1, "subgraphs": 2}

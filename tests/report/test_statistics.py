@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from detent.errors import UsageError
 from detent.observe.statistics import Histogram, TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
-from detent.report.documents import print_result
+from detent.report import documents
 from detent.results.summarized import outlier_ratio, summarise, view_statistics
 from tests.models import count_sample
 
@@ -38,9 +36,7 @@ def choose(statistics, tensor):
 
 
 def text_of(view, width=120):
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_result(view, console)
-    return console.file.getvalue()
+    return documents.text_of(view, width, verbose=True)
 
 
 def test_known_answers():

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import io
+import shlex
 
+import pytest
 from rich.text import Text
 
 from detent.report.document import Column, Document, Paragraph, Row, Section, Table, name
+from detent.report.documents import document_of, text_of
+from detent.report.figures import command, printable
 from detent.report.terminal import PlainConsole, print_document
+from tests.report.results import RESULTS
 
 HOSTILE = "\x1b[31mred \u202ereversed"
 SPELT = r"\x1b[31mred \u202ereversed"
@@ -46,3 +51,28 @@ def test_lines_of_a_paragraph_are_lines_and_those_of_a_name_are_not():
 
 def test_no_emoji():
     assert printed("node :bomb:") == "node :bomb:\n"
+
+
+@pytest.mark.parametrize("kind", list(RESULTS))
+def test_an_answer_is_short_and_ends_with_what_to_do_next(kind):
+    document = document_of(RESULTS[kind]())
+    assert 1 <= len(document.closing) <= 3
+    assert "Next: " in document.closing[-1]
+    text, everything = (text_of(RESULTS[kind](), 200, verbose=verbose) for verbose in (False, True))
+    assert len(text.splitlines()) <= 40
+    assert text.splitlines()[-1] == everything.splitlines()[-1] == printable(document.closing[-1])
+    assert len(everything) >= len(text)
+
+
+@pytest.mark.parametrize("kind", list(RESULTS))
+def test_what_to_do_next_is_not_what_was_done(kind):
+    verb = {"folders": "compare", "compare": "compare"}.get(kind, kind)
+    following = document_of(RESULTS[kind]()).closing[-1].partition("Next: ")[2]
+    # A search for the worst layers may go on to search for a recipe.
+    assert not following.startswith(f"detent {verb} ") or "--max-error" in following
+
+
+def test_a_command_can_be_typed():
+    words = ("evaluate", "my model.onnx", "it's.onnx", "$(touch x)")
+    assert shlex.split(command(*words)) == ["detent", *words]
+    assert command("check", "the given ModelProto") == "detent check MODEL"

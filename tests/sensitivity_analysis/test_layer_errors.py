@@ -10,6 +10,7 @@ from detent.observe.samples import PendingSample
 from detent.results.searched import decibels
 from detent.sensitivity_analysis.layer_errors import FEWEST, evenly_spaced, sensitivity
 from detent.sensitivity_analysis.variants import quantized_units
+from detent.tasks.parts import output_parts
 from tests.execute.test_probe import deep
 from tests.models import IMAGE, SMALL_MODELS, build, info, node, normal, plan_at, planned
 
@@ -45,6 +46,28 @@ def test_by_hand():
     assert layer.changed == (0, 0)
     assert (layer.parameters, layer.operations, found.samples) == (4, 8, 1)  # 4 products, 2 numbers in and 2 out
     assert layer.error == pytest.approx(2 * noise)
+
+
+def boxes_and_scores():
+    """Two layers from one input: boxes, a hundred times x, and scores, a hundredth of x; joined."""
+    nodes = [node("Gemm", "x w", "boxes"), node("Gemm", "x v", "scores"), node("Concat", "boxes scores", "y", axis=1)]
+    weights = {"w": np.diag([100.3, 100.3]), "v": np.diag([0.013, 0.013])}
+    constants = {name: array.astype(np.float32) for name, array in weights.items()}
+    return planned(build(nodes, "y", constants, inputs=[info("x", [1, 2])]), {"x": np.array([[1, 2]], np.float32)})
+
+
+def test_layers_are_ranked_by_the_part_that_they_harm():
+    model, plan = boxes_and_scores()
+    found = sensitivity(model, plan, [pending({"x": np.array([[1, 2]], np.float32)})], exact=True)
+    boxes, scores = ((part.label, part.start, part.stop) for part in output_parts(model.graph)["y"])
+    assert (boxes, scores) == (("boxes", 0, 2), ("scores", 2, 4))
+    assert found.part == "'scores'"
+    # What is joined has the grid of the boxes, on which the scores are 0: all of that part is error.
+    assert found.total == pytest.approx(1.0)
+    worst = found.worst_first()[0]
+    assert (worst.part, worst.error) == ("'scores'", pytest.approx(1.0, abs=0.1))
+    whole = sensitivity(model, plan, [pending({"x": np.array([[1, 2]], np.float32)})], parts={}, exact=True)
+    assert whole.total < 1e-3 and whole.part == ""
 
 
 def test_a_changed_answer_is_counted():

@@ -17,7 +17,8 @@ def test_sums_by_hand():
     assert (total.samples, total.changed) == (3, {"v": 1})
     assert total.error("v") == 4 / 16
     # Each output counts alike, whatever its size; one that is zero throughout does not.
-    assert VariantErrors(1, np.array([4.0, 400.0, 0.0]), {"v": np.array([1.0, 0.0, 1.0])}, {}).error("v") == 1 / 8
+    parts = VariantErrors(1, np.array([4.0, 400.0, 0.0]), {"v": np.array([1.0, 0.0, 1.0])}, {})
+    assert (parts.error("v"), parts.mean_error("v")) == (1 / 4, 1 / 8)  # the last is zero throughout: no part of it
     assert VariantErrors(1, np.array([4.0]), {"v": np.array([math.nan])}, {}).error("v") == math.inf
 
 
@@ -26,7 +27,7 @@ def test_two_questions():
     model, plan = planned(SMALL_MODELS["residual"]())
     things = quantized_units(model, plan)
     alone, left = (
-        VariantComparison.of(question, model, plan, things, 1 << 20)(SAMPLES[0])
+        VariantComparison.of(question, model, plan, things, {}, 1 << 20)(SAMPLES[0])
         for question in ("quantized alone", "left float")
     )
     assert list(alone.noise) == [ITSELF, EVERYTHING, *(thing.name for thing in things)]

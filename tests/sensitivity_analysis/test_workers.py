@@ -46,7 +46,7 @@ def file(tmp_path):
 
 def measured(ready, data, executor=None, count=14, source=None, **options):
     model, plan = ready
-    opened = open_source(data, input_specs(model), reserve=1)
+    opened = open_source(data, input_specs(model), hold_out=1)
     samples = opened.peek(count)
     workers = None if executor is None else SampleWorkers(executor, source or opened)
     found = sensitivity(model, plan, samples, workers=workers, **options)
@@ -105,10 +105,10 @@ def test_sums_come_in_the_order_of_the_samples(ready, file):
 
 def test_no_weights_travel_beside_the_model(ready, file):
     source = open_source(file, input_specs(ready[0]))
-    few = len(pickle.dumps(VariantWork("left float", source, ready[1], 1)))
+    few = len(pickle.dumps(VariantWork("left float", source, ready[1], {}, 1)))
     wide = planned(deep(22))
     assert few < 20_000
-    assert len(pickle.dumps(VariantWork("left float", source, wide[1], 1))) < 3 * few
+    assert len(pickle.dumps(VariantWork("left float", source, wide[1], {}, 1))) < 3 * few
 
 
 def test_arrays_in_memory_are_refused_as_in_calibration(ready, threads):
@@ -116,7 +116,7 @@ def test_arrays_in_memory_are_refused_as_in_calibration(ready, threads):
     with pytest.raises(UsageError, match="arrays in memory are not sent") as probing:
         measured(ready, data, threads)
     with pytest.raises(UsageError) as calibration:
-        sweep_on(threads, ready[0], ["x"], open_source(data, input_specs(ready[0]), reserve=1))
+        sweep_on(threads, ready[0], ["x"], open_source(data, input_specs(ready[0]), hold_out=1))
     assert str(probing.value) == str(calibration.value)
     with pytest.raises(UsageError, match="a stream is in this process only"):
         measured(ready, list(data), threads)
@@ -143,8 +143,8 @@ def test_a_sample_that_fails_is_named(ready, file, threads):
 
 
 def test_a_reader_that_gives_less_the_second_time(ready, threads):
-    less = open_source(Numbers(10), input_specs(ready[0]), reserve=1)
-    with pytest.raises(DataError, match=r"Item \d+ of the reader's shard 0 is there no more: the Numbers must"):
+    less = open_source(Numbers(10), input_specs(ready[0]), hold_out=1)
+    with pytest.raises(DataError, match=r"Item \d+ of the reader's shard 0 is gone: the Numbers must"):
         measured(ready, Numbers(), threads, source=less)
 
 
@@ -175,14 +175,14 @@ def test_processes_stay_while_samples_are_added(ready, file, monkeypatch):
 def test_a_process_that_is_killed_costs_a_retry(ready, tmp_path, monkeypatch):
     monkeypatch.setattr("detent.sensitivity_analysis.layer_errors.SETTLED", NEVER)
     here = measured(ready, Numbers(64), count=20)  # the first five shards
-    deadly = open_source(Deadly(64, folder=tmp_path), input_specs(ready[0]), reserve=1)
+    deadly = open_source(Deadly(64, folder=tmp_path), input_specs(ready[0]), hold_out=1)
     assert measured(ready, Numbers(64), LocalProcesses(2), count=20, source=deadly) == here
     assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.slow
 def test_a_faulty_item_of_a_reader_in_a_process(ready):
-    faulty = open_source(Faulty(32), input_specs(ready[0]), reserve=1)
+    faulty = open_source(Faulty(32), input_specs(ready[0]), hold_out=1)
     with pytest.raises(DataError, match="item 0 of the reader's shard 5: input 'x' expects finite numbers"):
         measured(ready, Numbers(32), LocalProcesses(1), source=faulty, exact=True)
 

@@ -138,7 +138,7 @@ def test_json_that_is_no_labels(tmp_path, content, named):
 
 def test_json_of_other_images(tmp_path):
     labels = coco(tmp_path, instances())
-    with pytest.raises(DataError, match=r"'b.jpg'.*no entry"):
+    with pytest.raises(DataError, match=r"'b.jpg'.*no label"):
         labels.assign(["a.jpg", "b.jpg"], "here")
     with pytest.raises(DataError, match=r"'val/a.jpg'"):
         labels.assign([], "here")

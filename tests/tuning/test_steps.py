@@ -11,22 +11,47 @@ from detent.recipe.presets import find_preset
 from detent.refinements import BiasCorrection, Rounding
 from detent.search.probing import unrefined
 from detent.sensitivity_analysis.layer_errors import sensitivity
-from detent.tuning.steps import exception_stages, exceptions, ingredients, plain, ways_up
+from detent.tuning.steps import (
+    Blame,
+    as_it_is,
+    exception_stages,
+    exceptions,
+    ingredients,
+    ways_up,
+    worth_trying,
+)
 from tests.conftest import tiny_model
 
 W4 = find_preset("A8W8").replace(weights=IntegerFormat("int4"))
-BY_NAME = {ingredient.name: ingredient for ingredient in ingredients(find_preset("XINT8"))}
 
 
-def test_the_lowest_rung_does_nothing_clever():
-    recipe = plain(find_preset("XINT8")).recipe
-    assert not recipe.equalize
-    assert not recipe.search_ranges
-    assert recipe.refinement is None
+def bare(recipe):
+    """The recipe without anything that tuning could add."""
+    return recipe.replace(equalize=False, search_ranges=False, refinement=None)
+
+
+BARE = bare(find_preset("XINT8"))
+BY_NAME = {ingredient.name: ingredient for ingredient in ingredients(BARE)}
+
+
+def test_the_first_step_is_the_recipe_itself():
+    assert as_it_is(find_preset("XINT8")).recipe is find_preset("XINT8")
+
+
+def test_what_is_not_to_blame_is_left_alone():
+    names = [each.name for each in worth_trying(BARE, Blame(weights=0.01, activations=0.99))]
+    assert names == ["bias correction", "equalization", "MinMSE", "range search"]
+    names = [each.name for each in worth_trying(BARE, Blame(weights=0.99, activations=0.01))]
+    assert names == ["bias correction", "equalization", "rounding", "AdaRound", "AdaQuant"]
+
+
+def test_what_makes_most_of_the_error_comes_first_and_what_is_slow_last():
+    names = [each.name for each in worth_trying(BARE, Blame(weights=0.6, activations=0.4))]
+    assert names == ["bias correction", "equalization", "rounding", "MinMSE", "range search", "AdaRound", "AdaQuant"]
 
 
 def test_each_rung_adds_one_thing():
-    bare = plain(find_preset("XINT8")).recipe
+    bare = BARE
     corrected = BY_NAME["bias correction"].added_to(bare).recipe
     assert corrected == bare.replace(refinement=BiasCorrection())
     equalized = BY_NAME["equalization"].added_to(corrected).recipe
@@ -35,21 +60,21 @@ def test_each_rung_adds_one_thing():
 
 
 def test_what_a_recipe_has_already_is_no_rung():
-    recipe = plain(find_preset("XINT8")).recipe.replace(refinement=Rounding())
+    recipe = BARE.replace(refinement=Rounding())
     assert BY_NAME["rounding"].added_to(recipe) is None
 
 
 def test_float_weights_are_not_rounded_to_integers():
-    recipe = plain(find_preset("BF16")).recipe
+    recipe = bare(find_preset("BF16"))
     assert BY_NAME["rounding"].added_to(recipe) is None
     assert BY_NAME["AdaRound"].added_to(recipe) is None
     assert BY_NAME["AdaQuant"].added_to(recipe) is not None
 
 
 def test_a_recipe_without_clipping_may_try_it():
-    assert BY_NAME["MinMSE"].added_to(plain(find_preset("A8W8")).recipe) is not None
-    assert BY_NAME["MinMSE"].added_to(plain(find_preset("XINT8")).recipe) is None
-    assert BY_NAME["MinMSE"].added_to(plain(find_preset("BF16")).recipe) is None
+    assert BY_NAME["MinMSE"].added_to(bare(find_preset("A8W8"))) is not None
+    assert BY_NAME["MinMSE"].added_to(bare(find_preset("XINT8"))) is None
+    assert BY_NAME["MinMSE"].added_to(bare(find_preset("BF16"))) is None
 
 
 def test_what_can_be_given_up():
@@ -78,7 +103,6 @@ def test_ever_more_weights_in_8_bits(samples):
 def test_what_the_recipe_chose_itself_is_what_is_tried():
     base = find_preset("XINT8").replace(equalize=CrossLayer(steps=3), refinement=Rounding(rows=7))
     own = {ingredient.name: ingredient for ingredient in ingredients(base)}
-    bare = plain(base).recipe
-    assert own["equalization"].added_to(bare).recipe.equalize == CrossLayer(steps=3)
-    assert own["rounding"].added_to(bare).recipe.refinement == Rounding(rows=7)
-    assert own["bias correction"].added_to(bare).recipe.refinement == BiasCorrection()
+    assert own["no equalization"].added_to(base).recipe == base.replace(equalize=False)
+    assert own["rounding"].added_to(bare(base)).recipe.refinement == Rounding(rows=7)
+    assert own["bias correction"].added_to(base).recipe.refinement == BiasCorrection()

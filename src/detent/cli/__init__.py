@@ -1,4 +1,4 @@
-"""The command `detent`: its commands put together, and every error that a user can cause told in one message."""
+"""The command `detent`: its commands, and one message for every error that a user can cause."""
 
 from __future__ import annotations
 

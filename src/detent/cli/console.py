@@ -12,10 +12,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from detent.cli.flags import option_of
+from detent.options import VERBOSE
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from detent.progress import Progress
+    from detent.report.document import Document
     from detent.results import Result
 
 FloatModel = Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")]
@@ -27,7 +31,6 @@ RecipeName = Annotated[str, typer.Option("--recipe", help="A name that `detent r
 DataOrRandom = Annotated[
     Path | None, typer.Option("--data", help="Folder of images, .npy or .npz; or one file. Without: random data.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 class InterruptedRunError(Exception):
@@ -42,20 +45,6 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Return the console for progress and errors."""
     return _console(sys.stderr)
-
-
-def echo_json(value: Any) -> None:
-    """Print plain values as JSON."""
-    import json
-
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def tell(result: object) -> None:
-    """Print what a verb returned."""
-    from detent.report.documents import print_result
-
-    print_result(result, stdout())
 
 
 def _console(stream: IO[str]) -> Console:
@@ -77,33 +66,56 @@ def working() -> Iterator[Progress]:
 
 
 @dataclass(frozen=True)
+class PrintOptions:
+    """How a result is printed: a short answer, all of it, or JSON."""
+
+    verbose: Annotated[bool, option_of(VERBOSE)] = False
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False
+
+    def tell(self, result: Any, *beside: Path | None) -> None:
+        """Print what a verb returned. `beside` are the files that were written beside it."""
+        if self.json:
+            echo_json(result.to_json() if hasattr(result, "to_json") else result.to_dict())
+        else:
+            from detent.report.documents import document_of
+
+            self.print(document_of(result), *beside)
+
+    def print(self, document: Document, *beside: Path | None) -> None:
+        """Print a document."""
+        from detent.report.terminal import print_document
+
+        print_document(document, stdout(), verbose=self.verbose, beside=[file for file in beside if file is not None])
+
+
+def echo_json(value: Any) -> None:
+    """Print plain values as JSON; text is JSON already."""
+    import json
+
+    typer.echo(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@dataclass(frozen=True)
 class PageOptions:
-    """A page beside what is printed, and JSON instead of it."""
+    """A page beside what is printed."""
 
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Also write a page for a browser: one file, with pictures.", metavar="FILE"),
     ] = None
-    json: Json = False
+    printing: PrintOptions = PrintOptions()
 
     def check(self, *others: Any) -> None:
         """Refuse, before any work is done, a page that could not be written or that would destroy another file."""
         check_file(self.html, *others)
 
-    def write(self, result: object) -> None:
-        """Write the page, if one was asked for."""
+    def tell(self, result: Any, *beside: Path | None) -> None:
+        """Write the page, if one was asked for, and print the result."""
         from detent.report.page import write_page
 
         if self.html is not None:
             write_page(result, self.html)
-
-    def tell(self, result: Result) -> None:
-        """Write the page and print the result: as JSON, or as text."""
-        self.write(result)
-        if self.json:
-            typer.echo(result.to_json())
-        else:
-            tell(result)
+        self.printing.tell(result, *beside, self.html)
 
 
 @dataclass(frozen=True)
@@ -118,15 +130,15 @@ class ResultOptions:
         check_file(self.report, *others)
         self.page.check(*others, self.report)
 
-    def tell(self, result: Result) -> None:
+    def tell(self, result: Result, *beside: Any) -> None:
         """Write the files and print the result."""
         if self.report is not None:
             result.save(self.report)
-        self.page.tell(result)
+        self.page.tell(result, *beside, self.report)
 
 
 def check_file(file: Path | None, *others: Any) -> None:
-    """Refuse a file that could not be written or that would destroy one of the others; None is no file."""
+    """Refuse a file that could not be written or that would destroy one of the others; None stands for no file."""
     from detent.graph.save import check_output
 
     if file is not None:

@@ -62,15 +62,19 @@ def _flags(kind: Any) -> Iterator[inspect.Parameter]:
             default = default or []
         elif default is None:
             text_type = text_type | None
-        option = typer.Option(
-            flag.name or f"--{name.replace('_', '-')}",
-            help=flag.help,
-            metavar=flag.metavar,
-            min=flag.minimum,
-            rich_help_panel=flag.panel,
-        )
-        annotation = Annotated.__class_getitem__((text_type, option))  # type: ignore[attr-defined]  # a type by value
+        annotation = Annotated.__class_getitem__((text_type, option_of(flag, name)))  # type: ignore[attr-defined]  # a type by value
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def option_of(flag: Flag, name: str = "") -> Any:
+    """Return a flag as the command-line library has it; `name` is that of its option."""
+    return typer.Option(
+        flag.name or f"--{name.replace('_', '-')}",
+        help=flag.help,
+        metavar=flag.metavar,
+        min=flag.minimum,
+        rich_help_panel=flag.panel,
+    )
 
 
 def _fields(group: Any) -> Iterator[inspect.Parameter]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from typing_extensions import Unpack
 
-from detent.cli.console import AnyModel, Json, Output, echo_json, stderr, stdout, tell
+from detent.cli.console import AnyModel, Output, PrintOptions, echo_json, stderr
 from detent.options import SplitOptions
 
 NOT_TAKEN = 6
@@ -20,7 +20,8 @@ def check(
     target: Annotated[
         str, typer.Option("--target", help="npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu.")
     ] = "npu-xint8",
-    json: Json = False,
+    *,
+    printing: PrintOptions,
 ) -> None:
     """Say, node by node, whether a device takes MODEL, and why not.
 
@@ -31,10 +32,7 @@ def check(
     from detent.device_check.check import check as run
 
     result = run(model, target)
-    if json:
-        typer.echo(result.to_json())
-    else:
-        tell(result)
+    printing.tell(result)
     if not result.accepted:
         raise typer.Exit(NOT_TAKEN)
 
@@ -42,18 +40,18 @@ def check(
 def inspect(
     model: AnyModel,
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node.")] = False,
-    json: Json = False,
+    *,
+    printing: PrintOptions,
 ) -> None:
     """Show what is in a model: operators, types, and the scale and position of every quantized tensor."""
     from detent.comparison.inspection import inspect_model
     from detent.report.listings import inspection_document
-    from detent.report.terminal import print_document
 
     inspection = inspect_model(model)
-    if json:
+    if printing.json:
         echo_json(inspection.to_dict())
     else:
-        print_document(inspection_document(inspection, nodes=nodes), stdout())
+        printing.print(inspection_document(inspection, nodes=nodes))
 
 
 def stats(
@@ -65,7 +63,8 @@ def stats(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw each tensor into this folder, as SVG.", metavar="DIR")
     ] = None,
-    json: Json = False,
+    *,
+    printing: PrintOptions,
 ) -> None:
     """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
     from detent.observe.statistics_file import load_statistics
@@ -77,10 +76,7 @@ def stats(
     if plot is not None:
         drawn = plot_statistics(loaded.statistics, plot, {each.name: each.choices for each in view.tensors})
         stderr().print(f"{len(drawn)} plots in {plot}", markup=False)
-    if json:
-        echo_json(view.to_dict())
-    else:
-        tell(view)
+    printing.tell(view)
 
 
 def convert(
@@ -92,7 +88,8 @@ def convert(
             "--to", help="What to convert to, such as float16 or opset:version=21; may be repeated.", metavar="STEP"
         ),
     ] = [],  # noqa: B006
-    json: Json = False,
+    *,
+    printing: PrintOptions,
 ) -> None:
     """Convert MODEL to another form: float, another number type, opset, layout or operator generation.
 
@@ -100,18 +97,15 @@ def convert(
     """
     from detent.convert import convert as run
 
-    conversion = run(model, output, to)
-    if json:
-        typer.echo(conversion.to_json())
-    else:
-        tell(conversion)
+    printing.tell(run(model, output, to))
 
 
 def split(
     model: AnyModel,
     body: Annotated[Path, typer.Argument(help="Where to write the first part, for the device.", metavar="BODY")],
     tail: Annotated[Path, typer.Argument(help="Where to write the second part, for the CPU.", metavar="TAIL")],
-    json: Json = False,
+    *,
+    printing: PrintOptions,
     **options: Unpack[SplitOptions],
 ) -> None:
     """Cut MODEL in two files, and say which tensors go from one to the other.
@@ -120,8 +114,4 @@ def split(
     """
     from detent import api
 
-    done = api.split(model, body, tail, **options)
-    if json:
-        typer.echo(done.to_json())
-    else:
-        tell(done)
+    printing.tell(api.split(model, body, tail, **options))

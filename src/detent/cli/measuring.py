@@ -14,15 +14,13 @@ from detent.cli.console import (
     Calib,
     DataOrRandom,
     FloatModel,
-    Json,
     PageOptions,
+    PrintOptions,
     QuantizedModel,
     RecipeName,
     ResultOptions,
     check_file,
-    echo_json,
     stdout,
-    tell,
     working,
 )
 from detent.errors import UsageError
@@ -72,16 +70,10 @@ def compare(
     Example: detent compare model.onnx model_int8.onnx --data images/ --limit 8
     """
     page.check(before, after)
-    from detent.results import plain
-
     with working() as progress:
         options["progress"] = progress
         found = api.compare(before, after, data, **options)
-    page.write(found)
-    if page.json:
-        echo_json(plain(found.to_dict()))
-    else:
-        tell(found)
+    page.tell(found)
 
 
 def sensitivity(
@@ -101,16 +93,12 @@ def sensitivity(
     """
     if toml is not None and "max_error" not in options:
         raise UsageError("--toml writes the proposed recipe: say with --max-error what it should reach.")
-    from detent.graph.save import write_text
-
     check_file(toml, model)
     page.check(model, toml, options.get("stats"))
     with working() as progress:
         options["progress"] = progress
         report = api.sensitivity(model, calib, recipe, **options)
-    if toml is not None:
-        write_text(report.to_toml(), toml)
-    page.tell(report)
+    page.tell(report if toml is None else report.with_file(toml))
 
 
 def infer(
@@ -125,10 +113,15 @@ def infer(
     Example: detent infer model_int8.onnx --data images/ --out answers/
     """
 
+    from detent.report.figures import command
+
     with working() as progress:
         options["progress"] = progress
         written = api.infer(model, data, out, **options)
-    stdout().print(f"{len(written)} files in {out}.", markup=False)
+    console = stdout()
+    console.print(f"Wrote {len(written)} files to {out}.", style="bold", markup=False, soft_wrap=True)
+    following = command("compare", out, "OTHER_DIR")
+    console.print(f"Next: the same with another model, then {following}", style="bold", markup=False, soft_wrap=True)
 
 
 def emulate(
@@ -138,7 +131,7 @@ def emulate(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write each answer as .npy; a new or empty folder.", metavar="DIR")
     ] = None,
-    json: Json = False,
+    printing: PrintOptions,
     **options: Unpack[EmulateOptions],
 ) -> None:
     """Run an XINT8 MODEL in integers, as the NPU does, and compare its answers with onnxruntime's.
@@ -149,10 +142,7 @@ def emulate(
     with working() as progress:
         options["progress"] = progress
         done = api.emulate(model, data, out, **options)
-    if json:
-        echo_json(done.to_dict())
-    else:
-        tell(done)
+    printing.tell(done)
 
 
 def dump(
@@ -165,7 +155,7 @@ def dump(
         str | None,
         typer.Option("--rounding", help="Compute in integers, with this rounding: half-even or dpu."),
     ] = None,
-    json: Json = False,
+    printing: PrintOptions,
     **options: Unpack[ImageOptions],
 ) -> None:
     """Write the codes of every tensor of a quantized MODEL for the first sample, as .bin and .txt.
@@ -188,7 +178,4 @@ def dump(
         rounding=rounding,  # type: ignore[arg-type]  # any text; checked by the emulator
         origin=sample.origin,
     )
-    if json:
-        echo_json(done.to_dict())
-    else:
-        tell(done)
+    printing.tell(done)

@@ -17,7 +17,7 @@ PATIENCE = 1.0  # seconds
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Progress]:
-    """An observer that draws on `console`, and is silent where that is no terminal."""
+    """Yield an observer that draws on `console`, or is silent if that is no terminal."""
     if not console.is_terminal:
         yield silent
         return

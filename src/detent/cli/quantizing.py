@@ -15,19 +15,19 @@ from detent.cli.console import (
     Calib,
     FloatModel,
     InterruptedRunError,
-    Json,
     Output,
+    PrintOptions,
     RecipeName,
     ResultOptions,
     check_file,
     echo_json,
     stderr,
     stdout,
-    tell,
     working,
 )
+from detent.cli.flags import option_of
 from detent.errors import UsageError
-from detent.options import MixOptions, QuantizeOptions, SettingOptions, TuneOptions
+from detent.options import VERBOSE, MixOptions, QuantizeOptions, SettingOptions, TuneOptions
 
 MISSED = 6
 """The exit code if a result was found, but none loses as little as was asked for."""
@@ -55,7 +55,7 @@ def quantize(
     with _saying_what_is_kept(output), working() as progress:
         options["progress"] = progress
         result = api.quantize(model, output, calib, recipe, **options)
-    results.tell(result)
+    results.tell(result, options.get("save_stats"))
 
 
 @contextmanager
@@ -88,10 +88,10 @@ def tune(
 
     Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
     """
-    from detent.report.losses import step_line
+    from detent.report.searches import step_line
 
     results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
-    console = stderr() if results.page.json else stdout()
+    console = stderr() if results.page.printing.json else stdout()
     with working() as progress:
         options["progress"], options["on_step"] = (
             progress,
@@ -109,25 +109,18 @@ def mix(
     calib: Calib = None,
     recipe: Annotated[str, typer.Option("--recipe", help="What all else is from: a name, or a .toml file.")] = "A8W8",
     toml: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
-    json: Json = False,
+    printing: PrintOptions,
     **options: Unpack[MixOptions],
 ) -> None:
     """Find the cheapest format for each layer: mixed precision, as a recipe for `detent quantize`.
 
     Example: detent mix model.onnx --calib images/ --candidates int4,int8 --max-error -30dB --toml mixed.toml
     """
-    from detent.graph.save import write_text
-
     check_file(toml, model)
     with working() as progress:
         options["progress"] = progress
         report = api.mix(model, calib, recipe, **options)
-    if toml is not None:
-        write_text(report.to_toml(), toml)
-    if json:
-        typer.echo(report.to_json())
-    else:
-        tell(report)
+    printing.tell(report if toml is None else report.with_file(toml))
     if not report.reached:
         raise typer.Exit(MISSED)
 
@@ -135,7 +128,8 @@ def mix(
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this one, or that in a .toml file.", metavar="NAME")] = None,
     toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to edit.")] = False,
-    json: Json = False,
+    *,
+    printing: PrintOptions,
     **options: Unpack[SettingOptions],
 ) -> None:
     """List the recipes, or show one.
@@ -145,24 +139,23 @@ def recipes(
     from detent.recipe.file import find_recipe, to_plain, to_toml, with_settings
     from detent.recipe.presets import PRESETS
     from detent.report.listings import recipes_document
-    from detent.report.terminal import print_document
 
     settings = options.get("set", ())
     if name is None:
         if toml or settings:
             raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
-        if json:
+        if printing.json:
             echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
         else:
-            print_document(recipes_document(list(PRESETS.values())), stdout())
+            printing.print(recipes_document(list(PRESETS.values())))
         return
     recipe = with_settings(find_recipe(name), settings)
     if toml:
         typer.echo(to_toml(recipe), nl=False)
-    elif json:
+    elif printing.json:
         echo_json(to_plain(recipe))
     else:
-        tell(recipe)
+        printing.tell(recipe)
 
 
 def demo(
@@ -171,6 +164,7 @@ def demo(
         Path | None,
         typer.Option("--files", help="Only copy its model and images there, to try things on.", metavar="DIR"),
     ] = None,
+    verbose: Annotated[bool, option_of(VERBOSE)] = False,
 ) -> None:
     """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
     from detent.demo.walkthrough import copy_files, run_demo
@@ -180,4 +174,4 @@ def demo(
         return
     with working() as progress:
         result = run_demo(output, progress)
-    result.show(stdout())
+    result.show(stdout(), verbose=verbose)

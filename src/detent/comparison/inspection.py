@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
-from detent.graph.load import ModelLike, read, stored_bytes
+from detent.graph.load import ModelLike, name_of, read, stored_bytes
 from detent.graph.values import input_at, is_constant
 from detent.qdq.families import dequantize_family
 from detent.qdq.reader import dequantized
+from detent.results import Result
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class NodeEntry:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Result):
     """The contents of a model."""
+
+    not_in_json: ClassVar[tuple[str, ...]] = ("source",)
 
     producer: str
     opset: Mapping[str, int]
@@ -51,10 +54,7 @@ class Inspection:
     constants: Mapping[str, int]
     quantized: Sequence[QuantizedTensor]
     nodes: Sequence[NodeEntry]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
+    source: str = ""
 
 
 def inspect_model(model: ModelLike) -> Inspection:
@@ -77,6 +77,7 @@ def inspect_model(model: ModelLike) -> Inspection:
         constants=dict(constants.most_common()),
         quantized=list(_quantized_tensors(nodes)),
         nodes=[_entry(node) for node in nodes],
+        source=name_of(model),
     )
 
 

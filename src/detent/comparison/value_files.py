@@ -13,9 +13,9 @@ emulator does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -34,6 +34,7 @@ from detent.observe.samples import Array
 from detent.progress import Progress, silent
 from detent.qdq.families import is_fix_neuron, quantize_family
 from detent.qdq.reader import LinearParams, dequantized, params_of
+from detent.results import Result
 
 INFER_STAGE = "infer"
 FLOAT_FOLDER = "float"
@@ -43,8 +44,10 @@ Parts = tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]
 
 
 @dataclass(frozen=True)
-class Dump:
+class Dump(Result):
     """What was written. `codes` and `floats` map the name of each file, without extension, to that of its value."""
+
+    not_in_json: ClassVar[tuple[str, ...]] = ("source",)
 
     folder: str
     origin: str
@@ -52,10 +55,7 @@ class Dump:
     constants: int
     codes: Mapping[str, str]
     floats: Mapping[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
+    source: str = ""
 
 
 def dump_codes(
@@ -78,7 +78,7 @@ def dump_codes(
     with new_folder(folder, overwrite=overwrite) as results:
         written = _write_all(results, {**codes, **constants})
         numbered = _write_all(results / FLOAT_FOLDER, numbers) if floats else {}
-    return Dump(str(folder), origin, len(codes), len(constants), written, numbered)
+    return Dump(str(folder), origin, len(codes), len(constants), written, numbered, name_of(model))
 
 
 def _emulated(model: ModelLike, feeds: Feeds, rounding: DeviceRounding, origin: str) -> Parts:

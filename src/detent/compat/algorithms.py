@@ -15,7 +15,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass, replace
 from typing import Any
 
-from detent.compat.option_rows import Option, Reader, apply_rows, boolean, check_keys, honoured, met, refused, table_of
+from detent.compat.auto_mixprecision import MIXED_DEFAULTS
+from detent.compat.option_rows import (
+    NO_FIELD,
+    Option,
+    Reader,
+    apply_rows,
+    boolean,
+    check_keys,
+    defaults_of,
+    honoured,
+    met,
+    refused,
+    table_of,
+)
 from detent.errors import UsageError
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
@@ -27,32 +40,127 @@ MOST_SAMPLES = 1000
 ROWS = AdaRound().rows
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
-# -- defaults of the dictionaries, in the order of the configurations' fields ------------------------------------------
+# -- FastFinetune ------------------------------------------------------------------------------------------------------
 
-_CLE: dict[str, Any] = {
-    **{"CLEBalanceMethod": "max", "CLESteps": 1, "CLEWeightThreshold": 0.5, "CLEScaleAppendBias": True},
-    **{"CLEScaleUseThreshold": True, "CLETotalLayerDiffThreshold": 1.9e-7},
-}
+
+def _learned(name: str, default: Any, field: str, read: Reader) -> tuple[Any, Option]:
+    """Make a row for a field of the refinement; for one of the other algorithm alone, only the default passes."""
+    owners = [kind.__name__ for kind in (AdaRound, AdaQuant) if hasattr(kind, field)]
+
+    def rule(refinement: Any, value: Any) -> Any:
+        if hasattr(refinement, field):
+            return replace(refinement, **{field: read(value)})
+        # Scripts pass the parameters of both algorithms along without meaning those of the other one.
+        if value in (default, None):
+            return refinement
+        raise UsageError(f"it is not for {type(refinement).__name__.lower()}. Delete it.")
+
+    return default, honoured(name, f"`{field}`" if len(owners) == 2 else f"`{owners[0]}.{field}`", rule)
+
+
+def _chosen_before(refinement: Any, _: Any) -> Any:
+    return refinement
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    return (float(value[0]), float(value[1])) if value else None
+
+
+def _on_cpu(refinement: Any, device: Any) -> Any:
+    if not str(device).lower().startswith("cpu"):
+        raise UsageError("Detent refines on the CPU: give 'cpu'.")
+    return refinement
+
+
+def _all_layers(refinement: Any, op_types: Any) -> Any:
+    if left := sorted(set(_LAYERS) - set(op_types)):
+        raise UsageError(f"it leaves out {', '.join(left)}. Detent refines every layer: delete it.")
+    return refinement
+
+
+_CPU = "layers are refined on the CPU: give 'cpu'"
+_ALL_LAYERS = "every layer is refined: name at least all four types, or delete it"
+_ROWS: tuple[tuple[Any, Option], ...] = (
+    (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", _chosen_before)),
+    ("cpu", Option("OptimDevice", "refused", _CPU, _on_cpu)),
+    ("cpu", Option("InferDevice", "refused", _CPU, _on_cpu)),
+    _learned("FixedSeed", 1705472343, "seed", int),
+    _learned("DataSize", ALL_DATA, "samples", lambda size: MOST_SAMPLES if size >= ALL_DATA else size),
+    _learned("BatchSize", 1, "batch", lambda images: images * ROWS),
+    (1, met("NumBatches", "batches are drawn anew in every iteration")),
+    _learned("NumIterations", 1000, "iterations", int),
+    _learned("LearningRate", 0.1, "learning_rate", float),
+    _learned("EarlyStop", False, "early_stop", bool),
+    (0, refused("OutputIndex", "all outputs count alike")),
+    _learned("LRAdjust", None, "learning_rate_above", _pair),
+    (
+        (*_LAYERS, "InstanceNormalization", "LayerNormalization"),
+        Option("TargetOpType", "refused", _ALL_LAYERS, _all_layers),
+    ),
+    _learned("SelectiveUpdate", False, "selective_update", bool),
+    _learned("UpdateBias", False, "update_bias", bool),
+    _learned("OutputQDQ", False, "output_rounded", bool),
+    _learned("DropRatio", 1.0, "quantized_share", float),
+    (1, met("MemOptLevel", "only the current layer's rows are kept")),
+    (None, met("CacheDir", "nothing is written to disk")),
+    (100, met("LogPeriod", "progress is shown by the bar")),
+    (None, refused("RefModelPath", "the float model is the reference")),
+    (False, met("DynamicBatch", "samples of any batch size can be read")),
+    (False, met("Parallel", "layers depend on each other and are taken in order")),
+    _learned("RegParam", 0.01, "penalty", float),
+    _learned("BetaRange", (20, 2), "beta", _pair),
+    _learned("WarmStart", 0.2, "warm_start", float),
+    (False, met("SelectMaxMemLayer", "memory does not grow with the layers")),
+    (1, met("NumWorkers", "data is read by Detent's own threads")),
+    (False, met("PinMemory", "layers are refined on the CPU")),
+    (False, met("UseGDS", "layers are refined on the CPU")),
+)
+"""In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults."""
+FAST_FINETUNE = table_of(option for _, option in _ROWS)
+
+
+def refinement_of(params: Mapping[str, Any]) -> AdaRound | AdaQuant:
+    """Return the refinement that FastFinetune describes; raise UsageError, by name, for what Detent cannot do."""
+    algorithm = str(params.get("OptimAlgorithm", "adaround")).lower()
+    kinds: dict[str, type[AdaRound | AdaQuant]] = {"adaround": AdaRound, "adaquant": AdaQuant}
+    if algorithm not in kinds:
+        raise UsageError(f"OptimAlgorithm is '{algorithm}'. Choose adaround or adaquant.")
+    refinement: AdaRound | AdaQuant = apply_rows(FAST_FINETUNE, kinds[algorithm](), params)
+    return refinement
+
+
+# -- GPTQParams --------------------------------------------------------------------------------------------------------
+
+
 _GPTQ: dict[str, Any] = {
     **{"Bits": 8, "BlockSize": 128, "GroupSize": -1, "PercDamp": 0.01, "ActOrder": False, "PerChannel": False},
     **{"MSE": False, "WeightSymmetric": True},
 }
-_TUNING: dict[str, Any] = {
-    **{"OptimDevice": "cpu", "InferDevice": "cpu", "FixedSeed": 1705472343, "DataSize": ALL_DATA, "BatchSize": 1},
-    **{"NumBatches": 1, "NumIterations": 1000, "LearningRate": 0.1, "EarlyStop": False, "OutputIndex": 0},
-    **{"LRAdjust": None, "TargetOpType": (*_LAYERS, "InstanceNormalization", "LayerNormalization")},
-    **{"SelectiveUpdate": False, "UpdateBias": False, "OutputQDQ": False, "DropRatio": 1.0, "MemOptLevel": 1},
-    **{"CacheDir": None, "LogPeriod": 100, "RefModelPath": None, "DynamicBatch": False, "Parallel": False},
-    **{"RegParam": 0.01, "BetaRange": (20, 2), "WarmStart": 0.2, "SelectMaxMemLayer": False, "NumWorkers": 1},
-    **{"PinMemory": False, "UseGDS": False},
-}
-_MIXED: dict[str, Any] = {
-    **{"TargetLayerConfig": None, "TargetOpType": _LAYERS, "SubgraphJson": None, "IncludeLayers": None},
-    **{"ExcludeLayers": None, "DataSize": 0, "MetricOutputIndex": 0, "MetricDistanceFn": None},
-    **{"MetricEvaluateFn": None, "MetricDefault": "l2", "MetricThreshold": 0, "MetricOptimizeObject": "speed"},
-    **{"SensitivityCacheFile": None, "WorkerNum": 1, "DualQuantNodes": False, "NoInputQDQShared": False},
-    **{"SharedParamMode": "propagate"},
-}
+
+
+def gptq_of(given: Mapping[str, Any], weights: NumberFormat | None) -> dict[str, Any]:
+    """Return the fields of a recipe that GPTQParams describe: the refinement, and the weights with their scales."""
+    check_keys(given, _GPTQ)
+    if not is_integer(weights):
+        raise UsageError("GPTQ is for weights that are integers, and this configuration has others. Delete it.")
+    chosen = {key: value for key, value in given.items() if value is not None}
+    params = {**_GPTQ, "Bits": weights.bits, "WeightSymmetric": weights.symmetric, **chosen}
+    if params["Bits"] != weights.bits:
+        raise UsageError(f"Bits {params['Bits']}, and the weights are {weights.dtype}. Change either.")
+    if params["WeightSymmetric"] != weights.symmetric:
+        raise UsageError("WeightSymmetric is not what the weights of the configuration are. Delete it.")
+    if params["MSE"]:
+        raise UsageError("MSE is not part of Detent. Delete it; the recipe's weight_method chooses scales.")
+    if params["GroupSize"] > 0:
+        weights = weights.replace(granularity=f"per_group:{params['GroupSize']}")
+    elif params["PerChannel"]:
+        weights = weights.replace(granularity="per_channel")
+    order = "activation" if boolean(params["ActOrder"]) else "natural"
+    refinement = Gptq(damping=float(params["PercDamp"]), block=int(params["BlockSize"]), order=order)
+    return {"refinement": refinement, "weights": weights}
+
+
+# -- configurations ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,6 +192,11 @@ def _tuning(algorithm: str, given: dict[str, Any]) -> dict[str, Any]:
     return {"FastFinetune": {"OptimAlgorithm": algorithm, **given}}
 
 
+_CLE = {
+    **{"CLEBalanceMethod": "max", "CLESteps": 1, "CLEWeightThreshold": 0.5, "CLEScaleAppendBias": True},
+    **{"CLEScaleUseThreshold": True, "CLETotalLayerDiffThreshold": 1.9e-7},
+}
+_TUNING = defaults_of(_ROWS)
 CLEConfig = _config("CLEConfig", "Cross-layer equalization.", _CLE, dict)
 SmoothQuantConfig = _config(
     "SmoothQuantConfig",
@@ -105,7 +218,10 @@ AdaQuantConfig = _config(
     lambda given: _tuning("adaquant", given),
 )
 AutoMixprecisionConfig = _config(
-    "AutoMixprecisionConfig", "Formats chosen layer by layer.", _MIXED, lambda given: {"AutoMixprecision": given}
+    "AutoMixprecisionConfig",
+    "Formats chosen layer by layer.",
+    MIXED_DEFAULTS,
+    lambda given: {"AutoMixprecision": given},
 )
 QuarotConfig = _config(
     "QuarotConfig",
@@ -113,109 +229,3 @@ QuarotConfig = _config(
     {"RMatrixDim": 4096, "UseRandomHad": False, "RConfigPath": None},
     dict,
 )
-
-# -- FastFinetune ------------------------------------------------------------------------------------------------------
-
-
-def _learned(name: str, field: str, read: Reader) -> Option:
-    """Make a row for a field of the refinement; for one of the other algorithm alone, only the default passes."""
-    owners = [kind.__name__ for kind in (AdaRound, AdaQuant) if hasattr(kind, field)]
-
-    def rule(refinement: Any, value: Any) -> Any:
-        if hasattr(refinement, field):
-            return replace(refinement, **{field: read(value)})
-        # Scripts pass the parameters of both algorithms along without meaning those of the other one.
-        if value in (_TUNING[name], None):
-            return refinement
-        raise UsageError(f"it is not for {type(refinement).__name__.lower()}. Delete it.")
-
-    return honoured(name, f"`{field}`" if len(owners) == 2 else f"`{owners[0]}.{field}`", rule)
-
-
-def _pair(value: Any) -> tuple[float, float] | None:
-    return (float(value[0]), float(value[1])) if value else None
-
-
-def _on_cpu(refinement: Any, device: Any) -> Any:
-    if not str(device).lower().startswith("cpu"):
-        raise UsageError("Detent refines on the CPU: give 'cpu'.")
-    return refinement
-
-
-def _all_layers(refinement: Any, op_types: Any) -> Any:
-    if left := sorted(set(_LAYERS) - set(op_types)):
-        raise UsageError(f"it leaves out {', '.join(left)}. Detent refines every layer: delete it.")
-    return refinement
-
-
-FAST_FINETUNE = table_of(
-    (
-        honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", lambda refinement, _: refinement),
-        _learned("DataSize", "samples", lambda size: MOST_SAMPLES if size >= ALL_DATA else size),
-        _learned("FixedSeed", "seed", int),
-        _learned("BatchSize", "batch", lambda images: images * ROWS),
-        _learned("NumIterations", "iterations", int),
-        _learned("LearningRate", "learning_rate", float),
-        _learned("EarlyStop", "early_stop", bool),
-        _learned("SelectiveUpdate", "selective_update", bool),
-        _learned("OutputQDQ", "output_rounded", bool),
-        _learned("DropRatio", "quantized_share", float),
-        _learned("LRAdjust", "learning_rate_above", _pair),
-        _learned("RegParam", "penalty", float),
-        _learned("BetaRange", "beta", _pair),
-        _learned("WarmStart", "warm_start", float),
-        _learned("UpdateBias", "update_bias", bool),
-        met("NumBatches", "batches are drawn anew in every iteration"),
-        met("MemOptLevel", "only the current layer's rows are kept"),
-        met("CacheDir", "nothing is written to disk"),
-        met("LogPeriod", "progress is shown by the bar"),
-        met("SelectMaxMemLayer", "memory does not grow with the layers"),
-        met("NumWorkers", "data is read by Detent's own threads"),
-        met("PinMemory", "there is no GPU"),
-        met("UseGDS", "there is no GPU"),
-        met("Parallel", "layers depend on each other and are taken in order"),
-        met("DynamicBatch", "samples of any batch size can be read"),
-        Option("OptimDevice", "refused", "layers are refined on the CPU: give 'cpu'", _on_cpu),
-        Option("InferDevice", "refused", "layers are refined on the CPU: give 'cpu'", _on_cpu),
-        Option(
-            "TargetOpType", "refused", "every layer is refined: name at least all four types, or delete it", _all_layers
-        ),
-        refused("OutputIndex", "all outputs count alike"),
-        refused("RefModelPath", "the float model is the reference"),
-    )
-)
-
-
-def refinement_of(params: Mapping[str, Any]) -> AdaRound | AdaQuant:
-    """Return the refinement that FastFinetune describes; UsageError, by name, for what cannot be had."""
-    algorithm = str(params.get("OptimAlgorithm", "adaround")).lower()
-    kinds: dict[str, type[AdaRound | AdaQuant]] = {"adaround": AdaRound, "adaquant": AdaQuant}
-    if algorithm not in kinds:
-        raise UsageError(f"OptimAlgorithm is '{algorithm}'. Choose adaround or adaquant.")
-    refinement: AdaRound | AdaQuant = apply_rows(FAST_FINETUNE, kinds[algorithm](), params)
-    return refinement
-
-
-# -- GPTQParams --------------------------------------------------------------------------------------------------------
-
-
-def gptq_of(given: Mapping[str, Any], weights: NumberFormat | None) -> dict[str, Any]:
-    """Return the fields of a recipe that GPTQParams describe: the refinement, and the weights with their scales."""
-    check_keys(given, _GPTQ)
-    if not is_integer(weights):
-        raise UsageError("GPTQ is for weights that are integers, and this configuration has others. Delete it.")
-    chosen = {key: value for key, value in given.items() if value is not None}
-    params = {**_GPTQ, "Bits": weights.bits, "WeightSymmetric": weights.symmetric, **chosen}
-    if params["Bits"] != weights.bits:
-        raise UsageError(f"Bits {params['Bits']}, and the weights are {weights.dtype}. Change either.")
-    if params["WeightSymmetric"] != weights.symmetric:
-        raise UsageError("WeightSymmetric is not what the weights of the configuration are. Delete it.")
-    if params["MSE"]:
-        raise UsageError("MSE is not part of Detent. Delete it; the recipe's weight_method chooses scales.")
-    if params["GroupSize"] > 0:
-        weights = weights.replace(granularity=f"per_group:{params['GroupSize']}")
-    elif params["PerChannel"]:
-        weights = weights.replace(granularity="per_channel")
-    order = "activation" if boolean(params["ActOrder"]) else "natural"
-    refinement = Gptq(damping=float(params["PercDamp"]), block=int(params["BlockSize"]), order=order)
-    return {"refinement": refinement, "weights": weights}

@@ -20,7 +20,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from detent.compat.data_types import QLayerConfig, check_layer, format_of, spec_format
-from detent.compat.option_rows import Option, Reader, apply_rows, as_given, honoured, met, number, refused, table_of
+from detent.compat.option_rows import (
+    NO_FIELD,
+    Option,
+    Reader,
+    apply_rows,
+    as_given,
+    defaults_of,
+    honoured,
+    met,
+    number,
+    refused,
+    table_of,
+)
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.pipeline.job import Job
@@ -35,7 +47,7 @@ _CALLED = "functions of the script are not called"
 _TUNE = "`detent tune` has --metric and --max-drop."
 _NAMED = "nodes have names"
 _BY_NAME = "Give them in IncludeLayers, or ExcludeLayers with a threshold."
-_OLDER_TYPES = {
+_OLDER = {
     "TargetQuantType": ("activations", "weights"),
     "ActTargetQuantType": ("activations",),
     "WeightTargetQuantType": ("weights",),
@@ -52,39 +64,36 @@ def _threshold(value: Any) -> float | None:
     return None if value is None else number(value)
 
 
-AUTO_MIXPRECISION = table_of(
-    (
-        _kept("TargetLayerConfig", "the format of the layers (`activations`, `weights`)"),
-        _kept("TargetOpType", "which operators are layers (`op_types`)", tuple),
-        _kept("IncludeLayers", "only these nodes (`nodes`)"),
-        *(_kept(name, f"the older name: {', '.join(roles)}", format_of) for name, roles in _OLDER_TYPES.items()),
-        _kept(
-            "MetricThreshold",
-            "a search (`detent.search.mixed`): layers that can take the format; 0: all of them",
-            _threshold,
-        ),
-        _kept("L2Target", "the older name: MetricThreshold of l2", _threshold),
-        _kept("MetricDefault", "what the threshold is about: sqnr, l2 or cosine, as a bound on the power of the error"),
-        _kept("ExcludeLayers", "not these nodes; with a threshold"),
-        _kept("DataSize", "a search measures on up to so many samples (0: 32)"),
-        met("MetricOptimizeObject", "a search takes as few bits as the threshold allows"),
-        met("WorkerNum", "all layers are measured at once"),
-        met("DualQuantNodes", _CONVERTED),
-        met("NoInputQDQShared", _CONVERTED),
-        met("SharedParamMode", "what layers share is separated where they need different codes"),
-        met("AutoMixUseFastFT", "include_fast_ft decides"),
-        refused("MetricDistanceFn", _CALLED, _TUNE),
-        refused("MetricEvaluateFn", _CALLED, _TUNE),
-        refused("EvaluateFunction", _CALLED, _TUNE),
-        refused("Top1AccTarget", _CALLED, _TUNE),
-        refused("MetricOutputIndex", "all outputs count alike", "Delete it."),
-        refused("SubgraphJson", "layers are searched one by one", "Name those of a part in IncludeLayers."),
-        refused("SensitivityCacheFile", "no ranking is kept in a file: a search takes a few walks", "Delete it."),
-        refused("NumTarget", "how many layers change follows from the threshold", "Give MetricThreshold."),
-        refused("TargetIndices", _NAMED, _BY_NAME),
-        refused("ExcludeIndices", _NAMED, _BY_NAME),
-    )
+_ROWS: tuple[tuple[Any, Option], ...] = (
+    (None, _kept("TargetLayerConfig", "the format of the layers (`activations`, `weights`)")),
+    (LAYERS, _kept("TargetOpType", "which operators are layers (`op_types`)", tuple)),
+    (None, refused("SubgraphJson", "layers are searched one by one", "Name those of a part in IncludeLayers.")),
+    (None, _kept("IncludeLayers", "only these nodes (`nodes`)")),
+    (None, _kept("ExcludeLayers", "not these nodes; with a threshold")),
+    (0, _kept("DataSize", "the most samples that a search measures on (0: 32)")),
+    (0, refused("MetricOutputIndex", "all outputs count alike", "Delete it.")),
+    (None, refused("MetricDistanceFn", _CALLED, _TUNE)),
+    (None, refused("MetricEvaluateFn", _CALLED, _TUNE)),
+    ("l2", _kept("MetricDefault", "what the threshold bounds: sqnr, l2 or cosine, as the power of the error")),
+    (0, _kept("MetricThreshold", "a search (`detent.search.mixed`) for layers; 0: all of them", _threshold)),
+    ("speed", met("MetricOptimizeObject", "a search takes as few bits as the threshold allows")),
+    (None, refused("SensitivityCacheFile", "no ranking is kept: a search takes a few walks", "Delete it.")),
+    (1, met("WorkerNum", "all layers are measured at once")),
+    (False, met("DualQuantNodes", _CONVERTED)),
+    (False, met("NoInputQDQShared", _CONVERTED)),
+    ("propagate", met("SharedParamMode", "what layers share is separated where they need different codes")),
+    *((NO_FIELD, _kept(key, f"the older name: {', '.join(roles)}", format_of)) for key, roles in _OLDER.items()),
+    (NO_FIELD, _kept("L2Target", "the older name: MetricThreshold of l2", _threshold)),
+    (NO_FIELD, met("AutoMixUseFastFT", "include_fast_ft decides")),
+    (NO_FIELD, refused("EvaluateFunction", _CALLED, _TUNE)),
+    (NO_FIELD, refused("Top1AccTarget", _CALLED, _TUNE)),
+    (NO_FIELD, refused("NumTarget", "how many layers change follows from the threshold", "Give MetricThreshold.")),
+    (NO_FIELD, refused("TargetIndices", _NAMED, _BY_NAME)),
+    (NO_FIELD, refused("ExcludeIndices", _NAMED, _BY_NAME)),
 )
+"""In the order of the fields of AutoMixprecisionConfig, with their defaults; then what older versions had."""
+AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
+MIXED_DEFAULTS = defaults_of(_ROWS)
 
 
 def mixed_of(given: Mapping[str, Any]) -> Override | MixedSearch:
@@ -104,7 +113,7 @@ def mixed_of(given: Mapping[str, Any]) -> Override | MixedSearch:
 
 
 def _formats(params: Mapping[str, Any]) -> dict[str, Any]:
-    older = {role: params[name] for name, roles in _OLDER_TYPES.items() if name in params for role in roles}
+    older = {role: params[name] for name, roles in _OLDER.items() if name in params for role in roles}
     layer = params.get("TargetLayerConfig")
     if older and layer is not None:
         raise UsageError("TargetLayerConfig and the older TargetQuantType say the same. Give one.")

@@ -1,20 +1,36 @@
-"""The configurations that scripts build: Quark's older QuantizationConfig in a Config, and its newer QConfig.
+"""The configurations that scripts build: Quark's older QuantizationConfig in a Config, its newer QConfig, its presets.
 
 They are plain, mutable records with Quark's names and defaults; `translate` says what they mean. Printing one shows
 the recipe that it stands for.
+
+A preset becomes Detent's of that name. Number types, calibration methods and fine-tuning are those of Detent's recipe;
+the tables have what Quark adds to these. Its newer constants, such as XINT8_QCONFIG, are not the presets of the
+same name: channels are not equalized, activations are signed, calibration differs.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from detent.compat.algorithms import AlgoConfig
-from detent.compat.data_types import QLayerConfig
-from detent.compat.enums import CalibrationMethod, QuantFormat, QuantType
-from detent.errors import UsageError
+from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
+from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig
+from detent.compat.enums import (
+    CalibrationMethod,
+    ExtendedQuantFormat,
+    ExtendedQuantType,
+    PowerOfTwoMethod,
+    QuantFormat,
+    QuantType,
+)
+from detent.errors import UsageError, nearest
+from detent.numerics.formats import has_power_of_two_scale, is_integer
+from detent.numerics.interface import NumberFormat
+from detent.numerics.named import BLOCK_FORMATS
 from detent.recipe import Recipe
+from detent.recipe.presets import PRESETS
 
 
 @dataclass
@@ -52,11 +68,11 @@ class QuantizationConfig:
     crypto_mode: bool = False
     print_summary: bool = True
     ignore_warnings: bool = True
-    log_severity_level: Any = None  # of Quark's own log, which there is none of here
+    log_severity_level: Any = None  # for Quark's own log, which Detent does not have
     extra_options: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{_meaning(self)}\nQuantizationConfig({_different_from_default(self)})"
+        return _text_of(self, QuantizationConfig())
 
 
 @dataclass
@@ -101,53 +117,188 @@ class QConfig:
         self.extra_options = {**(extra_options or {}), **options}
 
     def __str__(self) -> str:
-        parts = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if getattr(self, each.name)]
-        return f"{_meaning(self)}\nQConfig({', '.join(parts)})"
+        return _text_of(self, QConfig(None))  # type: ignore[arg-type]  # only to compare with
 
     @staticmethod
     def get_default_config(name: str) -> Config:
-        """The preset of that name, as an older configuration, which is what Quark returns too."""
-        from detent.compat.preset_configs import get_default_config
-
+        """Return the preset of that name, as an older configuration, which is what Quark returns too."""
         return Config(get_default_config(name))
 
 
 AnyConfig = Config | QuantizationConfig | QConfig
 
 
-def _different_from_default(config: QuantizationConfig) -> str:
-    plain = QuantizationConfig()
-    chosen = (each.name for each in fields(config) if getattr(config, each.name) != getattr(plain, each.name))
-    return ", ".join(f"{name}={getattr(config, name)!r}" for name in chosen)
-
-
-def _meaning(config: QuantizationConfig | QConfig) -> str:
-    """The recipe in words; what is wrong with the configuration where there is none."""
+def _text_of(config: QuantizationConfig | QConfig, usual: QuantizationConfig | QConfig) -> str:
+    """Return the recipe in words, or what is wrong with the configuration, and what is not as usual in it."""
     from detent.compat.translate import translate
 
     try:
-        return _describe(translate(config).recipe)
+        meaning = _described(translate(config).recipe)
     except UsageError as error:
-        return f"No recipe: {error}"
+        meaning = f"No recipe: {error}"
+    given = [f"{name}={value!r}" for name, value in vars(config).items() if value != getattr(usual, name)]
+    return f"{meaning}\n{type(config).__name__}({', '.join(given)})"
 
 
 _SHOWN = ("activations", "weights", "biases", "method", "target", "equalize", "refinement")
-_HEADING = ("name", "description")
 
 
-def _describe(recipe: Recipe) -> str:
+def _described(recipe: Recipe) -> str:
     """Show what decides most, and every field that is not as usual."""
-    usual = Recipe("", "")
+    usual = Recipe(recipe.name, recipe.description)
     lines = [f"Recipe {recipe.name}: {recipe.description}"]
-    for each in fields(recipe):
-        value = getattr(recipe, each.name)
-        if each.name in _SHOWN or (each.name not in _HEADING and value != getattr(usual, each.name)):
-            lines.append(f"  {each.name:12} {_text(value)}")
+    for name, value in vars(recipe).items():
+        if name in _SHOWN or value != getattr(usual, name):
+            text = "float" if value is None else str(value)
+            if getattr(value, "kind", "") == "integer":
+                words = (value.dtype, "symmetric" if value.symmetric else "asymmetric", f"{value.scale} scale")
+                text = ", ".join((*words, value.granularity)).replace("_", " ")
+            lines.append(f"  {name:12} {text}")
     return "\n".join(lines)
 
 
-def _text(value: Any) -> str:
-    if getattr(value, "kind", "") == "integer":
-        kind = "symmetric" if value.symmetric else "asymmetric"
-        return f"{value.dtype}, {kind}, {value.scale.replace('_', ' ')} scale, {value.granularity.replace('_', ' ')}"
-    return "float" if value is None else str(value)
+# -- presets -----------------------------------------------------------------------------------------------------------
+
+DEFAULT_ADAROUND_PARAMS: dict[str, Any] = {
+    **{"DataSize": 1000, "FixedSeed": 1705472343, "BatchSize": 2, "NumIterations": 1000, "LearningRate": 0.1},
+    **{"OptimAlgorithm": "adaround", "OptimDevice": "cpu", "InferDevice": "cpu", "EarlyStop": True},
+}
+DEFAULT_ADAQUANT_PARAMS = {**DEFAULT_ADAROUND_PARAMS, "LearningRate": 1e-5, "OptimAlgorithm": "adaquant"}
+_FINE_TUNING = {"_ADAROUND": DEFAULT_ADAROUND_PARAMS, "_ADAQUANT": DEFAULT_ADAQUANT_PARAMS}
+
+_FORCED = {"ForceQuantizeNoInputCheck": True}
+_SYMMETRIC = {"ActivationSymmetric": True}
+_ALIGNED = {**_FORCED, "AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
+_VINT8 = {
+    **dict.fromkeys(("UseRandomData", "ConvertBNToConv", "ConvertClipToRelu", "ConvertSplitToSlice"), True),
+    **dict.fromkeys(("ReplaceClip6Relu", "DedicatedQDQPair", "QuantizeAllOpTypes"), True),
+    **dict.fromkeys(("ConvertSigmoidToHardSigmoid", "SplitLargeKernelPool", "Int32Bias"), False),
+    **dict.fromkeys(("ConvertReduceMeanToGlobalAvgPool", "RemoveQDQConvClip", "RemoveQDQConvPRelu"), False),
+    **dict.fromkeys(("RemoveQDQConvRelu", "RemoveQDQConvLeakyRelu"), False),
+}
+
+
+def _mixed(spec: str, **more: Any) -> dict[str, Any]:
+    return {"AutoMixprecision": {"TargetLayerConfig": QLayerConfig(SPECS[spec](), SPECS[spec]()), **more}}
+
+
+_BESIDE_BFLOAT16 = {**_SYMMETRIC, "QuantizeBias": False, "DedicateDQNode": True, "CalibDataSize": 1}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "XINT8": {**_SYMMETRIC, **_FORCED},
+    "VINT8": {**_SYMMETRIC, **_VINT8},
+    "S16S8_ASWS": {**_SYMMETRIC, **_FORCED},
+    "U8U8_AAWA": {**_FORCED, "ActivationSymmetric": False, "WeightSymmetric": False},
+    "A8W8": {**_SYMMETRIC, **_ALIGNED},
+    "A16W8": {**_SYMMETRIC, **_ALIGNED, "AlignEltwiseQuantType": True},
+    "BF16": {**_FORCED, "QuantizeAllOpTypes": True},
+    "BF16_MIXED_BFP16": {**_BESIDE_BFLOAT16, **_mixed("BFP16Spec", DualQuantNodes=True)},
+    "BF16_MIXED_MXINT8": {**_BESIDE_BFLOAT16, **_mixed("MXInt8Spec", DualQuantNodes=True)},
+    "S16S16_MIXED_S8S8": {
+        **_FORCED,
+        **{"Int32Bias": False, "Int16Bias": False, "WeightSymmetric": True, "ActivationSymmetric": False},
+        **_mixed("Int8Spec"),
+    },
+}
+"""By preset; the others force quantization, unless their numbers are in blocks or only layers of MatMul are chosen."""
+
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "UINT8_DYNAMIC_QUANT": {"weight_type": QuantType.QUInt8, "use_dynamic_quant": True},
+    "MATMUL_NBITS": {
+        "extra_options": {
+            "UseMatMulNBits": True,
+            "MatMulNBitsParams": {"GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 1},
+        }
+    },
+}
+
+
+def _type(fmt: NumberFormat) -> tuple[Any, dict[str, Any]]:
+    """Return the type that stands for a format, and the options that it needs."""
+    if fmt.in_blocks:
+        name = next(name for name, known in BLOCK_FORMATS.items() if known == fmt)
+        family, attributes = next(row for key, row in BLOCKS.items() if key.upper() == name)
+        return ExtendedQuantType[f"Q{family}"], {f"{family}Attributes": attributes}
+    name = next(name for name in TYPES if name.lower() == fmt.dtype)
+    return (QuantType if fmt.bits == 8 else ExtendedQuantType)[f"Q{name}"], {}
+
+
+def _fields(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of a preset's configuration that differ from their defaults."""
+    base = name.removesuffix("_ADAROUND").removesuffix("_ADAQUANT")
+    if recipe.activations is None or recipe.dynamic:
+        return _SPECIAL[base]
+    assert recipe.weights is not None
+    (activations, first), (weights, second) = _type(recipe.activations), _type(recipe.weights)
+    transformer = bool(recipe.operators)
+    options = {**_OPTIONS.get(base, {} if first or second or transformer else _FORCED), **first, **second}
+    fields: dict[str, Any] = {"activation_type": activations, "weight_type": weights, "extra_options": options}
+    method = type(recipe.method).__name__
+    # Quark's presets for float scales take the range that was seen, whatever method Detent's recipe prefers.
+    observed = recipe.target == "npu-float-scale"
+    kinds = PowerOfTwoMethod if has_power_of_two_scale(recipe.activations) else CalibrationMethod
+    fields["calibrate_method"] = CalibrationMethod.MinMax if observed else kinds[method]
+    if getattr(recipe.method, "percentile", None) == 99.9999:
+        options["Percentile"] = 99.9999
+    if getattr(recipe.method, "moving_average", False):
+        options["CalibMovingAverage"] = True
+    eight_bits = all(is_integer(fmt) and fmt.bits == 8 for fmt in (recipe.activations, recipe.weights))
+    if observed or not eight_bits:
+        fields["quant_format"] = ExtendedQuantFormat.QDQ
+    if recipe.refinement is not None and recipe.refinement.learns_weights:
+        ending = name.removeprefix(base)
+        options["FastFinetune"] = _FINE_TUNING.get(ending, DEFAULT_ADAROUND_PARAMS)
+    switches = {
+        "enable_npu_cnn": recipe.target == "npu-cnn",
+        "enable_npu_transformer": transformer,
+        "include_fast_ft": "FastFinetune" in options,
+        "include_auto_mp": "AutoMixprecision" in options,
+    }
+    fields |= {switch: True for switch, on in switches.items() if on}
+    return {**fields, "optimize_model": False} if base == "VINT8" else fields
+
+
+PRESET_FIELDS: dict[str, dict[str, Any]] = {name: _fields(name, recipe) for name, recipe in PRESETS.items()}
+"""By preset: the fields of QuantizationConfig that differ from their defaults."""
+
+
+def get_default_config(config_name: str) -> QuantizationConfig:
+    """Return the preset of that name, with or without `_CONFIG` behind it, to change freely."""
+    name = config_name.upper().removesuffix("_CONFIG")
+    if name not in PRESET_FIELDS:
+        known = ", ".join(sorted(PRESET_FIELDS))
+        raise UsageError(f"There is no preset '{config_name}'.{nearest(name, PRESET_FIELDS)} Known: {known}.")
+    return QuantizationConfig(**copy.deepcopy(PRESET_FIELDS[name]))
+
+
+_BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "XINT8": ("XInt8Spec", "XInt8Spec", _FORCED),
+    "VINT8": ("XInt8Spec", "XInt8Spec", {"OptimizeModel": False, "EnableNPUCnn": False, **_VINT8}),
+    "A8W8": ("Int8Spec", "Int8Spec", _ALIGNED),
+    "A16W8": ("Int16Spec", "Int8Spec", {**_ALIGNED, "AlignEltwiseQuantType": True}),
+    "BF16": ("BFloat16Spec", "BFloat16Spec", _FORCED),
+    "BFP16": ("BFP16Spec", "BFP16Spec", {}),
+}
+_ALGORITHMS = {"ADAROUND": AdaRoundConfig, "ADAQUANT": AdaQuantConfig}
+QCONFIG_NAMES = (
+    *(f"{base}_QCONFIG" for base in _BASES),
+    *(f"{base}_{algorithm}_QCONFIG" for base in ("XINT8", "A8W8", "A16W8") for algorithm in _ALGORITHMS),
+)
+
+
+def qconfig_constant(name: str) -> QConfig | None:
+    """Make the newer constant of that name, such as A8W8_ADAROUND_QCONFIG, if there is one."""
+    if name not in QCONFIG_NAMES:
+        return None
+    base, _, algorithm = name.removesuffix("_QCONFIG").partition("_")
+    activation, weight, options = _BASES[base]
+    algorithms = [_ALGORITHMS[algorithm]()] if algorithm else []
+    return QConfig(
+        QLayerConfig(SPECS[activation](), SPECS[weight]()), algo_config=algorithms, extra_options=dict(options)
+    )
+
+
+def any_constant(name: str) -> QConfig | QuantizationConfig | None:
+    """Make the constant of that name, such as XINT8_QCONFIG or XINT8_CONFIG, if there is one."""
+    if name.endswith("_CONFIG") and name.removesuffix("_CONFIG") in PRESET_FIELDS:
+        return get_default_config(name)
+    return qconfig_constant(name)

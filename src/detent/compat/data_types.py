@@ -60,7 +60,7 @@ _INTEGERS = ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32")
 TYPES: dict[str, type[DataType]] = {
     **{name: _type(name, name) for name in (*_INTEGERS, "Float16", "BFloat16")},
     **{name: _type(name, family, **attributes) for name, (family, attributes) in BLOCKS.items()},
-    "BFP16": _type("BFP16", "BFP", **{**_BLOCK_FLOAT, "rounding_mode": 0}),
+    "BFP16": _type("BFP16", "BFP", **{**_BLOCK_FLOAT, "rounding_mode": 0}),  # unlike the preset
 }
 _SCALES: dict[ToolEnum, Scale] = {
     ScaleType.Float32: "float",
@@ -136,7 +136,7 @@ def format_of(
 ) -> NumberFormat:
     """Return the format for a member of QuantType or its relatives, or for a DataType.
 
-    `attributes` are those of block formats, in place of the type's own.
+    `attributes` replace the type's own; block formats have them.
     """
     name = getattr(getattr(quant_type, "quant_type", quant_type), "name", "")
     given = attributes or getattr(quant_type, "attributes", None) or {}
@@ -146,7 +146,7 @@ def format_of(
         return FloatFormat(_FLOATS[name])  # type: ignore[arg-type]
     if name in ("QBFP", "QMX"):
         return block_float(given) if name == "QBFP" else microscaling(given)
-    raise UsageError(f"{quant_type!r} is no number format. Give a member of QuantType, such as {QuantType.QInt8!r}.")
+    raise UsageError(f"{quant_type!r} is not a number format. Give a member of QuantType, such as {QuantType.QInt8!r}.")
 
 
 def block_float(attributes: Mapping[str, Any]) -> BlockFloat:

@@ -106,7 +106,7 @@ def _function(
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{name}() {error}") from None
+            raise TypeError(f"{name}() {error}") from None  # as Python words it, with the name that the script calls
         bound.apply_defaults()
         given = dict(bound.arguments)
         sources = [given.pop(each, None) for each in ("calibration_data_reader", "calibration_data_path")]
@@ -124,6 +124,7 @@ def _config_of(given: dict[str, Any], fixed: dict[str, Any]) -> QuantizationConf
     options = dict(given.pop("extra_options", None) or {})
     options |= {_AS_OPTION[name]: value for name, value in given.items() if name in _AS_OPTION and value}
     named = {name: value for name, value in given.items() if name in _CONFIG_DEFAULTS and value is not None}
+    # After the fields themselves: a flag that is set under any of its names is set.
     named |= {_SAME_AS[name]: value for name, value in given.items() if name in _SAME_AS and value}
     lists = {name: list(value) for name, value in named.items() if isinstance(value, tuple)}
     return QuantizationConfig(**{**fixed, **named, **lists}, extra_options=options)
@@ -281,6 +282,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "exclude": (*request.exclude, *_matching(request.patterns, model)),
         "fix_shape": request.fix_shapes,
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads", "providers")},
+        "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
     }
     recipe = request.recipe
     if request.search is not None:
@@ -297,11 +299,10 @@ def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """Return the given data; without any random numbers, in the ranges that were asked for."""
     if data is not None and not request.always_random:
         return data
-    asked = request.random
-    if asked.shapes is None and asked.ranges is None:
+    if request.random_shapes is None and request.random_ranges is None:
         return None  # detent.quantize makes random numbers itself, and warns
     warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
-    return RandomDataReader(model, asked.shapes, asked.ranges)
+    return RandomDataReader(model, request.random_shapes, request.random_ranges)
 
 
 def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Serve the modules of `tool_names`: always below `detent.compat`, and under their own names while a script runs.
 
-`detent.compat.quark.onnx` can be imported at any time. While `other_tools` is open, `quark.onnx` is that very module
-under another name in `sys.modules`. Installed packages of these names are set aside meanwhile and put back afterwards;
-the rest of onnxruntime is untouched.
+`detent.compat.quark.onnx` can be imported at any time, and while `other_tools` is open so can `quark.onnx`, which has
+the same objects. Installed packages of these names are set aside and put back afterwards; the rest of onnxruntime is
+untouched.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -22,24 +22,21 @@ from detent.compat.tool_names import FAMILIES, MODULES, UNSUPPORTED, Unsupported
 from detent.errors import nearest
 
 PACKAGE = "detent.compat"
-ROOTS = {
-    "quark": f"{PACKAGE}.quark",
-    "vai_q_onnx": f"{PACKAGE}.vai_q_onnx",
-    "onnxruntime.quantization": f"{PACKAGE}.onnxruntime_quantization",
+_OURS = {
+    f"{PACKAGE}.quark": "quark",
+    f"{PACKAGE}.vai_q_onnx": "vai_q_onnx",
+    f"{PACKAGE}.onnxruntime_quantization": "onnxruntime.quantization",
 }
+THEIRS = {root: root for root in _OURS.values()}
 _TOOLS = "quark.onnx.tools"
 
 
-def _moved(name: str, roots: dict[str, str]) -> str | None:
-    """Return the name with its root replaced; None unless it has one of these roots."""
-    for root, other in roots.items():
+def theirs_of(name: str, roots: Mapping[str, str]) -> str | None:
+    """Return the module of theirs that a name stands for, with its root replaced; None unless it has such a root."""
+    for root, theirs in roots.items():
         if name == root or name.startswith(f"{root}."):
-            return other + name.removeprefix(root)
+            return theirs + name.removeprefix(root)
     return None
-
-
-def _theirs(ours: str) -> str | None:
-    return _moved(ours, {other: root for root, other in ROOTS.items()})
 
 
 def _tools() -> Sequence[str]:
@@ -52,27 +49,6 @@ def _children(module: str) -> list[str]:
     """Return the modules inside a module of theirs."""
     found = [each.rpartition(".")[2] for each in MODULES if each.rpartition(".")[0] == module]
     return [*found, *_tools()] if module == _TOOLS else found
-
-
-def _exists(module: str) -> bool:
-    package, _, last = module.rpartition(".")
-    return module in MODULES or (package == _TOOLS and last in _tools())
-
-
-def counterpart(name: str) -> ModuleType:
-    """Return our module for one of theirs; ModuleNotFoundError names what exists instead."""
-    ours = _moved(name, ROOTS)
-    if ours is None:
-        raise ModuleNotFoundError(f"{name} is none of {', '.join(ROOTS)}.")
-    if _exists(name):
-        return importlib.import_module(ours)
-    package, _, wanted = name.rpartition(".")
-    parent = counterpart(package)  # first, because a parent that is missing is what the message is about
-    names = sorted({*_children(package), *(each for each in dir(parent) if not each.startswith("_"))})
-    # Without `name=`: Python would drop the message of an import that names its module.
-    raise ModuleNotFoundError(
-        f"Detent has no '{wanted}' in {package}.{nearest(wanted, names)} There is: {', '.join(names)}."
-    )
 
 
 class _Table(Loader):
@@ -88,7 +64,7 @@ class _Table(Loader):
         module.__doc__ = f"What scripts import from {theirs}."
         vars(module).update(
             __all__=sorted(listed),
-            __getattr__=partial(_attribute, theirs),
+            __getattr__=partial(_attribute, theirs, module.__name__),
             __dir__=lambda: sorted({*vars(module), *listed, *_children(theirs)}),
         )
         if theirs not in MODULES:
@@ -97,7 +73,7 @@ class _Table(Loader):
             vars(module)["main"] = partial(run_tool, theirs.rpartition(".")[2])
 
 
-def _attribute(theirs: str, name: str) -> Any:
+def _attribute(theirs: str, module: str, name: str) -> Any:
     """Find a name of a module; nothing is kept, because constants are made anew each time: scripts change them."""
     known = homes(theirs) if theirs in MODULES else {}
     if name in known:
@@ -106,60 +82,46 @@ def _attribute(theirs: str, name: str) -> Any:
     if name in UNSUPPORTED.get(theirs, ()):
         return Unsupported(name, UNSUPPORTED[theirs][name])
     if theirs in FAMILIES:
-        made = getattr(importlib.import_module(f"{PACKAGE}.preset_configs"), FAMILIES[theirs])(name)
+        made = getattr(importlib.import_module(f"{PACKAGE}.configs"), FAMILIES[theirs])(name)
         if made is not None:
             return made
     if name in _children(theirs):
-        return counterpart(f"{theirs}.{name}")
+        return importlib.import_module(f"{module}.{name}")
     raise AttributeError(f"module '{theirs}' has no attribute '{name}'")
 
 
-class _Alias(Loader):
-    """Hands out a module that exists already."""
+class _Finder(MetaPathFinder):
+    """Finds the modules of the table below these roots."""
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module, self._own_spec = module, module.__spec__
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002 - the protocol's signature
-        """Return the module itself."""
-        return self._module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Put its own specification back, which the import machinery has replaced; the module has run already."""
-        module.__spec__ = self._own_spec
-
-
-class _OurFinder(MetaPathFinder):
-    """Finds the modules below `detent.compat` that exist in the table only."""
+    def __init__(self, roots: Mapping[str, str]) -> None:
+        self.roots = roots
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        theirs = _theirs(fullname)
-        if theirs is None or not _exists(theirs):
+        theirs = theirs_of(fullname, self.roots)
+        if theirs is None:
             return None
-        is_package = bool(_children(theirs))
-        return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=is_package)
-
-
-class _TheirFinder(MetaPathFinder):
-    """Finds the modules of the three packages, and no others."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        if _moved(fullname, ROOTS) is None:
-            return None
-        return importlib.util.spec_from_loader(fullname, _Alias(counterpart(fullname)))
+        package, _, last = theirs.rpartition(".")
+        inside = _children(package)
+        if theirs in MODULES or last in inside:
+            return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=bool(_children(theirs)))
+        names = sorted({*inside, *UNSUPPORTED.get(package, ()), *homes(package)} - {"__version__"})
+        # With `name`, `from package import x` goes on to say that x cannot be imported.
+        raise ModuleNotFoundError(
+            f"Detent has no '{last}' in {package}.{nearest(last, names)} There is: {', '.join(names)}.", name=fullname
+        )
 
 
 def serve() -> None:
     """Let `detent.compat.quark` and its like be imported."""
-    if not any(isinstance(each, _OurFinder) for each in sys.meta_path):
+    if not any(isinstance(each, _Finder) and each.roots is _OURS for each in sys.meta_path):
         # First: the folders that an older checkout leaves behind, with nothing but byte code, would count as packages.
-        sys.meta_path.insert(0, _OurFinder())
+        sys.meta_path.insert(0, _Finder(_OURS))
 
 
 @contextmanager
 def other_tools() -> Iterator[None]:
     """While this is open, scripts that import other quantizers get Detent."""
-    finder = _TheirFinder()
+    finder = _Finder(THEIRS)
     aside = _take_out()
     sys.meta_path.insert(0, finder)
     try:
@@ -173,7 +135,7 @@ def other_tools() -> Iterator[None]:
 
 def _take_out() -> dict[str, ModuleType]:
     """Remove what is imported under these names, and return it."""
-    found = {name: module for name, module in sys.modules.items() if _moved(name, ROOTS) is not None}
+    found = {name: module for name, module in sys.modules.items() if theirs_of(name, THEIRS) is not None}
     for name in found:
         del sys.modules[name]
     _tell_parent(None)

@@ -24,6 +24,10 @@ NOTHING: tuple[Any, ...] = (False, None, 0, "", [], {}, ())
 """Values that ask for nothing."""
 
 
+NO_FIELD = object()
+"""In place of a default: the configuration for a dictionary has no field for this key."""
+
+
 def as_given(value: Any) -> Any:
     """Return the value itself."""
     return value
@@ -79,6 +83,11 @@ def refused(name: str, why: str, instead: str = "Delete the option.", unless: Co
 def table_of(options: Iterable[Option]) -> dict[str, Option]:
     """Return the rows by name."""
     return {option.name: option for option in options}
+
+
+def defaults_of(rows: Iterable[tuple[Any, Option]]) -> dict[str, Any]:
+    """Return the keys of a dictionary that are fields of its configuration, from pairs of a default and a row."""
+    return {option.name: default for default, option in rows if default is not NO_FIELD}
 
 
 def apply_rows(rows: Mapping[str, Option], state: Any, given: Mapping[str, Any]) -> Any:

@@ -15,14 +15,20 @@ from typing import Any
 from detent.compat.algorithms import gptq_of, refinement_of
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.data_types import block_float, format_of, microscaling
-from detent.compat.enums import CalibrationMethod, ExtendedCalibrationMethod, PowerOfTwoMethod
-from detent.compat.option_rows import Rule, check_keys, names
+from detent.compat.enums import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+)
+from detent.compat.option_rows import check_keys, names
 from detent.devices.catalog import OPTIONAL, find_device
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
-from detent.methods import Entropy, Method, MinMSE, NonOverflow, Percentile
+from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.floats import is_float
-from detent.numerics.formats import IntegerFormat, has_power_of_two_scale, is_integer, is_product_bias
+from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
 from detent.prepare import default_passes
 from detent.recipe import Override, Recipe
@@ -30,23 +36,28 @@ from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import BiasCorrection, Gptq
 
 HISTOGRAM_BINS = 1 << 14
-
-
-@dataclass(frozen=True)
-class RandomData:
-    """Random calibration data: shapes for dynamic inputs and ranges, as RandomDataReader takes them."""
-
-    shapes: Any = None
-    ranges: Any = None
+ROLES = ("activations", "weights", "biases")
+METHODS: dict[Any, tuple[Method, Scale]] = {
+    PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
+    PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
+    Int16Method.MinMax: (MinMax(), "int16"),
+    CalibrationMethod.MinMax: (MinMax(), "float"),
+    CalibrationMethod.Percentile: (Percentile(), "float"),
+    CalibrationMethod.Entropy: (Entropy(), "float"),
+    CalibrationMethod.Distribution: (Distribution(), "float"),
+    LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
+    ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
+}
+"""By what a script names: the method, and what scales may be with it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One quantization in Detent's terms: a recipe, and what `detent.quantize` is told beside it.
+    """One quantization in Detent's terms: a recipe, and further arguments of `detent.quantize`.
 
-    `patterns` are regular expressions of nodes to leave float. `always_random` means that data is not even looked at
-    where it is given. `search` chooses layers before anything is quantized. `conversions` are steps of `detent convert`
-    that the result goes through.
+    `patterns` are regular expressions of nodes to leave float. With `always_random` data is not even looked at, and
+    `random_shapes` and `random_ranges` are what RandomDataReader takes. `search` chooses layers before anything is
+    quantized. `conversions` are steps of `detent convert` that the result goes through.
     """
 
     recipe: Recipe
@@ -60,8 +71,9 @@ class Request:
     providers: tuple[str, ...] = ()
     fix_shapes: Mapping[str, Sequence[int]] | None = None
     statistics: Path | None = None
-    random: RandomData = RandomData()
     always_random: bool = False
+    random_shapes: Any = None
+    random_ranges: Any = None
     search: MixedSearch | None = None
     conversions: tuple[str, ...] = ()
     external_data: bool = False
@@ -90,73 +102,50 @@ class Request:
 # -- steps of preparation and rules of devices -------------------------------------------------------------------------
 
 
-def switching(*steps: str) -> Rule:
-    """Do the steps for True, leave them out for False."""
-
-    def rule(request: Request, wanted: bool) -> Request:
-        recipe = request.recipe
-        usual = _steps_of(recipe.target)
-        without = [step for step in recipe.without if step not in steps]
-        also = [step for step in recipe.also if step not in steps]
-        if wanted:
-            also += [step for step in steps if step not in usual]
-        else:
-            without += [step for step in steps if step in usual]
-        if not set(also) <= set(OPTIONAL):
-            raise UsageError(
-                f"the target {recipe.target} does not do that. enable_npu_cnn=True, or AlignConcat=True for float "
-                "scales, choose a target that does."
-            )
-        return request.with_recipe(without=tuple(without), also=tuple(also))
-
-    return rule
-
-
-def _steps_of(target: str) -> frozenset[str]:
-    """Return the steps and rules that a target has without being asked, by the names that `Recipe.without` takes."""
-    device = find_device(target)
-    passes = {each.step() for each in default_passes(None, [make() for make in device.preparations])}
-    return frozenset((*passes, *device.steps, *device.constraints.names))
+def switch(request: Request, wanted: bool, steps: Sequence[str]) -> Request:
+    """Do steps of preparation, or rules of the target, for True; leave them out for False."""
+    recipe, device = request.recipe, find_device(request.recipe.target)
+    passes = default_passes(None, [make() for make in device.preparations])
+    usual = {*(each.step() for each in passes), *device.steps, *device.constraints.names}
+    without = [step for step in recipe.without if step not in steps]
+    also = [step for step in recipe.also if step not in steps]
+    if wanted:
+        also += [step for step in steps if step not in usual]
+    else:
+        without += [step for step in steps if step in usual]
+    if not set(also) <= set(OPTIONAL):
+        raise UsageError(
+            f"the target {recipe.target} does not do that. enable_npu_cnn=True, or AlignConcat=True for float scales, "
+            "choose a target that does."
+        )
+    return request.with_recipe(without=tuple(without), also=tuple(also))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def symmetric(role: str) -> Rule:
+def symmetric(request: Request, wanted: bool, role: str) -> Request:
     """Fix the zero point of a role, or let it follow the data."""
-
-    def rule(request: Request, wanted: bool) -> Request:
-        fmt = request.recipe.formats[role]
-        if not is_integer(fmt):
-            return request  # floats and blocks are symmetric around zero, whatever is said
-        if fmt.power_of_two and not wanted:
-            raise UsageError("power-of-two scales have a fixed zero point. Delete it, or give MinMax.")
-        return request.with_recipe(**{role: fmt.replace(symmetric=wanted)})
-
-    return rule
+    fmt = request.recipe.formats[role]
+    if not is_integer(fmt):
+        return request  # floats and blocks are symmetric around zero, whatever is said
+    if fmt.power_of_two and not wanted:
+        raise UsageError("power-of-two scales have a fixed zero point. Delete it, or give MinMax.")
+    return request.with_recipe(**{role: fmt.replace(symmetric=wanted)})
 
 
-def bias_type(dtype: str) -> Rule:
+def bias_type(request: Request, wanted: bool, dtype: str) -> Request:
     """Give biases a type; for False the type of the weights, if they have this one."""
-
-    def rule(request: Request, wanted: bool) -> Request:
-        current, weights = request.recipe.biases, request.recipe.weights
-        if current is None or not (wanted or is_integer(weights)):
-            return request
-        if not is_integer(weights):
-            raise UsageError("the weights are no integers, and biases have their format. Delete it.")
-        if wanted:
-            return request.with_recipe(biases=IntegerFormat(dtype, scale=weights.scale))
-        narrow = weights.replace(symmetric=True, granularity="per_tensor")
-        same = is_integer(current) and current.dtype == dtype
-        return request.with_recipe(biases=narrow) if same else request
-
-    return rule
-
-
-def float_biases(request: Request) -> Request:
-    """Leave biases float."""
-    return request.with_recipe(biases=None)
+    current, weights = request.recipe.biases, request.recipe.weights
+    if current is None or not (wanted or is_integer(weights)):
+        return request
+    if not is_integer(weights):
+        raise UsageError("the weights are not integers, and biases have their format. Delete it.")
+    if wanted:
+        return request.with_recipe(biases=IntegerFormat(dtype, scale=weights.scale))
+    narrow = weights.replace(symmetric=True, granularity="per_tensor")
+    same = is_integer(current) and current.dtype == dtype
+    return request.with_recipe(biases=narrow) if same else request
 
 
 def int16_scale(request: Request) -> Request:
@@ -177,17 +166,13 @@ def power_of_two(request: Request, wanted: bool) -> Request:
     return request
 
 
-def float_setting(key: str, roles: Sequence[str] = ("activations", "weights", "biases")) -> Rule:
+def float_setting(request: Request, wanted: bool, key: str, roles: Sequence[str] = ROLES) -> Request:
     """Change a setting of the small floats in these roles; for True there must be some."""
-
-    def rule(request: Request, wanted: bool) -> Request:
-        formats = request.recipe.formats
-        changed = {role: fmt.replace(**{key: wanted}) for role in roles if is_float(fmt := formats[role])}
-        if wanted and not changed:
-            raise UsageError(f"it is for float16 and bfloat16, and the {roles[0]} are none. Delete it.")
-        return request.with_recipe(**changed)
-
-    return rule
+    formats = request.recipe.formats
+    changed = {role: fmt.replace(**{key: wanted}) for role in roles if is_float(fmt := formats[role])}
+    if wanted and not changed:
+        raise UsageError(f"it is for float16 and bfloat16, and the {roles[0]} are neither. Delete it.")
+    return request.with_recipe(**changed)
 
 
 # -- the float model, which nodes, and where pairs go ------------------------------------------------------------------
@@ -205,19 +190,15 @@ def parse_shapes(text: Any) -> dict[str, list[int]] | None:
 
 
 def weights_only(request: Request) -> Request:
-    """Leave activations float, and biases that are counted in the unit of products: there is no such unit then."""
+    """Leave activations float, and 32-bit biases too: their unit is that of products of codes."""
     biases = None if is_product_bias(request.recipe.biases) else request.recipe.biases
     return request.with_recipe(activations=None, biases=biases)
 
 
-def fused(op_type: str) -> Rule:
+def fused(request: Request, wanted: bool, op_type: str) -> Request:
     """Let layers compute this activation function before they round, or not."""
-
-    def rule(request: Request, wanted: bool) -> Request:
-        chosen = set(request.recipe.fuse) - {op_type} | ({op_type} if wanted else set())
-        return request.with_recipe(fuse=tuple(each for each in FUSABLE_ACTIVATIONS if each in chosen))
-
-    return rule
+    chosen = set(request.recipe.fuse) - {op_type} | ({op_type} if wanted else set())
+    return request.with_recipe(fuse=tuple(each for each in FUSABLE_ACTIVATIONS if each in chosen))
 
 
 def between(request: Request, value: Any) -> Request:
@@ -227,11 +208,6 @@ def between(request: Request, value: Any) -> Request:
         raise UsageError(f"{value!r}: expected pairs, such as [('Mul', 'Add')].")
     step = "without-qdq-between:pairs=" + "+".join("/".join(pair) for pair in pairs)
     return request.replace(conversions=(step, *request.conversions)) if pairs else request
-
-
-def between_mul_and_add(request: Request) -> Request:
-    """Take out the pairs between Mul and Add."""
-    return between(request, [("Mul", "Add")])
 
 
 def tensor_overrides(request: Request, value: Any) -> Request:
@@ -266,7 +242,7 @@ def _override(recipe: Recipe, tensors: tuple[str, ...], entry: dict[str, Any]) -
 
 
 def _changed(usual: NumberFormat | None, entry: dict[str, Any]) -> NumberFormat | None:
-    """Return the format that an entry asks for: what it leaves unsaid is as in the rest of the model."""
+    """Return the format that an entry asks for; what it does not mention is as in the rest of the model."""
     if "quant_type" not in entry and "symmetric" not in entry:
         return None
     symmetric = entry.get("symmetric", is_integer(usual) and usual.symmetric)
@@ -283,11 +259,6 @@ def percentile(request: Request, value: float) -> Request:
     """Set the percentage of Percentile, or of MinMSE among those values."""
     mode = getattr(request.recipe.method, "mode", "")
     return request.with_method("MinMSE" if mode == "Percentile" else "Percentile", percentile=value)
-
-
-def moving_average(request: Request) -> Request:
-    """Take the mean of each sample's range."""
-    return request.with_method("MinMax", moving_average=True)
 
 
 def bins(request: Request, value: int | None) -> Request:
@@ -318,24 +289,20 @@ def range_symmetric(request: Request, wanted: bool) -> Request:
     return request
 
 
-_WEIGHT_METHODS: dict[Any, Method | None] = {
-    None: None,
-    CalibrationMethod.MinMax: None,
-    CalibrationMethod.Percentile: Percentile(),
-    CalibrationMethod.Entropy: Entropy(),
-    ExtendedCalibrationMethod.MinMSE: MinMSE(),
-    PowerOfTwoMethod.MinMSE: MinMSE(),
-    PowerOfTwoMethod.NonOverflow: NonOverflow(),
-}
+_FOR_WEIGHTS = (
+    *(CalibrationMethod.MinMax, CalibrationMethod.Percentile, CalibrationMethod.Entropy),
+    *(ExtendedCalibrationMethod.MinMSE, PowerOfTwoMethod.MinMSE, PowerOfTwoMethod.NonOverflow),
+)
 _WEIGHT_MODES = {"All": "All", "HistCenter": "All", "Percentile": "Percentile"}
 
 
 def weight_method(request: Request, value: Any) -> Request:
     """Choose the method for weights."""
     contradicts = isinstance(value, PowerOfTwoMethod) and not has_power_of_two_scale(request.recipe.weights)
-    if value not in _WEIGHT_METHODS or contradicts:
+    if value not in (None, *_FOR_WEIGHTS) or contradicts:
         raise UsageError("it is not for weights. Choose MinMax, Percentile, Entropy or MinMSE.")
-    return request.with_recipe(weight_method=_WEIGHT_METHODS[value])
+    usual = value in (None, CalibrationMethod.MinMax)
+    return request.with_recipe(weight_method=None if usual else METHODS[value][0])
 
 
 def weight_mode(request: Request, value: Any) -> Request:
@@ -344,11 +311,6 @@ def weight_mode(request: Request, value: Any) -> Request:
     if not hasattr(request.recipe.weight_method, "mode"):
         raise UsageError("it is for WeightCalibrateMethod=MinMSE, which is not asked for.")
     return request.with_recipe(weight_method=MinMSE(_WEIGHT_MODES[value]))  # type: ignore[arg-type]
-
-
-def random_data(key: str) -> Rule:
-    """Set the shapes or ranges of random data."""
-    return lambda request, value: request.replace(random=dataclasses.replace(request.random, **{key: value or None}))
 
 
 # -- bfloat16, blocks, language models ---------------------------------------------------------------------------------
@@ -362,17 +324,13 @@ def with_casts(request: Request, wanted: bool) -> Request:
     return request.with_recipe(format=written) if wanted or request.recipe.format == "cast" else request
 
 
-def blocks(kind: str) -> Rule:
+def blocks(request: Request, value: Any, kind: str) -> Request:
     """Set sizes and rounding of the blocks of one kind."""
-    parse = {"block_float": block_float, "microscaling": microscaling}[kind]
-
-    def rule(request: Request, value: Any) -> Request:
-        roles = [role for role, fmt in request.recipe.formats.items() if fmt is not None and fmt.kind == kind]
-        if not roles:
-            raise UsageError("no tensor of this configuration has that format. Delete it.")
-        return request.with_recipe(**dict.fromkeys(roles, parse(value or {})))
-
-    return rule
+    parse = block_float if kind == "block_float" else microscaling
+    roles = [role for role, fmt in request.recipe.formats.items() if fmt is not None and fmt.kind == kind]
+    if not roles:
+        raise UsageError("no tensor of this configuration has that format. Delete it.")
+    return request.with_recipe(**dict.fromkeys(roles, parse(value or {})))
 
 
 _NBITS = {"Algorithm": "DEFAULT", "GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 0}
@@ -392,11 +350,11 @@ def few_bits(request: Request, value: Any = None) -> Request:
     return request.with_recipe(
         activations=None,
         weights=IntegerFormat(dtype, bool(params["Symmetric"]), granularity=f"per_group:{params['GroupSize']}"),
-        biases=None,
+        biases=None,  # their unit would be that of products of codes
         operators=("MatMul", "Gemm"),
         equalize=None,
         refinement=None,
-        opset=21,
+        opset=21,  # the first with 4-bit types, and with scales for blocks
         products_of_activations=False,
     )
 
@@ -424,27 +382,13 @@ def gptq_params(request: Request, value: Any) -> Request:
 # -- accuracy ----------------------------------------------------------------------------------------------------------
 
 
-def cross_layer(key: str) -> Rule:
+def equalized(request: Request, **settings: Any) -> Request:
     """Equalize layer by layer, since the script says how; nothing if it does not want channels equalized."""
-    return lambda request, value: _equalized(request, **{key: value})
-
-
-def _equalized(request: Request, **settings: Any) -> Request:
     present = request.recipe.equalize
     if present is None:
         return request
     pairs = present if type(present) is CrossLayer else CrossLayer()
     return request.with_recipe(equalize=dataclasses.replace(pairs, **settings))
-
-
-def cross_layer_threshold(request: Request, wanted: bool) -> Request:
-    """Equalize layer by layer; for False whatever the weights are."""
-    return _equalized(request) if wanted else _equalized(request, threshold=0.0)
-
-
-def smooth_switch(request: Request) -> Request:
-    """Switch SmoothQuant on."""
-    return request.with_recipe(smooth=0.5)
 
 
 def smooth_alpha(request: Request, value: float) -> Request:

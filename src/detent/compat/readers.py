@@ -1,6 +1,6 @@
-"""The data readers of the tools whose scripts run here: objects with `get_next() -> {input: array} | None`.
+"""Data readers as other tools have them: objects with `get_next() -> {input: array} | None`.
 
-Detent reads any object with that method as it comes; these classes are for scripts that derive from or construct one.
+Detent reads any object with that method; these classes are for scripts that derive from one or construct one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CalibrationDataReader(abc.ABC):
 
     @abc.abstractmethod
     def get_next(self) -> Feeds | None:
-        """The next sample, by input name, or None."""
+        """Return the next sample, by input name, or None at the end."""
 
     def __iter__(self) -> Iterator[Feeds]:
         return self
@@ -49,15 +49,14 @@ class CalibrationDataReader(abc.ABC):
 class _Repeatable(CalibrationDataReader):
     """A reader that can start again."""
 
-    def __init__(self) -> None:
-        self._pending: Iterator[Feeds] | None = None
+    _pending: Iterator[Feeds] | None = None
 
     @abc.abstractmethod
     def samples(self) -> Iterator[Feeds]:
-        """One pass over the data."""
+        """Yield the samples of one pass over the data."""
 
     def get_next(self) -> Feeds | None:
-        """The next sample, or None."""
+        """Return the next sample, or None at the end."""
         if self._pending is None:
             self._pending = self.samples()
         return next(self._pending, None)
@@ -75,11 +74,10 @@ class CachedDataReader(_Repeatable):
     """What another reader gives, kept, so that it can be read again."""
 
     def __init__(self, dr: Any, data_size: int | None = None) -> None:
-        super().__init__()
         self._kept = list(islice(iter(dr.get_next, None), data_size))
 
     def samples(self) -> Iterator[Feeds]:
-        """What was kept."""
+        """Yield the samples that were kept."""
         return iter(self._kept)
 
     def __len__(self) -> int:
@@ -96,7 +94,6 @@ class RandomDataReader(_Repeatable):
     def __init__(
         self, model_input: ModelLike, input_shape: Any = None, input_data_range: Any = None, *, seed: int = RANDOM_SEED
     ) -> None:
-        super().__init__()
         self._inputs = input_specs(load(model_input))
         self._shapes = {
             spec.name: _filled(spec, shape) for spec, shape in _by_input(self._inputs, input_shape, "input_shape")
@@ -105,7 +102,7 @@ class RandomDataReader(_Repeatable):
         self._seed = seed
 
     def samples(self) -> Iterator[Feeds]:
-        """The same numbers on every pass."""
+        """Yield the same numbers on every pass."""
         generator = np.random.default_rng(self._seed)
         for _ in range(RANDOM_SAMPLES):
             yield {spec.name: self._array(spec, generator) for spec in self._inputs}
@@ -117,14 +114,12 @@ class RandomDataReader(_Repeatable):
 
 
 def _by_input(inputs: Sequence[InputSpec], given: Any, what: str) -> list[tuple[InputSpec, Any]]:
-    """What is said for each input, None where nothing is."""
+    """Return what is given for each input, or None."""
     if isinstance(given, Mapping):
         names = [spec.name for spec in inputs]
-        for name in given:
-            if name not in names:
-                raise UsageError(
-                    f"{what} names the input '{name}', which the model does not have.{nearest(name, names)}"
-                )
+        unknown = next((name for name in given if name not in names), None)
+        if unknown is not None:
+            raise UsageError(f"{what} names the input '{unknown}', which the model lacks.{nearest(unknown, names)}")
         return [(spec, given.get(spec.name)) for spec in inputs]
     if given is None or len(given) == 0:
         return [(spec, None) for spec in inputs]
@@ -135,7 +130,7 @@ def _by_input(inputs: Sequence[InputSpec], given: Any, what: str) -> list[tuple[
 
 
 def _filled(spec: InputSpec, shape: Any) -> tuple[int, ...]:
-    """The shape of random data for an input: its own dimensions, 1 for a dynamic batch, the given ones elsewhere."""
+    """Return the shape of random data for an input: its own dimensions, 1 for a dynamic batch, else the given ones."""
     if shape is not None and not _fits(spec, shape):
         raise UsageError(
             f"input_shape {list(shape)} for '{spec.name}', whose shape is {spec.shape_text}: it fills what is dynamic."
@@ -160,11 +155,10 @@ class PathDataReader(_Repeatable):
     """A folder of .npy or .npz files or images, or one such file."""
 
     def __init__(self, model_input: ModelLike, data_path: str | Path, input_shape: Sequence[int] = ()) -> None:
-        super().__init__()
         if input_shape:
             raise UsageError("input_shape of PathDataReader: files are read as they are. Save them in that shape.")
         self._source = open_source(Path(data_path), input_specs(load(model_input)))
 
     def samples(self) -> Iterator[Feeds]:
-        """The files, one sample each."""
+        """Yield a sample for each file."""
         return (pending.load().feeds for pending in self._source)

@@ -9,6 +9,7 @@ are its own.
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 import traceback
@@ -21,7 +22,7 @@ from typing import Any
 
 import typer
 
-from detent.compat.finder import ROOTS, counterpart, other_tools
+from detent.compat.finder import THEIRS, other_tools, theirs_of
 from detent.errors import UsageError
 
 
@@ -37,11 +38,11 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module as `python -m name arguments...` would. A `.py` behind the name, as manuals have it, is ignored."""
     name = name.removesuffix(".py")
     with other_tools(), _as_main([name, *arguments], str(Path.cwd())):
-        if not any(name == root or name.startswith(f"{root}.") for root in ROOTS):
+        if theirs_of(name, THEIRS) is None:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
             return
         try:
-            module = counterpart(name)
+            module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise UsageError(str(error)) from None
         if not hasattr(module, "main"):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from detent.compat import option_rules as rules
 from detent.compat.option_rows import (
     Option,
     Reader,
-    Rule,
     apply_rows,
     as_given,
     boolean,
@@ -26,7 +26,7 @@ from detent.compat.option_rows import (
     table_of,
     whole,
 )
-from detent.compat.option_rules import Request
+from detent.compat.option_rules import ROLES, Request
 from detent.devices.catalog import find_device
 from detent.devices.constraints import CONCATS, SHIFTS
 from detent.errors import UsageError, nearest
@@ -43,22 +43,26 @@ _RULES_SAY = "False leaves out all rules on positions"
 _BLOCKS_SAY = "the sizes and rounding of the blocks (`activations`, `weights`, `biases`)"
 _ROTATION = "rotations are for language models"
 _SMOOTH_INSTEAD = "Give include_sq=True: SmoothQuant."
+_ZERO_POINT = "whether the zero point is fixed"
+_OR_WEIGHTS = "or for False those of the weights' type (`biases`)"
+_SCALED = "small floats get a scale from the data (`{}.scaled`)"
+_FUSED = "whether a layer computes a {} behind it before it rounds (`fuse`)"
 _CHANNELS_LAST = "the result takes images channels last (`nhwc` of `detent convert`); data stays as it is"
 _SIMPLIFY = ("remove_identity", "mat_mul_to_gemm")
 _TENSORS = "formats of single tensors (`overrides`)"
 _BETWEEN = "`without-qdq-between` of `detent convert`"
 _SIMULATED = "`detent convert MODEL OUTPUT --to bfloat16:form=simulated` writes it."
 _WEIGHT_SCALES = "GroupSize and PerChannel are the weights' scales"
-_OTHER_FORMAT = "another format in every layer, or in those that a search finds"
+_OTHER_FORMAT = "another format in every layer, or in those that a search finds (`overrides`)"
 _CNN = find_device("npu-xint8")
 _REWRITES = tuple(each.step() for each in (*_CNN.substitutions, *_CNN.corrections))
 """What makes the file answer as the CNN device does, rounding aside."""
 _ENCRYPTION = "temporary files are not encrypted. Point TMPDIR at an encrypted disk"
 
 
-def _flag(name: str, says: str, rule: Rule) -> Option:
+def _flag(name: str, says: str, rule: Callable[..., Request], **settings: Any) -> Option:
     """Make a row for an option that is True or False."""
-    return honoured(name, says, rule, boolean)
+    return honoured(name, says, partial(rule, **settings), boolean)
 
 
 def _when(name: str, says: str, change: Callable[[Request], Request], on: bool = True) -> Option:
@@ -90,60 +94,41 @@ def _setting(name: str, says: str, method: str, key: str, read: Reader = as_give
     return honoured(name, says, lambda request, value: request.with_method(method, **{key: value}), read)
 
 
+def _recipe(**changes: Any) -> Callable[[Request], Request]:
+    return lambda request: request.with_recipe(**changes)
+
+
 def _switch(name: str, *steps: str) -> Option:
     """Make a row for steps of preparation or rules of a target: done for True, left out for False."""
     listed = ", ".join(f"`{step}`" for step in steps)
-    return _flag(name, f"{listed}: done where True, left out where False", rules.switching(*steps))
+    return _flag(name, f"{listed}: done for True, left out for False", rules.switch, steps=steps)
 
 
 def _all_of(name: str, steps: tuple[str, ...], says: str) -> Option:
     """Make a row for many steps: True leaves each as it is, False leaves all out."""
-    rule = rules.switching(*steps)
-    return _flag(name, says, lambda request, wanted: request if wanted else rule(request, False))
-
-
-def _fused(name: str, op_type: str) -> Option:
-    says = f"whether a layer computes a {op_type} behind it before it rounds (`fuse`)"
-    return _flag(name, says, rules.fused(op_type))
-
-
-def _bias_type(name: str, dtype: str) -> Option:
-    return _flag(name, f"{dtype} biases, or where False those of the weights' type (`biases`)", rules.bias_type(dtype))
-
-
-def _symmetric(name: str, role: str) -> Option:
-    return _flag(name, f"whether the zero point is fixed (`{role}.symmetric`)", rules.symmetric(role))
-
-
-def _scaled(name: str, *roles: str) -> Option:
-    says = f"small floats get a scale from the data (`{roles[0]}.scaled`)"
-    return _flag(name, says, rules.float_setting("scaled", roles))
+    return _when(name, says, lambda request: rules.switch(request, False, steps), on=False)
 
 
 def _cross_layer(name: str, key: str, read: Reader = number) -> Option:
     says = f"`{key}` of `CrossLayer` (`equalize`), with include_cle=True"
-    return honoured(name, says, rules.cross_layer(key), read)
+    return honoured(name, says, lambda request, value: rules.equalized(request, **{key: value}), read)
 
 
-def _opposite(value: Any) -> bool:
-    return not boolean(value)
-
-
-def _threads(value: Any) -> int:
-    return workers if (workers := whole(value)) > 1 else 0  # one worker is no thread
-
-
-def _file(value: Any) -> Path | None:
+def _path(value: Any) -> Path | None:
     return Path(value) if value else None
+
+
+def _without_threshold(request: Request, wanted: bool) -> Request:
+    return rules.equalized(request) if wanted else rules.equalized(request, threshold=0.0)
 
 
 SECTIONS: dict[str, tuple[Option, ...]] = {
     "Numbers": (
-        _symmetric("ActivationSymmetric", "activations"),
-        _symmetric("WeightSymmetric", "weights"),
-        _when("QuantizeBias", "biases stay float where False (`biases`)", rules.float_biases, on=False),
-        _bias_type("Int32Bias", "int32"),
-        _bias_type("Int16Bias", "int16"),
+        _flag("ActivationSymmetric", f"{_ZERO_POINT} (`activations.symmetric`)", rules.symmetric, role="activations"),
+        _flag("WeightSymmetric", f"{_ZERO_POINT} (`weights.symmetric`)", rules.symmetric, role="weights"),
+        _when("QuantizeBias", "biases stay float for False (`biases`)", _recipe(biases=None), on=False),
+        _flag("Int32Bias", f"int32 biases, {_OR_WEIGHTS}", rules.bias_type, dtype="int32"),
+        _flag("Int16Bias", f"int16 biases, {_OR_WEIGHTS}", rules.bias_type, dtype="int16"),
         met("AdjustBiasScale", "a 32-bit bias always has the scale of its layer's products", (True,)),
         met("AdjustWeightScaleForInt32Bias", _NO_OVERFLOW, (True,)),
         met("QDQDisableWeightAdjustForInt32Bias", _NO_OVERFLOW, (False,)),
@@ -151,8 +136,8 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _flag("UsePowerOf2Scale", "must say the same as calibrate_method", rules.power_of_two),
         refused("QuantizeFP16", "half-precision models are computed in float32"),
         met("UseFP32Scale", "scales are float32", (True,)),
-        _scaled("ActivationScaled", "activations"),
-        _scaled("WeightScaled", "weights", "biases"),
+        _flag("ActivationScaled", _SCALED.format("activations"), rules.float_setting, key="scaled", roles=ROLES[:1]),
+        _flag("WeightScaled", _SCALED.format("weights"), rules.float_setting, key="scaled", roles=ROLES[1:]),
         refused("UseUnsignedReLU", "all activations have one type (Quark reads the option and does nothing)"),
     ),
     "The float model": (
@@ -191,7 +176,12 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _listing("InputNodes", "quantization starts at these nodes", "start"),
         _listing("OutputNodes", "quantization ends at these nodes", "end"),
         _when("WeightsOnly", "activations and 32-bit biases stay float (`activations`)", rules.weights_only),
-        _field("MatMulConstBOnly", "products of two activations stay float", "products_of_activations", _opposite),
+        _field(
+            "MatMulConstBOnly",
+            "products of two activations stay float",
+            "products_of_activations",
+            lambda it: not boolean(it),
+        ),
         honoured("MixedPrecisionTensor", f"{_TENSORS}, with specific_tensor_precision=True", rules.tensors_by_type),
         refused("SpecificTensorPrecision", "it is a field", "Give specific_tensor_precision=True."),
         refused("NodesWithMixedPrecision", "it is Quark's own bookkeeping"),
@@ -205,12 +195,13 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         refused("OpTypesToExcludeOutputQuantization", _WHOLE_NODES, _PAIRS),
         refused("NodesToExcludeOutputQuantization", _WHOLE_NODES, _PAIRS),
         refused("QDQOpTypePerChannelSupportToAxis", "the axis is that of the operator's output channels"),
-        _fused("RemoveQDQConvClip", "Clip"),
-        _fused("RemoveQDQConvRelu", "Relu"),
-        _fused("RemoveQDQConvLeakyRelu", "LeakyRelu"),
-        _fused("RemoveQDQConvPRelu", "PRelu"),
-        _fused("RemoveQDQConvGelu", "Gelu"),
-        _when("RemoveQDQMulAdd", f"no pairs between Mul and Add ({_BETWEEN})", rules.between_mul_and_add),
+        *(
+            _flag(f"RemoveQDQConv{op_type}", _FUSED.format(op_type), rules.fused, op_type=op_type)
+            for op_type in ("Clip", "Relu", "LeakyRelu", "PRelu", "Gelu")
+        ),
+        _when(
+            "RemoveQDQMulAdd", f"none between Mul and Add ({_BETWEEN})", lambda it: rules.between(it, [("Mul", "Add")])
+        ),
         honoured("RemoveQDQBetweenOps", f"no pairs between these operators ({_BETWEEN})", rules.between),
         refused("RemoveQDQInstanceNorm", "only layers compute the activation function behind them", _PAIRS),
         refused("RemoveFusedQDQ", "block formats round what a layer hands to its activation function"),
@@ -219,9 +210,13 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("UseQDQVitisCustomOps", "the operators follow from quant_format"),
     ),
     "Calibration": (
-        honoured("CalibDataSize", "at most so many samples (`limit`), if they are calibrated with", rules.limit, count),
+        honoured("CalibDataSize", "the most samples (`limit`), where any are calibrated with", rules.limit, count),
         _flag("CalibTensorRangeSymmetric", "must say the same as ActivationSymmetric", rules.range_symmetric),
-        _when("CalibMovingAverage", "the mean of each sample's range (`MinMax.moving_average`)", rules.moving_average),
+        _when(
+            "CalibMovingAverage",
+            "the mean of samples' ranges",
+            lambda it: it.with_method("MinMax", moving_average=True),
+        ),
         met("CalibMovingAverageConstant", "all samples count alike: it acts only between parts of the data"),
         _setting("MinMSEModePof2Scale", "All, MostCommon or Percentile", "MinMSE", "mode"),
         _setting("MinMSEMode", "the older name of MinMSEModePof2Scale", "MinMSE", "mode"),
@@ -238,16 +233,16 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         honoured("NumBins", "`Entropy.bins`; other methods have 16384 bins, MinMSE needs none", rules.bins, count),
         _setting("NumQuantizedBins", "the groups of bins", "Entropy", "quantized_bins"),
         _setting("Scenario", "same or p3", "Distribution", "scenario"),
-        _beside("CalibWorkerNum", "worker threads (`threads`)", "threads", _threads),
+        _beside("CalibWorkerNum", "worker threads", "threads", lambda it: whole(it) if whole(it) > 1 else 0),
         met("CalibOptimizeMem", "memory never grows with the calibration set, and nothing is written to disk"),
         refused("CalibPassthroughOpTypes", "what only moves data shares its input's scale already"),
         _beside("UseRandomData", "data is not looked at, random numbers are used", "always_random"),
-        honoured("RandomDataReaderInputShape", "shapes of random data", rules.random_data("shapes")),
-        honoured("RandomDataReaderInputDataRange", "ranges of random data", rules.random_data("ranges")),
+        _beside("RandomDataReaderInputShape", "shapes of random data", "random_shapes", lambda it: it or None),
+        _beside("RandomDataReaderInputDataRange", "ranges of random data", "random_ranges", lambda it: it or None),
         refused("SaveTensorHistFig", "figures are drawn from saved statistics", "Run `detent stats FILE --plot DIR`."),
         honoured("TensorQuantOverrides", "formats and ranges of single tensors (`overrides`)", rules.tensor_overrides),
-        _beside("SaveAndRestore", "statistics are kept in this file, and used again", "statistics", _file),
-        _beside("TensorsRangeFile", "the older name of SaveAndRestore", "statistics", _file),
+        _beside("SaveAndRestore", "statistics are kept in this file, and used again", "statistics", _path),
+        _beside("TensorsRangeFile", "the older name of SaveAndRestore", "statistics", _path),
         refused("QuantizationPreference", "it sets Quark's calibration", "Choose a recipe: XINT8 for speed, or A16W8."),
     ),
     "The device": (
@@ -278,12 +273,12 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _field("AlignEltwiseQuantType", "constants have the type of activations", "constants_as_activations"),
     ),
     "bfloat16, blocks, language models": (
-        _flag("BF16WithClip", "numbers past the largest become it, not infinity (`clip`)", rules.float_setting("clip")),
-        _flag("BF16QDQToCast", "pairs of Cast, or where False of custom operators (`format`)", rules.with_casts),
+        _flag("BF16WithClip", "numbers past the largest become it (`clip`)", rules.float_setting, key="clip"),
+        _flag("BF16QDQToCast", "pairs of Cast, or for False of custom operators (`format`)", rules.with_casts),
         refused("EnableVaimlBF16", "it is a float32 model with rounded weights", _SIMULATED),
         met("RefineBlockAxis", "blocks always lie along the axis that is summed over", (True,)),
-        honoured("BFPAttributes", _BLOCKS_SAY, rules.blocks("block_float")),
-        honoured("MXAttributes", _BLOCKS_SAY, rules.blocks("microscaling")),
+        honoured("BFPAttributes", _BLOCKS_SAY, partial(rules.blocks, kind="block_float")),
+        honoured("MXAttributes", _BLOCKS_SAY, partial(rules.blocks, kind="microscaling")),
         _when("UseMatMulNBits", "4-bit weights in groups, float activations (recipe MATMUL_NBITS)", rules.few_bits),
         honoured("MatMulNBitsParams", "GroupSize and Symmetric of these", rules.few_bits_params),
         _when("UseGPTQ", "weights rounded in turn, in every layer (`refinement=Gptq()`)", rules.gptq),
@@ -294,17 +289,15 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("CLEBalanceMethod", "the largest weights are balanced: no tool has another method"),
         _cross_layer("CLEWeightThreshold", "threshold"),
         _cross_layer("CLEScaleAppendBias", "append_bias", boolean),
-        _flag("CLEScaleUseThreshold", "False: `threshold=0` of `CrossLayer` (`equalize`)", rules.cross_layer_threshold),
+        _flag("CLEScaleUseThreshold", "False: `threshold=0` of `CrossLayer` (`equalize`)", _without_threshold),
         _cross_layer("CLETotalLayerDiffThreshold", "converged"),
         _field("SmoothAlpha", "the alpha of SmoothQuant, with include_sq=True", "smooth", number),
-        _when("SmoothQuant", "onnxruntime's switch for SmoothQuant (`smooth`)", rules.smooth_switch),
+        _when("SmoothQuant", "onnxruntime's switch for SmoothQuant (`smooth`)", _recipe(smooth=0.5)),
         honoured("SmoothQuantAlpha", "its name of SmoothAlpha, with SmoothQuant=True", rules.smooth_alpha, number),
         met("SmoothQuantFolding", "factors are folded into the layer before where there is one"),
         _flag("BiasCorrection", "on unless said otherwise (`refinement`)", rules.bias_correction),
         honoured("FastFinetune", "AdaRound or AdaQuant (`refinement`), with include_fast_ft=True", rules.finetune),
-        honoured(
-            "AutoMixprecision", f"{_OTHER_FORMAT} (`overrides`), with include_auto_mp=True", rules.mixed_precision
-        ),
+        honoured("AutoMixprecision", f"{_OTHER_FORMAT}, with include_auto_mp=True", rules.mixed_precision),
         refused("RMatrixDim", _ROTATION, _SMOOTH_INSTEAD, (4096, None)),
         refused("UseRandomHad", _ROTATION, _SMOOTH_INSTEAD),
         refused("RConfigPath", _ROTATION, _SMOOTH_INSTEAD),

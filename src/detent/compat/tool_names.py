@@ -3,7 +3,7 @@
     module of theirs -> module of ours (below detent.compat) -> names, with spaces between them
 
 `finder` serves these modules. `new=old` is a name of theirs for another one of ours. To add a name that exists, put
-it into its row; to add one that cannot be had, put it into `UNSUPPORTED`, and scripts that use it are told what to do.
+it into its row; to refuse one, put it into `_REFUSED` with what to do instead.
 Older versions of the tools keep the same names in other modules: these are rows, too.
 """
 
@@ -24,15 +24,11 @@ _ALGORITHMS = (
     "AdaQuantConfig AdaRoundConfig AlgoConfig AutoMixprecisionConfig BiasCorrectionConfig CLEConfig GPTQConfig "
     "QuarotConfig SmoothQuantConfig"
 )
-_DATA_TYPES = (
-    "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 DataType Float16 Int8 Int16 Int32 "
-    "MXInt8 UInt8 UInt16 UInt32"
+_TYPES = (
+    "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 Float16 Int8 Int16 Int32 MXInt8 "
+    "UInt8 UInt16 UInt32"
 )
-_SPECS = (
-    "BFP16Spec BFloat16Spec Float16Spec Int8Spec Int16Spec Int32Spec MX4Spec MX6Spec MX9Spec MXFP4E2M1Spec "
-    "MXFP6E2M3Spec MXFP6E3M2Spec MXFP8E4M3Spec MXFP8E5M2Spec MXInt8Spec QLayerConfig QTensorConfig UInt8Spec "
-    "UInt16Spec UInt32Spec XInt8Spec"
-)
+_SPECS = " ".join(["QLayerConfig", "QTensorConfig", "XInt8Spec", *(f"{name}Spec" for name in _TYPES.split())])
 _SPEC_ENUMS = "CalibMethod QuantGranularity ScaleType"
 _QUARK_FUNCTIONS = "quantize_dynamic=quark_quantize_dynamic quantize_static=quark_quantize_static"
 _ONNXRUNTIME_FUNCTIONS = "DynamicQuantConfig StaticQuantConfig quantize quantize_dynamic quantize_static"
@@ -41,7 +37,7 @@ MODULES: dict[str, dict[str, str]] = {
     "quark": {".version": "__version__"},
     "quark.onnx": {
         "enums": f"{_FAMILIES} {_SPEC_ENUMS} QuantizationMode",
-        "data_types": f"{_DATA_TYPES} {_SPECS}",
+        "data_types": f"DataType {_TYPES} {_SPECS}",
         "algorithms": _ALGORITHMS,
         "configs": _CONFIGS,
         "readers": f"CalibrationDataReader {_READERS}",
@@ -55,13 +51,13 @@ MODULES: dict[str, dict[str, str]] = {
     "quark.onnx.quant_utils": {"enums": _FAMILIES},
     "quark.onnx.quantization": {"configs": _CONFIGS, "entry_points": "ModelQuantizer"},
     "quark.onnx.quantization.api": {"entry_points": "ModelQuantizer"},
-    "quark.onnx.quantization.config": {"configs": _CONFIGS, "preset_configs": "get_default_config"},
+    "quark.onnx.quantization.config": {"configs": f"{_CONFIGS} get_default_config"},
     "quark.onnx.quantization.config.algorithm": {"algorithms": _ALGORITHMS},
     "quark.onnx.quantization.config.config": {"configs": _CONFIGS},
     "quark.onnx.quantization.config.custom_config": {
-        "preset_configs": "DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS get_default_config"
+        "configs": "DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS get_default_config"
     },
-    "quark.onnx.quantization.config.data_type": {"data_types": _DATA_TYPES},
+    "quark.onnx.quantization.config.data_type": {"data_types": f"DataType {_TYPES}"},
     "quark.onnx.quantization.config.legacy": {"configs": "QuantizationConfig"},
     "quark.onnx.quantization.config.spec": {"enums": _SPEC_ENUMS, "data_types": _SPECS},
     "quark.onnx.quantization.quant_utils": {"enums": _FAMILIES},
@@ -83,42 +79,36 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.quantization": {
         "enums": "CalibrationMethod QuantFormat QuantType QuantizationMode",
         "entry_points": _ONNXRUNTIME_FUNCTIONS,
-        "shape_inference": "quant_pre_process",
+        "tools": "quant_pre_process",
         "readers": "CalibrationDataReader",
     },
     "onnxruntime.quantization.calibrate": {"enums": "CalibrationMethod", "readers": "CalibrationDataReader"},
-    "onnxruntime.quantization.preprocess": {"shape_inference": "main quant_pre_process"},
+    "onnxruntime.quantization.preprocess": {"tools": "main=preprocess quant_pre_process"},
     "onnxruntime.quantization.quant_utils": {"enums": "QuantFormat QuantType QuantizationMode"},
     "onnxruntime.quantization.quantize": {"entry_points": _ONNXRUNTIME_FUNCTIONS},
-    "onnxruntime.quantization.shape_inference": {"shape_inference": "quant_pre_process"},
+    "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},
 }
 
 FAMILIES = {"quark.onnx": "qconfig_constant", "quark.onnx.quantization.config.custom_config": "any_constant"}
-"""Modules with many constants, such as XINT8_QCONFIG: the function of `preset_configs` that makes one by its name."""
+"""Modules with many constants, such as XINT8_QCONFIG: the function of `configs` that makes one by its name."""
 
 _SEARCH = "`detent quantize` says what to try next, and each recipe runs in minutes: loop over detent.quantize."
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."
 _STATISTICS = "`detent quantize --save-stats FILE` keeps statistics."
 
-UNSUPPORTED: dict[str, dict[str, str]] = {
+_REFUSED: dict[str, dict[str, str]] = {
     "quark.onnx": {
-        "AutoSearch": _SEARCH,
-        "AutoSearchPro": _SEARCH,
-        "SearchSpace": _SEARCH,
-        "generate_all_configs": _SEARCH,
-        "get_auto_search_config": _SEARCH,
-        "create_calibrator_power_of_two": _CALIBRATORS,
-        "create_calibrator_float_scale": _CALIBRATORS,
-        "CalibraterBase": _CALIBRATORS,
-        "MinMaxCalibrater": _CALIBRATORS,
-        "write_calibration_table": _STATISTICS,
+        _SEARCH: "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config",
+        _CALIBRATORS: "create_calibrator_power_of_two create_calibrator_float_scale CalibraterBase MinMaxCalibrater",
+        _STATISTICS: "write_calibration_table",
     },
-    "onnxruntime.quantization": {
-        "create_calibrator": "Calibration is part of detent.quantize.",
-        "write_calibration_table": _STATISTICS,
-    },
+    "onnxruntime.quantization": {_CALIBRATORS: "create_calibrator", _STATISTICS: "write_calibration_table"},
 }
-"""Names that can be imported and not used, with what to do instead."""
+UNSUPPORTED = {
+    module: {name: instead for instead, names in rows.items() for name in names.split()}
+    for module, rows in _REFUSED.items()
+}
+"""By module: names that can be imported and not used, with what to do instead."""
 
 
 def homes(module: str) -> dict[str, tuple[str, str]]:

@@ -1,17 +1,22 @@
-"""Quark's command-line tools by name: which of Detent's conversions each one is.
+"""Command-line tools of Quark by name, which of Detent's conversions each one is, and onnxruntime's preparation.
 
 Quark's tools spell their arguments in many ways. Here every tool takes INPUT OUTPUT, and every spelling of these as
 flags: --input, --input_model, --input_model_path, and the same for the output.
+
+    detent run -m quark.onnx.tools.convert_fp32_to_bf16 INPUT OUTPUT
+    detent run -m onnxruntime.quantization.preprocess --input MODEL --output MODEL
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -23,121 +28,120 @@ from detent.compat.entry_points import move_tensors_out
 from detent.compat.option_rules import parse_shapes
 from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
-from detent.graph.save import check_output
+from detent.graph.load import ModelLike, load
+from detent.graph.save import check_output, complete_proto, save
+from detent.prepare import InferShapes, Pass, default_passes, prepare
 from detent.report.documents import text_of
 
-Arguments = argparse.Namespace
-Steps = Callable[[Arguments], list[str]]
-Flag = tuple[str, dict[str, Any]]
+LOG = logging.getLogger(__name__)
 
-_TRUE = {"action": "store_true"}
-_EXTERNAL: tuple[Flag, ...] = (("--save_as_external_data", _TRUE), ("--all_tensors_to_one_file", _TRUE))
-_FORMS = {"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"}
-_BFLOAT16: tuple[Flag, ...] = (("--format", {"default": "with_cast"}),)
-_SHAPES: tuple[Flag, ...] = (("--fix_shapes", {"required": True}),)
+Arguments = argparse.Namespace
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool: what it does to INPUT and OUTPUT, its flags, and names of more positions before OUTPUT."""
+    """One tool: what it does to INPUT and OUTPUT, the defaults of its flags, and positions before OUTPUT.
 
-    run: Callable[[Arguments], None]
-    flags: tuple[Flag, ...] = ()
+    A flag whose default is None has to be given.
+    """
+
+    run: Callable[[Arguments], object]
+    flags: Mapping[str, Any] = field(default_factory=dict)
     positions: tuple[str, ...] = ()
 
 
-def _converts(steps: str | Steps, *flags: Flag, positions: tuple[str, ...] = ()) -> Tool:
-    def run(given: Arguments) -> None:
-        convert(given.input, given.output, steps if isinstance(steps, str) else steps(given))
+def _converts(*steps: str, positions: tuple[str, ...] = (), **flags: Any) -> Tool:
+    """Make a tool of steps of `detent convert`, with the values of flags in braces."""
+
+    def run(given: Arguments) -> object:
+        settings = {name: _SETTINGS.get(name, str)(value) for name, value in vars(given).items()}
+        return convert(given.input, given.output, [step.format(**settings) for step in steps])
 
     return Tool(run, flags, positions)
 
 
-def _quantizes(recipe: str | None) -> Tool:
-    """With random data, which formats without scales do not look at."""
+def _quantizes(recipe: str = "", **flags: Any) -> Tool:
+    """Make a tool that quantizes with random data, which formats without scales do not look at."""
 
-    def run(given: Arguments) -> None:
+    def run(given: Arguments) -> object:
         excluded = [name for name in getattr(given, "exclude_nodes", "").split(";") if name]
-        detent.quantize(given.input, given.output, None, recipe or given.config, exclude=excluded)
+        return detent.quantize(given.input, given.output, None, recipe or given.config, exclude=excluded)
 
-    flags: tuple[Flag, ...] = (("--config", {"default": "XINT8"}), ("--exclude_nodes", {"default": ""}))
-    return Tool(run, () if recipe else flags)
+    return Tool(run, flags)
 
 
 def _refused(instead: str) -> Tool:
-    def run(given: Arguments) -> None:
+    def run(given: Arguments) -> NoReturn:
         raise UsageError(f"This tool has no counterpart in Detent ({given.input}). {instead}")
 
     return Tool(run)
 
 
-def _bfloat16(given: Arguments) -> list[str]:
-    if given.format in ("vitisqdq", "customqdq"):
-        raise UsageError(f"--format {given.format}: quantize with the recipe BF16 and --set format=extended-qdq.")
-    if given.format not in _FORMS:
-        raise UsageError(f"--format is '{given.format}'. Choose from {', '.join(_FORMS)}.")
-    return [f"bfloat16:form={_FORMS[given.format]}"]
+def _saves(read: str | None, written: str | None) -> Tool:
+    """Make a tool that changes the format of the file."""
+
+    def run(given: Arguments) -> None:
+        check_output(Path(given.output), given.input)
+        try:
+            model = onnx.load(given.input, format=read)
+        except (OSError, ValueError, DecodeError, ParseError) as error:
+            raise ModelError(f"Cannot read {given.input}: {error}") from error
+        onnx.save(model, given.output, format=written)
+
+    return Tool(run)
 
 
-def _fixed_shapes(given: Arguments) -> list[str]:
+def _form(name: str) -> str:
+    if name in ("vitisqdq", "customqdq"):
+        raise UsageError(f"--format {name}: quantize with the recipe BF16 and --set format=extended-qdq.")
+    if name not in _FORMS:
+        raise UsageError(f"--format is '{name}'. Choose from {', '.join(_FORMS)}.")
+    return _FORMS[name]
+
+
+def _shapes(text: str) -> str:
     try:
-        shapes = parse_shapes(given.fix_shapes) or {}
+        shapes = parse_shapes(text) or {}
     except UsageError as error:
-        raise UsageError(f"--fix_shapes {given.fix_shapes}: {error}") from None
-    return ["fixed-shapes:shapes=" + "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())]
+        raise UsageError(f"--fix_shapes {text}: {error}") from None
+    return "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
 
 
-def _between(given: Arguments) -> list[str]:
-    pairs = "+".join(part.strip().replace(",", "/") for part in given.between_ops.split(";") if part.strip())
-    return [f"without-qdq-between:pairs={pairs}"]
+def _pairs(text: str) -> str:
+    return "+".join(part.strip().replace(",", "/") for part in text.split(";") if part.strip())
 
 
-def _to_text(given: Arguments) -> None:
-    check_output(Path(given.output), given.input)
-    onnx.save(_load(given.input, None), given.output, format="textproto")
-
-
-def _from_text(given: Arguments) -> None:
-    check_output(Path(given.output), given.input)
-    onnx.save(_load(given.input, "textproto"), given.output)
-
-
-def _load(path: Path, kind: str | None) -> onnx.ModelProto:
-    try:
-        return onnx.load(path, format=kind)
-    except (OSError, ValueError, DecodeError, ParseError) as error:
-        raise ModelError(f"Cannot read {path}: {error}") from error
-
+_FORMS = {"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"}
+_SETTINGS: dict[str, Callable[[Any], str]] = {
+    "format": _form,
+    "fix_shapes": _shapes,
+    "between_ops": _pairs,
+    "keep_io_types": lambda value: str(value).lower(),
+    "reverse_conversion": lambda text: "extended-qdq" if text.lower() in ("true", "1") else "vitis-qdq",
+}
+"""How the values of flags are spelled in the settings of steps."""
 
 _HISTOGRAMS = "`detent quantize --save-stats FILE` and `detent stats FILE --plot DIR` draw every tensor."
 
 TOOLS: Mapping[str, Tool] = {
     "convert_a8w8_npu_to_a8w8_cpu": _refused("What Detent writes for the NPU runs on the CPU as it is."),
     "convert_bias_int32_to_int16": _converts("int16-bias"),
-    "convert_custom_ops": _converts(
-        lambda given: ["extended-qdq" if given.reverse_conversion.lower() in ("true", "1") else "vitis-qdq"],
-        ("--reverse_conversion", {"default": "False"}),
-    ),
+    "convert_custom_ops": _converts("{reverse_conversion}", reverse_conversion="False"),
     "convert_customqdq_to_qdq": _converts("qdq"),
-    "convert_dynamic_to_fixed": _converts(_fixed_shapes, *_SHAPES),
-    "convert_fp16_to_bf16": _converts(lambda given: ["float32", *_bfloat16(given)], *_BFLOAT16),
+    "convert_dynamic_to_fixed": _converts("fixed-shapes:shapes={fix_shapes}", fix_shapes=None),
+    "convert_fp16_to_bf16": _converts("float32", "bfloat16:form={format}", format="with_cast"),
     "convert_fp16_to_bfp16": _quantizes("BFP16"),
     "convert_fp16_to_fp32": _converts("float32"),
-    "convert_fp32_to_bf16": _converts(_bfloat16, *_BFLOAT16),
+    "convert_fp32_to_bf16": _converts("bfloat16:form={format}", format="with_cast"),
     "convert_fp32_to_bfp16": _quantizes("BFP16"),
     "convert_fp32_to_fp16": _converts(
-        lambda given: [f"float16:keep_io={str(given.keep_io_types).lower()}"],
-        ("--keep_io_types", _TRUE),
-        ("--disable_shape_infer", _TRUE),
-        ("--not_simplify", _TRUE),
+        "float16:keep_io={keep_io_types}", keep_io_types=False, disable_shape_infer=False, not_simplify=False
     ),
     "convert_lstm_to_customlstm": _refused("There is no custom LSTM: the standard one runs everywhere, in float."),
     "convert_nchw_to_nhwc": _converts("nhwc"),
-    "convert_onnx_to_onnxtxt": Tool(_to_text),
-    "convert_onnxtxt_to_onnx": Tool(_from_text),
-    "convert_opset_version": _converts(
-        lambda given: [f"opset:version={given.target_opset}"], positions=("target_opset",)
-    ),
+    "convert_onnx_to_onnxtxt": _saves(None, "textproto"),
+    "convert_onnxtxt_to_onnx": _saves("textproto", None),
+    "convert_opset_version": _converts("opset:version={target_opset}", positions=("target_opset",)),
     "convert_qdq_to_qop": _converts("qoperator"),
     "convert_quant_to_float": _converts("float"),
     "convert_resize_fs_to_pof2s": _refused("Quantize with the recipe XINT8, whose scales are powers of two."),
@@ -145,20 +149,17 @@ TOOLS: Mapping[str, Tool] = {
     "convert_shared_initializer_to_unique": _converts("unique-initializers"),
     "convert_u16s8_to_s16s8": _converts("int16"),
     "convert_u16u8_to_u8u8": _refused("Quantize the float model with the recipe U8U8_AAWA."),
-    "fix_shapes": _converts(_fixed_shapes, *_SHAPES),
+    "fix_shapes": _converts("fixed-shapes:shapes={fix_shapes}", fix_shapes=None),
     "insert_clip_bfloat16_qdq": _converts("bfloat16-clip"),
     "print_a16w8_a8w8_nodes": _refused("`detent inspect MODEL --nodes` lists nodes and types."),
-    "random_quantize": _quantizes(None),
+    "random_quantize": _quantizes(config="XINT8", exclude_nodes=""),
     "remove_bf16_cast": _converts("float"),
     "remove_initializer_from_input": _converts("inputs-without-initializers"),
     "remove_qdq": _converts("float"),
-    "remove_qdq_between_ops": _converts(_between, ("--between_ops", {"required": True})),
+    "remove_qdq_between_ops": _converts("without-qdq-between:pairs={between_ops}", between_ops=None),
     "remove_qdq_mul_add": _converts("without-qdq-between:pairs=Mul/Add"),
-    "replace_bfloat16_qdq_cast": _converts(lambda _: ["float", "bfloat16:form=cast"]),
-    "replace_inf_weights": _converts(
-        lambda given: [f"finite-weights:value={given.replace_inf_value}"],
-        ("--replace_inf_value", {"type": float, "default": 10000.0}),
-    ),
+    "replace_bfloat16_qdq_cast": _converts("float", "bfloat16:form=cast"),
+    "replace_inf_weights": _converts("finite-weights:value={replace_inf_value}", replace_inf_value=10000.0),
     "save_tensor_hist": _refused(_HISTOGRAMS),
     "save_weights_hist": _refused(_HISTOGRAMS),
 }
@@ -167,27 +168,26 @@ TOOLS: Mapping[str, Tool] = {
 def run_tool(name: str, arguments: Sequence[str]) -> None:
     """Run a tool on its command line."""
     tool = TOOLS[name]
+    usage = " ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT"))
     parser = argparse.ArgumentParser(f"quark.onnx.tools.{name}")
-    parser.add_argument("positions", nargs="*", metavar=" ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT")))
+    parser.add_argument("positions", nargs="*", metavar=usage)
     parser.add_argument("--input", "--input_model", "--input_model_path", dest="input")
     parser.add_argument("--output", "--output_model", "--output_model_path", "--quantized_model_path", dest="output")
-    for flag, settings in (*tool.flags, *_EXTERNAL):
-        parser.add_argument(flag, **settings)
-    given = _placed(parser.parse_args(list(arguments)), name, tool)
+    for flag, default in {**tool.flags, "save_as_external_data": False, "all_tensors_to_one_file": False}.items():
+        if default is False:
+            parser.add_argument(f"--{flag}", action="store_true")
+        else:
+            kind = str if default is None else type(default)
+            parser.add_argument(f"--{flag}", type=kind, default=default, required=default is None)
+    given = parser.parse_args(list(arguments))
+    # What came as a flag is not among the positions.
+    wanted = [each for each in ("input", *tool.positions, "output") if getattr(given, each, None) is None]
+    if len(given.positions) != len(wanted):
+        raise UsageError(f"{name} needs {usage}; {len(given.positions)} of {len(wanted)} were given.")
+    vars(given).update(zip(wanted, given.positions, strict=True))
     tool.run(given)
     if given.save_as_external_data:
         move_tensors_out(Path(given.output))
-
-
-def _placed(given: Arguments, name: str, tool: Tool) -> Arguments:
-    """The positional arguments under their names; those that came as flags are not among them."""
-    wanted = [each for each in ("input", *tool.positions, "output") if getattr(given, each, None) is None]
-    if len(given.positions) != len(wanted):
-        usage = " ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT"))
-        raise UsageError(f"{name} needs {usage}; {len(given.positions)} of {len(wanted)} were given.")
-    for each, value in zip(wanted, given.positions, strict=True):
-        setattr(given, each, value)
-    return given
 
 
 def evaluate(arguments: Sequence[str] | None = None) -> None:
@@ -209,3 +209,88 @@ def evaluate(arguments: Sequence[str] | None = None) -> None:
             "--baseline_results_folder BASELINE --quantized_results_folder QUANTIZED."
         )
     sys.stdout.write(f"{text_of(compare_folders(baseline, quantized))}\n")
+
+
+# -- onnxruntime's preparation of a float model: what it folds and infers, and more ------------------------------------
+
+
+def quant_pre_process(
+    input_model: ModelLike | None = None,
+    output_model_path: str | Path | None = None,
+    skip_optimization: bool = False,
+    skip_onnx_shape: bool = False,
+    skip_symbolic_shape: bool = False,
+    auto_merge: bool = False,  # noqa: ARG001 - a conflict leaves a dimension open, it is never an error
+    int_max: int = 2**31 - 1,  # noqa: ARG001 - a bound for symbolic arithmetic, which is not done
+    guess_output_rank: bool = False,
+    verbose: int = 0,
+    save_as_external_data: bool = False,
+    all_tensors_to_one_file: bool = False,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+    *,
+    input_model_path: ModelLike | None = None,
+) -> None:
+    """Fold and rewrite `input_model` without changing what it computes, infer its shapes, and write it.
+
+    `skip_optimization` leaves out the rewrites; shapes are inferred unless both kinds of inference are skipped.
+    `verbose` 1 logs what was declined, 3 what was done. `input_model_path` is the older name of `input_model`.
+    """
+    model_input = input_model if input_model is not None else input_model_path
+    if model_input is None or output_model_path is None:
+        raise UsageError("quant_pre_process needs input_model and output_model_path.")
+    if guess_output_rank:
+        raise UsageError("quant_pre_process: guess_output_rank=True. Detent does not guess shapes: delete it.")
+    output = Path(output_model_path)
+    check_output(output)
+    model = load(model_input)
+    passes = _passes(skip_optimization, skip_shapes=skip_onnx_shape and skip_symbolic_shape)
+    changes = prepare(model, passes)
+    if verbose >= 1:
+        for note in (note for step in passes for note in step.declined):
+            LOG.warning("%s: %s", note.node, note.what)
+    if verbose >= 3:
+        for change in changes:
+            LOG.info("%s: %s", change.node, change.what)
+    if not save_as_external_data:
+        save(model, output)
+        return
+    named = external_data_location if external_data_location not in (None, "", "./", ".") else None
+    location = named or f"{output.name}.data"
+    proto = complete_proto(model)  # its tensors may be in the very file that is written
+    if all_tensors_to_one_file:
+        (output.parent / location).unlink(missing_ok=True)  # onnx would add to what an earlier run left
+    onnx.save_model(
+        proto,
+        output,
+        save_as_external_data=True,
+        all_tensors_to_one_file=all_tensors_to_one_file,
+        location=location,
+        size_threshold=external_data_size_threshold,
+    )
+
+
+def _passes(skip_optimization: bool, skip_shapes: bool) -> list[Pass]:
+    if skip_optimization:
+        return [] if skip_shapes else [InferShapes()]
+    return [step for step in default_passes(None, []) if not (skip_shapes and isinstance(step, InferShapes))]
+
+
+def preprocess(arguments: Sequence[str] | None = None) -> None:
+    """Run `quant_pre_process` with its arguments as flags."""
+    parser = argparse.ArgumentParser("onnxruntime.quantization.preprocess")
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--output", required=True)
+    for each in list(inspect.signature(quant_pre_process).parameters.values())[2:-1]:
+        kind = _truth if isinstance(each.default, bool) else int if isinstance(each.default, int) else str
+        parser.add_argument(f"--{each.name}", type=kind, default=each.default)
+    given = vars(parser.parse_args(arguments))
+    quant_pre_process(given.pop("input"), given.pop("output"), **given)
+
+
+def _truth(text: str) -> bool:
+    """Read True and False as words: `bool` would take any of them for True."""
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither True nor False") from None

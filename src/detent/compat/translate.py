@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
-from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
+from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.data_types import TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
 from detent.compat.enums import (
     CalibMethod,
@@ -42,13 +42,13 @@ from detent.compat.enums import (
     ScaleType,
     VitisQuantFormat,
 )
-from detent.compat.option_rules import Request
-from detent.compat.preset_configs import PRESET_FIELDS, get_default_config
-from detent.compat.table import apply_options
+from detent.compat.option_rows import apply_rows, refused
+from detent.compat.option_rules import METHODS, Request
+from detent.compat.table import OPTIONS, apply_options
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
-from detent.methods import Distribution, Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
+from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat, Scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
@@ -56,17 +56,6 @@ from detent.recipe.presets import LAYERS, PRESETS
 from detent.recipe.recipe import OutputFormat
 from detent.refinements import BiasCorrection
 
-_METHODS: dict[Any, tuple[Method, Scale]] = {
-    PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
-    PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
-    Int16Method.MinMax: (MinMax(), "int16"),
-    CalibrationMethod.MinMax: (MinMax(), "float"),
-    CalibrationMethod.Percentile: (Percentile(), "float"),
-    CalibrationMethod.Entropy: (Entropy(), "float"),
-    CalibrationMethod.Distribution: (Distribution(), "float"),
-    LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
-    ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
-}
 _FORMATS: dict[Any, OutputFormat] = {
     QuantFormat.QDQ: "qdq",
     QuantFormat.QOperator: "qoperator",
@@ -77,11 +66,15 @@ _FORMATS: dict[Any, OutputFormat] = {
     VitisQuantFormat.BFPFixNeuron: "extended-qdq",
     VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
-_REFUSED_FIELDS = {
-    "reduce_range": "7-bit weights are for old CPUs. Delete it; sessions can be told to be exact instead",
-    "include_rotation": "rotations are for language models. Give include_sq=True: SmoothQuant",
-    "debug_mode": "intermediate models are not written. The report says what was done",
-    "crypto_mode": "temporary files are not encrypted: point TMPDIR at an encrypted disk. Delete it",
+_SAME_AS_OPTION = {
+    **{"nodes_to_quantize": "NodesToQuantize", "input_nodes": "InputNodes", "output_nodes": "OutputNodes"},
+    **{"extra_op_types_to_quantize": "ExtraOpTypesToQuantize", "execution_providers": "ExecutionProviders"},
+    **{"convert_nchw_to_nhwc": "ConvertNCHWToNHWC", "print_summary": "PrintSummary", "crypto_mode": "CryptoMode"},
+    **{"debug_mode": "DebugMode", "include_rotation": "UseRandomHad"},
+}
+_FIELDS = {
+    "reduce_range": refused("reduce_range", "7-bit weights are for old CPUs", "Delete it."),
+    **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
 _SWITCHES: dict[str, tuple[str, Any]] = {
     "FastFinetune": ("include_fast_ft", {"OptimAlgorithm": "adaround"}),
@@ -93,7 +86,7 @@ _SWITCHES: dict[str, tuple[str, Any]] = {
 
 
 def translate(config: AnyConfig) -> Request:
-    """Return what a configuration asks for. Raise UsageError, naming the field or option, for what cannot be had."""
+    """Return what a configuration asks for. Raise UsageError, naming the field or option, for what Detent cannot do."""
     overrides: tuple[Override, ...] = ()
     biases: NumberFormat | None = None
     if isinstance(config, QConfig):
@@ -104,11 +97,8 @@ def translate(config: AnyConfig) -> Request:
         raise UsageError(f"Expected a Config or a QConfig, found {type(older).__name__}.")
     options = dict(older.extra_options or {})
     older = dataclasses.replace(older, enable_npu_cnn=options.get("EnableNPUCnn", older.enable_npu_cnn))
-    for name, instead in _REFUSED_FIELDS.items():
-        if getattr(older, name):
-            raise UsageError(f"{name}=True is not part of Detent: {instead}.")
-    request = _selected(Request(_recipe(older, options)), older)
-    request = apply_options(request, _without_unused(older, options))
+    request = apply_rows(_FIELDS, Request(_recipe(older, options)), {name: getattr(older, name) for name in _FIELDS})
+    request = apply_options(_excluded(request, older), _without_unused(older, options))
     if biases is not None:
         request = request.with_recipe(biases=biases)
     request = request.with_recipe(overrides=(*request.recipe.overrides, *overrides))
@@ -121,11 +111,11 @@ def translate(config: AnyConfig) -> Request:
 
 def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
     """Return what the fields alone say."""
-    for field, known in (("calibrate_method", _METHODS), ("quant_format", _FORMATS)):
+    for field, known in (("calibrate_method", METHODS), ("quant_format", _FORMATS)):
         if getattr(config, field) not in known:
             raise UsageError(f"{field} is {getattr(config, field)!r}. Choose from {', '.join(map(repr, known))}.")
     dynamic = config.use_dynamic_quant
-    method, scale = _METHODS[config.calibrate_method]
+    method, scale = METHODS[config.calibrate_method]
     activations: NumberFormat = IntegerFormat("uint8", symmetric=False)  # the only type that dynamic operators take
     if not dynamic:
         activations = format_of(config.activation_type, symmetric=scale == "power_of_two", scale=scale)
@@ -147,7 +137,6 @@ def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
         refinement=None if dynamic else BiasCorrection(),
         smooth=0.5 if config.include_sq else None,
         operators=_operators(config),
-        more_operators=tuple(config.extra_op_types_to_quantize),
         products_of_activations=not (config.enable_npu_transformer or dynamic),
     )
 
@@ -211,27 +200,19 @@ def _operators(config: QuantizationConfig) -> tuple[str, ...]:
         return tuple(config.op_types_to_quantize)
     if config.enable_npu_transformer:
         return ("MatMul", "Gemm")
+    # onnxruntime has no dynamic ConvTranspose.
     return (LAYERS[0], *LAYERS[2:]) if config.use_dynamic_quant else ()
 
 
-def _selected(request: Request, config: QuantizationConfig) -> Request:
-    """Return the request with what the fields say beside the recipe."""
+def _excluded(request: Request, config: QuantizationConfig) -> Request:
+    """Return the request with the nodes that stay float."""
     patterns = tuple(name for name in config.nodes_to_exclude if _is_regex(name))
-    request = request.replace(
-        include=tuple(config.nodes_to_quantize),
-        start=tuple(config.input_nodes),
-        end=tuple(config.output_nodes),
-        exclude=tuple(name for name in config.nodes_to_exclude if name not in patterns),
-        patterns=patterns,
-        providers=tuple(config.execution_providers or ()),
-        external_data=config.use_external_data_format,
-        conversions=("nhwc",) if config.convert_nchw_to_nhwc else (),
-        summary=config.print_summary,
-    )
+    names = tuple(name for name in config.nodes_to_exclude if name not in patterns)
+    request = request.replace(exclude=names, patterns=patterns, external_data=config.use_external_data_format)
     for part in config.subgraphs_to_exclude:
         if isinstance(part, str) or not isinstance(part, Sequence) or len(part) != 2:
             raise UsageError(f"A subgraph to exclude is {part!r}: expected (['first', ...], ['last', ...]).")
-        starts, ends = ((names,) if isinstance(names, str) else tuple(names) for names in part)
+        starts, ends = ((side,) if isinstance(side, str) else tuple(side) for side in part)
         request = request.with_override(Override(between=(starts, ends), leave_float=True))
     return request
 
@@ -243,7 +224,7 @@ def _is_regex(name: str) -> bool:
     try:
         re.compile(name)
     except re.error as error:
-        raise UsageError(f"nodes_to_exclude has '{name}', which is no regular expression: {error}.") from None
+        raise UsageError(f"nodes_to_exclude has '{name}', which is not a regular expression: {error}.") from None
     return True
 
 
@@ -269,6 +250,7 @@ _BESIDE_THE_RECIPE = (
 
 def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
     """Return the preset that has the same values, or else the recipe."""
+    # By Quark's values first: what it says beside the numbers may become another recipe than the preset.
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep
+from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep, readers_of
 from detent.graph.values import Names, add_initializer, constant, drop_if_unused, input_at, set_input
 from detent.qdq.builder import retarget
 from detent.qdq.families import dequantize_family, is_native_dequantize, native_family, quantize_family
@@ -39,112 +39,88 @@ class ToSignedness(ConversionStep):
     weights: bool = True
     nothing: ClassVar[str] = "it has no codes of the other signedness between QuantizeLinear and DequantizeLinear."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert every value that holds codes of the other type."""
-        work = _Shift(model, self, notes)
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
+        work, left = _Shift(Names(model), notes, self.dtype), 0
         for graph in tuple(model.graphs()):
             for node in tuple(graph):
                 if quantize_family(node):
                     work.activation(graph, node)
             for value in tuple(graph.initializers.values()):
-                if value.const_value is not None and value.const_value.dtype == work.old:
-                    work.weight(graph, value)
-        if work.weights_left:
-            notes.decline(
-                "model", f"{work.weights_left} constants stay {work.old.name}; weights=true converts them too"
-            )
-        return model
+                # A constant that anything else reads is a zero point, or not codes at all.
+                codes = value.uses() and all(dequantize_family(use.node) and use.idx == 0 for use in value.uses())
+                if codes and value.const_value is not None and value.const_value.dtype.numpy() == work.old:
+                    if self.weights:
+                        work.weight(graph, value)
+                    else:
+                        left += 1
+        if left:
+            notes.decline("model", f"{left} constants stay {work.old.name.upper()}; weights=true converts them too")
 
 
 class _Shift:
-    def __init__(self, model: ir.Model, step: ToSignedness, notes: ConversionNotes) -> None:
-        self.old = ir.DataType.from_numpy(np.dtype(_OTHER[step.dtype]))
-        self.weights_left = 0
-        self._new = np.dtype(step.dtype)
-        self._weights = step.weights
-        self._notes = notes
-        self._names = Names(model)
+    def __init__(self, names: Names, notes: ConversionNotes, dtype: str) -> None:
+        self._names, self._notes = names, notes
+        self.old, self._new = np.dtype(_OTHER[dtype]), np.dtype(dtype)
         self._moved: dict[ir.Value, ir.Value] = {}
 
     def activation(self, graph: ir.Graph, quantize: ir.Node) -> None:
-        """Convert what a QuantizeLinear writes, if only DequantizeLinear reads it."""
+        """Convert what a QuantizeLinear writes, if only DequantizeLinear with constant zero points reads it."""
         codes, zero_point = quantize.outputs[0], constant(input_at(quantize, 2))
+        readers = [use.node for use in codes.uses()]
         if zero_point is None and input_at(quantize, 2) is not None:
             self._notes.decline(quantize, "its zero point is not constant")
             return
-        standard_default = (
-            zero_point is None and self.old == ir.DataType.UINT8 and "output_dtype" not in quantize.attributes
-        )
-        if not standard_default and (zero_point is None or zero_point.dtype != self.old.numpy()):
+        unnamed = None if "output_dtype" in quantize.attributes else np.dtype(np.uint8)  # what ONNX takes by default
+        if (unnamed if zero_point is None else zero_point.dtype) != self.old:
             return
-        if not self._only_dequantized(codes):
-            return
-        for node in (quantize, *(use.node for use in codes.uses())):
-            self._shift_zero_point(graph, node)
-        codes.type = ir.TensorType(ir.DataType.from_numpy(self._new))
-        self._notes.changed(codes, f"codes are {self._new} now")
+        others = set(readers_of(codes)) - {node.op_type for node in readers if dequantize_family(node)}
+        points = [input_at(node, 2) for node in readers]
+        if others:
+            self._notes.decline(codes, f"its codes are read by {', '.join(sorted(others))} as well")
+        elif any(point is not None and constant(point) is None for point in points):
+            self._notes.decline(codes, "the zero point of its DequantizeLinear is not constant")
+        else:
+            for node in (quantize, *readers):
+                self._shift_zero_point(graph, node)
+            codes.type = ir.TensorType(ir.DataType.from_numpy(self._new))
+            self._notes.changed(codes, f"codes are {self._new} now")
 
     def weight(self, graph: ir.Graph, value: ir.Value) -> None:
-        """Convert constant codes, if only DequantizeLinear reads them and zero is the middle code."""
+        """Convert constant codes that only DequantizeLinear reads, if zero is the middle code."""
         readers = [use.node for use in value.uses()]
-        if not readers or not all(dequantize_family(use.node) and use.idx == 0 for use in value.uses()):
-            return  # a zero point, or not codes at all
-        if not self._weights:
-            self.weights_left += 1
-            return
-        array, middle = constant(value), self._half() if self.old.numpy().kind == "u" else 0
+        array, middle = constant(value), 0 if self.old.kind == "i" else 1 << (8 * self.old.itemsize - 1)
         points = [constant(input_at(node, 2)) for node in readers]
         if array is None or any(point is None or (point != middle).any() for point in points):
             self._notes.decline(value, f"its zero point is not {middle}: it is not symmetric")
             return
-        shifted = add_initializer(graph, self._names.fresh(f"{value.name}_{self._new}"), self._shifted(array))
+        shifted = self._shifted(graph, str(value.name), array)
         for node in readers:
             self._shift_zero_point(graph, node)
             node.replace_input_with(0, shifted)
         drop_if_unused(value)
         self._notes.changed(value, f"codes are {self._new} now")
 
-    def _only_dequantized(self, codes: ir.Value) -> bool:
-        """Return whether only DequantizeLinear with constant zero points reads the codes; note the reason if not."""
-        others = {use.node.op_type for use in codes.uses() if not dequantize_family(use.node)}
-        others |= {"a graph output"} if codes.is_graph_output() else set()
-        points = [input_at(use.node, 2) for use in codes.uses()]
-        if others:
-            self._notes.decline(codes, f"its codes are read by {', '.join(sorted(others))} as well")
-        elif any(point is not None and constant(point) is None for point in points):
-            self._notes.decline(codes, "the zero point of its DequantizeLinear is not constant")
-        else:
-            return True
-        return False
-
     def _shift_zero_point(self, graph: ir.Graph, node: ir.Node) -> None:
         old = input_at(node, 2)
         if old is None:
-            node.resize_inputs(3)
-            name = self._names.fresh(f"{node.outputs[0].name}_zero_point")
-            node.replace_input_with(2, add_initializer(graph, name, self._shifted(self._zeros(node))))
+            scale = constant(input_at(node, 1))
+            zeros = np.zeros(() if scale is None else scale.shape, self.old)
+            set_input(node, 2, self._initializer(graph, f"{node.outputs[0].name}_zero_point", zeros))
             return
         if old not in self._moved:
             array = constant(old)
             assert array is not None
-            self._moved[old] = add_initializer(
-                graph, self._names.fresh(f"{old.name}_{self._new}"), self._shifted(array)
-            )
+            self._moved[old] = self._shifted(graph, str(old.name), array)
         node.replace_input_with(2, self._moved[old])
         drop_if_unused(old)
 
-    def _zeros(self, node: ir.Node) -> npt.NDArray[Any]:
-        scale = constant(input_at(node, 1))
-        return np.zeros(() if scale is None else scale.shape, self.old.numpy())
+    def _shifted(self, graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        return self._initializer(graph, f"{name}_{self._new}", array)
 
-    def _half(self) -> int:
-        return 1 << (8 * self._new.itemsize - 1)
-
-    def _shifted(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return codes of the old type as codes of the new one."""
-        low, _ = code_range(self._new)
-        offset = low if low else self._half()
-        return (array.astype(np.int64) + offset).astype(self._new)
+    def _initializer(self, graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        """Add codes of the old type as codes of the new one."""
+        offset = code_range(self._new)[0] or 1 << (8 * self._new.itemsize - 1)
+        return add_initializer(graph, self._names.fresh(name), (array.astype(np.int64) + offset).astype(self._new))
 
 
 _BIAS_INPUT = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
@@ -156,16 +132,14 @@ class Int16Bias(NodeStep):
 
     nothing: ClassVar[str] = "it has no int32 bias behind a DequantizeLinear."
 
-    def visit(self, edit: GraphEdit, node: ir.Node) -> None:
-        """Convert a DequantizeLinear of a stored bias."""
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         read = dequantized(node)
         if read is None or read.params is None or read.stored is None or read.stored.dtype != np.int32:
-            return
+            return None
         only_bias = all(_reads_bias(use.node, use.idx) for use in node.outputs[0].uses())
         if read.params.zero_point.any() or not only_bias:
-            edit.notes.decline(node, "it is int32, but not a bias with zero point 0")
-            return
-        _narrow_bias(edit, node, read.stored, read.params)
+            return "it is int32, but not a bias with zero point 0"
+        return _narrow_bias(edit, node, read.stored, read.params)
 
 
 def _reads_bias(node: ir.Node, index: int) -> bool:
@@ -183,7 +157,7 @@ def shifts_needed(codes: npt.NDArray[Any], channels: int) -> npt.NDArray[np.int6
     return shifts
 
 
-def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params: LinearParams) -> None:
+def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params: LinearParams) -> str | None:
     shifts = shifts_needed(codes, params.scale.size)
     factor = np.ldexp(1.0, shifts)
     narrowed = np.rint(codes / (factor.reshape(()) if params.per_tensor else factor)).astype(np.int16)
@@ -200,4 +174,4 @@ def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params
         retarget(edit.graph, node, family, params, edit.names)
     moved = int(shifts.max())
     grown = f", its scale up to 2^{moved} times as large" if moved else ", exactly"
-    edit.notes.changed(node, f"bias is int16 now{grown}")
+    return edit.changed(node, f"bias is int16 now{grown}")

@@ -17,20 +17,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.convert.between_families import OpsetVersion, ToFixNeuron, ToGeneration, ToIntegerOperators, ToQdq
-from detent.convert.bfloat16 import Bfloat16Clip, ToBfloat16
-from detent.convert.code_types import Int16Bias, ToSignedness
-from detent.convert.float_types import ToFloat16, ToFloat32
-from detent.convert.inputs_and_weights import (
-    ChannelsLast,
-    FiniteWeights,
-    FixedShapes,
-    InputsWithoutInitializers,
-    UniqueInitializers,
-    free_initializers,
-)
+from detent.convert import code_types, float_types, inputs_and_weights, quantizing_nodes
 from detent.convert.step import ConversionNotes, ConversionStep
-from detent.convert.to_float import ToFloat, WithoutQdqBetween
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, stored_bytes
 from detent.graph.opset import light_proto
@@ -42,28 +30,28 @@ from detent.qdq.functions import add_functions
 from detent.settings import parse_choice
 
 STEPS: Mapping[str, ConversionStep] = {
-    "float": ToFloat(),
-    "qdq": ToQdq(),
-    "extended-qdq": ToGeneration(EXTENDED),
-    "vitis-qdq": ToGeneration(VITIS),
-    "fix-neuron": ToFixNeuron(),
-    "qoperator": ToIntegerOperators(),
-    "int8": ToSignedness("int8"),
-    "uint8": ToSignedness("uint8", weights=False),
-    "int16": ToSignedness("int16"),
-    "uint16": ToSignedness("uint16", weights=False),
-    "int16-bias": Int16Bias(),
-    "without-qdq-between": WithoutQdqBetween(),
-    "float16": ToFloat16(),
-    "float32": ToFloat32(),
-    "bfloat16": ToBfloat16(),
-    "bfloat16-clip": Bfloat16Clip(),
-    "opset": OpsetVersion(),
-    "nhwc": ChannelsLast(),
-    "fixed-shapes": FixedShapes(),
-    "unique-initializers": UniqueInitializers(),
-    "inputs-without-initializers": InputsWithoutInitializers(),
-    "finite-weights": FiniteWeights(),
+    "float": quantizing_nodes.ToFloat(),
+    "qdq": quantizing_nodes.ToQdq(),
+    "extended-qdq": quantizing_nodes.ToFamily(EXTENDED),
+    "vitis-qdq": quantizing_nodes.ToFamily(VITIS),
+    "fix-neuron": quantizing_nodes.ToFixNeuron(),
+    "qoperator": quantizing_nodes.ToIntegerOperators(),
+    "int8": code_types.ToSignedness("int8"),
+    "uint8": code_types.ToSignedness("uint8", weights=False),
+    "int16": code_types.ToSignedness("int16"),
+    "uint16": code_types.ToSignedness("uint16", weights=False),
+    "int16-bias": code_types.Int16Bias(),
+    "without-qdq-between": quantizing_nodes.WithoutQdqBetween(),
+    "float16": float_types.ToFloat16(),
+    "float32": float_types.ToFloat32(),
+    "bfloat16": float_types.ToBfloat16(),
+    "bfloat16-clip": float_types.Bfloat16Clip(),
+    "opset": quantizing_nodes.OpsetVersion(),
+    "nhwc": inputs_and_weights.ChannelsLast(),
+    "fixed-shapes": inputs_and_weights.FixedShapes(),
+    "unique-initializers": inputs_and_weights.UniqueInitializers(),
+    "inputs-without-initializers": inputs_and_weights.InputsWithoutInitializers(),
+    "finite-weights": inputs_and_weights.FiniteWeights(),
 }
 ALIASES: Mapping[str, str] = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 # Not qdq and qoperator: what another tool wrote becomes standard first, and operators on codes then.
@@ -126,8 +114,8 @@ def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) ->
     graph_model = read(_own(model), keep_defaults=True)
     before = _summary(graph_model, stored_bytes(model))
     reading = ConversionNotes(READING)
-    if not any(isinstance(step, InputsWithoutInitializers) for _, step in parsed):
-        free_initializers(graph_model, reading)  # so that steps can take weights for constants
+    if not any(isinstance(step, inputs_and_weights.InputsWithoutInitializers) for _, step in parsed):
+        inputs_and_weights.free_initializers(graph_model, reading)  # so that steps can take weights for constants
     changes, declined = reading.changes, reading.declined
     for name, step in parsed:
         graph_model, notes = _apply(graph_model, name, step, name_of(model))

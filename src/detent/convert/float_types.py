@@ -1,21 +1,31 @@
-"""float16 and float32: the whole model in another precision.
+"""float16, bfloat16 and float32: the whole model in another precision.
 
 float16 computes what the model computed, with every number rounded to 11 bits. If onnxruntime has no float16 kernel
 for an operator on the CPU it computes in float32 by itself. float32 undoes it: each half-precision number is exactly a
-float32 number.
+float32 number. bfloat16 is the upper half of a float32, in three forms:
 
-All float32 values become the other type, in bodies of If and Loop too. Then, for each node that stays in float32 and
-for each input that has to be float32, a Cast back stands before it (one for all readers in a graph) and a Cast to the
-other type behind what it makes. So every reader finds the type that it expects.
+    cast         Casts to bfloat16 and back stand behind every float value, and weights are stored in bfloat16 behind a
+                 Cast: every operator computes in float32 on numbers that bfloat16 holds. Half the size.
+    simulated    a float32 model whose weights are rounded to bfloat16. For compilers that convert the rest themselves.
+    pure         bfloat16 throughout, at opset 22 or newer, with Casts at inputs and outputs.
+
+**Retyping** (float16, and bfloat16 in its pure form). All float32 values become the other type, in bodies of If and
+Loop too. Then, for each node that stays in float32 and for each input that has to be float32, a Cast back stands before
+it (one for all readers in a graph) and a Cast to the other type behind what it makes. So every reader finds the type
+that it expects.
 
 The operator's schema says what may change. An input or output is fixed if the schema writes tensor(float) itself, as
 for the scales of Resize. A node stays in float32 as a whole if one of its type parameters does not have the other
 type, if its operator is not ONNX's own, and if its attributes rather than its inputs decide the type of what it makes.
+
+onnxruntime (1.31, CPU) runs few operators in bfloat16 (`_RUNS_IN_BFLOAT16`, with If, Loop and Scan around them). All
+others it refuses to load; in the pure form they compute in float32 between Casts of their own, so that the file runs
+everywhere. Devices that compute in bfloat16 fuse those Casts away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -26,14 +36,36 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
-from detent.convert.step import ConversionNotes, ConversionStep, cast_node
-from detent.errors import ModelError
-from detent.graph.values import Names, add_initializer, bypass, drop_if_unused, is_standard
+from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
+from detent.errors import ModelError, UsageError
+from detent.graph.opset import raise_opset
+from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
 from detent.prepare import HalfToFloat, InlineFunctions
 from detent.prepare.base import main_opset
 from detent.prepare.shapes import infer
-from detent.qdq.families import is_quantizing
-from detent.qdq.reader import largest_of
+from detent.qdq.families import is_quantizing, quantize_family
+from detent.qdq.reader import largest_of, params_of
+from detent.recipe.recipe import BFLOAT16_OPSET
+
+_FLOAT, _BFLOAT16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
+_FORMS = ("cast", "simulated", "pure")
+_CAST_OPSET = 13
+"""The opset with which Cast got bfloat16."""
+_CLIP_OPSET = 11
+"""The opset with which the bounds of Clip became inputs."""
+_TYPE_ATTRIBUTES = ("to", "dtype")
+_CARRIERS = ("If", "Loop", "Scan")
+"""Operators that take any type: the graphs inside decide."""
+_MAKERS = (
+    *("Bernoulli", "BlackmanWindow", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix", "Multinomial"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+)
+"""Operators whose attributes decide the type of what they make."""
+_RUNS_IN_BFLOAT16 = (
+    *("Cast", "CastLike", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity"),
+    *("Reshape", "ScatterElements", "ScatterND", "Shape", "Sign", "Slice", "Split", "Squeeze", "Transpose"),
+    *("Unsqueeze", *_CARRIERS),
+)
 
 
 @dataclass(frozen=True)
@@ -47,12 +79,9 @@ class ToFloat16(ConversionStep):
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
-        prepare_types(model, notes)
-        if has_float(model):
-            retype(model, Retyping(ir.DataType.FLOAT16, self.keep_io, self.clip), notes)
-        return model
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
+        _prepare_types(model, notes)
+        _Retyping(model, notes, ir.DataType.FLOAT16, self.keep_io, self.clip).run()
 
 
 @dataclass(frozen=True)
@@ -61,44 +90,56 @@ class ToFloat32(ConversionStep):
 
     nothing: ClassVar[str] = "it has no float16 or bfloat16 values."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Convert all graphs of the model."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         notes.run(HalfToFloat(), model)
-        if not notes.changes:
-            return model
-        for graph in tuple(model.graphs()):
+        for graph in tuple(model.graphs()) if notes.changes else ():
             for node in tuple(graph):
-                if not is_standard(node, "Cast") or node.attributes.get_int("to", 0) != ir.DataType.FLOAT:
-                    continue
-                source = node.inputs[0]
-                if source is not None and source.dtype == ir.DataType.FLOAT and bypass(graph, node) is None:
+                source = node.inputs[0] if casts_to(node, _FLOAT) else None
+                if source is not None and source.dtype == _FLOAT and bypass(graph, node) is None:
                     notes.changed(node, "Cast from float32 to float32 removed")
-        return model
-
-
-def has_float(model: ir.Model) -> bool:
-    """Return whether anything in the model is float32 and could be converted."""
-    return any(
-        value.dtype == ir.DataType.FLOAT
-        for graph in model.graphs()
-        for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs))
-    )
-
-
-_TYPE_ATTRIBUTES = ("to", "dtype")
 
 
 @dataclass(frozen=True)
-class Retyping:
-    """The type to convert to. `stays` tells further nodes that have to compute in float32."""
+class ToBfloat16(ConversionStep):
+    """Round to bfloat16, in one of three forms. `keep_io` is for the pure one, whose interface may be bfloat16 too."""
 
-    dtype: ir.DataType
-    keep_io: bool
-    clip: bool
-    stays: Callable[[ir.Node], bool] = lambda _: False
+    form: str = "cast"
+    keep_io: bool = True
+    clip: bool = False
+    nothing: ClassVar[str] = "it has no float32 values that are not rounded to bfloat16 already."
+
+    def __post_init__(self) -> None:
+        if self.form not in _FORMS:
+            raise UsageError(f"bfloat16 has no form '{self.form}'. Choose from {', '.join(_FORMS)}.")
+        if not self.keep_io and self.form != "pure":
+            raise UsageError(f"bfloat16: keep_io=false needs form=pure; with form={self.form} all values are float32.")
+
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
+        if self.form != "simulated":
+            model = raise_opset(model, _CAST_OPSET if self.form == "cast" else BFLOAT16_OPSET, "the model")
+        _prepare_types(model, notes)
+        if self.form == "simulated":
+            _round_weights(model, notes, self.clip)
+        elif self.form == "cast":
+            _CastPairs(model, notes, self.clip).run()
+        else:
+            _Retyping(model, notes, _BFLOAT16, self.keep_io, self.clip, stays=_has_no_kernel).run()
+        return model
 
 
-def prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
+def to_pure_bfloat16(model: ir.Model, constants: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Make a model of opset 22 or newer bfloat16 throughout, in place, with other numbers in some of its constants."""
+    for name, array in constants.items():
+        model.graph.initializers[name].const_value = ir.tensor(array, name=name)
+    ToBfloat16(form="pure").apply(model, ConversionNotes("bfloat16"))
+
+
+def _has_no_kernel(node: ir.Node) -> bool:
+    """Return whether onnxruntime cannot run the node in bfloat16."""
+    return not is_standard(node, *_RUNS_IN_BFLOAT16)
+
+
+def _prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
     """Inline functions, make initializers of Constant nodes, infer types.
 
     Raises:
@@ -112,6 +153,7 @@ def prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
     inline = InlineFunctions()
     inline(model)
     notes.declined += inline.declined
+    # So that weights come in one form only.
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     reason = infer(model)
     for node in model.graph.all_nodes():
@@ -123,85 +165,91 @@ def prepare_types(model: ir.Model, notes: ConversionNotes) -> None:
                 )
 
 
-def retype(model: ir.Model, target: Retyping, notes: ConversionNotes) -> None:
-    """Convert the model in place. Types have to be known: see `prepare_types`."""
-    work = _Retyper(model, target, notes)
-    graphs = tuple(model.graphs())
-    nodes = [(graph, node) for graph in graphs for node in graph]
-    staying = {node for _, node in nodes if target.stays(node) or stays_float(node, work.opset, target.dtype)}
-    fixed = [
-        (graph, node, index, node in staying)
-        for graph, node in nodes
-        for index, value in enumerate(node.inputs)
-        if value is not None and value.dtype == ir.DataType.FLOAT
-        if node in staying or is_fixed_input(node, index, work.opset)
-    ]
-    made = [
-        (graph, node, value)
-        for graph, node in nodes
-        for index, value in enumerate(node.outputs)
-        if value.dtype == ir.DataType.FLOAT and value.name
-        if node in staying or is_fixed_output(node, index, work.opset)
-    ]
-    work.change_types(graphs, staying)
-    for graph, node, index, whole in fixed:
-        work.read_float(graph, node, index, keep_constant=not whole)
-    for graph, node, value in made:
-        work.write_float(graph, node, value)
-    if target.keep_io:
-        work.keep_interface(model.graph)
-    for node in sorted(staying, key=lambda node: str(node.name)):
-        if any(value.dtype == ir.DataType.FLOAT for value in (*node.inputs, *node.outputs) if value is not None):
-            notes.decline(node, f"{node.op_type} computes in float32, between Casts")
+# -- retyping ----------------------------------------------------------------------------------------------------------
 
 
-class _Retyper:
-    def __init__(self, model: ir.Model, target: Retyping, notes: ConversionNotes) -> None:
-        self.opset = main_opset(model)
-        self._target = target
-        self._notes = notes
-        self._names = Names(model)
+class _Retyping:
+    """Make the float32 values of a model another type. `stays` tells further nodes that have to compute in float32."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        notes: ConversionNotes,
+        dtype: ir.DataType,
+        keep_io: bool,
+        clip: bool,
+        stays: Callable[[ir.Node], bool] = lambda _: False,
+    ) -> None:
+        self._graph, self._graphs = model.graph, tuple(model.graphs())
+        self._opset, self._names, self._notes = main_opset(model), Names(model), notes
+        self._dtype, self._keep_io, self._clip, self._stays = dtype, keep_io, clip, stays
         self._casts: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
         self._originals: dict[ir.Value, ir.TensorProtocol] = {}
 
-    def change_types(self, graphs: tuple[ir.Graph, ...], staying: set[ir.Node]) -> None:
+    def run(self) -> None:
+        """Convert the model in place. Types have to be known: see `_prepare_types`."""
+        if not any(value.dtype == _FLOAT for graph in self._graphs for value in values_of(graph)[len(graph.inputs) :]):
+            return
+        nodes = [(graph, node) for graph in self._graphs for node in graph]
+        staying = {node for _, node in nodes if self._stays(node) or _stays_float(node, self._opset, self._dtype)}
+        # Listed before types change, because they are found by type.
+        kept = [
+            (side, graph, node, index, value)
+            for side in ("inputs", "outputs")
+            for graph, node in nodes
+            for index, value in enumerate(getattr(node, side))
+            if value is not None and value.name and value.dtype == _FLOAT
+            if node in staying or is_fixed(node, side, index, self._opset)
+        ]
+        self._change_types(staying)
+        for side, graph, node, index, value in kept:
+            if side == "inputs":
+                self._read_float(graph, node, index, keep_constant=node not in staying)
+            else:
+                self._write_float(graph, node, value)
+        if self._keep_io:
+            self._keep_interface(self._graph)
+        for node in sorted(staying, key=lambda node: str(node.name)):
+            if any(value.dtype == _FLOAT for value in (*node.inputs, *node.outputs) if value is not None):
+                self._notes.decline(node, f"{node.op_type} computes in float32, between Casts")
+
+    def _change_types(self, staying: set[ir.Node]) -> None:
         """Convert constants, the types of values, and attributes that name or hold a type."""
         constants = zeros = 0
-        for graph in graphs:
+        for graph in self._graphs:
             for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
-                if value.dtype == ir.DataType.FLOAT and not value.is_initializer():
-                    value.type = ir.TensorType(self._target.dtype)
+                if value.dtype == _FLOAT and not value.is_initializer():
+                    value.type = ir.TensorType(self._dtype)
             for value in graph.initializers.values():
                 tensor = value.const_value
-                if tensor is not None and tensor.dtype == ir.DataType.FLOAT:
+                if tensor is not None and tensor.dtype == _FLOAT:
                     self._originals[value] = tensor
                     value.const_value = self._narrow(str(value.name), tensor)
-                    value.type = ir.TensorType(self._target.dtype)
+                    value.type = ir.TensorType(self._dtype)
                     constants += 1
                     zeros += int(np.count_nonzero(tensor.numpy())) - int(np.count_nonzero(value.const_value.numpy()))
             for node in graph:
                 if node not in staying:
                     self._change_attributes(node)
         lost = f", {zeros} elements became 0" if zeros else ""
-        self._notes.changed(
-            "model", f"all float32 values became {self._target.dtype.name} ({constants} constants{lost})"
-        )
+        self._notes.changed("model", f"all float32 values became {self._dtype.name} ({constants} constants{lost})")
 
     def _narrow(self, name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        return ir.Tensor(narrow(name, tensor.numpy(), self._target.dtype, clip=self._target.clip), name=tensor.name)
+        return ir.Tensor(_narrow(name, tensor.numpy(), self._dtype, self._clip), name=tensor.name)
 
     def _change_attributes(self, node: ir.Node) -> None:
         for name, attribute in tuple(node.attributes.items()):
-            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == ir.DataType.FLOAT:
+            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == _FLOAT:
                 tensor = self._narrow(str(node.outputs[0].name), attribute.as_tensor())
                 node.attributes[name] = ir.AttrTensor(name, tensor)
-            elif name in _TYPE_ATTRIBUTES and attribute.value == ir.DataType.FLOAT:
-                node.attributes[name] = ir.AttrInt64(name, int(self._target.dtype))
+            elif name in _TYPE_ATTRIBUTES and attribute.value == _FLOAT:
+                node.attributes[name] = ir.AttrInt64(name, int(self._dtype))
+        # Without a value it makes float32 zeros, whatever the rest of the model is.
         if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
-            zero = ir.Tensor(np.zeros(1, self._target.dtype.numpy()))
+            zero = ir.Tensor(np.zeros(1, self._dtype.numpy()))
             node.attributes["value"] = ir.AttrTensor("value", zero)
 
-    def read_float(self, graph: ir.Graph, node: ir.Node, index: int, *, keep_constant: bool) -> None:
+    def _read_float(self, graph: ir.Graph, node: ir.Node, index: int, *, keep_constant: bool) -> None:
         """Let an input read float32: a constant that has to be exact as it was, anything else through a Cast."""
         value = node.inputs[index]
         assert value is not None
@@ -211,64 +259,45 @@ class _Retyper:
                 name = self._names.fresh(f"{value.name}_float")
                 self._casts[key] = add_initializer(graph, name, self._originals[value].numpy())
             else:
-                cast = cast_node(self._names, value, ir.DataType.FLOAT, f"{value.name}_float")
+                cast = cast_node(self._names, value, _FLOAT, f"{value.name}_float")
                 graph.insert_before(node, [cast])
                 self._casts[key] = cast.outputs[0]
         node.replace_input_with(index, self._casts[key])
         drop_if_unused(value)
 
-    def write_float(self, graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
+    def _write_float(self, graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
         """Put a Cast behind an output that is made in float32; the cast value takes the name."""
         name = str(value.name)
-        cast = cast_node(self._names, value, self._target.dtype, name)
+        cast = cast_node(self._names, value, self._dtype, name)
         result = cast.outputs[0]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
-        cast.replace_input_with(0, value)
+        cast.replace_input_with(0, value)  # the Cast was among the uses
         graph.insert_after(node, [cast])
-        value.type, value.name = ir.TensorType(ir.DataType.FLOAT), self._names.fresh(f"{name}_float")
+        value.type, value.name = ir.TensorType(_FLOAT), self._names.fresh(f"{name}_float")
         result.name = name
 
-    def keep_interface(self, graph: ir.Graph) -> None:
-        """Float32 graph inputs and outputs, under their names, with Casts behind and before them."""
+    def _keep_interface(self, graph: ir.Graph) -> None:
+        """Make graph inputs and outputs float32 again, under their names, with Casts behind and before them."""
+        kind = self._dtype.name.lower()
         for value in graph.inputs:
-            if value.dtype == self._target.dtype and not value.is_initializer():
-                self._keep_input(graph, value)
+            if value.dtype != self._dtype or value.is_initializer():
+                continue
+            value.type = ir.TensorType(_FLOAT)
+            if value.uses():
+                cast = cast_node(self._names, value, self._dtype, f"{value.name}_{kind}")
+                value.replace_all_uses_with(cast.outputs[0])
+                cast.replace_input_with(0, value)  # the Cast was among the uses
+                graph.insert_before(next(iter(graph)), [cast])
         for index, value in enumerate(tuple(graph.outputs)):
-            if value.dtype == self._target.dtype:
-                self._keep_output(graph, index, value)
-
-    def _keep_input(self, graph: ir.Graph, value: ir.Value) -> None:
-        value.type = ir.TensorType(ir.DataType.FLOAT)
-        if not value.uses():
-            return
-        cast = cast_node(self._names, value, self._target.dtype, f"{value.name}_{self._target.dtype.name.lower()}")
-        value.replace_all_uses_with(cast.outputs[0])
-        cast.replace_input_with(0, value)
-        graph.insert_before(next(iter(graph)), [cast])
-
-    def _keep_output(self, graph: ir.Graph, index: int, value: ir.Value) -> None:
-        name = str(value.name)
-        if value.is_graph_input():
-            return
-        cast = cast_node(self._names, value, ir.DataType.FLOAT, name)
-        graph.append(cast)
-        graph.outputs[index] = cast.outputs[0]
-        value.name = self._names.fresh(f"{name}_{self._target.dtype.name.lower()}")
-        cast.outputs[0].name = name
+            if value.dtype == self._dtype and not value.is_graph_input():
+                name = str(value.name)
+                cast = cast_node(self._names, value, _FLOAT, name)
+                graph.append(cast)
+                graph.outputs[index] = cast.outputs[0]
+                value.name, cast.outputs[0].name = self._names.fresh(f"{name}_{kind}"), name
 
 
-_FIXED = "tensor(float)"
-_CARRIERS = ("If", "Loop", "Scan")
-"""Operators that take any type: the graphs inside decide."""
-
-_MAKERS = (
-    *("Bernoulli", "BlackmanWindow", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix", "Multinomial"),
-    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-)
-"""Operators whose attributes decide the type of what they make."""
-
-
-def stays_float(node: ir.Node, opset: int, target: ir.DataType) -> bool:
+def _stays_float(node: ir.Node, opset: int, target: ir.DataType) -> bool:
     """Return whether a node cannot compute in another type."""
     if node.domain != "" or node.op_type in _MAKERS:
         return True
@@ -279,28 +308,19 @@ def stays_float(node: ir.Node, opset: int, target: ir.DataType) -> bool:
     schema = _schema(node.op_type, opset)
     allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
     name = f"tensor({target.name.lower()})"
-    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
-        for index, value in enumerate(values):
-            if value is None or value.dtype != ir.DataType.FLOAT:
-                continue
-            kind = _formal(formals, index)
-            if kind in allowed and name not in allowed[kind]:
-                return True
-    return False
+    kinds = [
+        _formal(schema, side, index)
+        for side, values in (("inputs", node.inputs), ("outputs", node.outputs))
+        for index, value in enumerate(values)
+        if value is not None and value.dtype == _FLOAT
+    ]
+    return any(kind in allowed and name not in allowed[kind] for kind in kinds)
 
 
-def is_fixed_input(node: ir.Node, index: int, opset: int) -> bool:
-    """Return whether an input has to be float32."""
-    return _is_typed(node) and _formal(_schema(node.op_type, opset).inputs, index) == _FIXED
-
-
-def is_fixed_output(node: ir.Node, index: int, opset: int) -> bool:
-    """Return whether an output is float32 in any case."""
-    return _is_typed(node) and _formal(_schema(node.op_type, opset).outputs, index) == _FIXED
-
-
-def _is_typed(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type not in _CARRIERS
+def is_fixed(node: ir.Node, side: str, index: int, opset: int) -> bool:
+    """Return whether one of the "inputs" or "outputs" of a node has to be float32."""
+    typed = node.domain == "" and node.op_type not in _CARRIERS
+    return typed and _formal(_schema(node.op_type, opset), side, index) == "tensor(float)"
 
 
 @lru_cache(maxsize=512)
@@ -308,12 +328,13 @@ def _schema(op_type: str, opset: int) -> Any:
     return onnx.defs.get_schema(op_type, opset, "")
 
 
-def _formal(formals: Any, index: int) -> str:
+def _formal(schema: Any, side: str, index: int) -> str:
     """Return the type of a formal parameter; the last one may be variadic."""
+    formals = getattr(schema, side)
     return str(formals[min(index, len(formals) - 1)].type_str)
 
 
-def narrow(name: str, array: npt.NDArray[Any], target: ir.DataType, *, clip: bool) -> npt.NDArray[Any]:
+def _narrow(name: str, array: npt.NDArray[Any], target: ir.DataType, clip: bool) -> npt.NDArray[Any]:
     """Round an array half to even to another type. A number that would become infinite is clipped, or an error."""
     dtype = target.numpy()
     with np.errstate(over="ignore"):
@@ -328,3 +349,143 @@ def narrow(name: str, array: npt.NDArray[Any], target: ir.DataType, *, clip: boo
             "clip=true to use the largest number instead, or keep the model in float32 or bfloat16."
         )
     return array.clip(-largest, largest).astype(dtype)
+
+
+# -- the other forms of bfloat16 ---------------------------------------------------------------------------------------
+
+
+def _round_weights(model: ir.Model, notes: ConversionNotes, clip: bool) -> None:
+    """Round every float32 initializer that is read as data to bfloat16, and store it as float32."""
+    opset = main_opset(model)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or tensor.dtype != _FLOAT or not _data_uses(value, opset):
+                continue
+            old = tensor.numpy()
+            new = _narrow(str(value.name), old, _BFLOAT16, clip).astype(np.float32)
+            if not np.array_equal(old, new, equal_nan=True):
+                value.const_value = ir.Tensor(new, name=tensor.name)
+                notes.changed(value, "rounded to bfloat16")
+
+
+class _CastPairs:
+    """Store weights as bfloat16 behind a Cast, and put a pair of Casts behind every other float32 value."""
+
+    def __init__(self, model: ir.Model, notes: ConversionNotes, clip: bool) -> None:
+        self._model, self._opset, self._names = model, main_opset(model), Names(model)
+        self._notes, self._clip = notes, clip
+
+    def run(self) -> None:
+        """Convert all graphs."""
+        for graph in tuple(self._model.graphs()):
+            first = next(iter(graph), None)
+            if first is None:
+                continue
+            outputs = [value for node in graph for value in node.outputs if not _is_rounded(node)]
+            for value in tuple(graph.initializers.values()):
+                if value.dtype == _FLOAT and not value.is_graph_input():
+                    self._weight(graph, first, value)
+            for value in (*(graph.inputs if graph is self._model.graph else ()), *outputs):
+                if value.dtype == _FLOAT and value.name:
+                    self._activation(graph, first, value)
+
+    def _weight(self, graph: ir.Graph, first: ir.Node, value: ir.Value) -> None:
+        """Store a constant as bfloat16 behind a Cast; inputs whose type is fixed keep the float32 one."""
+        uses, tensor = _data_uses(value, self._opset), value.const_value
+        if not uses or tensor is None:
+            return
+        name = str(value.name)
+        array = _narrow(name, tensor.numpy(), _BFLOAT16, self._clip)
+        narrowed = add_initializer(graph, self._names.fresh(f"{name}_bfloat16"), array)
+        cast = cast_node(self._names, narrowed, _FLOAT, f"{name}_float")
+        graph.insert_before(first, [cast])
+        for node, index in uses:
+            node.replace_input_with(index, cast.outputs[0])
+        drop_if_unused(value)
+        self._notes.changed(value, "constant stored as bfloat16, behind a Cast")
+
+    def _activation(self, graph: ir.Graph, first: ir.Node, value: ir.Value) -> None:
+        """Put a pair of Casts behind a value; the name of a graph output goes to what the pair makes."""
+        uses = _data_uses(value, self._opset)
+        is_output = value.is_graph_output() and not value.is_graph_input()
+        if not uses and not is_output:
+            return
+        name = str(value.name)
+        down = cast_node(self._names, value, _BFLOAT16, f"{name}_bfloat16")
+        up = cast_node(self._names, down.outputs[0], _FLOAT, f"{name}_rounded")
+        for node, index in uses:
+            node.replace_input_with(index, up.outputs[0])
+        producer = value.producer()
+        if producer is None:
+            graph.insert_before(first, [down, up])
+        else:
+            graph.insert_after(producer, [down, up])
+        if is_output:
+            assert value.graph is not None
+            outputs = value.graph.outputs
+            outputs[list(outputs).index(value)] = up.outputs[0]
+            value.name, up.outputs[0].name = up.outputs[0].name, name
+        self._notes.changed(name, "rounded to bfloat16 by a pair of Casts")
+
+
+def _data_uses(value: ir.Value, opset: int) -> list[tuple[ir.Node, int]]:
+    """Return where a value is read as data: not where it has to be float32, nor where it is cast to bfloat16 anyway."""
+    return [
+        (use.node, use.idx)
+        for use in value.uses()
+        if not is_fixed(use.node, "inputs", use.idx, opset) and not casts_to(use.node, _BFLOAT16)
+    ]
+
+
+def _is_rounded(node: ir.Node) -> bool:
+    """Return whether a node is a Cast from bfloat16: what it makes is rounded already."""
+    source = node.inputs[0] if node.op_type == "Cast" and node.inputs else None
+    return source is not None and source.dtype == _BFLOAT16
+
+
+@dataclass(frozen=True)
+class Bfloat16Clip(ConversionStep):
+    """Insert Clip before Cast to bfloat16 and before QuantizeLinear with bfloat16 codes; not behind constants.
+
+    A float32 number above 3.3895e38 rounds to infinity in bfloat16, which turns into NaN at the next subtraction.
+    """
+
+    nothing: ClassVar[str] = "no activation is cast or quantized to bfloat16 without a Clip before it."
+
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
+        if main_opset(model) < _CLIP_OPSET:
+            raise ModelError(f"bfloat16-clip needs opset 11 or newer; the model has {main_opset(model)}.")
+        names = Names(model)
+        largest = np.float32(largest_of(_BFLOAT16.numpy()))
+        bounds: list[ir.Value] = []
+        for graph in tuple(model.graphs()):
+            for node in tuple(graph):
+                source = node.inputs[0] if _rounds(node) else None
+                if source is None or constant(source) is not None or _is_clip(source):
+                    continue
+                if not bounds:
+                    bounds = [
+                        add_initializer(model.graph, names.fresh(f"bfloat16_{name}"), np.array(bound, np.float32))
+                        for name, bound in (("lowest", -largest), ("largest", largest))
+                    ]
+                clip = ir.node("Clip", [source, *bounds], name=names.fresh(f"{source.name}_Clip"))
+                result = clip.outputs[0]
+                result.name = names.fresh(f"{source.name}_clipped")
+                result.type, result.shape = source.type, source.shape
+                graph.insert_before(node, [clip])
+                node.replace_input_with(0, result)
+                notes.changed(source, "clipped to the finite bfloat16 numbers before it is rounded")
+
+
+def _rounds(node: ir.Node) -> bool:
+    """Return whether the node makes bfloat16 of float32."""
+    if casts_to(node, _BFLOAT16):
+        return node.inputs[0] is not None and node.inputs[0].dtype in (None, _FLOAT)
+    params = params_of(node) if quantize_family(node) else None
+    return params is not None and params.dtype == _BFLOAT16.numpy()
+
+
+def _is_clip(value: ir.Value) -> bool:
+    producer = value.producer()
+    return producer is not None and is_standard(producer, "Clip")

@@ -33,26 +33,24 @@ class ChannelsLast(ConversionStep):
     outputs: bool = False
     nothing: ClassVar[str] = "no graph input has four dimensions."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Insert the Transposes."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         names, graph = Names(model), model.graph
         for index, value in enumerate(tuple(graph.inputs)):
             if _is_image(value, notes):
                 _transpose_input(graph, index, value, names)
-                notes.changed(str(graph.inputs[index].name), "input is NHWC now, with a Transpose behind it")
+                notes.changed(graph.inputs[index], "input is NHWC now, with a Transpose behind it")
         for index, value in enumerate(tuple(graph.outputs) if self.outputs else ()):
             if _is_image(value, notes):
                 _transpose_output(graph, index, value, names)
-                notes.changed(str(graph.outputs[index].name), "output is NHWC now, with a Transpose before it")
-        return model
+                notes.changed(graph.outputs[index], "output is NHWC now, with a Transpose before it")
 
 
 def _is_image(value: ir.Value, notes: ConversionNotes) -> bool:
     """Return whether a value has four dimensions; note it if not."""
-    if value.shape is not None and len(value.shape) == 4:
-        return True
-    notes.decline(value, "it does not have four dimensions")
-    return False
+    image = value.shape is not None and len(value.shape) == 4
+    if not image:
+        notes.decline(value, "it does not have four dimensions")
+    return image
 
 
 def _permuted(shape: ir.Shape | None, order: tuple[int, ...]) -> ir.Shape:
@@ -60,32 +58,32 @@ def _permuted(shape: ir.Shape | None, order: tuple[int, ...]) -> ir.Shape:
     return ir.Shape([shape[axis] for axis in order])
 
 
+def _transpose(value: ir.Value, order: tuple[int, ...], name: str) -> ir.Node:
+    node = ir.node("Transpose", [value], {"perm": list(order)}, name=name)
+    node.outputs[0].type, node.outputs[0].shape = value.type, _permuted(value.shape, order)
+    return node
+
+
 def _transpose_input(graph: ir.Graph, index: int, value: ir.Value, names: Names) -> None:
     name, was_output = str(value.name), value.is_graph_output()
-    new = ir.Value(name=name, type=value.type, shape=_permuted(value.shape, _TO_NHWC))
-    node = ir.node("Transpose", [new], {"perm": list(_TO_NCHW)}, name=names.fresh(f"{name}_to_NCHW"))
-    inner = node.outputs[0]
-    inner.type, inner.shape = value.type, value.shape
-    value.replace_all_uses_with(inner, replace_graph_outputs=was_output)
-    inner.name = names.fresh(f"{name}_NCHW")
-    graph.inputs[index] = new
-    first = next(iter(graph), None)
-    if first is None:
-        graph.append(node)
+    graph.inputs[index] = ir.Value(name=name, type=value.type, shape=_permuted(value.shape, _TO_NHWC))
+    node = _transpose(graph.inputs[index], _TO_NCHW, names.fresh(f"{name}_to_NCHW"))
+    value.replace_all_uses_with(node.outputs[0], replace_graph_outputs=was_output)
+    node.outputs[0].name = names.fresh(f"{name}_NCHW")
+    if len(graph):
+        graph.insert_before(graph[0], [node])
     else:
-        graph.insert_before(first, [node])
+        graph.append(node)
 
 
 def _transpose_output(graph: ir.Graph, index: int, value: ir.Value, names: Names) -> None:
     name = str(value.name)
-    node = ir.node("Transpose", [value], {"perm": list(_TO_NHWC)}, name=names.fresh(f"{name}_to_NHWC"))
-    outer = node.outputs[0]
-    outer.type, outer.shape = value.type, _permuted(value.shape, _TO_NHWC)
+    node = _transpose(value, _TO_NHWC, names.fresh(f"{name}_to_NHWC"))
     graph.append(node)
-    graph.outputs[index] = outer
-    if not value.is_graph_input():
+    graph.outputs[index] = node.outputs[0]
+    if not value.is_graph_input():  # whose name is fixed
         value.name = names.fresh(f"{name}_NCHW")
-    outer.name = name
+    node.outputs[0].name = name
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,7 @@ class FixedShapes(ConversionStep):
     batch: int = 0
     nothing: ClassVar[str] = "the inputs have these shapes already."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Set the shapes and infer the others again."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         wanted = dict(_parse_shapes(self.shapes))
         if self.batch < 0:
             raise UsageError(f"fixed-shapes: batch is {self.batch}; it has to be at least 1.")
@@ -108,7 +105,6 @@ class FixedShapes(ConversionStep):
                 "fixed-shapes needs to know which: fixed-shapes:shapes=input=1/3/224/224, or fixed-shapes:batch=1."
             )
         notes.run(FixShapes(wanted), model)
-        return model
 
 
 def _parse_shapes(text: str) -> Mapping[str, list[int]]:
@@ -149,10 +145,8 @@ class UniqueInitializers(ConversionStep):
 
     nothing: ClassVar[str] = "no float initializer has more than one use."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Copy what is shared."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         notes.run(SeparateInitializers(), model)
-        return model
 
 
 @dataclass(frozen=True)
@@ -161,10 +155,8 @@ class InputsWithoutInitializers(ConversionStep):
 
     nothing: ClassVar[str] = "no initializer is a graph input."
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Keep the inputs that have no default."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         free_initializers(model, notes)
-        return model
 
 
 def free_initializers(model: ir.Model, notes: ConversionNotes) -> None:
@@ -195,8 +187,7 @@ class FiniteWeights(ConversionStep):
         if not np.isfinite(self.value) or self.value <= 0:
             raise UsageError(f"finite-weights: value is {self.value}; give a positive number, such as 10000.")
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Look at every float constant."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         for graph in model.graphs():
             for value in graph.initializers.values():
                 if value.const_value is not None and value.const_value.dtype in _FLOATS:
@@ -209,7 +200,6 @@ class FiniteWeights(ConversionStep):
                 new = self._finite(str(node.outputs[0].name), attribute.as_tensor(), notes)
                 if new is not None:
                     node.attributes["value"] = ir.AttrTensor("value", new)
-        return model
 
     def _finite(self, name: str, tensor: ir.TensorProtocol, notes: ConversionNotes) -> ir.TensorProtocol | None:
         """Return the tensor without infinities, or None if it has none."""

@@ -45,9 +45,13 @@ class ConversionStep(abc.ABC):
 
     nothing: ClassVar[str]
 
-    @abc.abstractmethod
     def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         """Convert the model, in place if possible, and return it."""
+        return self._convert(model, notes) or model
+
+    @abc.abstractmethod
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> ir.Model | None:
+        """Convert the model in place, or return another one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +85,24 @@ class GraphEdit:
             output.replace_all_uses_with(source)
         self.remove(node)
 
+    def changed(self, where: ir.Node | ir.Value | str, what: str) -> str | None:
+        """Note a change. Return no reason: what changed was not left as it is (see `NodeStep`)."""
+        self.notes.changed(where, what)
+        return None
+
+    def replace(self, node: ir.Node, nodes: list[ir.Node], like: ir.Value) -> None:
+        """Let nodes take the place of one; what the last makes has the type and shape of `like`."""
+        result = nodes[-1].outputs[0]
+        result.type, result.shape = like.type, like.shape
+        self.graph.insert_before(node, nodes)
+        self.substitute(node, result)
+
     def remove(self, node: ir.Node) -> None:
         """Remove a node, and the Constant nodes and initializers that only it read."""
         inputs = [value for value in node.inputs if value is not None]
         remove_node(self.graph, node)
         for value in inputs:
-            made = value.producer()
+            made = value.producer()  # initializers go with their last reader; Constant nodes do not
             if made is not None and is_standard(made, "Constant") and is_unused(value) and made.graph is self.graph:
                 remove_node(self.graph, made)
 
@@ -98,23 +114,22 @@ class GraphEdit:
 class NodeStep(ConversionStep):
     """A conversion of quantizing nodes, one by one, in all graphs of a model."""
 
-    def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
-        """Visit every node, then import and define the operators that are left."""
+    def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         names = Names(model)
         for graph in tuple(model.graphs()):
             edit = GraphEdit(model, graph, names, notes)
             for node in tuple(graph):
-                if node.graph is not None:  # not removed with an earlier one
-                    self.visit(edit, node)
-            self.clean_up(edit)
+                reason = self._visit(edit, node) if node.graph is not None else None  # removed with an earlier one
+                if reason is not None:
+                    notes.decline(node, reason)
+            self._clean_up(edit)
         settle_domains(model)
-        return model
 
     @abc.abstractmethod
-    def visit(self, edit: GraphEdit, node: ir.Node) -> None:
-        """Convert one node, if it is of the kind."""
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
+        """Convert one node, if it is of the kind; return the reason if it is and is left as it is."""
 
-    def clean_up(self, edit: GraphEdit) -> None:
+    def _clean_up(self, edit: GraphEdit) -> None:
         """Remove from a graph what its converted nodes left behind."""
 
 
@@ -124,6 +139,18 @@ def cast_node(names: Names, value: ir.Value, target: ir.DataType, name: str) -> 
     result = node.outputs[0]
     result.name, result.type, result.shape = names.fresh(name), ir.TensorType(target), value.shape
     return node
+
+
+def readers_of(value: ir.Value) -> list[str]:
+    """Return the kinds of what reads a value, for a message."""
+    return sorted(
+        {use.node.op_type for use in value.uses()} | ({"a graph output"} if value.is_graph_output() else set())
+    )
+
+
+def casts_to(node: ir.Node, target: ir.DataType) -> bool:
+    """Return whether a node is a Cast to a type."""
+    return is_standard(node, "Cast") and node.attributes.get_int("to", 0) == target
 
 
 def _label(where: ir.Node | ir.Value | str) -> str:

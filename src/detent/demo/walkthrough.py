@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from detent import evaluate, quantize
 from detent.errors import OutputError
 from detent.observe.preprocess import PreprocessOptions
 from detent.progress import Progress, silent
-from detent.report.documents import print_result
+from detent.report.documents import document_of
+from detent.report.figures import command
+from detent.report.terminal import print_document
 from detent.results.evaluated import Answers, Evaluation
 from detent.results.quantized import Report
 
@@ -32,21 +33,18 @@ class DemoResult:
     output: Path
     evaluation: Evaluation
 
-    def show(self, console: Console) -> None:
-        """Print the report and the accuracies."""
-        print_result(self.report, console)
+    def show(self, console: Console, *, verbose: bool = False) -> None:
+        """Print the report, with the accuracies as what it cost."""
         before, after = (result.scores for result in self.evaluation.models)
         loss = self.evaluation.models[1].loss
         assert isinstance(before, Answers) and isinstance(after, Answers) and loss is not None, "there are labels"
-        console.print(
-            Text(
-                f"Accuracy on {loss.samples} labelled digits: float {before.accuracy():.2f} %, "
-                f"{self.report.recipe.name} {after.accuracy():.2f} % "
-                f"({loss.became_wrong} images lost, {loss.became_right} won).",
-                style="bold",
-            )
+        accuracy = (
+            f"Accuracy on {loss.samples} labelled digits: float {before.accuracy():.2f} %, {self.report.recipe.name} "
+            f"{after.accuracy():.2f} % ({loss.became_wrong} images lost, {loss.became_right} won)."
         )
-        console.print(Text(f"The quantized model is in {self.output}. Look inside: detent inspect {self.output}"))
+        document = document_of(self.report)
+        closing = [*document.closing[:2], f"{accuracy} Next: {command('inspect', self.output)}"]
+        print_document(replace(document, closing=closing), console, verbose=verbose)
 
 
 def run_demo(output: Path, progress: Progress = silent) -> DemoResult:

@@ -19,6 +19,7 @@ from detent.devices.constraints import CONCATS, SHIFTS
 from detent.devices.device import Device, dtype_of
 from detent.errors import UsageError, nearest
 from detent.prepare import LEAVABLE, Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
+from detent.prepare.base import OperatorPass
 from detent.recipe import Recipe
 
 Step = TypeVar("Step", bound=Pass)
@@ -150,9 +151,7 @@ def device_of(recipe: Recipe) -> Device:
     return find_device(recipe.target, dtype_of(recipe.activations))
 
 
-OPTIONAL: Mapping[str, type[rewrites.NodePass]] = {
-    step.step(): step for step in (rewrites.ClipToRelu, rewrites.WholeClip)
-}
+OPTIONAL: Mapping[str, type[OperatorPass]] = {step.step(): step for step in (rewrites.ClipToRelu, rewrites.WholeClip)}
 """Rewrites that no device asks for by itself: a recipe names them in `also`."""
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -143,8 +144,7 @@ def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
     free = set(plan.free)
     aligned = [node for node in nodes if node.op_type in _NEIGHBOURLY]
     for node in (*aligned, *reversed(aligned)):
-        output = plan.layout.output_site(node)
-        sites = plan.layout.input_sites(node) + ([output] if output else [])
+        sites = plan.layout.sites_around(node)
         fixed = [site for site in sites if plan.layout.leader(site) not in free]
         for site in sites if fixed else ():
             if plan.layout.leader(site) in free:
@@ -165,9 +165,8 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 
 def _align(node: ir.Node, plan: Plan) -> bool:
-    output = plan.layout.output_site(node)
-    sites = plan.layout.input_sites(node) + ([output] if output else [])
-    if output is None or len(sites) < 2:
+    sites = plan.layout.sites_around(node)
+    if plan.layout.output_site(node) is None or len(sites) < 2:
         return False
     lowest = min(plan.position(site) for site in sites)
     return sum(plan.move(site, lowest, "align", str(node.name)) for site in sites) > 0
@@ -182,33 +181,24 @@ def _shift_read(node: ir.Node, plan: Plan) -> bool:
     return plan.position(highest) > lowest + 7 and plan.move(highest, lowest + 7, "shift read", str(node.name))
 
 
-def _shift_write_add(node: ir.Node, plan: Plan) -> bool:
+def _shift_write(
+    node: ir.Node, plan: Plan, *, of: Callable[[list[int]], int], low: int, high: int, rule: str = "shift write"
+) -> bool:
+    """Move the output of a node with two operands to between `low` and `high` from the `of` (min, sum) of theirs."""
     positions = [plan.position(site) for site in plan.layout.input_sites(node)]
-    return len(positions) == 2 and _write(node, plan, min(positions) - 25, min(positions) + 7, "shift write")
-
-
-def _shift_write_mul(node: ir.Node, plan: Plan) -> bool:
-    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
-    return len(positions) == 2 and _write(node, plan, sum(positions) - 32, sum(positions), "shift write")
+    output = plan.layout.output_site(node)
+    if len(positions) != 2 or output is None:
+        return False
+    position = _clamp(plan.position(output), of(positions) + low, of(positions) + high)
+    return plan.move(output, position, rule, str(node.name))
 
 
 def _shift_swish(node: ir.Node, plan: Plan) -> bool:
-    positions = [plan.position(site) for site in plan.layout.input_sites(node)]
-    if len(positions) != 2 or not _is_swish(node):
-        return False
-    return _write(node, plan, sum(positions) - 15, sum(positions), "shift swish")
-
-
-def _write(node: ir.Node, plan: Plan, low: int, high: int, rule: str) -> bool:
-    """Move the output into low..high."""
-    output = plan.layout.output_site(node)
-    if output is None:
-        return False
-    return plan.move(output, _clamp(plan.position(output), low, high), rule, str(node.name))
+    return _is_swish(node) and _shift_write(node, plan, of=sum, low=-15, high=0, rule="shift swish")
 
 
 def _is_swish(node: ir.Node) -> bool:
-    """Whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
+    """Return whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
     return any(
         consumer.op_type == "HardSigmoid"
         for value in node.inputs
@@ -260,8 +250,8 @@ SHIFTS = ShiftConstraints(
         ("align_pad", _align, ("Pad",)),
         ("align_slice", _align, ("Slice",)),
         ("shift_read", _shift_read, ("Add", "Sub")),
-        ("shift_write", _shift_write_add, ("Add",)),
-        ("shift_write", _shift_write_mul, ("Mul",)),
+        ("shift_write", partial(_shift_write, of=min, low=-25, high=7), ("Add",)),
+        ("shift_write", partial(_shift_write, of=sum, low=-32, high=0), ("Mul",)),
         ("shift_cut", _shift_cut, ("Conv", "Gemm")),
         ("shift_bias", _shift_bias, ("Conv", "Gemm")),
         ("hard_sigmoid", _hard_sigmoid, ("HardSigmoid",)),
@@ -299,9 +289,7 @@ def _joined(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
     for node in model.graph:
         if node.op_type != "Concat" or not plan.layout.quantizes(node):
             continue
-        output = plan.layout.output_site(node)
-        sites = plan.layout.input_sites(node) + ([output] if output else [])
-        group = {plan.layout.leader(site): str(node.name) for site in sites}
+        group = {plan.layout.leader(site): str(node.name) for site in plan.layout.sites_around(node)}
         if not any(plan.layout.sites[leader].role is Role.ACTIVATION for leader in group):
             continue  # activations stay float, and nothing is copied
         if not all(holds_integers(plan.params[leader]) for leader in group):

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from detent.devices.constraints import UNCONSTRAINED, Constraints
-from detent.devices.rewrites import NodePass
 from detent.errors import UsageError
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan.plan import Plan
 from detent.prepare import Pass
+from detent.prepare.base import OperatorPass
 from detent.recipe import Recipe
 
 
@@ -51,8 +51,8 @@ class Device:
     shifts: bool = False
     recipe: str = ""
     preparations: Sequence[type[Pass]] = ()
-    substitutions: Sequence[type[NodePass]] = ()
-    corrections: Sequence[type[NodePass]] = ()
+    substitutions: Sequence[type[OperatorPass]] = ()
+    corrections: Sequence[type[OperatorPass]] = ()
     constraints: Constraints = UNCONSTRAINED
 
     @property
@@ -71,7 +71,7 @@ class Device:
         return [step.step() for step in (*self.preparations, *self.substitutions, *self.corrections)]
 
     def takes_models_of(self, recipe: Recipe) -> bool:
-        """Whether the published operators are about models such as a recipe makes; never for a CPU."""
+        """Return whether the published operators are about models such as a recipe makes; never for a CPU."""
         if not self.operators:
             return False
         if self.integers:

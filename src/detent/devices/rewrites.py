@@ -10,28 +10,25 @@
 The first two change what the node computes and come before the rules on positions. The last two multiply the result by
 a constant close to 1, within the rounding of the same value, so the factor has no codes of its own: they come last.
 
-Clips that the codes make superfluous.
-
-The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips other bounds b, such that b itself
-has the largest code of all. Then a Relu gives the same codes, because whatever is beyond the bound gets the largest
-code either way.
+The other passes are about Clips. The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips
+other bounds b, such that b itself has the largest code of all. Then a Relu gives the same codes, because whatever is
+beyond the bound gets the largest code either way.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from detent.equalize.gates import SLOPE, gate_factor
-from detent.graph.values import constant_ints, constant_scalar, cut_inputs, input_at, set_input, static_shape
+from detent.graph.values import constant_scalar, cut_inputs, input_at, set_input, static_shape
 from detent.numerics.formats import holds_integers
 from detent.plan.operators import DEVICE_CLIPS
 from detent.plan.plan import Plan
-from detent.prepare.base import Pass, ints_attribute
+from detent.prepare.base import OperatorPass, axes_of, ints_attribute
 
 HARD_SIGMOID_FACTOR = (2731 / 16384) * 6
 
@@ -41,14 +38,14 @@ _LARGEST_SIDE = 255
 
 
 def reciprocal_factor(count: int) -> float:
-    """count * k / 2^m, with k / 2^m the best approximation of 1 / count that the device's shifter allows."""
+    """Return count * k / 2^m, with k / 2^m the best approximation of 1 / count that the device's shifter allows."""
     exponents = range(7 + math.ceil(math.log2(count)))
     best = min(exponents, key=lambda m: abs(round((1 << m) / count) / (1 << m) - 1 / count))
     return count * round((1 << best) / count) / (1 << best)
 
 
 def window_factor(side: int) -> float:
-    """What the device's average over a side x side window is multiplied by."""
+    """Return what the device's average over a side x side window is multiplied by."""
     if side > _LARGEST_SIDE:
         return 1.0
     if side in _WINDOW_RECIPROCALS:
@@ -56,93 +53,73 @@ def window_factor(side: int) -> float:
     return reciprocal_factor(side * side)
 
 
-class NodePass(Pass):
-    """A pass over the quantized nodes of some operator types."""
-
-    op_types: tuple[str, ...] = ()
-
-    def __init__(self, quantizes: Callable[[ir.Node], bool]) -> None:
-        super().__init__()
-        self._quantizes = quantizes
-
-    def run(self, model: ir.Model) -> None:
-        """Rewrite every such node."""
-        for node in list(model.graph):
-            if node.op_type in self.op_types and self._quantizes(node):
-                self.rewrite(model, node)
-
-    @abstractmethod
-    def rewrite(self, model: ir.Model, node: ir.Node) -> None:
-        """Rewrite one node."""
-
-
-class RoundLeakySlope(NodePass):
+class RoundLeakySlope(OperatorPass):
     """LeakyRelu with a slope that is a whole number of 256ths."""
 
-    op_types = ("LeakyRelu",)
+    operators = ("LeakyRelu",)
 
-    def rewrite(self, model: ir.Model, node: ir.Node) -> None:  # noqa: ARG002 - the common signature
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
         """Round the slope."""
         slope = node.attributes.get_float("alpha", 0.01)
         rounded = round(256 * slope) / 256
         if rounded != slope:
             node.attributes["alpha"] = ir.AttrFloat32("alpha", rounded)
             self.changed(node, f"slope {slope:g} rounded to {rounded:g} ({round(256 * slope)}/256)")
+        return None
 
 
-class SigmoidToHardSigmoid(NodePass):
+class SigmoidToHardSigmoid(OperatorPass):
     """Sigmoid becomes the piecewise linear one that the device has."""
 
-    op_types = ("Sigmoid",)
+    operators = ("Sigmoid",)
 
-    def rewrite(self, model: ir.Model, node: ir.Node) -> None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Replace a Sigmoid by a HardSigmoid, under the same names. The factor of a scaled gate is left out."""
-        output, factor = node.outputs[0], gate_factor(node)
-        source = node.inputs[0] if factor is None else factor.inputs[0]
-        hard = ir.node("HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, name=node.name)
-        model.graph.insert_before(node, hard)
-        replacement = hard.outputs[0]
-        replacement.type, replacement.shape, replacement.name = output.type, output.shape, output.name
-        output.replace_all_uses_with(replacement, replace_graph_outputs=True)
-        model.graph.remove(node, safe=True)
-        what = "Sigmoid replaced by HardSigmoid, the only one that the device has"
-        if factor is not None:
+        node.op_type = "HardSigmoid"
+        node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
+        node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
+        what, factor = "Sigmoid replaced by HardSigmoid, the only one that the device has", gate_factor(node)
+        if factor is not None and factor.inputs[0] is not None:
+            set_input(node, 0, factor.inputs[0])
             cut_inputs(factor, 1)
             model.graph.remove(factor, safe=True)
             what += f"; its input is {SLOPE:g} times as large, which brings it closer"
-        self.changed(hard, what)
+        self.changed(node, what)
+        return None
 
 
-class _FactorPass(NodePass):
+class _FactorPass(OperatorPass):
     """Multiply a node's result by a constant; the product takes over the result's name."""
 
-    def rewrite(self, model: ir.Model, node: ir.Node) -> None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Insert the multiplication where the factor is not 1."""
         factor = self.factor(node)
-        if factor is None or factor == 1.0:
-            return
+        if isinstance(factor, str) or factor == 1.0:
+            return factor if isinstance(factor, str) else None
         result = node.outputs[0]
         constant = self.initializer(model, node, "device_factor", np.array(factor, np.float32))
         product = ir.node("Mul", [result, constant], name=f"{node.name}/device_factor")
         scaled = product.outputs[0]
         scaled.type, scaled.shape = result.type, result.shape
         result.replace_all_uses_with(scaled, replace_graph_outputs=True)
+        # The line above redirected the product's own input too.
         product.replace_input_with(0, result)
         scaled.name, result.name = result.name, self.fresh(model, node, "before_device_factor")
         model.graph.insert_after(node, product)
         self.changed(node, f"result multiplied by {factor:.7g}, as the device computes it")
+        return None
 
     @abstractmethod
-    def factor(self, node: ir.Node) -> float | None:
-        """Return the factor, or None if it is not known."""
+    def factor(self, node: ir.Node) -> float | str:
+        """Return the factor, or why it is not known."""
 
 
 class ScaleHardSigmoid(_FactorPass):
     """HardSigmoid with 2731/16384 for 1/6."""
 
-    op_types = ("HardSigmoid",)
+    operators = ("HardSigmoid",)
 
-    def factor(self, node: ir.Node) -> float | None:  # noqa: ARG002 - the common signature
+    def factor(self, node: ir.Node) -> float | str:  # noqa: ARG002
         """Return the same factor for every node."""
         return HARD_SIGMOID_FACTOR
 
@@ -150,91 +127,83 @@ class ScaleHardSigmoid(_FactorPass):
 class ScalePools(_FactorPass):
     """AveragePool and GlobalAveragePool over square windows."""
 
-    op_types = ("AveragePool", "GlobalAveragePool")
+    operators = ("AveragePool", "GlobalAveragePool")
 
-    def factor(self, node: ir.Node) -> float | None:
-        """From the window, which for a global pool is the whole map."""
+    def factor(self, node: ir.Node) -> float | str:
+        """Return the factor of the window, which for a global pool is the whole map."""
         if node.op_type == "AveragePool":
             window = ints_attribute(node, "kernel_shape")
         else:
             shape = static_shape(node.inputs[0])
             window = [side for side in shape[2:] if side is not None] if shape else None
         if window is None or len(window) != 2 or window[0] != window[1]:
-            self.decline(node, "its window is not square or not known, so the device's factor is not simulated")
-            return None
+            return "its window is not square or not known, so the device's factor is not simulated"
         return window_factor(window[0])
 
 
 class ScaleReduceMean(_FactorPass):
     """ReduceMean over dimensions of known size."""
 
-    op_types = ("ReduceMean",)
+    operators = ("ReduceMean",)
 
-    def factor(self, node: ir.Node) -> float | None:
-        """From the number of elements that are averaged."""
+    def factor(self, node: ir.Node) -> float | str:
+        """Return the factor of the number of elements that are averaged."""
         shape = static_shape(node.inputs[0])
-        given = input_at(node, 1)
-        axes = ints_attribute(node, "axes") if given is None else constant_ints(given)
-        unknown = shape is None or (given is not None and axes is None)
+        axes = axes_of(node)
+        unknown = shape is None or (input_at(node, 1) is not None and axes is None)
         sizes = [None] if unknown or shape is None else [shape[axis] for axis in axes] if axes else shape
         if any(not size for size in sizes):
-            self.decline(
-                node, "the number of elements it averages is not known, so the device's factor is not simulated"
-            )
-            return None
+            return "the number of elements it averages is not known, so the device's factor is not simulated"
         return reciprocal_factor(math.prod(size for size in sizes if size is not None))
 
 
-class SaturatingClip(Pass):
+class SaturatingClip(OperatorPass):
     """A Clip from 0 with a bound that the device has not becomes a Relu, where the bound has the largest code."""
 
+    operators = ("Clip",)
+
     def __init__(self, plan: Plan) -> None:
-        super().__init__()
+        super().__init__(plan.layout.quantizes)
         self._plan = plan
 
-    def run(self, model: ir.Model) -> None:
-        """Rewrite every such node, under the same names."""
-        layout = self._plan.layout
-        for node in model.graph:
-            result = str(node.outputs[0].name)
-            if node.op_type != "Clip" or not layout.quantizes(node) or result not in layout.sites:
-                continue
-            low, high = constant_scalar(node, 1), constant_scalar(node, 2)
-            if low != 0.0 or high is None or (low, high) in DEVICE_CLIPS:
-                continue
-            params = self._plan.of(result)
-            if holds_integers(params) and (params.encode(high) == params.format.high).all():
-                cut_inputs(node, 1)
-                node.op_type = "Relu"
-                self.changed(node, f"Clip at {high:g} became Relu: its codes end at {params.span[1]:g}")
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
+        """Make the node a Relu, under the same names."""
+        result, low, high = str(node.outputs[0].name), constant_scalar(node, 1), constant_scalar(node, 2)
+        if result not in self._plan.layout.sites or low != 0.0 or high is None or (low, high) in DEVICE_CLIPS:
+            return None
+        params = self._plan.of(result)
+        if holds_integers(params) and (params.encode(high) == params.format.high).all():
+            cut_inputs(node, 1)
+            node.op_type = "Relu"
+            self.changed(node, f"Clip at {high:g} became Relu: its codes end at {params.span[1]:g}")
+        return None
 
 
-class ClipToRelu(NodePass):
+class ClipToRelu(OperatorPass):
     """A Clip whose lower bound is 0 loses its upper one."""
 
-    op_types = ("Clip",)
+    operators = ("Clip",)
 
-    def rewrite(self, model: ir.Model, node: ir.Node) -> None:  # noqa: ARG002 - the common signature
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
         """Make the node a Relu, under the same names."""
         low, high = constant_scalar(node, 1), constant_scalar(node, 2)
         if low != 0.0:
-            self.decline(node, f"its lower bound is {'none' if low is None else f'{low:g}'}, not 0")
-            return
+            return f"its lower bound is {'none' if low is None else f'{low:g}'}, not 0"
         cut_inputs(node, 1)
         node.op_type = "Relu"
-        self.changed(node, "Clip became Relu" if high is None else f"Clip became Relu: {high:g} is no bound any more")
+        self.changed(node, "Clip became Relu" if high is None else f"Clip became Relu: {high:g} is no longer a bound")
+        return None
 
 
-class WholeClip(NodePass):
+class WholeClip(OperatorPass):
     """A Clip whose bounds are whole numbers of 8 bits."""
 
-    op_types = ("Clip",)
+    operators = ("Clip",)
 
-    def rewrite(self, model: ir.Model, node: ir.Node) -> None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Round the bounds; one that is missing becomes the end of the range."""
         if any(input_at(node, index) is not None and constant_scalar(node, index) is None for index in (1, 2)):
-            self.decline(node, "a bound of it is no constant")
-            return
+            return "one of its bounds is not a constant"
         for index, (role, end) in enumerate((("low", -128.0), ("high", 127.0)), start=1):
             bound = constant_scalar(node, index)
             whole = end if bound is None else min(max(float(np.rint(bound)), -128.0), 127.0)
@@ -242,3 +211,4 @@ class WholeClip(NodePass):
                 set_input(node, index, self.initializer(model, node, role, np.array(whole, np.float32)))
                 before = "none" if bound is None else f"{bound:g}"
                 self.changed(node, f"its {role} bound, {before}, became {whole:g}")
+        return None

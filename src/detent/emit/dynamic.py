@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.values import Names, constant, drop_if_unused, take_over
+from detent.graph.values import Names, constant, remove_node, take_over
 from detent.numerics.formats import QuantParams
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
@@ -63,10 +63,7 @@ class _Emitter:
         if bias is not None:
             result = self._append(node, "Add", [result, bias], f"{name}/biased")
         take_over(output, result)
-        old = tuple(node.inputs)
-        self._writer.graph.remove(node, safe=True)
-        for value in old:
-            drop_if_unused(value)
+        remove_node(self._writer.graph, node)
 
     def _quantize(self, node: ir.Node, source: ir.Value) -> Quantized:
         if source not in self._quantized:

@@ -33,7 +33,7 @@ def emit(
     weight_pairs: bool = False,
     dedicated_pairs: bool = False,
 ) -> Mapping[str, str]:
-    """Quantize `model` in place as planned. Returns, for each activation site, the name of its rounded value.
+    """Quantize `model` in place as planned. Return, for each activation site, the name of its rounded value.
 
     `weight_pairs` keeps constants in float and rounds them like activations, but for 32-bit biases: no operator
     quantizes to these. `dedicated_pairs` rounds an activation anew for each of its readers.
@@ -90,6 +90,7 @@ class _Emitter:
             node.replace_input_with(index, result)
         if is_output:
             value.replace_all_uses_with(result, replace_graph_outputs=True)
+            # The line above redirected the first node's own input too.
             nodes[0].replace_input_with(0, value)
             value.name, result.name = self._writer.names.fresh(f"{name}_QuantizeLinear_Input"), name
         producer = value.producer()

@@ -188,7 +188,8 @@ def emulate(
             samples += item.pending.size
             progress(STAGE, done, source.length)
     written = None if output is None else str(output)
-    return Emulation(source.describe, source.note, source.random, samples, emulator.report(), totals, written)
+    told = (source.describe, source.note, source.random)
+    return Emulation(*told, samples, emulator.report(), totals, written, name_of(model))
 
 
 def _difference(name: str, found: Array, expected: Array) -> OutputDifference:

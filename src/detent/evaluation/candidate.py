@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from detent.convert.two_parts import Pipeline, continues
+from detent.convert.splitting import Pipeline, continues
 from detent.emulator.emulator import Emulator
 from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read

@@ -5,10 +5,10 @@ right. So a few samples are looked at:
 
     values      the same or nearly the same sample again; constant images; images whose neighbouring pixels are not
                 alike (noise); too few different samples
-    answers     all samples get the same answer, or the float model does not tell them apart, or finds nothing
-    range       what the first BatchNorm was trained on against what it gets; and whether the float model would tell
-                the samples apart much better, or answer otherwise with one voice, with others of the usual
-                normalisations
+    answers     all samples get the same answer, or the float model does not tell them apart, or finds nothing, or is
+                surer than training makes any model
+    range       what the first BatchNorm was trained on against what it gets; and whether the float model answers
+                better with others of the usual normalisations (normalisation.py)
 
 How well a classifier tells samples apart is the mutual information of sample and class in nats: with p the
 probabilities of a sample and H the entropy, H(mean p) - mean H(p). It is 0 if all samples get the same answer and if no
@@ -26,118 +26,83 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.evaluation.normalisation import LARGE, SATURATED, ImageSamples, Rivals, recognised, told_apart
 from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities, vectors_of
 from detent.graph.values import constant
 from detent.tasks.task import Task
 
 LOOKED_AT = 32
-"""Samples whose values are looked at."""
+"""Samples that may be looked at; the values of the first half always are."""
 
-ASKED, ASKED_AGAIN = 16, 12
-"""Samples that the float model answers, and with each other normalisation."""
+ASKED, DETECTED = 8, 4
+"""Samples that the float model answers; of a detector, whose answers cost more, fewer."""
 
 FEWEST_DIFFERENT = 12
 NEARLY_THE_SAME = 0.02
-NOISE_CORRELATION = 0.3
-"""Neighbouring pixels of photographs correlate by 0.8 and more, of noise by 0."""
+NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
+"""Neighbouring pixels of photographs correlate by 0.8 and more, of noise by 0; a part of each image tells."""
 
 SMALLEST_IMAGE = 16
 LEAST_TOLD_APART = 0.15
 """Of the information that so many samples could have."""
 
-BETTER_BY, BETTER_TIMES, VOTING_SHARE = 0.5, 1.5, 0.6
-KEENER, SURE = 1.1, 0.9
+SAME_SCORE = 1e-3
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25
-
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+LARGEST_SCORE = 80.0
+"""How far the top score of a trained classifier is above the median: 10 to 40. Of more, Softmax makes 0 or 1."""
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]
 Answer = Callable[[Feeds], Mapping[str, Array]]
 
 
-@dataclass(frozen=True)
-class Normalisation:
-    """One of the usual ways to turn pixels of 0..1 into what a model takes, and the flags that ask for it."""
-
-    name: str
-    scale: tuple[float, ...]
-    shift: tuple[float, ...]
-    flags: str
-
-    def apply(self, unit: Array, axis: int) -> Array:
-        """Return pixels of 0..1 as the model would get them."""
-        return np.asarray(unit * _along(self.scale, unit, axis) + _along(self.shift, unit, axis), np.float32)
-
-    def undo(self, values: Array, axis: int) -> Array:
-        """Return what a model got as pixels of 0..1."""
-        return np.asarray((values - _along(self.shift, values, axis)) / _along(self.scale, values, axis), np.float32)
-
-
-def _along(numbers: Sequence[float], array: Array, axis: int) -> Array:
-    """Return a number for each channel, to broadcast against an array."""
-    shape = [1] * array.ndim
-    shape[axis] = -1
-    return np.resize(np.array(numbers, np.float32), array.shape[axis]).reshape(shape)
-
-
-NORMALISATIONS = (
-    Normalisation("0..1", (1.0,), (0.0,), "--mean 0 --std 255"),
-    Normalisation("-1..1", (2.0,), (-1.0,), "--mean 127.5 --std 127.5"),
-    Normalisation(
-        "ImageNet's mean and deviation",
-        tuple(1 / each for each in IMAGENET[1]),
-        tuple(-mean / deviation for mean, deviation in zip(*IMAGENET, strict=True)),
-        "--mean 123.675,116.28,103.53 --std 58.395,57.12,57.375",
-    ),
-    Normalisation("0..255", (255.0,), (0.0,), "--mean 0 --std 1"),
-    Normalisation(
-        "0..255 less the mean",
-        (255.0,),
-        (-103.94, -116.78, -123.68),
-        "--mean 103.94,116.78,123.68 --std 1 --order BGR",
-    ),
-)
-
-
 def question_data(samples: Sequence[Feeds], purpose: Purpose, answer: Answer, *, guessed: bool = False) -> list[str]:
     """Return what is wrong with samples, each in a sentence or two; empty if nothing is.
 
-    `answer` runs the float model. `guessed`: nobody said how images are normalised.
+    `samples` are read one by one as they are needed. `answer` runs the float model. `guessed`: nobody said how images
+    are normalised.
     """
-    rows = _rows(samples)[:LOOKED_AT]
+    rows = _rows(samples, LOOKED_AT // 2)
     name = _main_input(rows)
-    if name is None or not rows:
+    if name is None:
         return []
     found = _of_values([row[name] for row in rows])
     if found and len(rows) > 1 and any(_FATAL in each for each in found):
         return found
+    asked = DETECTED if purpose.task is Task.DETECT else ASKED
     # A model with a fixed batch takes whole samples only.
-    answers = _rows([answer(feeds) for feeds in samples[:ASKED]])[:ASKED]
-    told = _of_answers(purpose, answers)
+    answers = [answer(samples[index]) for index in range(min(asked, len(samples)))]
+    single = len(_rows(samples, len(answers))) == len(answers) and all(len(row[name]) == 1 for row in rows)
+    told = _of_answers(purpose, _rows(answers, asked))
+    if told and purpose.task is Task.DETECT:  # in a few images there may be nothing to detect
+        more = [answer(samples[index]) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
+        told = _of_answers(purpose, _rows([*answers, *more], LOOKED_AT // 2))
     axis = _channel_axis(rows[0][name])
-    one_by_one = len(rows[:ASKED]) == len(samples[:ASKED])
-    if axis is not None and one_by_one and purpose.task in (Task.CLASSIFY, Task.DETECT):
-        better = _better_normalisation(purpose, rows[:ASKED_AGAIN], name, axis, answers, answer, guessed=guessed)
-        told = [better] if better else told
+    if axis is not None and single and len(answers) >= 4:
+        images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer)
+        wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed)
+        told = [wrong] if wrong else told
     return [*told, *found]
 
 
 _FATAL = " cannot be learned from"
 
 
-def _rows(samples: Sequence[Feeds]) -> list[dict[str, Array]]:
-    """Return samples one by one, if every input has a row for each; else as they are."""
-    found = []
-    for feeds in samples:
+def _rows(samples: Sequence[Feeds], count: int) -> list[dict[str, Array]]:
+    """Return the first samples one by one, if every input has a row for each; else as they are."""
+    found: list[dict[str, Array]] = []
+    for index in range(len(samples)):
+        feeds = samples[index]
         sizes = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
         size = sizes.pop() if len(sizes) == 1 else 1
         if size > 1:
             found += [{name: array[at : at + 1] for name, array in feeds.items()} for at in range(size)]
         else:
             found.append(dict(feeds))
-    return found
+        if len(found) >= count:
+            break
+    return found[:count]
 
 
 def _main_input(rows: Sequence[Feeds]) -> str | None:
@@ -181,10 +146,9 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
 def _is_constant(array: Array) -> bool:
     """Whether all values are the same; in an image, all of each channel, since normalising tells channels apart."""
     axis = _channel_axis(array)
-    if axis is None:
-        return bool((array == array.flat[0]).all())
-    planes = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    return bool((planes == planes[:, :1]).all())
+    planes = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    few = planes[:, :: max(1, planes.shape[1] // 64)]  # most arrays are told by a few values
+    return bool((few == planes[:, :1]).all()) and bool((planes == planes[:, :1]).all())
 
 
 def _different(arrays: Sequence[Array]) -> int:
@@ -205,7 +169,9 @@ def _different(arrays: Sequence[Array]) -> int:
 
 def _neighbours(array: Array) -> float:
     """Return how much neighbouring pixels of an image correlate, the better of both directions."""
-    planes = np.moveaxis(array, _channel_axis(array) or 1, 1)[0].astype(np.float64)
+    planes = np.moveaxis(array, _channel_axis(array) or 1, 1)[0]
+    top, left = (max(0, (side - NOISE_SIDE) // 2) for side in planes.shape[1:])
+    planes = planes[:, top : top + NOISE_SIDE, left : left + NOISE_SIDE].astype(np.float64)
     planes = planes - planes.mean(axis=(1, 2), keepdims=True)
     power = float(np.square(planes).mean())
     if power == 0.0:
@@ -245,7 +211,9 @@ def _of_classes(scores: Sequence[Array]) -> list[str]:
     if scores[0].shape[0] != 1 or classes < 2:
         return []
     rows = np.array([probabilities(each)[0] for each in scores])
-    if len({int(row.argmax()) for row in rows}) == 1:
+    # One of two classes may well be rare, as long as the scores differ.
+    still = classes > 2 or float(np.ptp(rows[:, 0])) < SAME_SCORE
+    if still and len({int(row.argmax()) for row in rows}) == 1:
         return [f"The float model gives all of the first {count} samples the same class ({int(rows[0].argmax())})."]
     told, most = told_apart(rows), math.log(min(count, classes))
     if told < LEAST_TOLD_APART * most and classes > 2:
@@ -257,143 +225,70 @@ def _of_classes(scores: Sequence[Array]) -> list[str]:
     return []
 
 
-def told_apart(rows: Array) -> float:
-    """Return the mutual information of sample and class, in nats. Rows are the probabilities of samples."""
-    shares = rows / np.maximum(rows.sum(-1, keepdims=True), 1e-30)
-
-    def entropy(p: Array) -> Array:
-        return np.asarray(-(p * np.log(np.maximum(p, 1e-30))).sum(-1))
-
-    return max(0.0, float(entropy(shares.mean(0)) - entropy(shares).mean()))
-
-
-def _better_normalisation(
-    purpose: Purpose,
-    rows: Sequence[Feeds],
-    name: str,
-    axis: int,
-    answers: Sequence[Mapping[str, Array]],
-    answer: Answer,
-    *,
-    guessed: bool,
+def _wrong_normalisation(
+    images: ImageSamples, arrays: Sequence[Array], answers: Sequence[Mapping[str, Array]], *, guessed: bool
 ) -> str | None:
-    """Name another normalisation that the float model tells the samples apart much better with; None if none is."""
-    given = _recognised([row[name] for row in rows])
-    if given is None or len(rows) < 4:
-        return None
+    """Say which normalisation the float model answers better with than with the given one; None if there is none."""
+    given = recognised(arrays)
     try:
-        now = _tried(purpose, answers[: len(rows)], given)
-        tried = []
-        for other in NORMALISATIONS:
-            if other is not given:
-                fed = [{**row, name: other.apply(np.clip(given.undo(row[name], axis), 0, 1), axis)} for row in rows]
-                tried.append(_tried(purpose, [answer(each) for each in fed], other))
-    except (ValueError, IndexError, StopIteration):
+        if given is None or not _is_asked(images.purpose, answers[0]):
+            return None
+        beyond = _beyond_training(images.purpose, answers) if given in LARGE else None
+        better = None if beyond else Rivals(images, given, answers).best()
+    except (ValueError, IndexError, StopIteration):  # outputs that cannot be read as the task's
         return None
-    other_way = _outvoting(now, tried) or (None if "metadata" in purpose.why else _keener(now, tried))
-    best = other_way or max(tried, key=lambda each: each.information)
-    share = 1.0 if purpose.task is Task.CLASSIFY else 0.5
-    most = math.log(len(rows)) if purpose.task is Task.CLASSIFY else 1.0
-    # Raw pixels make some networks sure of anything: where half of what can be told apart is, they prove nothing.
-    much = best.information >= BETTER_TIMES * now.information and now.information < most / 2
-    if not (much and best.information - now.information >= BETTER_BY * share) and other_way is None:
+    if beyond is None and better is None:
         return None
+    why, advice = beyond or "", "Check --mean and --std, or how the arrays were made."
+    if better is not None:
+        why, advice = better[1], f"Give {better[0].flags}, or arrays made that way."
     guess = "was guessed and " if guessed else ""
-    why = (
-        f"the float model's answers tell the samples apart by {now.information:.2f} nats, with {best.way.name} by "
-        f"{best.information:.2f}"
-        if much and purpose.task is Task.CLASSIFY
-        else f"the mean of the best scores is {now.information:.2f}, with {best.way.name} {best.information:.2f}"
-        if purpose.task is Task.DETECT
-        else f"the float model's answers are surer, or confirmed by other normalisations, with {best.way.name}"
-    )
-    return (
-        f"The normalisation {guess}looks wrong: the data is {given.name}, and {why}. Give {best.way.flags}, or arrays "
-        "made that way."
-    )
+    return f"The normalisation {guess}looks wrong: the data is {given.name}, and {why}. {advice}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Tried:
-    """What the float model makes of samples under one normalisation."""
-
-    way: Normalisation
-    information: float
-    classes: Array
-    confidence: float = 0.0
-
-    def agrees(self, other: _Tried) -> float:
-        """Return the share of samples with the same class."""
-        return float((self.classes == other.classes).mean()) if self.classes.size else 0.0
-
-
-def _tried(purpose: Purpose, answers: Sequence[Mapping[str, Array]], way: Normalisation) -> _Tried:
+def _is_asked(purpose: Purpose, answer: Mapping[str, Array]) -> bool:
+    """Whether answers tell anything of the normalisation: boxes, or one of three or more classes."""
     if purpose.task is Task.CLASSIFY:
-        rows = np.array([probabilities(class_scores(each, 1)[1][0])[0] for each in answers])
-        return _Tried(way, told_apart(rows), rows.argmax(-1), float(rows.max(-1).mean()))
-    best = [float(detections_of(purpose, each)[0].scores[:3].sum()) / 3 for each in answers]
-    return _Tried(way, float(np.mean(best)), np.zeros(0))
+        _, positions, classes = class_scores(answer, 1)[1].shape
+        return bool(positions == 1 and classes > 2)
+    return purpose.task is Task.DETECT
 
 
-def _outvoting(now: _Tried, tried: Sequence[_Tried]) -> _Tried | None:
-    """Return the best of two that agree with each other, and not with what was given.
-
-    A network answers much the same with any normalisation that is nearly right, and anything at all with a wrong one.
-    """
-    least = max(VOTING_SHARE * now.information, 0.4 * math.log(max(len(now.classes), 2)))
-    voting = [each for each in tried if each.information >= least and each.agrees(now) <= 0.25 and each.classes.size]
-    allied = [each for each in voting if any(each is not other and each.agrees(other) >= 0.5 for other in voting)]
-    return max(allied, key=lambda each: each.information) if allied else None
-
-
-def _keener(now: _Tried, tried: Sequence[_Tried]) -> _Tried | None:
-    """Return ImageNet's normalisation if values of 0..1 were given and it is both surer and tells more apart.
-
-    Networks work on 0..1 too, only worse, so neither figure jumps; but ranges of 0..1 are a quarter of the right ones.
-    """
-    unit, _, imagenet, *_ = NORMALISATIONS
-    if now.way is not unit or now.confidence > SURE:
+def _beyond_training(purpose: Purpose, answers: Sequence[Mapping[str, Array]]) -> str | None:
+    """Say that scores are larger than training makes them; None if they are not."""
+    if purpose.task is Task.DETECT:
+        best = [detections_of(purpose, each)[0].scores[:10] for each in answers]
+        certain = all(len(each) == 10 and float(each.min()) >= SATURATED for each in best)
+        return "the float model is certain of ten boxes and more in every image" if certain else None
+    scores = [class_scores(each, 1)[1][0, 0] for each in answers]
+    ahead = float(np.median([each.max() - np.median(each) for each in scores]))
+    if ahead <= LARGEST_SCORE:
         return None
-    for each in tried:
-        surer = each.confidence >= KEENER * now.confidence and each.information >= KEENER * now.information
-        if each.way is imagenet and surer and each.classes.size:
-            return each
-    return None
-
-
-def _recognised(arrays: Sequence[Array]) -> Normalisation | None:
-    """Return which of the usual normalisations values have, by their ends."""
-    low, high = min(float(each.min()) for each in arrays), max(float(each.max()) for each in arrays)
-    if high > 20:
-        return NORMALISATIONS[3] if low >= -1 else NORMALISATIONS[4]
-    if low >= -0.01:
-        return NORMALISATIONS[0] if high <= 1.01 else None
-    if low >= -1.01 and high <= 1.01:
-        return NORMALISATIONS[1]
-    return NORMALISATIONS[2] if low >= -2.7 and high <= 2.8 else None
+    return f"the float model's top score is {ahead:.0f} above the others, that of trained classifiers 10 to 40"
 
 
 @dataclass(frozen=True, eq=False)
 class FirstBatchNorm:
-    """The statistics that the first BatchNorm learned of its input in training."""
+    """The statistics that the first BatchNorm learned in training of what the first Conv computes."""
 
-    value: str
+    conv: ir.Node
     mean: Array
     variance: Array
 
 
 def first_batch_norm(graph: ir.Graph) -> FirstBatchNorm | None:
-    """Return the BatchNorm that reads an input of the model, or the first Conv behind one; None if there is none."""
+    """Return the BatchNorm behind the Conv that reads an input of the model; None if there is none."""
     inputs = {value for value in graph.inputs if value.name not in graph.initializers}
     for node in graph:
         if node.op_type != "BatchNormalization" or node.inputs[0] is None:
             continue
         before = node.inputs[0].producer()
-        source = node.inputs[0] if before is None else before.inputs[0] if before.op_type == "Conv" else None
         mean, variance = constant(node.inputs[3]), constant(node.inputs[4])
-        if source in inputs and mean is not None and variance is not None and before is not None:
-            return FirstBatchNorm(str(node.inputs[0].name), mean.astype(np.float64), variance.astype(np.float64))
-        return None
+        if before is None or before.op_type != "Conv" or before.inputs[0] not in inputs:
+            return None
+        if mean is None or variance is None or any(constant(each) is None for each in before.inputs[1:]):
+            return None
+        return FirstBatchNorm(before, mean.astype(np.float64), variance.astype(np.float64))
     return None
 
 
@@ -407,5 +302,5 @@ def unlike_training(norm: FirstBatchNorm, seen: Sequence[Array]) -> str | None:
         return None
     return (
         f"The first layer gets values {ratio:.2g} times as far from its mean as in training (BatchNorm after "
-        f"'{norm.value}'): the data is not normalised as the model expects. Check --mean and --std."
+        f"'{norm.conv.name}'): the data is not normalised as the model expects. Check --mean and --std."
     )

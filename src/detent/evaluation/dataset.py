@@ -34,7 +34,17 @@ from detent.execute.inference import Batch, named_batches
 from detent.observe.files import find_files
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source
-from detent.tasks.labels import TaskLabels, is_pair_file, read_coco, read_masks, read_pairs, read_yolo
+from detent.tasks.labels import (
+    TaskLabels,
+    check_partners,
+    is_pair_file,
+    label_text,
+    read_coco,
+    read_masks,
+    read_pairs,
+    read_yolo,
+    some,
+)
 
 LABEL_FILES = ("labels.csv", "labels.txt")
 CLASS_FILE = "classes.txt"
@@ -73,18 +83,8 @@ class Labels:
             return np.array(self.in_order, np.int64)
         # A row of an array, `cat/many.npy[3]`, has the label of its file where it has none of its own.
         keys = [name if name in self.by_name else name.rpartition("[")[0] or name for name in names]
-        unlabelled = [name for name, key in zip(names, keys, strict=True) if key not in self.by_name]
-        if unlabelled:
-            raise DataError(
-                f"{_some(unlabelled)} {place} {'has' if len(unlabelled) == 1 else 'have'} no label in "
-                f"{self.described}. Add {'it' if len(unlabelled) == 1 else 'them'} there, or take the files out."
-            )
-        absent = sorted(set(self.by_name) - set(keys))
-        if absent:
-            raise DataError(
-                f"{self.described} has labels for {_some(absent)}, which {'is' if len(absent) == 1 else 'are'} not "
-                f"among the samples {place}. Put the files there, or take the lines out."
-            )
+        missing = [name for name, key in zip(names, keys, strict=True) if key not in self.by_name]
+        check_partners(missing, set(self.by_name) - set(keys), self.described, place)
         return np.array([self.by_name[key] for key in keys], np.int64)
 
 
@@ -173,18 +173,18 @@ def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
 
 def _listed(folders: Sequence[str], listing: Path) -> dict[str, int]:
     """Find each folder in a list of classes: as a whole line or its first word, as in lists of ImageNet's classes."""
-    lines = [line.strip() for line in _text(listing).splitlines()]
+    lines = [line.strip() for line in label_text(listing).splitlines()]
     positions = {line.split()[0]: index for index, line in enumerate(lines) if line}
     positions |= {line: index for index, line in enumerate(lines) if line}
     missing = [folder for folder in folders if folder not in positions]
     if missing:
-        raise DataError(f"{listing} has no line for the class folder{'s' * (len(missing) > 1)} {_some(missing)}.")
+        raise DataError(f"{listing} has no line for the class folder{'s' * (len(missing) > 1)} {some(missing)}.")
     return {folder: positions[folder] for folder in folders}
 
 
 def _rows(file: Path) -> list[tuple[int, list[str]]]:
     """Split the lines that are not empty into cells: at commas, semicolons or tabs, else before the last word."""
-    lines = [(number, line) for number, line in enumerate(_text(file).splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(label_text(file).splitlines(), 1) if line.strip()]
     if not lines:
         raise DataError(f"{file} is empty. Expected a line file,label for each sample.")
     separator = next((each for each in ",;\t" if each in lines[0][1]), None)
@@ -222,21 +222,6 @@ def _label(text: str, file: Path, line: int) -> int:
 
 def _is_whole(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"Cannot read {file}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from error
-
-
-def _some(names: Sequence[str]) -> str:
-    """List the first few names, and count the others."""
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 @dataclass(frozen=True)
@@ -326,11 +311,9 @@ def open_dataset(
             f"dict of arrays, not {type(data).__name__}."
         )
     folder = None if path is None else data if data.is_dir() else data.parent
-    if found is None or not isinstance(found, Labels):
-        if label_offset and found is not None:
-            raise UsageError(f"--label-offset {label_offset}: {found.described} are no classes of samples.")
-        if label_offset:
-            raise UsageError(f"--label-offset {label_offset}: there are no labels {source.rows.place}.")
+    if label_offset and not isinstance(found, Labels):
+        why = f"there are no labels {source.rows.place}" if found is None else f"{found.described} are no classes"
+        raise UsageError(f"--label-offset {label_offset}: {why}.")
     names = [source.rows.origin(row) for row in range(len(source.rows))]
     if found is None:
         return Dataset(source, folder, None, None, None)

@@ -25,6 +25,7 @@ from detent.evaluation.candidate import AnyModel, Candidate, model_name, same_mo
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
 from detent.evaluation.measures import (
     AccuracyMeasure,
+    AgreementMeasure,
     CachedOutputs,
     DeviationMeasure,
     Measure,
@@ -32,6 +33,7 @@ from detent.evaluation.measures import (
     WholeMeasure,
 )
 from detent.evaluation.metric_file import Metric, as_metric
+from detent.evaluation.task_agreement import Purpose
 from detent.evaluation.task_measures import task_measure
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read, stored_bytes
@@ -44,6 +46,7 @@ from detent.results.evaluated import (
     ModelResult,
     Scores,
 )
+from detent.tasks.parts import OutputPart
 from detent.tasks.task import Task, find_task
 
 STAGE = "evaluate"
@@ -70,6 +73,7 @@ class Evaluator:
         providers: Sequence[str] = DEFAULT_PROVIDERS,
         emulate: DeviceRounding | None = None,
         task: str | None = None,
+        purpose: tuple[Purpose, Mapping[str, Sequence[OutputPart]]] | None = None,
         progress: Progress = silent,
     ) -> None:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.
@@ -87,6 +91,7 @@ class Evaluator:
             providers: onnxruntime's execution providers.
             emulate: compute the models that are compared in integers, with this rounding, as the NPU does.
             task: what the model is for, if the labels are to be of it.
+            purpose: without labels, judge answers as this task reads them, and outputs by these parts.
             progress: called as progress(stage, done, total).
         """
         self.metric = as_metric(metric)
@@ -107,6 +112,7 @@ class Evaluator:
         if task is not None:
             _check_task(task, reference, self.dataset)
         self._given = reference
+        self._purpose = purpose
         self._reference_outputs = CachedOutputs(self.reference)
         self._threads = threads
         self._providers = tuple(providers)
@@ -153,7 +159,11 @@ class Evaluator:
             return SampleMeasure(self.dataset, self.metric) if per_sample else WholeMeasure(self.metric)
         if self.dataset.truths is not None:
             return task_measure(self.dataset, self.reference.inputs[0].declared)
-        return DeviationMeasure(self._reference_outputs) if self.compares_outputs else AccuracyMeasure(self.dataset)
+        if not self.compares_outputs:
+            return AccuracyMeasure(self.dataset)
+        if self._purpose is not None:
+            return AgreementMeasure(self._reference_outputs, *self._purpose)
+        return DeviationMeasure(self._reference_outputs)
 
 
 def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:

@@ -31,6 +31,10 @@ DETAILED_SAMPLES = 4
 """Samples on which every tensor is compared: with thousands of elements each, a few tell which are the worst."""
 
 
+DIVIDED_BY_SIZE = (Task.DETECT, Task.REGRESS, Task.IMAGE)
+"""Not scores and embeddings: their columns belong together, however their sizes differ."""
+
+
 @dataclass(frozen=True, eq=False)
 class PartSums:
     """The sums of one part, and the ends of its values in both models. Those of two samples add up."""
@@ -119,8 +123,8 @@ def measure_fidelity(
             pending.size,
         )
 
-    if purpose.task in (Task.DETECT, Task.REGRESS, Task.IMAGE) and samples:
-        divided = _parts_shown(reference, outputs, samples[0].load()) | divided
+    if samples:
+        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided
     progress(STAGE, 0, len(samples))
     works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
     looked = []
@@ -131,13 +135,19 @@ def measure_fidelity(
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
 
 
-def _parts_shown(reference: Runner, outputs: Sequence[str], sample: Sample) -> dict[str, Sequence[OutputPart]]:
-    """Return the parts that the sizes of an output's columns show.
+def _shown_by(
+    reference: Runner, purpose: Purpose, outputs: Sequence[str], sample: Sample
+) -> dict[str, Sequence[OutputPart]]:
+    if purpose.task not in DIVIDED_BY_SIZE:
+        return {}
+    return shown_parts(purpose, dict(zip(outputs, reference(sample.feeds, sample.origin, outputs), strict=True)))
 
-    Not for scores and embeddings: their columns belong together, however their sizes differ.
-    """
-    values = reference(sample.feeds, sample.origin, outputs)
-    return {name: shown for name, array in zip(outputs, values, strict=True) if (shown := parts_by_size([array]))}
+
+def shown_parts(purpose: Purpose, outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, Sequence[OutputPart]]:
+    """Return the parts that the sizes of the columns of outputs show, if their task divides them so."""
+    if purpose.task not in DIVIDED_BY_SIZE:
+        return {}
+    return {name: shown for name, array in outputs.items() if (shown := parts_by_size([array]))}
 
 
 def _fidelity(

@@ -22,10 +22,19 @@ from detent.errors import DataError, ModelError, OutputError, UsageError
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
+from detent.evaluation.task_agreement import (
+    Purpose,
+    SampleAnswer,
+    compare_answers,
+    paired_costs,
+    summarize_answers,
+)
 from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
+from detent.results.task_scores import AgreementScores
+from detent.tasks.parts import OutputPart
 
 CACHE_BYTES = 32 * 2**20
 """Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples."""
@@ -41,6 +50,16 @@ class Measure(Protocol[Record]):
 
     def scores(self, records: Iterable[tuple[Batch, Record]]) -> Scores:
         """Return the scores of all batches, which come in order and in one thread."""
+
+
+def by_sample(records: Iterable[tuple[Batch, Sequence[Record]]]) -> tuple[list[str], list[Record]]:
+    """Return the names of all samples, and the parts of all records, in order."""
+    names: list[str] = []
+    found: list[Record] = []
+    for batch, record in records:
+        names += batch.names
+        found += record
+    return names, found
 
 
 def class_scores(outputs: Mapping[str, Array], size: int) -> Array | None:
@@ -99,11 +118,7 @@ class AccuracyMeasure:
 
     def scores(self, records: Iterable[tuple[Batch, AnswerRecord]]) -> Answers:
         """Join the records."""
-        names: list[str] = []
-        found: list[AnswerRecord] = []
-        for batch, record in records:
-            names += batch.names
-            found.append(record)
+        names, found = by_sample((batch, [record]) for batch, record in records)
         labels, answers, ranks = (np.concatenate(column) for column in zip(*(each[1:] for each in found), strict=True))
         return Answers(names, labels, answers, ranks, found[-1].classes)
 
@@ -204,6 +219,7 @@ class DeviationMeasure:
                 totals = {name: totals.get(name, NoiseSums()) + more for name, more in sample.items()}
                 noise.append([each.noise for each in sample.values()])
                 signal.append([each.signal for each in sample.values()])
+        _check_comparable(self._reference.name, len(names), any(each.elements for each in totals.values()))
         return Deviation(
             names,
             {name: sums.closeness() for name, sums in totals.items()},
@@ -212,6 +228,62 @@ class DeviationMeasure:
             _joined(expected),
             _joined(answers),
         )
+
+
+def _check_comparable(model: str, samples: int, found: bool) -> None:
+    """Raise DataError if the outputs of the reference model are empty on all samples: nothing could be lost then."""
+    if not found:
+        raise DataError(
+            f"{model} answers with no rows on any of the {samples} samples, so there is nothing to compare. Give "
+            "samples in which it finds something, and check how they are read (--mean, --std, --order)."
+        )
+
+
+class AgreementRecord(NamedTuple):
+    """The sums of each part of the outputs of each sample, and what became of its answer."""
+
+    sums: list[list[NoiseSums]]
+    answers: list[SampleAnswer]
+
+
+class AgreementMeasure:
+    """Compares answers with those of the reference model, as its task reads them, and outputs by their parts."""
+
+    def __init__(self, reference: CachedOutputs, purpose: Purpose, parts: Mapping[str, Sequence[OutputPart]]) -> None:
+        self._reference, self._purpose, self._parts = reference, purpose, parts
+
+    def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AgreementRecord:
+        """Return the sums of each sample, and its answer."""
+        expected = self._reference(sample)
+        sums = [
+            [NoiseSums.of(x, y) for name in one for x, y in self._of_parts(name, one[name], other[name])]
+            for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
+        ]
+        return AgreementRecord(sums, compare_answers(self._purpose, expected, outputs, len(batch.names)))
+
+    def _of_parts(self, name: str, x: Array, y: Array) -> list[tuple[Array, Array]]:
+        """Return the parts of an output of both models. One that is resized counts as all error."""
+        if x.dtype.kind != "f":
+            return []
+        y = y if y.shape == x.shape else np.zeros_like(x)
+        return [(part.of(x), part.of(y)) for part in self._parts.get(name, ())] or [(x, y)]
+
+    def scores(self, records: Iterable[tuple[Batch, AgreementRecord]]) -> AgreementScores:
+        """Sum up all samples. Answers count only if every sample has one."""
+        names: list[str] = []
+        sums: list[list[NoiseSums]] = []
+        answers: list[SampleAnswer] = []
+        for batch, record in records:
+            names += batch.names
+            sums += record.sums
+            answers += record.answers
+        answers = answers if len(answers) == len(names) else []
+        _check_comparable(self._reference.name, len(names), any(each.elements for row in sums for each in row))
+        noise, signal = (
+            np.array([[getattr(each, what) for each in row] for row in sums]) for what in ("noise", "signal")
+        )
+        found = summarize_answers(self._purpose, answers)
+        return AgreementScores(names, found, noise, signal, paired_costs(self._purpose, answers))
 
 
 def _joined(parts: Sequence[Integers | None]) -> Integers | None:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.results.paired import Interval, interval_text, wilson_interval
+from detent.results.paired import Interval, interval_text, resampled, wilson_interval
 from detent.results.tensors import TaskAgreement
 from detent.tasks.boxes import Detections, match_detections, overlaps
 from detent.tasks.heads import Head, recognise_head
@@ -40,7 +40,6 @@ BEST = 20
 USUAL_COST = 0.15
 """What a change of the top class costs on average, where few changes were seen: that of common classifiers."""
 
-RESAMPLES = 500
 VECTORS = 64
 
 Outputs = Mapping[str, npt.NDArray[Any]]
@@ -84,15 +83,23 @@ def summarize_answers(purpose: Purpose, answers: Sequence[SampleAnswer]) -> Task
 
 def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Interval]:
     """Return mean(parts), or sum(parts) / sum(wholes), and where it lies with 95 % confidence."""
-    weights = np.ones_like(parts) if wholes is None else wholes
-    total = float(weights.sum())
+    total = float(len(parts) if wholes is None else wholes.sum())
     if total == 0.0:
         return 0.0, (0.0, 1.0)
-    chosen = np.random.default_rng(0).integers(0, len(parts), (RESAMPLES, len(parts)))
-    sums = weights[chosen].sum(1)
-    ratios = np.divide(parts[chosen].sum(1), sums, out=np.zeros(RESAMPLES), where=sums > 0)
-    low, high = np.percentile(ratios, [2.5, 97.5])
+    low, high = np.percentile(resampled(parts, wholes), [2.5, 97.5])
     return float(parts.sum()) / total, (float(low), float(high))
+
+
+def paired_costs(purpose: Purpose, answers: Sequence[SampleAnswer]) -> tuple[Floats, Floats] | None:
+    """Return what each sample costs, and its weight: the loss is the ratio of their sums. None if there is no such."""
+    if not answers or purpose.task not in (Task.CLASSIFY, Task.DETECT, Task.SEGMENT):
+        return None
+    rows = {name: np.array([answer.numbers[name] for answer in answers]) for name in answers[0].numbers}
+    if purpose.task is Task.DETECT:
+        faint = "" if rows["wanted"].any() else "best_"
+        return rows[f"{faint}lost"] / 2, rows[f"{faint}weight"]
+    costs = rows["loss"] if purpose.task is Task.CLASSIFY else (1.0 - rows["iou"]) / 2
+    return costs, np.ones(len(answers))
 
 
 # --- classes

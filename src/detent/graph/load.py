@@ -54,9 +54,13 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     return graph_model
 
 
+IN_MEMORY = "the given ModelProto"
+"""What a model without a file is called."""
+
+
 def name_of(model: ModelLike) -> str:
     """Return how messages and reports call the model."""
-    return "the given ModelProto" if isinstance(model, onnx.ModelProto) else str(model)
+    return IN_MEMORY if isinstance(model, onnx.ModelProto) else str(model)
 
 
 def stored_bytes(model: ModelLike) -> int:
@@ -108,7 +112,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.
 
 
 def _check_external_data(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
-    """Every external tensor is a file below the model's folder, and long enough."""
+    """Check that every external tensor is in a file below the model's folder, which is long enough."""
     for tensor in _external_tensors(proto):
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")

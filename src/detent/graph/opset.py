@@ -88,7 +88,7 @@ def _reason(error: Exception) -> str:
 
 
 def _keep_resize_meaning(before: ir.Model, after: ir.Model) -> None:
-    """Upsample and the first Resize scale coordinates without an offset; the converter forgets to say so.
+    """Write out that Upsample and the first Resize scale coordinates without an offset: the converter forgets to.
 
     Nearest then rounds down, except where the map shrinks: there the first Resize rounds up.
     """
@@ -109,7 +109,7 @@ def _is_first_resize(node: ir.Node, model: ir.Model) -> bool:
 
 
 def _refuse_old_hardmax(model: ir.Model, where: str) -> None:
-    """Hardmax flattened its input before opset 13; the converter keeps the axis and loses that."""
+    """Refuse a Hardmax from before opset 13: it flattened its input, and the converter keeps the axis alone."""
     for node in model.graph.all_nodes():
         if node.op_type != "Hardmax":
             continue

@@ -147,7 +147,7 @@ def serialize(proto: onnx.ModelProto) -> bytes:
 
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """A folder on the same file system as `path`, gone afterwards whatever happens."""
+    """Make a folder on the same file system as `path`, gone afterwards whatever happens."""
     folder = path.parent / f".{path.name}.{secrets.token_hex(6)}"  # named before it is there, to be found again
     try:
         folder.mkdir(mode=0o700)
@@ -162,7 +162,7 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def output_errors(path: Path) -> Iterator[None]:
-    """What goes wrong with files in the block becomes an OutputError that names `path`."""
+    """Turn what goes wrong with files in the block into an OutputError that names `path`."""
     try:
         yield
     except OSError as error:

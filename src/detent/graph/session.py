@@ -46,7 +46,7 @@ def session_options() -> onnxruntime.SessionOptions:
 
 
 def exact_options() -> onnxruntime.SessionOptions:
-    """Turn integer kernels off as well: they saturate on some CPUs, and then compute something else than the model."""
+    """Turn integer kernels off as well: they saturate on some CPUs, and then compute something other than the model."""
     options = session_options()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.add_session_config_entry("session.x64quantprecision", "1")
@@ -142,7 +142,7 @@ def check_operators(model: ir.Model) -> None:
 
 
 def first_line(message: str) -> str:
-    """onnxruntime's messages carry a code and a stack; the first line is the one that says something."""
+    """Return the line of onnxruntime's message that says something; a code and a stack surround it."""
     return message.strip().splitlines()[0].removeprefix("[ONNXRuntimeError] : ")
 
 
@@ -163,7 +163,7 @@ def _fetchable(model: ir.Model, names: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _loadable(model: ir.Model) -> Iterator[bytes | str]:
-    """The model as onnxruntime takes it: bytes, or past 2 GB a temporary file with its weights beside it."""
+    """Give the model as onnxruntime takes it: bytes, or past 2 GB a temporary file with its weights beside it."""
     if tensor_bytes(model) <= PROTOBUF_LIMIT:
         yield serialize(complete_proto(model))
         return

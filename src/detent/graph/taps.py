@@ -6,11 +6,9 @@ over two tensors in the same order. So onnxruntime's own rewrite of the model is
 removed where possible, and the result is loaded with no further optimization. Where that cannot be done or gains
 nothing, the runners are ordinary ones.
 
-onnxruntime's blocked layout, in the model that onnxruntime writes after its own optimization.
-
-Convolutions are computed with channels in blocks of 8 or 16. ReorderInput puts a value into blocks, ReorderOutput puts
-it in order again; the operators between two convolutions that onnxruntime does not know in blocks stand between the
-two. In a quantized model those are all quantizers, and reordering takes as long as half of the convolutions:
+In the written model, convolutions compute with channels in blocks of 8 or 16. ReorderInput puts a value into blocks,
+ReorderOutput puts it in order again; the operators between two convolutions that onnxruntime does not know in blocks
+stand between the two. In a quantized model those are all quantizers, and reordering takes half as long as convolving:
 
     Conv > ReorderOutput > QuantizeLinear > DequantizeLinear > ReorderInput > Conv
 
@@ -24,7 +22,7 @@ computed along, as no convolution takes notice of them, but not be fetched.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -82,9 +80,7 @@ def carry_blocks(model: onnx.ModelProto) -> None:
             nodes += [twin, node if node.op_type == "QuantizeLinear" else _reorder(value, node.output[0])]
             continue
         nodes.append(node)
-    kept = _needed(nodes, {value.name for value in graph.output})
-    del graph.node[:]
-    graph.node.extend(kept)
+    _keep_needed(graph, nodes)
 
 
 def fetchable_in_blocks(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, BlockedValue]:
@@ -112,9 +108,7 @@ def fetch_in_blocks(model: onnx.ModelProto, values: Mapping[str, BlockedValue]) 
         if output.name in values:
             output.name = values[output.name].name
             output.type.tensor_type.ClearField("shape")
-    kept = _needed(graph.node, {output.name for output in graph.output})
-    del graph.node[:]
-    graph.node.extend(kept)
+    _keep_needed(graph, list(graph.node))
 
 
 def _is_reorder(node: onnx.NodeProto, op_type: str) -> bool:
@@ -148,13 +142,9 @@ def _is_elementwise(
 def _known_equal(shapes: Mapping[str, onnx.TensorShapeProto], one: str, other: str) -> bool:
     """Return whether two values certainly have one shape: what is broadcast would be so along other axes in blocks."""
     first, second = shapes.get(one), shapes.get(other)
-    if first is None or second is None or not first.dim or any(not _is_known(dim) for dim in first.dim):
+    if first is None or second is None or not first.dim:
         return False
-    return list(first.dim) == list(second.dim)
-
-
-def _is_known(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    return bool(dim.WhichOneof("value"))
+    return all(dim.WhichOneof("value") for dim in first.dim) and list(first.dim) == list(second.dim)
 
 
 def _in_blocks(node: onnx.NodeProto, blocked: Mapping[str, BlockedValue]) -> tuple[onnx.NodeProto, BlockedValue]:
@@ -174,16 +164,17 @@ def _reorder(value: BlockedValue, result: str) -> onnx.NodeProto:
     )
 
 
-def _needed(nodes: Iterable[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
-    """Return the nodes that lead to `outputs`, in their order."""
-    wanted = set(outputs)
+def _keep_needed(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Let the graph consist of those `nodes` that lead to its outputs, in their order."""
+    wanted = {output.name for output in graph.output}
     kept = []
-    for node in reversed(list(nodes)):
+    for node in reversed(nodes):
         if wanted.intersection(node.output):
             wanted.update(node.input)
             wanted.update(name for attribute in node.attribute for name in _captured(attribute))
             kept.append(node)
-    return kept[::-1]
+    del graph.node[:]
+    graph.node.extend(kept[::-1])
 
 
 def _captured(attribute: onnx.AttributeProto) -> list[str]:

@@ -18,6 +18,12 @@ def is_standard(node: ir.Node, *op_types: str) -> bool:
     return node.domain == "" and node.op_type in op_types
 
 
+def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """Return the node that computes a value; with `op_types`, only if it is one of these standard operators."""
+    node = None if value is None else value.producer()
+    return node if node is not None and (not op_types or is_standard(node, *op_types)) else None
+
+
 def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor that a value always has: that of an initializer, or of a Constant node with a tensor.
 
@@ -27,10 +33,8 @@ def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
         return None
     if value.is_initializer():
         return None if value.is_graph_input() else value.const_value
-    node = value.producer()
-    if node is None or not is_standard(node, "Constant"):
-        return None
-    attribute = node.attributes.get("value")
+    node = made_by(value, "Constant")
+    attribute = None if node is None else node.attributes.get("value")
     return None if attribute is None or attribute.is_ref() else attribute.as_tensor()
 
 
@@ -117,7 +121,7 @@ def read_values(node: ir.Node) -> list[ir.Value]:
 
 
 def is_unused(value: ir.Value) -> bool:
-    """Return whether nobody would notice if the value were not there."""
+    """Return whether nothing reads the value: no node, and no graph output."""
     return not value.is_graph_output() and not value.uses()
 
 

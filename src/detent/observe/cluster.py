@@ -138,7 +138,7 @@ class ClusterWorkers(Workers):
             )
 
     def finished(self, running: Collection[Future[Any]]) -> Iterable[Future[Any]]:
-        """Wait for some of the futures. Raise UsageError if none can be done, because nobody is there to work."""
+        """Wait for some of the futures. Raise UsageError if the cluster has no workers left."""
         polls_alone = 0
         while polls_alone < POLLS_ALONE:
             done = wait(running, PATIENCE, FIRST_COMPLETED).done

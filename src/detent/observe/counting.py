@@ -59,7 +59,7 @@ _pointer_to: Any = intrinsic(_pointer)
 
 @njit(nogil=True)
 def floats_at(address: Any, size: Any) -> Any:
-    """In compiled code, the `size` float32 values at an address, which somebody else keeps alive."""
+    """Return, in compiled code, the `size` float32 values at an address, which somebody else keeps alive."""
     return carray(_pointer_to(address), size, np.float32)
 
 
@@ -187,7 +187,7 @@ def count_tensors(
     indices: npt.NDArray[np.uint16],
     tables: npt.NDArray[np.uint32],
 ) -> None:
-    """`count_if_fits` for many tensors, given by address and size, each into its row of `counts`.
+    """Do `count_if_fits` for many tensors, given by address and size, each into its row of `counts`.
 
     `found` takes what it returns for each: the least key, the greatest, and whether the tensor fitted.
     """

@@ -222,7 +222,7 @@ class LocalProcesses(Workers):
 
 @contextmanager
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose workers end with the block, or with this process, whatever they are doing."""
+    """Open a pool whose workers end with the block, or with this process, whatever they are doing."""
     context = multiprocessing.get_context("spawn")
     alive, ours = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, initializer=_begin_worker, initargs=(alive,))
@@ -236,7 +236,7 @@ def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin_worker(parent_alive: Connection) -> None:
-    """In a new worker: Ctrl-C is the parent's to handle, and no worker outlives the parent's end of the pipe."""
+    """Leave Ctrl-C to the parent, in a new worker, and let no worker outlive the parent's end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent_alive,), daemon=True).start()
 

@@ -38,7 +38,7 @@ _UNIT: dict[str, Any] = {"mean": (0.0,), "std": (255.0,)}
 
 
 def declared_images(model: ir.Model) -> DeclaredImages | None:
-    """Return what is said about the images of a model; None if nobody says anything."""
+    """Return what is said about the images of a model; None if nothing is said."""
     metadata = {str(key): str(value) for key, value in model.metadata_props.items()}
     found = _ultralytics(metadata, model) or _pixel_metadata(metadata)
     folder = model.meta.get(FOLDER)
@@ -110,11 +110,10 @@ def _hugging_face(file: Path) -> DeclaredImages | None:
         return None
     settings: dict[str, Any] = {"mean": (0.0,), "std": (_rounded(1 / factor),)}
     if config.get("do_normalize", "image_mean" in config):
-        mean, std = _numbers(config.get("image_mean")), _numbers(config.get("image_std"))
-        if mean is None or std is None or min(std) <= 0:
+        normalized = _mean_and_std(config.get("image_mean"), config.get("image_std"), 1 / factor)
+        if normalized is None:
             return None
-        settings["mean"] = tuple(_rounded(value / factor) for value in mean)
-        settings["std"] = tuple(_rounded(value / factor) for value in std)
+        settings |= normalized
     if config.get("do_flip_channel_order"):
         settings["order"] = "BGR"
     resample = config.get("resample")
@@ -146,13 +145,9 @@ def _timm(file: Path) -> DeclaredImages | None:
     trained = config.get("pretrained_cfg", config)
     if not isinstance(trained, Mapping) or "crop_pct" not in trained:
         return None
-    mean, std = _numbers(trained.get("mean")), _numbers(trained.get("std"))
-    if mean is None or std is None or min(std) <= 0:
+    settings = _mean_and_std(trained.get("mean"), trained.get("std"), 255)
+    if settings is None:
         return None
-    settings: dict[str, Any] = {
-        "mean": tuple(_rounded(255 * value) for value in mean),
-        "std": tuple(_rounded(255 * value) for value in std),
-    }
     if trained.get("interpolation") in _PILLOW_FILTERS:
         settings["resample"] = trained["interpolation"]
     shape, share = trained.get("input_size"), trained["crop_pct"]
@@ -186,9 +181,12 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (sides[0], sides[1]) if len(sides) == 2 else None
 
 
-def _numbers(value: Any) -> tuple[float, ...] | None:
-    values = value if isinstance(value, list) else [value]
-    return tuple(map(float, values)) if len(values) in (1, 3) and all(map(_is_number, values)) else None
+def _mean_and_std(mean: Any, std: Any, unit: float) -> dict[str, Any] | None:
+    """Return both on the scale of pixels, `unit` for 1: one number each, or one per channel; None for anything else."""
+    lists = {"mean": mean if isinstance(mean, list) else [mean], "std": std if isinstance(std, list) else [std]}
+    if not all(len(each) in (1, 3) and all(map(_is_number, each)) for each in lists.values()) or min(lists["std"]) <= 0:
+        return None
+    return {key: tuple(_rounded(unit * value) for value in each) for key, each in lists.items()}
 
 
 def _is_number(value: Any) -> bool:

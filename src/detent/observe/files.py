@@ -43,6 +43,10 @@ class Rows(Protocol):
     def place(self) -> str:
         """Where they come from: "from calib/"."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether they are arrays of this process, which no other can read."""
+
     def __len__(self) -> int: ...
 
     def origin(self, row: int) -> str:
@@ -71,9 +75,9 @@ class Part:
 class PartRows:
     """The rows of several parts, one after the other."""
 
-    def __init__(self, parts: Sequence[Part], place: str) -> None:
+    def __init__(self, parts: Sequence[Part], place: str, *, in_memory: bool = False) -> None:
         self.noun = "samples"
-        self.place = place
+        self.place, self.in_memory = place, in_memory
         self._parts = tuple(parts)
         self._ends = tuple(accumulate(1 if part.count is None else part.count for part in parts))
 
@@ -111,6 +115,7 @@ class _ImageRows:
     recipe: Preprocess
     place: str
     noun: str = "images"
+    in_memory: bool = False
 
     def __len__(self) -> int:
         return len(self.names)
@@ -129,7 +134,7 @@ class _ImageRows:
 
 
 def image_rows(found: Found, inputs: Sequence[InputSpec], recipe: Preprocess) -> Rows:
-    """Rows of image files, read as `recipe` says."""
+    """Return the rows of image files, read as `recipe` says."""
     return _ImageRows(found.folder, found.names, inputs[0].name, recipe, found.place)
 
 
@@ -144,6 +149,7 @@ class _RandomRows:
     seed: int
     count: int
     noun: str = "samples"
+    in_memory: bool = False
 
     @property
     def place(self) -> str:
@@ -165,7 +171,7 @@ class _RandomRows:
         return feeds
 
     def _shapes(self) -> list[tuple[int, ...]]:
-        """With a shared batch axis rows are stacked, so each has a batch of one; else they are complete feeds."""
+        """Return the shapes of a row: a batch of one if rows are stacked along a shared batch axis, else a feed."""
         batched = shares_batch(self.inputs)
         firsts = [1 if batched else spec.shape[0] or 1 if spec.shape else None for spec in self.inputs]
         return [
@@ -179,7 +185,7 @@ class _RandomRows:
 
 
 def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
-    """Eight feeds of random numbers. Only the batch axis may be dynamic: nobody can guess the others."""
+    """Return eight feeds of random numbers. Only the batch axis may be dynamic: the others cannot be guessed."""
     for spec in inputs:
         if None in spec.shape[1:]:
             raise UsageError(
@@ -193,7 +199,7 @@ def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
 
 
 def array_rows(data: object, inputs: Sequence[InputSpec]) -> Rows:
-    """Rows of one array in memory, or of a mapping from input names to arrays."""
+    """Return the rows of one array in memory, or of a mapping from input names to arrays."""
     if isinstance(data, Mapping):
         origin, place = "dict", "from a dict of arrays"
         check_names(data, inputs, "the dict")
@@ -205,7 +211,8 @@ def array_rows(data: object, inputs: Sequence[InputSpec]) -> Rows:
     for spec in inputs:
         check_dtype(arrays[spec.name].dtype, spec, f"the {origin}: input '{spec.name}'")
     count = count_rows({name: array.shape for name, array in arrays.items()}, inputs, f"the {origin}")
-    return PartRows([Part(origin, count, partial(take_row, arrays), partial(_add_arrays, arrays))], place)
+    part = Part(origin, count, partial(take_row, arrays), partial(_add_arrays, arrays))
+    return PartRows([part], place, in_memory=True)
 
 
 def _add_arrays(arrays: Mapping[str, Array], digest: Digest) -> None:
@@ -215,7 +222,7 @@ def _add_arrays(arrays: Mapping[str, Array], digest: Digest) -> None:
 
 
 def take_row(arrays: Mapping[str, Array], row: int | None) -> Mapping[str, Array]:
-    """Row `row` of each array, or the arrays themselves."""
+    """Return row `row` of each array, or the arrays themselves."""
     return {name: np.asarray(array[... if row is None else row]) for name, array in arrays.items()}
 
 
@@ -329,7 +336,7 @@ def _walk(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
 
 
 def npy_rows(found: Found, inputs: Sequence[InputSpec]) -> Rows:
-    """Rows of .npy files: for several inputs, from one sub-folder per input with the same file names in each."""
+    """Return the rows of .npy files; for several inputs, from a sub-folder for each with the same file names."""
     if len(found.names) == 1:
         single_input(inputs, found.names[0], "a .npz file with the input names as keys")
     if len(inputs) == 1:
@@ -409,7 +416,7 @@ class _LastArchives:
 
 
 def npz_rows(found: Found, inputs: Sequence[InputSpec]) -> Rows:
-    """Rows of .npz files whose keys are the names of the inputs."""
+    """Return the rows of .npz files whose keys are the names of the inputs."""
     load = _LastArchives()
     parts = []
     for name in found.names:

@@ -43,7 +43,7 @@ _ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
 
 def resized_shape(image: Size, size: Size, resize: int | None) -> Size:
-    """Height and width to resample an image of `image` (height, width) to, before its centre is cut out.
+    """Return height and width to resample an image of `image` to, before its centre is cut out.
 
     The short side becomes `resize` and the long side follows, rounded down. Where that would not cover `size`, and
     where `resize` is None, the image becomes just large enough to cover it: one side equals that of `size`.
@@ -132,9 +132,9 @@ def read_pixels(
     fit: Fit = "crop",
     pad: int = GREY,
 ) -> np.ndarray[Any, Any]:
-    """The image in `path` as uint8, [height, width, 3] in RGB order or [height, width, 1] if `grey`.
+    """Return the image in `path` as uint8, [height, width, 3] in RGB order or [height, width, 1] if `grey`.
 
-    Raises `DataError`, naming the file, when it cannot be read, is cut short or holds pixels without a known range.
+    Raise `DataError`, naming the file, when it cannot be read, is cut short or holds pixels without a known range.
     """
     from PIL import Image
 

@@ -46,7 +46,7 @@ class DeclaredImages:
     """What a model's file, or one beside it, says about the images that the model was trained on.
 
     `settings` are fields of `Preprocess`; `source` says whose words they are. `names` are the model's classes, and
-    `task` is what it is for, as its exporter calls it; both are empty if nobody said.
+    `task` is what it is for, as its exporter calls it; both are empty if it does not say.
     """
 
     settings: Mapping[str, Any]
@@ -170,14 +170,14 @@ class PreprocessOptions:
     file: Path | str | None = None
 
     def given(self) -> dict[str, Any]:
-        """The fields that are not None, by name."""
+        """Return the fields that are not None, by name."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
 def preprocess_options(
     given: PreprocessOptions | Mapping[str, Any] | str | os.PathLike[str] | None,
 ) -> PreprocessOptions:
-    """What the user said, in whatever form: the options themselves, their fields in a dict, or a JSON file's path."""
+    """Return the user's options, given as such, as a dict of their fields, or as the path of a JSON file."""
     if isinstance(given, PreprocessOptions):
         return given
     if given is None or isinstance(given, (str, os.PathLike)):
@@ -190,9 +190,9 @@ def preprocess_options(
 
 
 def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None) -> tuple[Preprocess, str]:
-    """The recipe for one image input, and a sentence that says what of it was guessed and how to change that.
+    """Return the recipe for one image input, and a sentence that says what was guessed and how to change it.
 
-    Raises `UsageError`, with the flag to give, for what cannot be settled and for settings the input contradicts.
+    Raise `UsageError`, with the flag to give, for what cannot be settled and for settings the input contradicts.
     """
     flags = (overrides or PreprocessOptions()).given()
     path = flags.pop("file", None)
@@ -251,7 +251,7 @@ def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[s
 
 
 def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], declared: Mapping[str, object]) -> str:
-    """What is done to images and who says so; and where mean and std are only a guess, how to say better.
+    """Say what is done to images and who says so; where mean and std are only a guess, how to change them.
 
     Layout, order and size that the input's shape settles are no guess.
     """

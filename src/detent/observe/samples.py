@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from detent.errors import DataError, nearest
+from detent.errors import DataError, UsageError, nearest
 from detent.observe.preprocess import InputSpec, Preprocess
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +67,7 @@ class Source(Protocol):
 
     @property
     def length(self) -> int | None:
-        """Number of samples in a pass, those held out included; None if nobody knows before the end."""
+        """Number of samples in a pass, those held out included; None if that is unknown before the end."""
         return None
 
     @property
@@ -76,7 +76,7 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str | None:
-        """Differs when the samples, their order or what is held out differ; None if nobody can know before reading.
+        """Differs when the samples, their order or what is held out differ; None if that is unknown before reading.
 
         Reads all that it covers: files up to 64 MB whole, of larger ones a page in sixteen.
         """
@@ -154,7 +154,7 @@ def _check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:
 
 
 def _transposition(shape: tuple[int, ...], spec: InputSpec) -> str:
-    """Advice, when the axes of an image are all there but in the other layout."""
+    """Return advice if the axes of an image are all there, but in the other layout."""
     if len(shape) != 4:
         return ""
     for axes in ((3, 1, 2), (2, 3, 1)):
@@ -194,8 +194,17 @@ def without_batch(inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
     return tuple(InputSpec(spec.name, spec.dtype, (None, *spec.shape[1:])) for spec in inputs)
 
 
-# Without a limit, the last one of each run of this many samples may be held out.
 HOLD_OUT_EVERY = 8
+"""One in so many of the samples that are read is held out, if the user does not say how many."""
+
+MOST_HELD_OUT = 64
+LEAST_BEYOND = 16
+
+HoldOut = int | Literal["beyond"] | None
+"""How many of the samples that are read are held out; None: an eighth of them.
+
+"beyond": none of them, but some of those that the limit leaves, if it leaves any.
+"""
 
 
 @dataclass(frozen=True)
@@ -211,35 +220,50 @@ class RowSelection:
     dropped: int
 
 
-def select(total: int, *, limit: int | None, reserve: int, seed: int | None, whole: int = 1) -> RowSelection:
-    """Choose from `total` rows at most `limit` for calibration and up to `reserve` to hold out.
+def held_out_of(read: int, hold_out: HoldOut) -> int:
+    """Return how many of `read` samples are held out. Raise UsageError if that leaves none to calibrate with."""
+    if hold_out is None or hold_out == "beyond":
+        return min(MOST_HELD_OUT, read // HOLD_OUT_EVERY)
+    if hold_out >= read > 0 and hold_out > 0:
+        raise UsageError(f"--hold-out {hold_out} of {read} samples leaves none to calibrate with: give a smaller one.")
+    return hold_out
 
-    With a limit that the rows reach, both come from rows spread evenly over all (or chosen at random, if there is a
-    seed), and only what is left beyond the limit is held out. Without, every eighth row is held out until there are
-    `reserve` of them. Both numbers are multiples of `whole`, the batch size that the model insists on; rows beyond are
-    counted as dropped.
+
+def held_out_beyond(limit: int) -> int:
+    """Return how many samples are held out at most of those that the limit leaves."""
+    return min(MOST_HELD_OUT, max(LEAST_BEYOND, limit // 5))
+
+
+def select(total: int, *, limit: int | None, hold_out: HoldOut, seed: int | None, whole: int = 1) -> RowSelection:
+    """Choose at most `limit` of `total` rows, and which of them are held out.
+
+    If the limit leaves some, those taken are spread evenly over all (or chosen at random, if there is a seed), and so
+    are those that are held out. The numbers of both are multiples of `whole`, the batch size that the model insists on;
+    rows beyond are counted as dropped.
     """
-    if limit is not None and limit > total:
-        limit = None
-    if limit is None or limit == total:
-        # A limit that takes exactly everything leaves no surplus to hold out.
-        wanted = 0 if limit is not None else min(reserve, total // HOLD_OUT_EVERY)
-        held = wanted // whole * whole
-        positions = frozenset(range(HOLD_OUT_EVERY - 1, held * HOLD_OUT_EVERY, HOLD_OUT_EVERY))
-        dropped = (total - held) % whole
-        return RowSelection(range(total), positions, total - held - dropped, dropped)
-    used = limit // whole * whole
-    held = min(reserve, total - limit) // whole * whole
+    read = total if limit is None else min(limit, total)
+    if hold_out == "beyond" and limit is not None and limit <= total:
+        held = min(held_out_beyond(limit), total - limit) // whole * whole
+        taken = limit
+    else:
+        held = held_out_of(read, hold_out) // whole * whole
+        taken = read - held
+    used = taken // whole * whole
     count = used + held
+    if read == total:
+        # Up to 512 samples, every eighth is evenly spread too, and each stays where it is if samples are added.
+        every = hold_out == "beyond" or (hold_out is None and held < MOST_HELD_OUT)
+        eighths = frozenset(range(HOLD_OUT_EVERY - 1, held * HOLD_OUT_EVERY, HOLD_OUT_EVERY))
+        return RowSelection(range(total), eighths if every else spread(held, total), used, taken - used)
     if seed is None:
         rows = [position * total // count for position in range(count)]
     else:
         rows = sorted(np.random.default_rng(seed).choice(total, count, replace=False).tolist())
-    return RowSelection(rows, spread(held, count), used, limit - used)
+    return RowSelection(rows, spread(held, count), used, taken - used)
 
 
 def spread(held: int, count: int) -> frozenset[int]:
-    """`held` of `count` positions, evenly spaced, the last one at the end."""
+    """Return `held` of `count` positions, evenly spaced, the last one at the end."""
     return frozenset(at for at in range(count) if (at + 1) * held // count > at * held // count)
 
 
@@ -268,8 +292,46 @@ def batch_count(selection: RowSelection, size: int, *, whole: bool) -> int:
     return used // size + held // size if whole else -(-used // size) - (-held // size)
 
 
-def stream_holds_out(index: int, taken: int, held: int, *, limit: int | None, reserve: int) -> bool:
-    """Return whether item `index` of a stream is held out, after `taken` samples taken and `held` held out."""
-    if limit is not None:
-        return taken >= limit
-    return index % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1 and held < reserve
+@dataclass(frozen=True)
+class StreamSelection:
+    """Which items of a stream are used and held out, decided as they come: nobody knows how many there will be.
+
+    At most `limit` samples are read, and `reserve` of them held out; with `beyond`, `reserve` more. An item may be a
+    batch: with a limit it is held out when the share that is due by then has room for it. Without, every eighth is,
+    until there are enough.
+    """
+
+    limit: int | None
+    reserve: int
+    beyond: bool = False
+
+    @classmethod
+    def of(cls, limit: int | None, hold_out: HoldOut) -> StreamSelection:
+        """Return the selection that a user asks for."""
+        if limit is None:
+            return cls(None, hold_out if isinstance(hold_out, int) else MOST_HELD_OUT)
+        beyond = hold_out == "beyond"
+        return cls(limit, held_out_beyond(limit) if beyond else held_out_of(limit, hold_out), beyond)
+
+    @property
+    def most(self) -> int | None:
+        """The most samples that are read."""
+        return None if self.limit is None else self.limit + (self.reserve if self.beyond else 0)
+
+    def ends_after(self, taken: int, held: int) -> bool:
+        """Tell whether nothing more is read after so many samples taken and held out."""
+        if self.limit is None:
+            return False
+        return taken >= self.limit and held >= self.reserve if self.beyond else taken + held >= self.limit
+
+    def holds_out(self, index: int, size: int, taken: int, held: int) -> bool:
+        """Tell whether item `index`, of `size` samples, is held out."""
+        if self.limit is None:
+            return index % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1 and held < self.reserve
+        if self.beyond:
+            return taken >= self.limit
+        return held + size <= min(self.reserve, (taken + held + size) * self.reserve // self.limit)
+
+    def room(self, taken: int, held: int) -> int | None:
+        """Return how many more samples may be taken; None if any number may."""
+        return None if self.limit is None else self.limit - taken - (0 if self.beyond else held)

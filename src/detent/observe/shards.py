@@ -6,20 +6,18 @@ but never an array, goes to each worker once, with the model. A worker loads bot
 
 from __future__ import annotations
 
-import io
 import pickle
 import tempfile
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
@@ -67,7 +65,7 @@ class Work(Protocol):
         """The data that shards are of."""
 
     def begin(self, model: ir.Model) -> DoShard:
-        """In a worker: return what does a shard, and is called for one after another, in any number of threads."""
+        """Return, in a worker, what does a shard; it is called for one after another, in any number of threads."""
 
 
 DoShard = Callable[[Shard], Any]
@@ -85,13 +83,11 @@ def divisible(source: Source) -> Divisible:
             f"Other processes cannot read {source.describe}: a stream is in this process only. Save the samples as "
             ".npy or .npz files and give the path, or give an object with shard(index, count)."
         )
-    try:
-        _ArrayRefuser(io.BytesIO()).dump(source)
-    except _ArrayFoundError:
+    if source.rows.in_memory:
         raise UsageError(
             f"Other processes cannot read {source.describe}: arrays in memory are not sent. Save them with np.save() "
             "or np.savez() and give the path."
-        ) from None
+        )
     return source
 
 
@@ -127,7 +123,7 @@ def divide(source: Divisible, workers: int) -> tuple[list[Shard], list[PendingSa
 
 
 def divide_samples(source: Divisible, samples: Sequence[PendingSample], workers: int) -> list[Shard]:
-    """Shards of some samples of a source, in the order of the samples; several to a worker."""
+    """Return shards of some samples of a source, in the order of the samples; several to a worker."""
     rows = {} if isinstance(source, ShardedSource) else {at: group for at, (group, _) in enumerate(source.groups())}
     shards = []
     for number, run in enumerate(_runs(samples, workers)):
@@ -152,20 +148,10 @@ def samples_of(source: Divisible, shard: Shard) -> Iterator[PendingSample]:
     return (source.sample(index, group, held_out=False) for index, group in shard.groups)
 
 
-class _ArrayFoundError(Exception):
-    """There is an array in what was to be pickled."""
-
-
-class _ArrayRefuser(pickle.Pickler):
-    """Stops at the first array, before its contents are copied."""
-
-    def reducer_override(self, value: object) -> Any:
-        if isinstance(value, np.ndarray):
-            raise _ArrayFoundError
-        return NotImplemented
-
-
 MODEL_FILE, WORK_FILE = "model.onnx", "work.pickle"
+
+
+_VERSIONS = {"detent": __version__, "onnxruntime": onnxruntime.__version__}
 
 
 @dataclass(frozen=True)
@@ -176,19 +162,15 @@ class Ticket:
     """
 
     work: str = field(default_factory=lambda: uuid.uuid4().hex)
-    detent: str = __version__
-    onnxruntime: str = onnxruntime.__version__
+    versions: Mapping[str, str] = field(default_factory=_VERSIONS.copy)
 
     def check(self) -> None:
         """Raise UsageError in a worker that would compute with other code than the parent would."""
-        for package, wanted, found in (
-            ("detent", self.detent, __version__),
-            ("onnxruntime", self.onnxruntime, onnxruntime.__version__),
-        ):
-            if wanted != found:
+        for package, wanted in self.versions.items():
+            if wanted != _VERSIONS[package]:
                 raise UsageError(
-                    f"A worker has {package} {found}, but this machine has {wanted}: they would not compute the same "
-                    "numbers. Install the same versions on all."
+                    f"A worker has {package} {_VERSIONS[package]}, but this machine has {wanted}: they would not "
+                    "compute the same numbers. Install the same versions on all."
                 )
 
 
@@ -298,7 +280,7 @@ class Counting:
 
 
 def compress(statistics: Statistics) -> bytes:
-    """Statistics as few bytes, to travel: a site is a few kilobytes instead of a hundred and more."""
+    """Return statistics as few bytes, to travel: a site is a few kilobytes instead of a hundred and more."""
     return zlib.compress(pack({}, statistics), FAST)
 
 

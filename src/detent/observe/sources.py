@@ -1,6 +1,6 @@
 """Open calibration or evaluation data, whatever its form, as a `Source` of samples.
 
-    source = open_source("calib/", inputs, limit=128, reserve=16)
+    source = open_source("calib/", inputs, limit=128, hold_out=16)
     for pending in source:
         sample = pending.load()
 
@@ -34,9 +34,11 @@ from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
 from detent.observe.samples import (
     Array,
+    HoldOut,
     PendingSample,
     RowSelection,
     Source,
+    StreamSelection,
     batch_count,
     batches,
     check_feeds,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
 
 def input_specs(model: ir.Model) -> tuple[InputSpec, ...]:
-    """Return name, type and shape of every graph input. Raise ModelError for one that is no tensor or has no rank."""
+    """Return name, type and shape of every graph input. Raise ModelError for one without a tensor type or a shape."""
     from detent.observe.exporters import declared_images  # it needs onnx, which reading data does not
 
     declared = declared_images(model)
@@ -121,7 +123,7 @@ class RowSource(Source):
         return batches(self.selection, self.batch, whole=self.whole)
 
     def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> PendingSample:
-        """Sample number `index` of a pass, made of the rows in `group`."""
+        """Return sample number `index` of a pass, made of the rows in `group`."""
         return PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group))
 
     def _origin(self, group: tuple[int, ...]) -> str:
@@ -152,21 +154,21 @@ def open_source(
     *,
     preprocess: PreprocessOptions | None = None,
     limit: int | None = None,
-    reserve: int = 0,
+    hold_out: HoldOut = 0,
     seed: int | None = None,
     batch: int | None = None,
 ) -> Source:
-    """Samples for a model with these `inputs`.
+    """Return the samples for a model with these `inputs`.
 
     `data` is a path (an image, .npy or .npz file or a folder of one kind of these), an array, a dict {input: array}, an
     iterable of arrays or of such dicts, a data loader, a calibration data reader (it has get_next()), a shard reader
-    (it has shard(index, count)), or None for random numbers. `limit` is the most samples to calibrate with, `reserve`
-    how many more to hold out, `seed` chooses at random instead of evenly, and `batch` stacks that many samples of files
-    and arrays into one.
+    (it has shard(index, count)), or None for random numbers. `limit` is the most samples to read, `hold_out` says
+    how many of them are held out, `seed` chooses at random instead of evenly, and `batch` stacks that many samples of
+    files and arrays into one.
 
     Raise `UsageError` for options that contradict the model and `DataError` for data that does not fit it.
     """
-    _check_numbers(limit, reserve, seed, batch)
+    _check_numbers(limit, hold_out, seed, batch)
     if not inputs:
         raise DataError("The model has no inputs: there is nothing to feed.")
     if seed is not None and limit is None and data is not None:
@@ -190,11 +192,11 @@ def open_source(
         _refuse_options(options)
         if seed is not None:
             raise UsageError("--seed cannot choose from a stream, whose items are taken as they come.")
-        return _open_stream(data, inputs, limit=limit, reserve=reserve, batch=batch)
+        return _open_stream(data, inputs, StreamSelection.of(limit, hold_out), batch)
     if recipe is None:
         _refuse_options(options)
     size, whole = _batch_size(inputs, batch)
-    selection = select(len(rows), limit=limit, reserve=reserve, seed=seed, whole=size if whole else 1)
+    selection = select(len(rows), limit=limit, hold_out=hold_out, seed=seed, whole=size if whole else 1)
     if selection.used == 0:
         have = len(rows) if limit is None else min(limit, len(rows))
         raise DataError(
@@ -204,7 +206,7 @@ def open_source(
 
 
 def _open_stream(
-    data: Any, inputs: Sequence[InputSpec], *, limit: int | None, reserve: int, batch: int | None
+    data: Any, inputs: Sequence[InputSpec], selection: StreamSelection, batch: int | None
 ) -> StreamSource | ShardedSource:
     _batch_size(inputs, batch)
     if batch not in (None, 1) and inputs[0].shape[0] is None:
@@ -212,8 +214,8 @@ def _open_stream(
             f"--batch {batch} stacks samples of files and arrays; items of a stream are used as they come."
         )
     if is_shard_reader(data):
-        return ShardedSource(data, inputs, limit=limit, reserve=reserve)
-    make = partial(StreamSource, inputs=inputs, limit=limit, reserve=reserve)
+        return ShardedSource(data, inputs, selection)
+    make = partial(StreamSource, inputs=inputs, selection=selection)
     if callable(getattr(data, "get_next", None)):
         rewinds = callable(getattr(data, "rewind", None))
         return make(reader_passes(data), noun="reader", repeatable=rewinds, total=None)
@@ -259,7 +261,8 @@ def _refuse_options(options: PreprocessOptions) -> None:
         raise UsageError(f"{flags}: only images are preprocessed. Arrays are used as they are, and so is random data.")
 
 
-def _check_numbers(limit: int | None, reserve: int, seed: int | None, batch: int | None) -> None:
-    for name, value, least in (("limit", limit, 1), ("reserve", reserve, 0), ("seed", seed, 0), ("batch", batch, 1)):
+def _check_numbers(limit: int | None, hold_out: HoldOut, seed: int | None, batch: int | None) -> None:
+    held = hold_out if isinstance(hold_out, int) else None
+    for name, value, least in (("limit", limit, 1), ("hold-out", held, 0), ("seed", seed, 0), ("batch", batch, 1)):
         if value is not None and value < least:
             raise UsageError(f"--{name} must be at least {least}, not {value}.")

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from detent.methods.method import Vote
 from detent.observe.counting import BINS, BLOCK, HALF, ROW, TABLES, count_if_fits, count_tensors
 
-LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width is no float32; such values are all but zero
+LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width exceeds float32; such values are nearly zero
 _INFINITY_KEY = 0x7F800000
 _NO_KEYS = (2**31 - 1, -(2**31))  # the order-preserving keys of an empty set's extremes
 
@@ -243,7 +243,7 @@ class HistogramBank:
     def add(self, tensors: Sequence[npt.NDArray[Any]], vote: Vote | None = None) -> None:
         """Count one sample: an array for each tensor. Raise NonFiniteError, with its number, if one is not finite.
 
-        After an error some tensors of the sample are counted and some are not: the bank is of no use any more.
+        After an error some tensors of the sample are counted and some are not: discard the bank.
         """
         # In a list, because what is counted by its address must stay alive until it is.
         flat = [np.ascontiguousarray(tensor, dtype=np.float32).reshape(-1) for tensor in tensors]

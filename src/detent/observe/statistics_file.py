@@ -50,7 +50,7 @@ class _ImplausibleError(ValueError):
 
 
 def pack(header: Mapping[str, Any], statistics: Statistics) -> bytes:
-    """`header` (plain values of any kind) and the statistics as bytes."""
+    """Return a header (plain values of any kind) and statistics as bytes."""
     bins = [np.flatnonzero(each.histogram.counts) for each in statistics.values()]
     counts = [each.histogram.counts[used] for each, used in zip(statistics.values(), bins, strict=True)]
     tensors = [_describe(name, each, len(used)) for (name, each), used in zip(statistics.items(), bins, strict=True)]

@@ -137,7 +137,7 @@ class CheckpointFile:
         except NotThisKindError as error:
             raise OutputError(f"{error} It is in the way of one: move it, or give another output.") from error
         except DataError as error:
-            self.notes.append(f"The checkpoint of an earlier run is of no use, so {self.restart}. {error}")
+            self.notes.append(f"The checkpoint of an earlier run cannot be used, so {self.restart}. {error}")
             return None
 
     def ignore(self, of: str) -> None:

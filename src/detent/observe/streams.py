@@ -33,12 +33,12 @@ from detent.observe.samples import (
     Array,
     PendingSample,
     Source,
+    StreamSelection,
     as_array,
     check_feeds,
     check_names,
     is_array_like,
     shares_batch,
-    stream_holds_out,
 )
 
 SUSPICIOUS = 10_000
@@ -47,7 +47,7 @@ SUSPICIOUS = 10_000
 
 @dataclass
 class StreamSource(Source):
-    """Samples from a stream. Nobody knows what comes before it is read, so there is no fingerprint.
+    """Samples from a stream. What comes is unknown before it is read, so it has no fingerprint.
 
     `start` begins a pass and is called once for each. `noun` is what messages call the stream: "iterable", "reader".
     """
@@ -58,8 +58,7 @@ class StreamSource(Source):
     noun: str
     repeatable: bool
     total: int | None
-    limit: int | None
-    reserve: int
+    selection: StreamSelection
     may_be_empty: bool = False
 
     def __post_init__(self) -> None:
@@ -71,17 +70,18 @@ class StreamSource(Source):
     @property
     def length(self) -> int | None:
         """The most items that a pass takes, those held out included, if the stream says how long it is."""
-        most = None if self.limit is None else self.limit + self.reserve
+        most = self.selection.most
         return self.total if most is None or self.total is None else min(most, self.total)
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        if self.limit is not None:
-            held = f", then up to {self.reserve} held out" if self.reserve else ""
-            count = f"up to {self.limit} samples"
+        reserve, limit = self.selection.reserve, self.selection.limit
+        if limit is not None:
+            held = f", {'then up to ' if self.selection.beyond else ''}{reserve} held out" if reserve else ""
+            count = f"up to {limit} samples"
         else:
-            held = f", every 8th held out up to {self.reserve}" if self.reserve else ""
+            held = f", every 8th held out up to {reserve}" if reserve else ""
             count = "all items" if self.total is None else f"{self.total} items"
         return f"{count} from the {self.noun}{held}"
 
@@ -114,7 +114,8 @@ class StreamSource(Source):
     def _pass(self) -> Iterator[PendingSample]:
         items: Iterator[Any] | None = None
         index = taken = held = 0
-        while self.limit is None or taken < self.limit or held < self.reserve:
+        selection = self.selection
+        while not selection.ends_after(taken, held):
             origin = f"item {index} of the {self.noun}"
             try:
                 if items is None:
@@ -127,18 +128,19 @@ class StreamSource(Source):
             except Exception as error:  # the user's own code runs here and may raise anything
                 raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
             size = _rows(arrays, self.inputs)
-            if index == SUSPICIOUS and self.limit is None and self.total is None:
+            if index == SUSPICIOUS and selection.limit is None and self.total is None:
                 warnings.warn(
                     f"The {self.noun} has given {SUSPICIOUS:,} items so far. If it repeats for ever, so does "
                     "calibration: interrupt it and give a limit.",
                     stacklevel=2,
                 )
-            held_out = stream_holds_out(index, taken, held, limit=self.limit, reserve=self.reserve)
+            held_out = selection.holds_out(index, size, taken, held)
             if held_out:
                 held += size
             else:
-                if self.limit is not None and taken + size > self.limit and self.inputs[0].shape[0] is None:
-                    size = self.limit - taken
+                room = selection.room(taken, held)
+                if room is not None and size > room and self.inputs[0].shape[0] is None:
+                    size = room
                     arrays = {name: array[:size] for name, array in arrays.items()}
                 taken += size
             yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self.inputs, origin), size)
@@ -177,7 +179,7 @@ def _copy(value: Any, where: str) -> Array:
 
 
 def reader_passes(reader: Any) -> Callable[[], Iterator[Any]]:
-    """Begins a pass over a calibration data reader each time it is called. From the second on, it rewinds first."""
+    """Return what begins a pass over a calibration data reader; from the second on, it rewinds first."""
     first = True
 
     def start() -> Iterator[Any]:
@@ -214,18 +216,17 @@ def is_shard_reader(data: object) -> bool:
 
 @dataclass(frozen=True)
 class ShardedSource(Source):
-    """The samples of a shard reader. Nobody knows what it will read, so there is neither length nor fingerprint."""
+    """The samples of a shard reader. What it reads is unknown here, so it has neither length nor fingerprint."""
 
     reader: ShardReader
     inputs: Sequence[InputSpec]
-    _: KW_ONLY
-    limit: int | None
-    reserve: int
+    selection: StreamSelection
 
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        count = "all samples" if self.limit is None else f"up to {self.limit} samples"
+        limit = self.selection.limit
+        count = "all samples" if limit is None else f"up to {limit} samples"
         return f"{count} from the shards of a {type(self.reader).__name__}"
 
     def __iter__(self) -> Iterator[PendingSample]:
@@ -245,8 +246,11 @@ class ShardedSource(Source):
             noun=f"reader's shard {index}",
             repeatable=False,
             total=None,
-            limit=None if self.limit is None else share(self.limit, index),
-            reserve=share(self.reserve, index),
+            selection=replace(
+                self.selection,
+                limit=None if self.selection.limit is None else share(self.selection.limit, index),
+                reserve=share(self.selection.reserve, index),
+            ),
             may_be_empty=True,
         )
         return (replace(pending, index=pending.index * SHARDS + index) for pending in stream)
@@ -261,7 +265,7 @@ class ShardedSource(Source):
         for number in numbers:
             if number not in found:
                 raise DataError(
-                    f"Item {number // SHARDS} of the reader's shard {number % SHARDS} is there no more: the "
+                    f"Item {number // SHARDS} of the reader's shard {number % SHARDS} is gone: the "
                     f"{type(self.reader).__name__} must give the same samples each time."
                 )
             yield found[number]

@@ -9,16 +9,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data
 from detent.methods.method import Vote
 from detent.numerics.formats import is_integer
-from detent.observe.calibration_checkpoint import Checkpoint
 from detent.observe.executors import sweep_on
-from detent.observe.samples import PendingSample, Sample, Source
+from detent.observe.samples import PendingSample, Source
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
-from detent.observe.sweep import Observation, look, recall, sweep
+from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import GATES_SCALED, Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.pipeline.rescaling import Rescaling, rescale
@@ -101,16 +104,25 @@ def _question(prepared: Prepared, loading: Future[Original], looked_at: Sequence
     """Return what is wrong with the data."""
     if not looked_at:
         return []
-    samples = [pending.load() for pending in looked_at]
-    original, origin = loading.result(), samples[0].origin
+    original, samples = loading.result(), FirstSamples(looked_at)
     guessed = prepared.source is not None and prepared.source.note.startswith("Guessed")
-    found = question_data(
-        [sample.feeds for sample in samples],
-        prepared.purpose,
-        lambda feeds: original(Sample(0, origin, feeds)),
-        guessed=guessed,
-    )
+    found = question_data(samples, prepared.purpose, original.answer, guessed=guessed)
     return [*original.unlike_training(samples), *found]
+
+
+class FirstSamples(Sequence[Mapping[str, npt.NDArray[Any]]]):
+    """The inputs of samples. Each is read when it is first asked for: most questions need only a few."""
+
+    def __init__(self, pending: Sequence[PendingSample]) -> None:
+        self._pending = pending
+        self._read = cache(lambda index: pending[index].load().feeds)
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample, or a list of some."""
+        return [self[each] for each in range(len(self))[index]] if isinstance(index, slice) else self._read(index)
 
 
 def _saved_statistics(prepared: Prepared) -> StatisticsFile | None:

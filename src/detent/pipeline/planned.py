@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from detent.devices.device import Rules
-from detent.devices.rewrites import NodePass, SaturatingClip
+from detent.devices.rewrites import SaturatingClip
 from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
@@ -17,6 +17,7 @@ from detent.pipeline.prepared import Stopwatch
 from detent.plan.layout import Layout
 from detent.plan.plan import Plan, make_plan
 from detent.prepare import Pass, prepare
+from detent.prepare.base import OperatorPass
 from detent.results.quantized import Notes
 
 
@@ -67,7 +68,7 @@ def _copied(layout: Layout) -> Layout:
     return replace(layout, **{name: copy(value) for name, value in vars(layout).items()})
 
 
-def _rewrite(model: ir.Model, steps: Sequence[type[NodePass]], layout: Layout, notes: Notes) -> None:
+def _rewrite(model: ir.Model, steps: Sequence[type[OperatorPass]], layout: Layout, notes: Notes) -> None:
     """Make the rewrites that the target or the recipe asks for, on quantized nodes only."""
     _run(model, [step(layout.quantizes) for step in steps], notes)
 

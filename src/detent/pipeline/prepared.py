@@ -27,9 +27,11 @@ from detent.equalize.gates import scale_gates
 from detent.errors import ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
+from detent.execute.segments import Program
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
+from detent.graph.values import constant
 from detent.observe.fingerprints import fingerprint_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
@@ -50,11 +52,8 @@ from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
-HELD_OUT = 64
-"""Samples kept back to measure the result with, at most; every eighth, if the data has any to spare."""
-
-HELD_OUT_BESIDE_LIMIT = 16
-"""So many at least are measured on beside those that --limit allows to calibrate with, or a fifth of the limit."""
+NORM_SAMPLES = 4
+"""Samples by which the values before the first BatchNorm are compared with those of training."""
 
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
 """How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
@@ -222,7 +221,7 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
         input_specs(model),
         preprocess=job.preprocess,
         limit=job.options["limit"],
-        reserve=held_out_beside(job.options["limit"]),
+        hold_out=job.options["hold_out"],
         seed=job.options["seed"],
         batch=job.options["batch"],
     )
@@ -235,11 +234,6 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
     return Purpose(task, why, class_count(metadata), image_size(model.graph))
 
 
-def held_out_beside(limit: int | None) -> int:
-    """Return how many samples are held out at most."""
-    return HELD_OUT if limit is None else min(HELD_OUT, max(HELD_OUT_BESIDE_LIMIT, limit // 5))
-
-
 GATES_SCALED = ", gates scaled"
 """In the fingerprint of a model: statistics of scaled values are not those of the same values as they are."""
 
@@ -248,26 +242,38 @@ class Original:
     """The model as it was given, ready to run on samples of the prepared one."""
 
     def __init__(self, job: Job) -> None:
-        original = read(job.model)
-        self._norm = first_batch_norm(original.graph)
-        self._first = None if self._norm is None else Runner(original, [self._norm.value])
-        self._types = {str(each.name): each.dtype.numpy() for each in original.graph.inputs if each.dtype is not None}
-        self._runner = Runner(original)
+        self._model = read(job.model)
+        self._types = {
+            str(each.name): each.dtype.numpy() for each in self._model.graph.inputs if each.dtype is not None
+        }
+        self._runner = Runner(self._model)
 
     def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         """Return all outputs by name."""
-        return dict(zip(self._runner.outputs, self._runner(self._feeds(sample), sample.origin), strict=True))
+        return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
 
-    def _feeds(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        return {name: array.astype(self._types.get(name, array.dtype)) for name, array in sample.feeds.items()}
+    def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Return all outputs by name for inputs that are no sample of the data as it is."""
+        return self(Sample(0, "the calibration data", feeds))
 
-    def unlike_training(self, samples: Sequence[Sample]) -> list[str]:
+    def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        return {name: array.astype(self._types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
+
+    def unlike_training(self, samples: Sequence[Mapping[str, npt.NDArray[Any]]]) -> list[str]:
         """Say whether the first BatchNorm gets other values than in training."""
-        if self._norm is None or self._first is None:
+        norm = first_batch_norm(self._model.graph)
+        if norm is None:
             return []
-        seen = [self._first(self._feeds(sample), sample.origin)[0] for sample in samples[:8]]
-        said = unlike_training(self._norm, seen)
+        name = str(norm.conv.inputs[0].name) if norm.conv.inputs[0] is not None else ""
+        fed = [{name: self._feeds(sample)[name]} for sample in samples[:NORM_SAMPLES]]
+        # The one layer is run by itself: the model would compute all others as well.
+        first = Program(self._model, [norm.conv], norm.conv.outputs, fed[0], _constant_input)
+        said = unlike_training(norm, [first(each, "the calibration data")[0] for each in fed])
         return [] if said is None else [said]
+
+
+def _constant_input(node: ir.Node, index: int) -> Any:
+    return constant(node.inputs[index])
 
 
 def check_preparation(job: Job, original: Original, samples: Sequence[PendingSample], observation: Observation) -> None:

@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
-from detent.convert.bfloat16 import to_pure_bfloat16
+from detent.convert.float_types import to_pure_bfloat16
 from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
 from detent.device_check.check import check_graph
 from detent.devices.catalog import device_of

@@ -8,6 +8,7 @@ sides of a Reshape or a MaxPool) share one position: they have one *leader*, who
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,7 +16,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from detent.errors import ModelError
-from detent.graph.values import all_finite, constant, is_constant
+from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by
 from detent.numerics.interface import NumberFormat
 from detent.numerics.ties import Rounding
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
@@ -84,25 +85,31 @@ class Layout:
     ties: Mapping[str, Rounding] = field(default_factory=dict)
 
     def leader(self, value: str) -> str:
-        """The value whose statistics and position `value` shares; itself where it shares with none."""
+        """Return the value whose statistics and position `value` shares; itself where it shares with none."""
+        # A chain of nodes that move data shares the parameters of the first value.
         while value in self.leaders:
             value = self.leaders[value]
         return value
 
     def ties_of(self, value: str) -> Rounding:
-        """How an activation is rounded when it becomes codes."""
+        """Return how an activation is rounded when it becomes codes."""
         return self.ties.get(value, "half_even")
 
     def of_role(self, role: Role) -> Iterator[Site]:
-        """The sites of one role, in graph order."""
+        """Return the sites of one role, in graph order."""
         return (site for site in self.sites.values() if site.role is role)
 
     def input_sites(self, node: ir.Node) -> list[str]:
-        """The sites that feed the node's data inputs, across the fused edges that have none."""
+        """Return the sites that feed the node's data inputs, across the fused edges that have none."""
         return [site for value in data_inputs(node) if (site := self._site_before(value)) is not None]
 
+    def sites_around(self, node: ir.Node) -> list[str]:
+        """Return the sites of the node's data inputs, and that of its result."""
+        output = self.output_site(node)
+        return self.input_sites(node) + ([output] if output else [])
+
     def output_site(self, node: ir.Node) -> str | None:
-        """The site of the node's result: its output, or that of the activation fused behind it."""
+        """Return the site of the node's result: its output, or that of the activation fused behind it."""
         value = node.outputs[0]
         if value.name in self.sites:
             return value.name
@@ -117,15 +124,15 @@ class Layout:
         return value.name if value.name in self.sites else None
 
     def quantizes(self, node: ir.Node) -> bool:
-        """Whether `node` is quantized."""
+        """Return whether `node` is quantized."""
         decision = self.decisions.get(str(node.name))
         return decision is not None and decision.quantized
 
     def layer_of(self, node: ir.Node) -> ir.Node:
-        """The node that a user knows as the layer: for an activation function that is fused, the node before it."""
-        source = node.inputs[0] if node.inputs else None
-        producer = source.producer() if source is not None else None
-        fused = producer is not None and source is not None and _on_fused_edge(source, self)
+        """Return the node that a user knows as the layer: for a fused activation function, the node before it."""
+        source = input_at(node, 0)
+        producer = made_by(source)
+        fused = source is not None and producer is not None and _on_fused_edge(source, self)
         return producer if fused and producer is not None else node
 
 
@@ -163,8 +170,8 @@ def lay_out(
 
 
 def data_inputs(node: ir.Node) -> list[ir.Value]:
-    """The float inputs of a quantizable node that carry data (no shapes, bounds or bias)."""
-    values = (node.inputs[index] for index in _data_indices(node) if index < len(node.inputs))
+    """Return the float inputs of a quantizable node that carry data (no shapes, bounds or bias)."""
+    values = (input_at(node, index) for index in _data_indices(node))
     return [value for value in values if value is not None and _is_float(value)]
 
 
@@ -174,15 +181,15 @@ def _data_indices(node: ir.Node) -> Sequence[int]:
 
 
 def site_inputs(node: ir.Node) -> set[int]:
-    """The indices of a quantizable node's inputs that may be sites: its data and its bias."""
+    """Return the indices of a quantizable node's inputs that may be sites: its data and its bias."""
     bias = operator_of(node).bias
     return {*_data_indices(node), *(() if bias is None else (bias,))}
 
 
 def bias_input(node: ir.Node) -> ir.Value | None:
-    """The bias of a Conv, ConvTranspose or Gemm."""
+    """Return the bias of a Conv, ConvTranspose or Gemm."""
     index = operator_of(node).bias
-    return node.inputs[index] if index is not None and index < len(node.inputs) else None
+    return None if index is None else input_at(node, index)
 
 
 def _is_float(value: ir.Value) -> bool:
@@ -190,9 +197,7 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
-    if any(
-        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
-    ):
+    if bodies_of(node):
         return "control flow: the graphs inside stay float"
     if node.op_type == "Identity":
         return "rounds nothing; between two formats it stands for the conversion"
@@ -219,7 +224,7 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
 
 
 def _reason_not_dynamic(node: ir.Node) -> str | None:
-    """Why a node cannot be quantized while the model runs."""
+    """Return why a node cannot be quantized while the model runs."""
     if node.op_type not in DYNAMIC_OPERATORS:
         return f"only {', '.join(DYNAMIC_OPERATORS)} have integer operators for scales that are found at run time"
     if not is_constant(node.inputs[1]):
@@ -229,7 +234,7 @@ def _reason_not_dynamic(node: ir.Node) -> str | None:
 
 
 def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
-    """Whether the recipe quantizes nodes of this type."""
+    """Return whether the recipe quantizes nodes of this type."""
     if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type in recipe.more_operators or recipe.all_operators:
@@ -238,7 +243,7 @@ def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
 
 
 def _looks_up(node: ir.Node) -> bool:
-    """Whether a node picks entries of a constant table, as of the embeddings of words: the table is a weight."""
+    """Return whether a node picks entries of a constant table, as of the embeddings of words: the table is a weight."""
     return node.op_type == "Gather" and not is_constant(node.inputs[1])
 
 
@@ -282,7 +287,7 @@ def _site(value: ir.Value, role: Role, node: ir.Node, layout: Layout) -> Iterato
 
 
 def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
-    """Whether `value` only exists inside a fused pair of quantized nodes."""
+    """Return whether `value` only exists inside a fused pair of quantized nodes."""
     producer, consumers = value.producer(), value.consumers()
     if producer is None or len(consumers) != 1 or value.is_graph_output():
         return False
@@ -294,10 +299,6 @@ def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
 
 
 def _nothing_to_quantize(decisions: Mapping[str, Decision]) -> str:
-    reasons: dict[str, int] = {}
-    for decision in decisions.values():
-        reasons[decision.reason] = reasons.get(decision.reason, 0) + 1
-    listed = "; ".join(
-        f"{count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4]
-    )
+    reasons = Counter(decision.reason for decision in decisions.values())
+    listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(4))
     return f"The model has no node to quantize ({listed or 'it is empty'})."

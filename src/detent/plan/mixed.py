@@ -39,7 +39,7 @@ class NodeFormats:
     biases: NumberFormat | None
 
     def with_override(self, override: Override) -> NodeFormats:
-        """These formats, with those that the override gives in their place."""
+        """Return these formats, with those of the override where it gives any."""
         return NodeFormats(
             override.activations or self.activations,
             override.weights or self.weights,
@@ -56,6 +56,7 @@ def arrange(
 ) -> Layout:
     """Lay the model out with the formats of the recipe. Conversions between these are inserted into the graph."""
     layout = lay_out(model, selection, recipe, became, tail)
+    # Conversions are nodes of their own, so the layout has to be made again.
     if convert_at_borders(model, layout, recipe, became):
         layout = lay_out(model, selection, recipe, became, tail)
     return assign_formats(model, layout, recipe, became)
@@ -125,12 +126,12 @@ def _with_formats(layout: Layout, formats: Mapping[str, NumberFormat]) -> Layout
 
 
 def _is_lone(value: ir.Value, fmt: NumberFormat) -> bool:
-    """Whether a value would share an exponent with its neighbours, and is a scalar, which has none: it stays float."""
+    """Return whether a value is a scalar in a block format: without neighbours to share with, it stays float."""
     return fmt.in_blocks and value.shape is not None and len(value.shape) == 0
 
 
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe, became: Became) -> dict[str, NodeFormats]:
-    """The formats of every node; a fused activation function computes in those of its layer, a Pad in its pool's."""
+    """Return the formats of every node. A fused activation function has those of its layer, a Pad those of its pool."""
     # What is quantized while the model runs has no parameters to plan, and its layers add their biases in float.
     roles = (None, recipe.weights, None) if recipe.dynamic else (recipe.activations, recipe.weights, recipe.biases)
     everywhere = NodeFormats(*roles)
@@ -151,7 +152,7 @@ def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe, became: B
 
 
 def _refuse_fused_only(model: ir.Model, layout: Layout, override: Override, part: Collection[str]) -> None:
-    """An override of nothing but fused activation functions would say nothing: these have no formats of their own."""
+    """Refuse an override of nothing but fused activation functions: these have no formats of their own."""
     layers = {str(node.name): layout.layer_of(node) for node in model.graph if node.name in part}
     fused = [layer for name, layer in layers.items() if layer.name != name and layer.op_type != "Pad"]
     if fused and len(fused) == len(layers):
@@ -176,7 +177,7 @@ def _reads_as_data(node: ir.Node, index: int, layout: Layout) -> bool:
 
 
 def _is_operand(value: ir.Value, role: Role) -> bool:
-    """Whether a constant meets activations as one of them, and not as the weight of a layer."""
+    """Return whether a constant meets activations as one of them, and not as the weight of a layer."""
     return role is Role.WEIGHT and any(node.op_type in ELEMENTWISE for node, _ in value.uses())
 
 
@@ -240,7 +241,7 @@ def _check_ranges(layout: Layout) -> None:
 
 
 def _check_biases(model: ir.Model, layout: Layout) -> None:
-    """A bias that is counted in the unit of its layer's products needs integers on both sides of them."""
+    """Refuse a bias that is counted in the unit of its layer's products if one of these is not an integer."""
     for node in model.graph:
         for bias in (value for value in node.inputs[2:3] if value is not None and layout.quantizes(node)):
             fmt, site = layout.formats.get(str(bias.name)), layout.sites.get(str(bias.name))

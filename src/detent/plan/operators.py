@@ -56,7 +56,7 @@ def _unusual_hard_sigmoid(node: ir.Node) -> str | None:
 
 
 def _infinite_operand(node: ir.Node) -> str | None:
-    """Infinity is a number to compare with or to mask by, and no integer stands for it. (NaN is a broken model.)"""
+    """Return why an infinite operand stays float: it is compared with, or masks. (NaN is a broken model.)"""
     for value in node.inputs:
         array = constant(value)
         if array is not None and array.dtype.kind == "f" and np.isinf(array).any() and not np.isnan(array).any():
@@ -118,12 +118,12 @@ _FUSING_PRODUCERS = frozenset(
 
 
 def operator_of(node: ir.Node) -> Operator:
-    """How a node is quantized. Where an operator that is not in the table is asked for, all its float data is."""
+    """Return how a node is quantized. Of an operator that is asked for and not in the table, all float data is."""
     return OPERATORS.get(node.op_type) or _ASKED_FOR.get(node.op_type, _ALL)
 
 
 def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -> bool:
-    """Whether the device computes both nodes at once, so that the value between them never exists as 8-bit codes.
+    """Return whether the device computes both nodes at once: the value between them never exists as 8-bit codes.
 
     `fuse` are the activation functions for which it does.
     """
@@ -137,7 +137,7 @@ def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -
 
 
 def channel_axis(node: ir.Node, weight: ir.Value, bias: ir.Value | None) -> int | None:
-    """The axis of the output channels of a layer's weight; None where there is no such axis."""
+    """Return the axis of the output channels of a layer's weight; None if it has none."""
     if len(node.inputs) < 2 or weight is not node.inputs[1]:
         return None
     if node.op_type == "Conv":
@@ -155,7 +155,7 @@ def channel_axis(node: ir.Node, weight: ir.Value, bias: ir.Value | None) -> int 
 
 
 def summed_axis(value: ir.Value) -> int:
-    """The axis along which a value's neighbours meet in a sum, as the first reader that settles it has it."""
+    """Return the axis along which a value's neighbours meet in a sum, as the first reader that settles it has it."""
     for node, index in value.uses():
         axis = _read_along(node, index, value)
         if axis is not None:

@@ -135,8 +135,8 @@ class Plan:
     the unit of its layer's products, the input and the weight whose scales make up its own.
     `finest`, for each bias with a scale of its own, is the largest position at which it does not saturate: a rule
     should not move it further. `free` are the tensors that are zero throughout: every scale is right for them, so none
-    of theirs should decide. `refined` holds the numbers to write in the place of a weight's or bias's own:
-    encoded, or as they are where the bias is no site.
+    of theirs should decide. `refined` holds the numbers to write instead of a weight's or bias's own:
+    encoded, or as they are if the bias is not a site.
     """
 
     layout: Layout
@@ -148,7 +148,7 @@ class Plan:
     refined: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def of(self, value: str) -> Params:
-        """The parameters of a site."""
+        """Return the parameters of a site."""
         if value in self.products:
             source, weight = (self.integers(name) for name in self.products[value])
             fmt = self.params[value].format
@@ -157,7 +157,7 @@ class Plan:
         return self.params[self.layout.leader(value)]
 
     def integers(self, value: str) -> QuantParams:
-        """The parameters of a site that is known to hold integers."""
+        """Return the parameters of a site that is known to hold integers."""
         params = self.of(value)
         assert holds_integers(params), f"'{value}' holds {params.format.label}"
         return params
@@ -168,7 +168,7 @@ class Plan:
         return {name: params.position for name, params in self.params.items() if holds_integers(params)}
 
     def position(self, value: str) -> int:
-        """The position of a site with a power-of-two scale."""
+        """Return the position of a site with a power-of-two scale."""
         return self.integers(value).position
 
     def move(self, value: str, position: int, rule: str, node: str) -> bool:
@@ -201,6 +201,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
     check_methods(recipe)
     recipe.method.check_tensors(layout.sites)
     ends = [*(str(value.name) for value in model.graph.outputs), *layout.ends]
+    # An output that only moves data shares the parameters of the value before it.
     outputs = {layout.leader(name) for name in ends}
     params: dict[str, Params] = {}
     for site in layout.sites.values():
@@ -214,14 +215,14 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
 
 
 def needs_statistics(layout: Layout, site: Site) -> bool:
-    """Whether the parameters of an activation depend on what it was observed to hold."""
+    """Return whether the parameters of an activation depend on what it was observed to hold."""
     return layout.formats[site.value].needs_data
 
 
 def check_methods(recipe: Recipe) -> None:
     """Raise UsageError where a method of the recipe cannot choose parameters for the format that it is used on.
 
-    A method that there is nothing to use on is refused too, but for MinMax, which every recipe has that needs none.
+    A method without anything to use it on is refused too, except MinMax, the default of recipes that need none.
     """
     formats = [(recipe.activations, recipe.method), (recipe.weights, recipe.method_of_weights)]
     if not is_product_bias(recipe.biases):
@@ -256,7 +257,7 @@ def _choose(
     recipe: Recipe,
     method: Method,
 ) -> Params:
-    """The parameters of one site; `method` is for an activation."""
+    """Return the parameters of one site; `method` is for an activation."""
     fmt = layout.formats[site.value]
     given = layout.ranges.get(site.value)
     if not fmt.needs_data:
@@ -294,7 +295,7 @@ def _largest(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatist
 
 
 def _products(model: ir.Model, layout: Layout) -> dict[str, tuple[str, str]]:
-    """The input and weight of each bias that is counted in the unit of their products."""
+    """Return the input and weight of each bias that is counted in the unit of their products."""
     found: dict[str, tuple[str, str]] = {}
     for node in model.graph:
         bias = bias_input(node) if layout.quantizes(node) else None
@@ -335,7 +336,8 @@ def make_room_for_biases(model: ir.Model, plan: Plan) -> None:
 
 
 def _product(fmt: IntegerFormat, source: QuantParams, weight: QuantParams) -> QuantParams:
-    """The parameters of a bias. Its last axis is that of the output channels."""
+    """Return the parameters of a bias. Its last axis is that of the output channels."""
+    # In float32, as the runtime multiplies the two scales.
     unit = (source.scale.astype(np.float32) * weight.scale.astype(np.float32)).astype(np.float64)
     scale = np.maximum(unit, LEAST_SCALE)
     return QuantParams(fmt, scale, np.zeros_like(scale, np.int64), None if weight.axis is None else -1)

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import bodies_of, constant, constant_scalar, read_values
+from detent.graph.values import bodies_of, constant, constant_scalar, made_by, read_values
 
 _PRODUCTS = (
     *("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "FusedConv", "FusedGemm", "FusedMatMul"),
@@ -158,7 +158,7 @@ def _reached_outputs(graph: ir.Graph, tail: Sequence[ir.Node], readers: Readers)
 
 
 def _readers(graph: ir.Graph) -> Readers:
-    """Return the nodes of the graph that read each value, be it in a body of theirs."""
+    """Return the nodes of the graph that read each value, directly or in a body of theirs."""
     found: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         for value in read_values(node):
@@ -180,13 +180,13 @@ def _tail(graph: ir.Graph, readers: Readers) -> Sequence[ir.Node]:
 
 
 def is_trained(node: ir.Node) -> bool:
-    """Whether a node, or one in its bodies, holds what training has found."""
+    """Return whether a node, or one in its bodies, holds what training has found."""
     inner = [each for body in bodies_of(node) for each in body.all_nodes()]
     return any(each.op_type in _TRAINED or _has_weights(each) for each in (node, *inner))
 
 
 def _adds_bias(node: ir.Node, trained: set[ir.Node]) -> bool:
-    """Whether a node adds one number for each channel to what a trained layer gives: part of that layer."""
+    """Return whether a node adds one number for each channel to what a trained layer gives: part of that layer."""
     if node.op_type != "Add" or len(node.inputs) != 2:
         return False
     for source, other in (node.inputs, node.inputs[::-1]):
@@ -204,15 +204,15 @@ def _has_weights(node: ir.Node) -> bool:
 
 
 def _weights(value: ir.Value | None) -> npt.NDArray[np.generic] | None:
-    """Return a constant, be it behind a DequantizeLinear."""
-    node = None if value is None else value.producer()
+    """Return a constant, also one behind a DequantizeLinear."""
+    node = made_by(value)
     if node is not None and node.op_type == "DequantizeLinear":
         value = node.inputs[0]
     return constant(value)
 
 
 def _counts(weights: npt.NDArray[np.generic]) -> bool:
-    """Whether weights are 0, 1, 2, ...: they turn shares of distances into the expected distance."""
+    """Return whether weights are 0, 1, 2, ...: they turn shares of distances into the expected distance."""
     return bool(np.array_equal(weights.reshape(-1), np.arange(weights.size)))
 
 
@@ -242,7 +242,7 @@ def _sign(node: ir.Node, bounded: set[ir.Node]) -> str | None:
 
 
 def _picks(node: ir.Node) -> bool:
-    """Whether the indices of a TopK choose among other values; those of a classifier are just returned."""
+    """Return whether the indices of a TopK choose among other values; those of a classifier are just returned."""
     pending = [node.outputs[1]] if len(node.outputs) > 1 else []
     seen: set[ir.Value] = set()
     while pending:
@@ -257,7 +257,7 @@ def _picks(node: ir.Node) -> bool:
 
 
 def _scales_exponents(node: ir.Node) -> bool:
-    makers = [None if value is None else value.producer() for value in node.inputs]
+    makers = [made_by(value) for value in node.inputs]
     factors = [array for value in node.inputs if (array := constant(value)) is not None]
     return any(maker is not None and maker.op_type == "Exp" for maker in makers) and any(
         array.size > 1 for array in factors
@@ -265,22 +265,22 @@ def _scales_exponents(node: ir.Node) -> bool:
 
 
 def _is_inverse_sigmoid(node: ir.Node) -> bool:
-    """Whether a Log is that of x / (1 - x), each of them maybe kept away from zero."""
-    ratio = None if node.inputs[0] is None else node.inputs[0].producer()
-    if ratio is None or ratio.op_type != "Div":
+    """Return whether a Log is that of x / (1 - x), each of them maybe kept away from zero."""
+    ratio = made_by(node.inputs[0], "Div")
+    if ratio is None:
         return False
     below = _before(ratio.inputs[1], ("Clip", "Max", "Add"))
     return below is not None and below.op_type == "Sub" and constant_scalar(below, 0) == 1.0
 
 
 def _compares_peaks(node: ir.Node) -> bool:
-    makers = [None if value is None else value.producer() for value in node.inputs]
+    makers = [made_by(value) for value in node.inputs]
     return any(maker is not None and maker.op_type == "MaxPool" and maker.inputs[0] in node.inputs for maker in makers)
 
 
 def _before(value: ir.Value | None, passed: Sequence[str]) -> ir.Node | None:
     """Return the node that computes a value, looking through nodes of these types."""
-    node = None if value is None else value.producer()
+    node = made_by(value)
     while node is not None and node.op_type in passed and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node
@@ -302,12 +302,12 @@ def _unscaled(value: ir.Value | None) -> object:
     Exporters compute w/2 once for each corner, and take w out of the boxes again and again, so that equal values are
     different objects. They are known by what they are computed from.
     """
-    node = None if value is None else value.producer()
+    node = made_by(value)
     if node is not None and node.op_type in ("Mul", "Div") and constant_scalar(node, 1) is not None:
         value = node.inputs[0]
     elif node is not None and node.op_type == "Mul" and constant_scalar(node, 0) is not None:
         value = node.inputs[1]
-    node = None if value is None else value.producer()
+    node = made_by(value)
     if value is None or node is None or node.op_type not in _PARTS:
         return None if constant(value) is not None else value
     which = [None if (array := constant(each)) is None else array.tobytes() for each in node.inputs[1:]]
@@ -340,12 +340,12 @@ def _bounded(tail: Sequence[ir.Node]) -> set[ir.Node]:
 
 
 def _is_bounded(node: ir.Node, before: set[ir.Node]) -> bool:
-    """Whether a result is scores, given which nodes before it have such results."""
+    """Return whether a result is scores, given which nodes before it have such results."""
     if node.op_type in _BOUNDED:
         return True
     if node.op_type == "Clip":
         return constant_scalar(node, 1) == 0.0 and constant_scalar(node, 2) == 1.0
-    operands = [None if value is None else value.producer() for value in node.inputs]
+    operands = [made_by(value) for value in node.inputs]
     if node.op_type in ("Concat", "Mul", "Sqrt", "Pow"):  # objectness times class; its root
         return bool(operands) and all(operand in before for operand in operands)
     return node.op_type in _SHAPING and operands[0] in before

@@ -60,7 +60,7 @@ class Selection:
     end: tuple[str, ...] = ()
 
     def reasons_to_leave(self, graph: ir.Graph, became: Became = NOTHING) -> Mapping[str, str]:
-        """For each node (by name) that is not to be quantized, the reason. Raises UsageError on an empty match.
+        """Return the reason for each node (by name) that is not to be quantized. UsageError: an empty match.
 
         `became` says where the nodes are now that the model had before it was prepared: their names count as well.
         """
@@ -88,7 +88,7 @@ class Selection:
                 raise UsageError(f"--op-types {op_type}: the model has no such operator.{nearest(op_type, present)}")
 
     def _between(self, nodes: Sequence[ir.Node], became: Became) -> set[str]:
-        """The names of nodes that lie on a path from a start node to an end node, both included."""
+        """Return the names of nodes that lie on a path from a start node to an end node, both included."""
         names = [str(node.name) for node in nodes]
         starts = _matching(self.start, names, "--from", became)
         ends = _matching(self.end, names, "--to", became)
@@ -106,7 +106,7 @@ class Selection:
 def _reach(
     nodes: Sequence[ir.Node], seeds: Iterable[str], neighbours: Callable[[ir.Node], Iterable[ir.Node]]
 ) -> set[str]:
-    """The seeds and everything that depends on them through `neighbours`; `nodes` in an order that fits."""
+    """Return the seeds and everything that depends on them through `neighbours`; `nodes` in an order that fits."""
     reached = set(seeds)
     for node in nodes:
         if any(neighbour.name in reached for neighbour in neighbours(node)):
@@ -115,7 +115,7 @@ def _reach(
 
 
 def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that a pattern matches; brackets in it are just brackets."""
+    """Return the names that a pattern matches; brackets in it are just brackets."""
     literal_brackets = pattern.replace("[", "[[]")
     return [name for name in names if name == pattern or fnmatchcase(name, literal_brackets)]
 
@@ -165,7 +165,7 @@ _SHORT = 60
 
 
 def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> set[str]:
-    """The names of the nodes that an override is about. Raises UsageError where a part of it matches nothing."""
+    """Return the names of the nodes that an override is about. Raise UsageError where a part of it matches nothing."""
     names = [str(node.name) for node in graph]
     found: set[str] = set()
     for pattern in override.nodes:
@@ -201,7 +201,7 @@ def check_operator_types(recipe: Recipe) -> None:
 
 
 def left_float(recipe: Recipe, graph: ir.Graph, became: Became = NOTHING) -> dict[str, str]:
-    """For each node that an override leaves float, the reason."""
+    """Return the reason for each node that an override leaves float."""
     found: dict[str, str] = {}
     for number, override in enumerate(recipe.overrides, 1):
         names = nodes_of(override, graph, became) if override.leave_float else set()
@@ -232,7 +232,7 @@ class Masks:
 
 
 def find_masks(graph: ir.Graph) -> Masks:
-    """The attention masks of a graph."""
+    """Return the attention masks of a graph."""
     reasons: dict[str, str] = {}
     masked: set[str] = set()
     for node in graph:
@@ -270,7 +270,7 @@ def _is_scaled(node: ir.Node) -> bool:
 
 
 def _masking(node: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
-    """The scores that a node masks, and the nodes that compute the mask; None where the node does not mask."""
+    """Return the scores that a node masks, and the nodes that compute the mask; None if the node does not mask."""
     data = _data(node)
     if not is_standard(node, "Add", "Sub", "Where", "Max") or len(data) != 2:
         return None
@@ -283,7 +283,7 @@ def _masking(node: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:
 
 
 def _data(node: ir.Node) -> list[ir.Value]:
-    """The inputs whose numbers reach the output: not a condition, a shape or an index."""
+    """Return the inputs whose numbers reach the output: not a condition, a shape or an index."""
     if node.op_type == "Where":
         chosen = node.inputs[1:3]
     else:
@@ -292,7 +292,7 @@ def _data(node: ir.Node) -> list[ir.Value]:
 
 
 def _nodes_of_mask(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes that compute a mask; None where the value is none.
+    """Return the nodes that compute a mask; None if the value is not a mask.
 
     A mask is made of the model's inputs and of constants with no layer in between. How large the numbers of an input
     are, only the data could tell: large, or it would mask nothing. Where all is constant, one number has to be large.

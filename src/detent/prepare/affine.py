@@ -30,12 +30,10 @@ from detent.graph.values import (
     constant,
     cut_inputs,
     input_at,
-    is_standard,
+    made_by,
     rank,
-    remove_node,
     set_input,
     sole_use,
-    take_over,
     why_not_sole,
 )
 from detent.prepare.base import OperatorPass, Pass, as_float64, int_attribute, ints_attribute
@@ -136,6 +134,7 @@ def fold_before(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> 
     if reason is not None:
         return reason
     full = affine.over(layer.inputs)
+    # The shift passes through the product, which Gemm multiplies by alpha; the bias does not.
     constant_part = layer.alpha * _apply_to_constant(layer, full.shift)
     bias = constant_part if layer.bias is None else layer.bias + constant_part
     return _write(owner, model, layer, layer.weight * _along_inputs(layer, full.scale), bias)
@@ -189,11 +188,13 @@ def _apply_to_constant(layer: Layer, per_input: Array) -> Array:
 def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Array) -> str | None:
     """Give the node its new parameters. A bias of zeros is not added if there was none."""
     node = layer.node
+    # Past the range of float32 a parameter becomes infinite, and the check below declines.
     with np.errstate(over="ignore"):
         stored, stored_bias = weight.astype(layer.dtype), bias.astype(layer.dtype)
     if not (np.isfinite(stored).all() and np.isfinite(stored_bias).all()):
         return f"the folded parameters of '{node.name}' would not be finite"
     needs_bias = layer.bias is not None or bool(np.any(bias))
+    # MatMul has no input for a bias; Gemm has one, but takes matrices only.
     if node.op_type == "MatMul" and needs_bias:
         if rank(node.inputs[0]) != 2:
             return f"the input of MatMul '{node.name}' is not known to have rank 2, so it cannot become a Gemm"
@@ -203,6 +204,7 @@ def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Arra
         set_input(node, 2, owner.initializer(model, node, "folded_bias", stored_bias))
     else:
         cut_inputs(node, 2)
+    # `read_layer` multiplied it into the bias.
     node.attributes.pop("beta", None)
     return None
 
@@ -226,11 +228,9 @@ class FoldAffine(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Fold the operator if a layer and a constant are its inputs, in either order."""
         for index in (0, 1):
-            source, array = node.inputs[index], constant(node.inputs[1 - index])
-            layer = None if source is None else source.producer()
-            if array is None or layer is None or not is_standard(layer, *_LAYERS):
-                continue
-            return self._fold(model, node, index, layer, array)
+            layer, array = made_by(node.inputs[index], *_LAYERS), constant(node.inputs[1 - index])
+            if layer is not None and array is not None:
+                return self._fold(model, node, index, layer, array)
         return None
 
     def _fold(self, model: ir.Model, node: ir.Node, index: int, layer: ir.Node, array: npt.NDArray[Any]) -> str | None:
@@ -246,19 +246,16 @@ class FoldAffine(OperatorPass):
         if affine is None:
             return "it divides by the layer's output" if index == 1 else "it divides by zero"
         reason = fold_after(self, model, layer, affine)
-        if reason is not None:
-            return reason
-        take_over(node.outputs[0], source)
-        remove_node(model.graph, node)
-        self.merged(node, layer)
-        self.changed(node, f"{node.op_type} folded into {layer.op_type} '{layer.name}'")
-        return None
+        if reason is None:
+            self.absorbed(model, node, layer, f"{node.op_type} folded into {layer.op_type} '{layer.name}'")
+        return reason
 
 
 def per_channel(array: npt.NDArray[Any], dims: int | None) -> Array | None:
     """Return the constant as a vector over dimension 1 of a value with so many dimensions, or None if it is not one."""
     if dims is None or array.ndim > dims:
         return None
+    # Broadcasting aligns shapes at their ends.
     shape = (1,) * (dims - array.ndim) + array.shape
     if any(size != 1 for axis, size in enumerate(shape) if axis != 1):
         return None

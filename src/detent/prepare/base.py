@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -84,12 +85,20 @@ class Pass(ir.passes.InPlacePass):
         """Note that another node took a node in."""
         self.moved.append((_label(node), Successor((_label(into),), merged=True)))
 
+    def absorbed(self, model: ir.Model, node: ir.Node, layer: ir.Node, what: str) -> None:
+        """Remove a node whose work the layer before it does now: its result takes over the name of the node's."""
+        values.take_over(node.outputs[0], layer.outputs[0])
+        values.remove_node(model.graph, node)
+        self.merged(node, layer)
+        self.changed(node, what)
+
     def decline(self, node: ir.Node | str, why: str) -> None:
         """Note that something was left as it was, and why."""
         self.declined.append(Change(_label(node), why, type(self).__name__))
 
     def fresh(self, model: ir.Model, node: ir.Node, role: str) -> str:
         """Return a value name that nothing in the model has, derived from the node: `<node>/<role>`."""
+        # Not before one is needed: to collect the names of a large model takes a while.
         if self._names is None:
             self._names = Names(model)
         return self._names.fresh(f"{_stem(node)}/{role}")
@@ -100,14 +109,18 @@ class Pass(ir.passes.InPlacePass):
 
 
 class OperatorPass(Pass):
-    """A pass that looks at the nodes of some `operators` one by one."""
+    """A pass that looks at the nodes of some `operators` one by one: at all, or at those that `only` accepts."""
 
     operators: ClassVar[tuple[str, ...]]
+
+    def __init__(self, only: Callable[[ir.Node], bool] | None = None) -> None:
+        super().__init__()
+        self._only = only
 
     def run(self, model: ir.Model) -> None:
         """Visit every such node of the main graph, and note why it was left as it was."""
         for node in model.graph:
-            if values.is_standard(node, *self.operators):
+            if values.is_standard(node, *self.operators) and (self._only is None or self._only(node)):
                 reason = self.visit(model, node)
                 if reason is not None:
                     self.decline(node, reason)
@@ -131,6 +144,12 @@ def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
     """Return an attribute that is a list of integers, or None if the node does not have it."""
     found = node.attributes.get_ints(name)
     return None if found is None else list(found)
+
+
+def axes_of(node: ir.Node) -> list[int] | None:
+    """Return the axes of a reduction, from the attribute or a constant input; None: all, or they are computed."""
+    given = values.input_at(node, 1)
+    return ints_attribute(node, "axes") if given is None else values.constant_ints(given)
 
 
 def as_float64(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -28,7 +28,6 @@ from detent.graph.values import (
     remove_node,
     set_input,
     sole_use,
-    take_over,
     why_not_sole,
 )
 from detent.prepare.affine import Affine, fold_after, fold_before
@@ -84,7 +83,7 @@ class FoldBatchNorm(OperatorPass):
 
     def _backward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
         """Fold into the producer; the reason if that is not possible."""
-        source, output = node.inputs[0], node.outputs[0]
+        source = node.inputs[0]
         if source is None:
             return "it has no input"
         layer = source.producer()
@@ -95,13 +94,9 @@ class FoldBatchNorm(OperatorPass):
         if layer.op_type == "MatMul" and rank(layer.inputs[0]) != 2:
             return f"the input of MatMul '{layer.name}' is not known to have rank 2"
         reason = fold_after(self, model, layer, affine)
-        if reason is not None:
-            return reason
-        take_over(output, source)
-        remove_node(model.graph, node)
-        self.merged(node, layer)
-        self.changed(node, f"folded into {layer.op_type} '{layer.name}' before it")
-        return None
+        if reason is None:
+            self.absorbed(model, node, layer, f"folded into {layer.op_type} '{layer.name}' before it")
+        return reason
 
     def _forward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
         """Fold into the only reader; the reason if that is not possible."""
@@ -159,6 +154,7 @@ class BatchNormToConv(OperatorPass):
         cut_inputs(node, 3)
         set_input(node, 1, self.initializer(model, node, "conv_weight", weight))
         set_input(node, 2, self.initializer(model, node, "conv_bias", affine.shift.astype(dtype)))
+        # The others are the statistics of training, which nothing reads.
         node.resize_outputs(1)
         node.op_type = "Conv"
         node.attributes.clear()

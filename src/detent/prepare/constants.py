@@ -27,6 +27,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
 from detent.graph.values import (
     add_initializer,
+    bodies_of,
     bypass,
     constant,
     input_at,
@@ -68,8 +69,10 @@ def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value])
         [ir.serde.serialize_node(node) for node in nodes], "constants", inputs, outputs, initializers
     )
     opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
+    # Before IR version 4 an initializer had to be a graph input as well.
     proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
     options = session_options()
+    # To optimize takes longer than to run every node once.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -89,6 +92,7 @@ _NEVER = frozenset(
     {
         *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"),
         *("If", "Loop", "Scan", "SequenceMap"),
+        # Evaluated, they would turn stored codes back into float numbers.
         *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     }
 )
@@ -120,6 +124,7 @@ class FoldConstants(Pass):
         """Lift, evaluate, then clean up."""
         for _ in range(MAX_ROUNDS):
             before = len(self.changes)
+            # Only the reasons of the last round hold: an earlier one may have been overcome.
             self.declined = []
             for node in model.graph:
                 if is_standard(node, "Constant"):
@@ -129,7 +134,8 @@ class FoldConstants(Pass):
                 elif is_standard(node, "Cast"):
                     self._drop_cast(model.graph, node)
             self._evaluate(model)
-            if len(self.changes) == before or not _asks_for_shapes(model.graph):
+            # A shape that is not known yet would make further constants.
+            if len(self.changes) == before or not any(is_standard(node, "Shape", "Size") for node in model.graph):
                 break
             reason = infer(model)
             if reason is not None:
@@ -234,12 +240,8 @@ class FoldConstants(Pass):
         if node is not None and len(node.outputs) == 1:
             remove_node(model.graph, node)
         elif node is not None:
+            # The node stays for its other results, and the initializer has the name now.
             value.name = self.fresh(model, node, "unused")
-
-
-def _asks_for_shapes(graph: ir.Graph) -> bool:
-    """Return whether a shape that is not known yet would make further constants."""
-    return any(is_standard(node, "Shape", "Size") for node in graph)
 
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
@@ -264,7 +266,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 def _input_bytes(node: ir.Node, sizes: dict[ir.Node, int]) -> int | None:
     """Return the bytes of the constants behind a node, or None if an input is not constant or not numpy's."""
-    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+    if bodies_of(node):
         return None
     total = 0
     for value in node.inputs:
@@ -361,7 +363,9 @@ class SeparateInitializers(Pass):
     def run(self, model: ir.Model) -> None:
         """Walk all inputs of the main graph once."""
         shared = self._shared(model.graph)
-        taken = {value for value in shared if _has_fixed_use(value, model.graph)}
+        # The original is needed where this pass does not look: as a graph output, or in a body.
+        taken = {value for value in shared if any(use.node.graph is not model.graph for use in value.uses())}
+        taken |= {value for value in shared if value.is_graph_output()}
         copies: dict[ir.Value, int] = {}
         for node in model.graph:
             for index, value in enumerate(node.inputs):
@@ -390,8 +394,3 @@ class SeparateInitializers(Pass):
             else:
                 shared.add(value)
         return shared
-
-
-def _has_fixed_use(value: ir.Value, graph: ir.Graph) -> bool:
-    """Return whether the original is needed where this pass does not look."""
-    return value.is_graph_output() or any(use.node.graph is not graph for use in value.uses())

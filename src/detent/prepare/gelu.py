@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import is_standard, scalar_of
-from detent.prepare.base import OperatorPass, main_opset
-from detent.prepare.patterns import replace_nodes, why_it_escapes
+from detent.graph.values import is_standard, made_by, scalar_of
+from detent.prepare.base import OperatorPass
+from detent.prepare.patterns import Subgraph, fuse
 
-FIRST_OPSET = 20
 TOLERANCE = 1e-5
 STEPS_AFTER, STEPS_BEFORE = 4, 8  # how far from the Erf or Tanh the result and x may be
 MOST_NODES = 16
@@ -62,21 +61,10 @@ class FuseGelu(OperatorPass):
             for source in _values_before(node):
                 nodes = _nodes_between(source, result)
                 if nodes is not None and _agrees(nodes, source, result, expected):
-                    return self._fuse(model, nodes, source, result, node.op_type == "Tanh")
+                    approximate = "tanh" if node.op_type == "Tanh" else "none"
+                    found = Subgraph(tuple(nodes), source, result)
+                    return fuse(self, model, found, "Gelu", {"approximate": approximate})
         return None
-
-    def _fuse(
-        self, model: ir.Model, nodes: list[ir.Node], source: ir.Value, result: ir.Value, approximated: bool
-    ) -> str | None:
-        if main_opset(model) < FIRST_OPSET:
-            return f"Gelu exists from opset {FIRST_OPSET} on, and the model has {main_opset(model)}"
-        if source.dtype != ir.DataType.FLOAT:
-            return f"'{source.name}' is not known to be float32"
-        reason = why_it_escapes(nodes, result)
-        if reason is None:
-            attributes = {"approximate": "tanh" if approximated else "none"}
-            replace_nodes(self, model, nodes, result, "Gelu", [source], attributes)
-        return reason
 
 
 def _gelu(approximated: bool) -> Floats:
@@ -102,8 +90,8 @@ def _values_before(node: ir.Node) -> list[ir.Value]:
     found: dict[ir.Value, None] = {}
     level = [node.inputs[0]]
     for _ in range(STEPS_BEFORE):
-        makers = [value.producer() for value in level if value is not None]
-        level = [value for maker in makers if maker is not None for value in maker.inputs if _varies(value)]
+        makers = [maker for value in level if (maker := made_by(value)) is not None]
+        level = [value for maker in makers for value in maker.inputs if _varies(value)]
         found.update({value: None for value in level if value is not None})
     return list(found)
 
@@ -119,8 +107,8 @@ def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
     def visit(value: ir.Value | None) -> bool:
         if value is source or scalar_of(value) is not None:
             return True
-        node = None if value is None else value.producer()
-        if node is None or not is_standard(node, *_ARITHMETIC) or len(found) >= MOST_NODES:
+        node = made_by(value, *_ARITHMETIC)
+        if node is None or len(found) >= MOST_NODES:
             return False
         if node not in found:
             if not all(visit(each) for each in node.inputs):

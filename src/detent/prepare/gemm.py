@@ -16,16 +16,14 @@ from detent.graph.values import (
     constant,
     cut_inputs,
     input_at,
-    is_standard,
+    made_by,
     rank,
-    remove_node,
     set_input,
     sole_use,
-    take_over,
     why_not_sole,
 )
 from detent.prepare.affine import per_channel
-from detent.prepare.base import OperatorPass, Pass, as_float64
+from detent.prepare.base import OperatorPass, as_float64
 
 
 class MatMulToGemm(OperatorPass):
@@ -42,16 +40,13 @@ class MatMulToGemm(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Merge the Add with a MatMul on either side of it."""
         for index in (0, 1):
-            product = node.inputs[index]
-            layer = None if product is None else product.producer()
-            if product is not None and layer is not None and is_standard(layer, "MatMul"):
-                return self._merge(model, layer, node, product, node.inputs[1 - index])
+            layer = made_by(node.inputs[index], "MatMul")
+            if layer is not None:
+                return self._merge(model, layer, node, node.inputs[1 - index])
         return None
 
-    def _merge(
-        self, model: ir.Model, layer: ir.Node, add: ir.Node, product: ir.Value, bias: ir.Value | None
-    ) -> str | None:
-        weight, shift = constant(layer.inputs[1]), constant(bias)
+    def _merge(self, model: ir.Model, layer: ir.Node, add: ir.Node, bias: ir.Value | None) -> str | None:
+        (product,), weight, shift = layer.outputs, constant(layer.inputs[1]), constant(bias)
         if weight is None or weight.ndim != 2 or shift is None:
             return None
         if rank(layer.inputs[0]) != 2:
@@ -67,14 +62,11 @@ class MatMulToGemm(OperatorPass):
         stored = np.broadcast_to(vector, (columns,)).astype(weight.dtype)
         layer.op_type = "Gemm"
         set_input(layer, 2, self.initializer(model, layer, "bias", stored))
-        take_over(add.outputs[0], product)
-        remove_node(model.graph, add)
-        self.merged(add, layer)
-        self.changed(add, f"merged with MatMul '{layer.name}' into a Gemm")
+        self.absorbed(model, add, layer, f"merged with MatMul '{layer.name}' into a Gemm")
         return None
 
 
-class NormalizeGemm(Pass):
+class NormalizeGemm(OperatorPass):
     """Make alpha and beta of Gemm 1.
 
     Cases:
@@ -83,12 +75,13 @@ class NormalizeGemm(Pass):
     - declined, each on its own: a factor whose matrix is not constant.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every Gemm of the main graph."""
-        for node in model.graph:
-            if is_standard(node, "Gemm"):
-                self._absorb(model, node, "alpha", 1)
-                self._absorb(model, node, "beta", 2)
+    operators = ("Gemm",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Multiply both factors in."""
+        self._absorb(model, node, "alpha", 1)
+        self._absorb(model, node, "beta", 2)
+        return None
 
     def _absorb(self, model: ir.Model, node: ir.Node, factor: str, index: int) -> None:
         number = node.attributes.get_float(factor, 1.0)

@@ -40,6 +40,7 @@ class InlineFunctions(Pass):
         before = {key: function.name for key, function in model.functions.items()}
         calls = _count_calls(model)
         called = [node for node in model.graph if node.op_identifier() in before]
+        # The call will be gone. Its results keep their names, and lead to what computes them.
         results = {node: [value.name for value in node.outputs] for node in called}
         kept = set(model.graph)
         try:

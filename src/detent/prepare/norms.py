@@ -26,30 +26,26 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import constant, input_at, rank, scalar_of, sole_use, static_shape
+from detent.graph.values import constant, input_at, made_by, rank, scalar_of, sole_use, static_shape
 from detent.prepare.affine import per_channel
-from detent.prepare.base import OperatorPass, main_opset
+from detent.prepare.base import OperatorPass
 from detent.prepare.patterns import (
+    Subgraph,
     divisions,
     either_way,
-    made_by,
+    fuse,
     reduced_axes,
-    replace_nodes,
     square_of,
-    why_it_escapes,
     with_number,
 )
 
 
 @dataclass(frozen=True)
-class Normalization:
-    """A matched subgraph: its input, the axes (counted from the end), and its nodes up to the one of the result."""
+class Normalization(Subgraph):
+    """A matched subgraph; its axes are counted from the end."""
 
-    source: ir.Value
     axes: tuple[int, ...]
     epsilon: float
-    nodes: tuple[ir.Node, ...]
-    result: ir.Value
     scale: npt.NDArray[Any] | None = None
     shift: npt.NDArray[Any] | None = None
 
@@ -77,7 +73,7 @@ def _match_core(node: ir.Node) -> Normalization | None:
         if other is None or other[0] is not one[0] or not reduced_axes(mean, rank(one[0])) == one[1] == other[1]:
             continue
         nodes = dict.fromkeys((*other[2], *one[2], square[1], mean, add, root, *inverse, node))
-        return Normalization(one[0], tuple(one[1]), moved[1], tuple(nodes), node.outputs[0])
+        return Normalization(tuple(nodes), one[0], node.outputs[0], tuple(one[1]), moved[1])
     return None
 
 
@@ -105,9 +101,6 @@ def _with_constant(found: Normalization, graph: ir.Graph, op_type: str) -> Norma
     return found
 
 
-FIRST_OPSET = 17
-
-
 class FuseLayerNorm(OperatorPass):
     """Replace the subgraph by LayerNormalization.
 
@@ -125,10 +118,6 @@ class FuseLayerNorm(OperatorPass):
         found = match_normalization(node, model.graph)
         if found is None:
             return None
-        if main_opset(model) < FIRST_OPSET:
-            return f"LayerNormalization exists from opset {FIRST_OPSET} on, and the model has {main_opset(model)}"
-        if found.source.dtype != ir.DataType.FLOAT:
-            return f"'{found.source.name}' is not known to be float32"
         count = len(found.axes)
         if found.axes != tuple(range(-count, 0)):
             return f"it normalizes over axes {list(found.axes)}, which are not the last ones"
@@ -140,16 +129,8 @@ class FuseLayerNorm(OperatorPass):
         shift = None if found.shift is None else _over(found.shift, shape)
         if scale is None or (found.shift is not None and shift is None):
             return "its scale or shift does not lie along the normalized axes"
-        reason = why_it_escapes(found.nodes, found.result)
-        if reason is not None:
-            return reason
-        last = found.nodes[-1]
-        inputs = [found.source, self.initializer(model, last, "scale", scale)]
-        if shift is not None:
-            inputs.append(self.initializer(model, last, "shift", shift))
-        attributes = {"axis": -count, "epsilon": found.epsilon}
-        replace_nodes(self, model, found.nodes, found.result, "LayerNormalization", inputs, attributes)
-        return None
+        parameters = {"scale": scale} if shift is None else {"scale": scale, "shift": shift}
+        return fuse(self, model, found, "LayerNormalization", {"axis": -count, "epsilon": found.epsilon}, parameters)
 
 
 def _normalized_shape(found: Normalization) -> tuple[int, ...] | None:
@@ -193,22 +174,14 @@ class FuseInstanceNorm(OperatorPass):
         if found is None or shape is None or not _is_spatial(found, len(shape)):
             return None
         channels = shape[1]
-        if channels is None or found.source.dtype != ir.DataType.FLOAT:
-            return f"the channels of '{found.source.name}' are not known, or not float32"
+        if channels is None:
+            return f"the number of channels of '{found.source.name}' is not known"
         scale = _vector(found.scale, 1.0, len(shape), channels)
         shift = _vector(found.shift, 0.0, len(shape), channels)
         if scale is None or shift is None:
             return "its scale or shift is not one number per channel"
-        reason = why_it_escapes(found.nodes, found.result)
-        if reason is not None:
-            return reason
-        last = found.nodes[-1]
-        parameters = [
-            self.initializer(model, last, role, array) for role, array in (("scale", scale), ("shift", shift))
-        ]
-        inputs, attributes = [found.source, *parameters], {"epsilon": found.epsilon}
-        replace_nodes(self, model, found.nodes, found.result, "InstanceNormalization", inputs, attributes)
-        return None
+        attributes, parameters = {"epsilon": found.epsilon}, {"scale": scale, "shift": shift}
+        return fuse(self, model, found, "InstanceNormalization", attributes, parameters)
 
 
 def _is_spatial(found: Normalization, dims: int) -> bool:
@@ -248,25 +221,15 @@ class FuseL2Norm(OperatorPass):
         """Fuse the division of a vector by its length."""
         for source, length, nodes in divisions(node):
             found = _Length(source)
-            if found.match(length):
-                return self._fuse(model, node, source, found, nodes)
+            if not found.match(length):
+                continue
+            if len(found.axes) != 1:
+                return f"the length is over axes {found.axes}, and LpNormalization has one"
+            if found.guard > LARGEST_GUARD:
+                return f"the guard against zero, {found.guard:g}, is so large that it changes the result"
+            whole = Subgraph((*found.nodes, *nodes, node), source, node.outputs[0])
+            return fuse(self, model, whole, "LpNormalization", {"axis": found.axes[0], "p": 2})
         return None
-
-    def _fuse(
-        self, model: ir.Model, node: ir.Node, source: ir.Value, found: _Length, nodes: tuple[ir.Node, ...]
-    ) -> str | None:
-        if source.dtype != ir.DataType.FLOAT:
-            return f"'{source.name}' is not known to be float32"
-        if len(found.axes) != 1:
-            return f"the length is over axes {found.axes}, and LpNormalization has one"
-        if found.guard > LARGEST_GUARD:
-            return f"the guard against zero, {found.guard:g}, is so large that it changes the result"
-        every, result = [*found.nodes, *nodes, node], node.outputs[0]
-        reason = why_it_escapes(every, result)
-        if reason is None:
-            attributes = {"axis": found.axes[0], "p": 2}
-            replace_nodes(self, model, every, result, "LpNormalization", [source], attributes)
-        return reason
 
 
 class _Length:

@@ -5,18 +5,15 @@ A subgraph may be replaced when nothing outside of it reads a value inside of it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import constant_ints, input_at, is_standard, is_unused, remove_node, scalar_of, take_over
-from detent.prepare.base import Pass, int_attribute, ints_attribute
-
-
-def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Return the node that computes a value, if it is one of these operators."""
-    node = None if value is None else value.producer()
-    return node if node is not None and is_standard(node, *op_types) else None
+from detent.graph.values import input_at, is_standard, is_unused, made_by, remove_node, scalar_of, take_over
+from detent.prepare.base import Pass, axes_of, int_attribute, main_opset
 
 
 def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
@@ -61,7 +58,7 @@ def square_of(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
 
 def reduced_axes(node: ir.Node, dims: int | None) -> list[int] | None:
     """Return the axes, of `dims`, that a node reduces, counted from the end; None if unknown or not kept."""
-    given = ints_attribute(node, "axes") if input_at(node, 1) is None else constant_ints(input_at(node, 1))
+    given = axes_of(node)
     if not given or not int_attribute(node, "keepdims", 1):
         return None
     if all(axis < 0 for axis in given):
@@ -69,43 +66,66 @@ def reduced_axes(node: ir.Node, dims: int | None) -> list[int] | None:
     return None if dims is None else sorted(axis % dims - dims for axis in given)
 
 
-def why_it_escapes(nodes: Collection[ir.Node], result: ir.Value) -> str | None:
-    """Return why the nodes cannot be replaced: a value of theirs, other than the result, is read elsewhere."""
-    for node in nodes:
-        for value in node.outputs:
-            if value is result:
-                continue
-            if value.is_graph_output() or any(use.node not in nodes for use in value.uses()):
-                return f"'{value.name}', a value inside of it, is used elsewhere"
+_FIRST_OPSETS = {"LayerNormalization": 17, "Gelu": 20}
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """Nodes, in order, that compute `result` from `source` and constants."""
+
+    nodes: tuple[ir.Node, ...]
+    source: ir.Value
+    result: ir.Value
+
+
+def fuse(
+    owner: Pass,
+    model: ir.Model,
+    found: Subgraph,
+    op_type: str,
+    attributes: Mapping[str, int | float | str],
+    parameters: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> str | None:
+    """Let one new node compute the result, under the name of the node that did; or return why it cannot.
+
+    `parameters` become initializers, in order: the inputs behind the source.
+    """
+    first, opset = _FIRST_OPSETS.get(op_type, 0), main_opset(model)
+    if opset < first:
+        return f"{op_type} exists from opset {first} on, and the model has {opset}"
+    if found.source.dtype != ir.DataType.FLOAT:
+        return f"'{found.source.name}' is not known to be float32"
+    reason = _why_it_escapes(found)
+    if reason is not None:
+        return reason
+    last = found.result.producer()
+    assert last is not None, "a result of nodes has a producer"
+    # Not earlier: a subgraph that stays must leave no initializer behind.
+    inputs = [owner.initializer(model, last, role, array) for role, array in (parameters or {}).items()]
+    new = ir.node(op_type, [found.source, *inputs], dict(attributes), name=last.name)
+    model.graph.insert_before(last, new)
+    take_over(found.result, new.outputs[0])
+    _remove_unread(model.graph, last)
+    for node in found.nodes:
+        if node is not last:
+            owner.merged(node, new)
+    owner.changed(new, f"{len(found.nodes)} nodes became one {op_type}")
     return None
 
 
-def replace_nodes(
-    owner: Pass,
-    model: ir.Model,
-    nodes: Sequence[ir.Node],
-    result: ir.Value,
-    op_type: str,
-    inputs: Sequence[ir.Value],
-    attributes: Mapping[str, int | float | str],
-) -> None:
-    """Let one new node compute the result. It takes the name of the node that did."""
-    last = result.producer()
-    assert last is not None, "a result of nodes has a producer"
-    new = ir.node(op_type, list(inputs), dict(attributes), name=last.name)
-    model.graph.insert_before(last, new)
-    take_over(result, new.outputs[0])
-    _remove_unread(model.graph, last)
-    for node in nodes:
-        if node is not last:
-            owner.merged(node, new)
-    owner.changed(new, f"{len(nodes)} nodes became one {op_type}")
+def _why_it_escapes(found: Subgraph) -> str | None:
+    """Return why the nodes cannot be replaced: a value of theirs, other than the result, is read elsewhere."""
+    for value in (value for node in found.nodes for value in node.outputs if value is not found.result):
+        if value.is_graph_output() or any(use.node not in found.nodes for use in value.uses()):
+            return f"'{value.name}', a value inside of it, is used elsewhere"
+    return None
 
 
 def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
     """Remove a node, and everything before it that nobody reads any more."""
     sources = [value.producer() for value in node.inputs if value is not None]
     remove_node(graph, node)
+    # Once each: one node may feed two inputs.
     for source in dict.fromkeys(sources):
         if source is not None and source.graph is graph and all(is_unused(value) for value in source.outputs):
             _remove_unread(graph, source)

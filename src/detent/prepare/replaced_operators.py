@@ -31,7 +31,7 @@ from detent.graph.values import (
     static_shape,
     take_over,
 )
-from detent.prepare.base import OperatorPass, int_attribute, ints_attribute, main_opset
+from detent.prepare.base import OperatorPass, axes_of, int_attribute, main_opset
 
 
 class SplitToSlice(OperatorPass):
@@ -95,6 +95,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     if dim is None:
         return f"the size of dimension {axis} of its input is not known"
+    # From opset 18 on, the last part may be smaller.
     if opset < 18 and dim % count:
         return f"dimension {axis} of size {dim} cannot be split into {count} equal parts"
     part = -(-dim // count)
@@ -127,9 +128,8 @@ class ReduceMeanToPool(OperatorPass):
 
 def _why_not(node: ir.Node) -> str | None:
     """Return why a ReduceMean is not a GlobalAveragePool, or None if it is."""
-    source, axes_value = node.inputs[0], input_at(node, 1)
-    axes = ints_attribute(node, "axes") if axes_value is None else constant_ints(axes_value)
-    if axes_value is not None and axes is None:
+    source, axes = node.inputs[0], axes_of(node)
+    if input_at(node, 1) is not None and axes is None:
         return "its axes are not constant"
     if rank(source) != 4:
         return "its input is not known to have rank 4"

@@ -107,6 +107,7 @@ class FixShapes(Pass):
             self._infer_again(model)
 
     def _infer_again(self, model: ir.Model) -> None:
+        # Shapes of the old, freer inputs would contradict those that are inferred now.
         declared = [value.shape for value in model.graph.outputs]
         for node in model.graph.all_nodes():
             for value in node.outputs:

@@ -13,15 +13,14 @@ from collections.abc import Sequence
 import onnx
 import onnx_ir as ir
 
-from detent.graph.values import input_at, is_standard, static_shape, tensor_of
-from detent.prepare.base import Pass, int_attribute, ints_attribute, main_opset
+from detent.graph.values import input_at, static_shape, tensor_of
+from detent.prepare.base import OperatorPass, int_attribute, ints_attribute, main_opset
 
-_OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool")
 _PER_AXIS = {"strides": 1, "dilations": 1, "output_padding": 0}
 _SCALARS = {"group": 1, "ceil_mode": 0, "count_include_pad": 0, "storage_order": 0}
 
 
-class WriteAttributes(Pass):
+class WriteAttributes(OperatorPass):
     """Write out the attributes of Conv, ConvTranspose, MaxPool and AveragePool.
 
     Cases:
@@ -32,28 +31,19 @@ class WriteAttributes(Pass):
       and an odd padding (runtimes disagree which side gets the odd one), a weight of unknown shape.
     """
 
-    def run(self, model: ir.Model) -> None:
-        """Look at every such operator of the main graph."""
-        known: dict[str, set[str]] = {}
-        for node in model.graph:
-            if not is_standard(node, *_OPERATORS):
-                continue
-            if node.op_type not in known:
-                known[node.op_type] = set(onnx.defs.get_schema(node.op_type, main_opset(model), "").attributes)
-            self._write(node, known[node.op_type])
+    operators = ("Conv", "ConvTranspose", "MaxPool", "AveragePool")
 
-    def _write(self, node: ir.Node, known: set[str]) -> None:
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Write what the node leaves out, as far as its operator has it in this opset."""
+        known = onnx.defs.get_schema(node.op_type, main_opset(model), "").attributes
         kernel = ints_attribute(node, "kernel_shape") or _kernel_of_weight(node)
         if kernel is None:
-            self.decline(node, "the shape of its weight is not known")
-            return
+            return "the shape of its weight is not known"
         defaults: dict[str, int | list[int]] = {"kernel_shape": kernel}
         defaults |= {name: [fill] * len(kernel) for name, fill in _PER_AXIS.items()}
         defaults |= _SCALARS
         pads = _pads(node, kernel)
-        if isinstance(pads, str):
-            self.decline(node, pads)
-        else:
+        if not isinstance(pads, str):
             defaults["pads"] = pads
             node.attributes.pop("auto_pad", None)
         written = [name for name in defaults if name in known and name not in node.attributes]
@@ -61,6 +51,7 @@ class WriteAttributes(Pass):
             node.attributes[name] = _attribute(name, defaults[name])
         if written:
             self.changed(node, f"wrote {', '.join(written)}")
+        return pads if isinstance(pads, str) else None
 
 
 def _attribute(name: str, value: int | list[int]) -> ir.Attr:

@@ -19,7 +19,7 @@ elements missing in the last one:
     Reshape [0, 0, 1, -1]    Pad m behind n    Reshape [0, -1, b, 0]        and back:
     Reshape [0, -1, 1, 0]    Slice m off       Reshape to the shape of the input
 
-so that onnxruntime knows the shape of every value but for the batch. That matters: with unknown shapes, the time to
+so that onnxruntime knows the shape of every value except the batch. That matters: with unknown shapes, the time to
 load a model grows with the square of the number of nodes. Such a body serves one axis and one m.
 
 If n is not known, one body calculates everything from the shape, for any axis:

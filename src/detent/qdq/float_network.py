@@ -197,15 +197,11 @@ class _Reader:
 
     def _convert(self, node: ir.Node, source: ir.Value, codes: ValueCodes | None) -> None:
         """Leave an Identity, which stands for the change from one kind of codes to another."""
-        output = node.outputs[0]
         identity = ir.node("Identity", [source], name=node.name)
-        result = identity.outputs[0]
-        result.type, result.shape = output.type, output.shape
         self.graph.insert_before(node, identity)
-        output.replace_all_uses_with(result, replace_graph_outputs=True)
+        take_over(node.outputs[0], identity.outputs[0])
         self.graph.remove(node, safe=True)
-        result.name = output.name
-        self._note(result, codes)
+        self._note(identity.outputs[0], codes)
 
 
 _SUFFIXES = ("_QuantizeLinear_Output", "_quantized")

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from detent.convert import Conversion
 from detent.convert.splitting import BetweenTensor, Split
@@ -18,21 +19,28 @@ from detent.report.document import (
     Document,
     Figure,
     KeyFigure,
+    Note,
+    NoteList,
     Paragraph,
-    Row,
     Section,
     Table,
     Verdict,
+    figure,
     name,
+    named,
     number,
-    numeric,
-    words,
+    table,
+    worded,
 )
-from detent.report.figures import SQNR, decibels, listed, size
+from detent.report.figures import SQNR, command, decibels, listed, size
 from detent.results.compared import MEASURES, Emulation, FolderComparison, ModelComparison, TensorDifference
+from detent.results.verdict import CLOSE_DB
 
-MOST_TENSORS = 10
-"""Tensors on the way that a terminal lists; the JSON has all."""
+MOST_TENSORS = 5
+"""Tensors on the way, and outputs, that a short answer lists."""
+
+MOST_FIGURES = 12
+"""Figures of a conversion that a short answer lists."""
 
 _SHOWN = 5
 
@@ -53,6 +61,9 @@ def comparison_document(result: ModelComparison) -> Document:
     worst = min(outputs or result.tensors, key=lambda tensor: tensor.mean("sqnr_db"))
     mean, least = worst.mean("sqnr_db"), decibels(worst.worst("sqnr_db"))
     text = f"'{worst.name}' has an SQNR of {decibels(mean)} dB on average, {least} dB at worst."
+    following = command("evaluate", result.before, result.after, "--data", "LABELLED")
+    if mean < CLOSE_DB:
+        following = command("sensitivity", result.before, "--calib", "DATA")
     return Document(
         "comparison",
         f"{Path(result.after).name} against {Path(result.before).name}",
@@ -66,6 +77,7 @@ def comparison_document(result: ModelComparison) -> Document:
             KeyFigure("Tensors", str(len(result.tensors)), "Tensors of one name and one shape in both models."),
         ],
         [_difference_along(result), _tensors("Outputs", outputs), _tensors("Tensors", inside), *_remarks(result)],
+        [text, f"Next: {following}"],
     )
 
 
@@ -85,58 +97,55 @@ def _tensors(title: str, tensors: Sequence[TensorDifference]) -> Section | None:
     if not tensors:
         return None
     columns = [
-        Column("Tensor"),
-        *(_column(measure, below="worst") for measure in MEASURES),
-        Column("Worst sample", minor=True),
-    ]
-    rows = [
-        Row(
-            [
-                name(tensor.name, badges=["scales undone"] if tensor.rescaled else []),
-                *(_figure(measure, tensor.mean(measure), tensor.worst(measure)) for measure in MEASURES),
-                name(tensor.worst_samples(1)[0]),
-            ]
-        )
-        for tensor in tensors
+        Column(
+            "Tensor",
+            cell=lambda tensor: name(tensor.name, badges=["scales undone"] if tensor.rescaled else []),
+        ),
+        *(_mean_column(measure) for measure in MEASURES),
+        named("Worst sample", lambda tensor: tensor.worst_samples(1)[0], minor=True),
     ]
     meaning = "Means over the samples, the least SQNR first. Below each: the worst sample."
-    shown = min(MOST_TENSORS, len(rows))
-    head = "outputs" if title == "Outputs" else f"worst tensors of the same name ({shown} of {len(rows)})"
-    shown_rows = None if title == "Outputs" else MOST_TENSORS
-    table = Table(columns, rows, "tensors", (1, True), shown_rows, head)
-    return Section(title, meaning, [table, Paragraph("", on="terminal")], folded=False, count=str(len(rows)))
+    head = "outputs" if title == "Outputs" else "worst tensors of the same name"
+    rows = table("tensors", columns, tensors, order=(1, True), shown=MOST_TENSORS, title=head)
+    return Section(title, meaning, [rows, Paragraph("", on="terminal")], folded=False, count=str(len(tensors)))
 
 
 def _remarks(result: ModelComparison) -> Iterable[Section]:
     if result.rescaling:
         yield Section("Channels", blocks=[Paragraph(result.rescaling)])
     if result.skipped:
-        rows = [Row([name(each)]) for each in result.skipped]
         yield Section(
             "Not compared",
             "Tensors of one name that have other shapes or types.",
-            [Table([Column("Tensor")], rows, "tensors")],
-            count=str(len(rows)),
+            [table("tensors", [named("Tensor", str)], result.skipped)],
+            count=str(len(result.skipped)),
             brief=f"Not compared, for their shapes or types: {listed(list(result.skipped), 3)}.",
         )
 
 
-def _column(measure: str, below: str = "") -> Column:
-    title, meaning = _MEANINGS[measure]
-    return numeric(
-        f"{title}: mean" if below else title, meaning, minor=measure not in ("sqnr_db", "cosine"), below=below
+def _mean_column(measure: str) -> Column:
+    """Return the mean of a measure, with its worst value below."""
+    return figure(
+        f"{_MEANINGS[measure][0]}: mean",
+        lambda tensor: tensor.mean(measure),
+        lambda value: _text(measure, value),
+        _MEANINGS[measure][1],
+        small=lambda tensor: _text(measure, tensor.worst(measure)),
+        below="worst",
+        **_importance(measure),
     )
+
+
+def _importance(measure: str) -> dict[str, Any]:
+    """Return what a narrow screen and a short answer leave out."""
+    minor = measure not in ("sqnr_db", "cosine")
+    return {"minor": minor, "on": "verbose" if minor else "both"}
 
 
 def _text(measure: str, value: float) -> str:
     if measure.endswith("_db"):
         return decibels(value)
     return f"{value:.5f}" if measure in ("cosine", "ssim") else f"{value:.3g}"
-
-
-def _figure(measure: str, value: float | None, worst: float | None = None) -> Cell:
-    below = "" if worst is None else _text(measure, worst)
-    return number(value, None if value is None else _text(measure, value), below)
 
 
 def folders_document(result: FolderComparison) -> Document:
@@ -147,23 +156,15 @@ def folders_document(result: FolderComparison) -> Document:
         worst = result.worst(measure)
         meaning = f"{_MEANINGS[measure][1]} Worst: {_text(measure, worst.value)}, in {worst.file}."
         figures.append(KeyFigure(_MEANINGS[measure][0], _text(measure, result.mean(measure)), meaning))
-    summary = [
-        Row(
-            [
-                words(_MEANINGS[measure][0]),
-                number(result.mean(measure), f"{result.mean(measure):.6g}"),
-                number(result.worst(measure).value, f"{result.worst(measure).value:.6g}"),
-                name(result.worst(measure).file),
-            ]
-        )
-        for measure in measures
+    means = [
+        worded("Measure", lambda measure: _MEANINGS[measure][0]),
+        figure("Mean", result.mean, ".6g"),
+        figure("Worst", lambda measure: result.worst(measure).value, ".6g"),
+        named("In", lambda measure: result.worst(measure).file, "The file of the worst value.", minor=True),
     ]
-    rows = [
-        Row([name(file.name), *(_figure(measure, getattr(file, measure)) for measure in measures)])
-        for file in sorted(result.files, key=lambda file: file.cosine)
-    ]
-    columns = [Column("Measure"), numeric("Mean"), numeric("Worst"), Column("In", "The file of the worst value.")]
-    files = Table([Column("File"), *map(_column, measures)], rows, "files", (1, True))
+    files = [named("File", "name"), *map(_file_column, measures)]
+    ordered = sorted(result.files, key=lambda file: file.cosine)
+    least = result.worst("cosine")
     return Document(
         "comparison",
         f"{Path(result.other).resolve().name} against {Path(result.baseline).resolve().name}",
@@ -172,10 +173,26 @@ def folders_document(result: FolderComparison) -> Document:
         Verdict("plain", "Compared", f"{len(result.files)} files; the figures below are means over them."),
         figures,
         [
-            Section("Measures", "Over all files.", [Table(columns, summary, "measures")]),
-            Section("Files", "Every file, the least cosine first.", [files], folded=False, on="page"),
+            Section("Measures", "Over all files.", [table("measures", means, measures)]),
+            Section(
+                "Files",
+                "Every file, the least cosine first.",
+                [table("files", files, ordered, order=(1, True))],
+                folded=False,
+                on="verbose",
+            ),
+        ],
+        [
+            f"{len(result.files)} files: the cosine is {result.mean('cosine'):.5f} on average, and "
+            f"{least.value:.5f} at worst, in {least.file}.",
+            "Next: `detent compare` of the models that wrote them tells at which layer they part.",
         ],
     )
+
+
+def _file_column(measure: str) -> Column:
+    title, meaning = _MEANINGS[measure]
+    return figure(title, measure, lambda value: _text(measure, value), meaning, **_importance(measure))
 
 
 def emulation_document(emulation: Emulation) -> Document:
@@ -194,35 +211,42 @@ def emulation_document(emulation: Emulation) -> Document:
         for node, count in report.overflows.items()
     ]
     columns = [
-        Column("Output"),
-        numeric("Elements"),
-        numeric("Differ"),
-        numeric("By at most"),
-        numeric("Same top-1", "Rows with the same largest element, if the output looks like class scores."),
+        named("Output", "name"),
+        figure("Elements", "elements"),
+        figure("Differ", "differing"),
+        figure("By at most", "farthest", ".6g"),
+        Column(
+            "Same top-1",
+            "Rows with the same largest element, if the output looks like class scores.",
+            numeric=True,
+            cell=lambda each: Cell(f"{each.same_top1} of {each.rows}", each.same_top1) if each.rows else number(None),
+        ),
     ]
-    rows = [
-        Row(
-            [
-                name(output.name),
-                number(output.elements),
-                number(output.differing),
-                number(output.farthest, f"{output.farthest:.6g}"),
-                Cell(f"{output.same_top1} of {output.rows}", output.same_top1) if output.rows else number(None),
-            ]
-        )
-        for output in emulation.outputs
-    ]
-    table = Table(columns, rows, "outputs", title="output, against onnxruntime")
-    tail = [] if emulation.folder is None else [Paragraph(f"Answers written to {emulation.folder}.")]
-    if emulation.random:
-        tail.append(Paragraph("The data was random: give --data to see what real inputs do.", "warn"))
+    outputs = table("outputs", columns, emulation.outputs, title="output, against onnxruntime")
+    warning = [Paragraph("The data was random: give --data to see what real inputs do.", "warn")]
     return Document(
         "emulation",
         "Emulated in integers",
         [f"Emulated in integers on {emulation.data}, rounding {report.rounding}."],
         [emulation.note],
-        sections=[Section("Outputs", "Each output against onnxruntime's.", [*lines, table, *tail], folded=False)],
+        sections=[
+            Section(
+                "Outputs",
+                "Each output against onnxruntime's.",
+                [*(warning if emulation.random else []), *lines, outputs],
+                folded=False,
+            )
+        ],
+        closing=_emulation_closing(emulation),
     )
+
+
+def _emulation_closing(emulation: Emulation) -> list[str]:
+    differing, all_of = (sum(getattr(each, key) for each in emulation.outputs) for key in ("differing", "elements"))
+    found = f"{differing:,} of {all_of:,} elements of the outputs differ from onnxruntime's."
+    written = "" if emulation.folder is None else f"Wrote the answers to {emulation.folder}. "
+    following = ("evaluate", "FLOAT_MODEL", emulation.source or "MODEL", "--data", "LABELLED", "--emulate")
+    return [f"{written}{found}", f"Next: {command(*following, emulation.report.rounding)}"]
 
 
 def conversion_document(conversion: Conversion) -> Document:
@@ -232,12 +256,14 @@ def conversion_document(conversion: Conversion) -> Document:
         done = [change for change in conversion.changes if change.by == step]
         left = [change for change in conversion.declined if change.by == step]
         blocks: list[Block] = [Paragraph(f"{step}: {_counted(done) or 'nothing'}.")]
-        blocks += [Paragraph(f"  left '{change.node}': {change.what}") for change in left[:_SHOWN]]
-        if len(left) > _SHOWN:
-            blocks.append(Paragraph(f"  and {len(left) - _SHOWN} more that were left; --json lists them."))
+        blocks.append(
+            NoteList([Note("left", "plain", change.what, f"'{change.node}'") for change in left], shown=_SHOWN)
+        )
         sections.append(Section(step, blocks=blocks, folded=False))
     headline = [f"{conversion.source} -> {conversion.output}", ", ".join(conversion.steps)]
-    return Document("conversion", Path(conversion.source).name, headline, sections=sections)
+    following = ("compare", conversion.source, conversion.output, "--data", "DATA")
+    closing = [f"Wrote {conversion.output}: {size(conversion.after.bytes)}.", f"Next: {command(*following)}"]
+    return Document("conversion", Path(conversion.source).name, headline, sections=sections, closing=closing)
 
 
 def split_document(done: Split) -> Document:
@@ -246,26 +272,24 @@ def split_document(done: Split) -> Document:
     headline = [f"{done.source} -> {done.body} + {done.tail}", sizes]
     about = [f"Cut where the post-processing of detections starts ({done.sign})."] if done.sign else []
     run = f'detent.Pipeline("{done.body}", "{done.tail}") runs them as one; evaluate, compare and infer take --tail.'
-    table = between_table(done.between)
-    sections = [Section("Between them", "What the first gives to the second.", [table, Paragraph(run)], folded=False)]
-    return Document("split", Path(done.source).name, headline, about, sections=sections)
+    between = between_table(done.between)
+    sections = [Section("Between them", "What the first gives to the second.", [between, Paragraph(run)], folded=False)]
+    closing = [
+        f"Wrote {done.body}, for the device, and {done.tail}, for the CPU.",
+        f"Next: {command('quantize', done.body, 'OUTPUT', '--calib', 'DATA')}",
+    ]
+    return Document("split", Path(done.source).name, headline, about, sections=sections, closing=closing)
 
 
 def between_table(tensors: Sequence[BetweenTensor]) -> Table:
     """Return the tensors that go from the body of a model to its tail."""
-    columns = [Column("Tensor"), Column("Type"), Column("Shape"), Column("")]
-    rows = [
-        Row(
-            [
-                name(each.name),
-                words(each.type),
-                words(" x ".join("?" if side is None else str(side) for side in each.shape)),
-                words("also: it leads around the cut" if each.added else ""),
-            ]
-        )
-        for each in tensors
+    columns = [
+        named("Tensor", "name"),
+        worded("Type", "type"),
+        worded("Shape", lambda each: " x ".join("?" if side is None else str(side) for side in each.shape)),
+        worded("", lambda each: "also: it leads around the cut" if each.added else ""),
     ]
-    return Table(columns, rows, "tensors")
+    return table("tensors", columns, tensors)
 
 
 def _counted(changes: Sequence[Change]) -> str:
@@ -283,17 +307,24 @@ def _counted(changes: Sequence[Change]) -> str:
 def _contents(conversion: Conversion) -> Table:
     """List each figure that differs, and always the size."""
     before, after = conversion.before, conversion.after
-    rows = [Row([words("file"), *(number(each.bytes, f"{each.bytes:,} bytes") for each in (before, after))])]
-    for title, old, new in (
-        ("opset", before.opset, after.opset),
-        ("constants", before.constants, after.constants),
-        ("", before.operators, after.operators),
+    rows: list[tuple[str, str, int | None, int | None]] = [("file", " bytes", before.bytes, after.bytes)]
+    for title, unit, old, new in (
+        ("opset ", "", before.opset, after.opset),
+        ("constants ", " bytes", before.constants, after.constants),
+        ("", "", before.operators, after.operators),
     ):
-        unit = " bytes" if title == "constants" else ""
-        for key in sorted(set(old) | set(new)):
-            if old.get(key) != new.get(key):
-                cells = [
-                    number(each[key], f"{each[key]:,}{unit}") if key in each else number(None) for each in (old, new)
-                ]
-                rows.append(Row([words(f"{title} {key}".strip()), *cells]))
-    return Table([Column(""), numeric("Before"), numeric("After")], rows, "figures")
+        rows += [
+            (f"{title}{key}", unit, old.get(key), new.get(key))
+            for key in sorted(set(old) | set(new))
+            if old.get(key) != new.get(key)
+        ]
+
+    def count(row: tuple[str, str, int | None, int | None], at: Literal[2, 3]) -> Cell:
+        return number(row[at], f"{row[at]:,}{row[1]}" if row[at] is not None else None)
+
+    columns = [
+        worded("", lambda row: row[0]),
+        Column("Before", numeric=True, cell=lambda row: count(row, 2)),
+        Column("After", numeric=True, cell=lambda row: count(row, 3)),
+    ]
+    return table("figures", columns, rows, shown=MOST_FIGURES)

@@ -10,17 +10,18 @@ renderers escape all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 
 from detent.report.charts import Chart
 
 Level = Literal["good", "warn", "bad", "plain"]
 """How to color it."""
 
-Audience = Literal["both", "page", "terminal"]
-"""Where a part is shown. A page has room for every row; a terminal gets the short form."""
+Audience = Literal["both", "page", "terminal", "verbose"]
+"""Where a part is shown. A page has everything; a terminal has what is "verbose" only with --verbose."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,11 @@ class Note:
 
 @dataclass(frozen=True)
 class NoteList:
-    """A list of notes."""
+    """A list of notes. A terminal shows the first `shown`, or all with --verbose."""
 
     notes: Sequence[Note]
     on: Audience = "both"
+    shown: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,10 @@ class Figure:
 class Column:
     """A column of a table.
 
-    `meaning` explains it in a sentence. Narrow screens leave out columns that are `minor`. `below` is the title of the
-    small print that its cells have below them on a page; on a terminal that is a column of its own. A terminal writes
-    titles in lower case, except those that are `verbatim`.
+    `cell` makes its cell from the thing that a row is about. `meaning` explains it in a sentence. Narrow screens leave
+    out columns that are `minor`. `below` is the title of the small print that its cells have below them on a page; on a
+    terminal that is a column of its own. A terminal begins titles with a small letter, except those that are
+    `verbatim`.
     """
 
     title: str
@@ -113,6 +116,7 @@ class Column:
     below: str = ""
     on: Audience = "both"
     verbatim: bool = False
+    cell: Callable[[Any], Cell] = field(default=lambda text: Cell(text, text), repr=False)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class Table:
     """A table. A page shows all rows, which can be sorted by any column and searched.
 
     `what` names the rows ("layers"). `order` is the column that they are sorted by, and whether that is ascending. A
-    terminal shows the first `shown` rows, and has `title` above the first column.
+    terminal shows the first `shown` rows, or all with --verbose, and has `title` above the first column.
     """
 
     columns: Sequence[Column]
@@ -166,8 +170,8 @@ Block = Paragraph | NoteList | Facts | Code | Figure | Table
 class Section:
     """A part of a document, and what it means in a sentence or two.
 
-    On a page it is `folded` at first, with `count` beside the title. On a terminal, `brief` is printed instead of the
-    blocks if it is given.
+    On a page it is `folded` at first, with `count` beside the title. A terminal prints `brief` if it is given, and the
+    blocks only with --verbose then.
     """
 
     title: str
@@ -184,7 +188,8 @@ class Document:
     """Everything that there is to say about one result.
 
     `kind` is what was done, `title` to what. `headline` and `about` describe the run. `verdict` and `figures` are what
-    a summary of a few lines needs. A terminal ends with the lines of `closing`.
+    a summary of a few lines needs. A terminal ends with the lines of `closing`, at most three: what was written or
+    found, whether the device takes it, and what it cost with the command to type next.
     """
 
     kind: str
@@ -195,6 +200,12 @@ class Document:
     figures: Sequence[KeyFigure] = ()
     sections: Sequence[Section | None] = field(default_factory=tuple)
     closing: Sequence[str] = ()
+
+    @property
+    def next_command(self) -> str:
+        """The command to type next, if the last line has one."""
+        following = self.closing[-1].partition("Next: ")[2] if self.closing else ""
+        return following if following.startswith("detent ") else ""
 
 
 def name(text: str, **more: object) -> Cell:
@@ -219,6 +230,46 @@ def bar(value: float, share: float) -> Cell:
     return Cell("", value, bar=min(max(share, 0.0), 1.0))
 
 
-def numeric(title: str, meaning: str = "", *, minor: bool = False, below: str = "", on: Audience = "both") -> Column:
-    """Return a column of numbers."""
-    return Column(title, meaning, True, minor, below, on)
+Getter = str | Callable[[Any], Any]
+"""What a column shows of the thing that a row is about: the name of an attribute, or a function."""
+
+
+def named(title: str, get: Getter, meaning: str = "", **more: Any) -> Column:
+    """Return a column of names out of a model or folder."""
+    take = _taker(get)
+    return Column(title, meaning, cell=lambda item: name(take(item)), **more)
+
+
+def worded(title: str, get: Getter, meaning: str = "", **more: Any) -> Column:
+    """Return a column of words."""
+    take = _taker(get)
+    return Column(title, meaning, cell=lambda item: words(take(item)), **more)
+
+
+def figure(
+    title: str,
+    get: Getter,
+    form: str | Callable[[Any], str] = ",",
+    meaning: str = "",
+    *,
+    small: Callable[[Any], str] = lambda _: "",
+    **more: Any,
+) -> Column:
+    """Return a column of numbers, or None: `form` is how they are written, and `small` makes the small print below."""
+    take, spell = _taker(get), form if callable(form) else f"{{:{form}}}".format
+
+    def cell(item: Any) -> Cell:
+        value = take(item)
+        return number(value, None if value is None else spell(value), small(item))
+
+    return Column(title, meaning, numeric=True, cell=cell, **more)
+
+
+def table(what: str, columns: Sequence[Column | None], items: Iterable[Any], **more: Any) -> Table:
+    """Return a table with a row for each item. Columns that are None are left out."""
+    kept = [column for column in columns if column is not None]
+    return Table(kept, [Row([column.cell(item) for column in kept]) for item in items], what, **more)
+
+
+def _taker(get: Getter) -> Callable[[Any], Any]:
+    return attrgetter(get) if isinstance(get, str) else get

@@ -6,8 +6,6 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
 from detent.comparison.inspection import Inspection
 from detent.comparison.value_files import Dump
 from detent.convert import Conversion
@@ -29,9 +27,9 @@ from detent.report.listings import (
     recipe_document,
     statistics_document,
 )
-from detent.report.losses import evaluation_document, tuning_document
+from detent.report.losses import evaluation_document
 from detent.report.quantization import quantization_document
-from detent.report.searches import precision_document, sensitivity_document
+from detent.report.searches import precision_document, sensitivity_document, tuning_document
 from detent.report.terminal import PlainConsole, print_document
 from detent.results.checked import DeviceCheck
 from detent.results.compared import Emulation, FolderComparison, ModelComparison
@@ -60,7 +58,9 @@ BUILDERS: dict[type, Callable[[Any], Document]] = {
 
 
 def document_of(result: object) -> Document:
-    """Return the document of a result. Raise UsageError for anything else."""
+    """Return the document of a result; a document is its own. Raise UsageError for anything else."""
+    if isinstance(result, Document):
+        return result
     builder = BUILDERS.get(type(result))
     if builder is None:
         raise UsageError(
@@ -69,13 +69,8 @@ def document_of(result: object) -> Document:
     return builder(result)
 
 
-def print_result(result: object, console: Console) -> None:
-    """Print a result."""
-    print_document(document_of(result), console)
-
-
-def text_of(result: object, width: int = 120) -> str:
+def text_of(result: object, width: int = 120, *, verbose: bool = False) -> str:
     """Return what the command line prints, as plain text."""
     text = io.StringIO()
-    print_result(result, PlainConsole(file=text, width=width))
+    print_document(document_of(result), PlainConsole(file=text, width=width), verbose=verbose)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -6,13 +6,21 @@ Names of tensors, nodes and files are anybody's text: they may hold line breaks,
 from __future__ import annotations
 
 import math
+import shlex
+from os import PathLike
 
+from detent.graph.load import IN_MEMORY
+from detent.recipe import Recipe
+from detent.recipe.presets import PRESETS
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
 from detent.results.paired import Interval
 from detent.results.task_scores import POINTS_OF
 from detent.results.tensors import TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
+
+DEFAULT_RECIPE = "XINT8"
+"""Of a command without --recipe."""
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",
@@ -107,6 +115,18 @@ def unit_of(unit: str) -> str:
 def probability(value: float | None) -> str:
     """Write a p-value to three decimal places."""
     return "-" if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
+
+
+def command(*words: str | PathLike[str]) -> str:
+    """Write a command to type. Names are quoted for a shell, because a name out of a model may be anybody's text."""
+    return shlex.join(["detent", *("MODEL" if word == IN_MEMORY else str(word) for word in words)])
+
+
+def recipe_words(recipe: Recipe) -> list[str]:
+    """Return the option that names a recipe: nothing for that of a command without, RECIPE for one that has no name."""
+    if recipe.name == DEFAULT_RECIPE:
+        return []
+    return ["--recipe", recipe.name if recipe.name in PRESETS else "RECIPE"]
 
 
 def listed(names: list[str], shown: int) -> str:

@@ -5,28 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from detent.report.document import (
-    Audience,
-    Column,
     Document,
     KeyFigure,
     Level,
     Note,
     NoteList,
     Paragraph,
-    Row,
     Section,
-    Table,
     Verdict,
-    name,
-    number,
-    numeric,
-    words,
+    figure,
+    named,
+    table,
+    worded,
 )
-from detent.report.figures import listed
+from detent.report.figures import command, listed
 from detent.results.checked import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
 
-DEVICE_NOTES = 5
-"""Findings that the terminal's report of a quantization lists; `detent check` has all."""
+SHOWN = 5
+"""Findings that a short answer lists."""
 
 _VERDICTS: dict[str, tuple[str, Level]] = {
     "accepted": ("takes it", "good"),
@@ -40,20 +36,25 @@ _SHOWN_NODES = 4
 def check_document(check: DeviceCheck) -> Document:
     """Build the document of a check for a device."""
     left = ", ".join(f"{op_type} {count}" for op_type, count in operators_left(check).items())
-    on_cpu = Paragraph(f"On the CPU: {left}.")
-    whole = Section(
-        "Verdict",
-        blocks=[
-            Paragraph(summary(check), "good" if check.accepted else "plain", strong=True),
-            *([on_cpu] if left and check.target != "cpu" else []),
-            NoteList([_finding_note(group) for group in grouped(check.findings)]),
-        ],
-        on="terminal",
-    )
+    on_cpu = [Paragraph(f"On the CPU: {left}.")] if left and check.target != "cpu" else []
+    notes = NoteList([_finding_note(group) for group in grouped(check.findings)], shown=SHOWN)
+    found = Section("Findings", blocks=[notes, *on_cpu], on="terminal")
     text, level = _VERDICTS[check.verdict]
     verdict = Verdict(level, f"{check.target} {text}", summary(check))
-    sections = [whole, device_section(check, on="page")]
-    return Document("check", Path(check.source).name, [check.source], (), verdict, [device_figure(check)], sections)
+    sections = [found, device_section(check)]
+    closing = [summary(check), _next(check)]
+    figures = [device_figure(check)]
+    return Document("check", Path(check.source).name, [check.source], (), verdict, figures, sections, closing)
+
+
+def _next(check: DeviceCheck) -> str:
+    """Return the command to type next."""
+    if not check.accepted:
+        return "Next: the fixes above, those of errors first."
+    if check.quantized:
+        return f"Next: {command('evaluate', 'FLOAT_MODEL', check.source, '--data', 'LABELLED')}"
+    recipe = ["--recipe", check.recipe] if check.recipe else []
+    return f"Next: {command('quantize', check.source, 'OUTPUT', '--calib', 'DATA', *recipe)}"
 
 
 def _finding_note(group: FindingGroup) -> Note:
@@ -73,41 +74,30 @@ def device_figure(check: DeviceCheck) -> KeyFigure:
     return KeyFigure(check.target, text.capitalize(), f"{meaning}.", level)
 
 
-def device_section(check: DeviceCheck, on: Audience = "both") -> Section:
+def device_section(check: DeviceCheck) -> Section:
     """Build the section of what a device makes of a model: findings, and where each node runs."""
     found = [_finding_note(group) for group in grouped(check.findings)]
     columns = [
-        Column("Node"),
-        Column("Operator", minor=True),
-        Column("Runs in", "The region that the device computes as one, or the CPU."),
-        numeric("Multiplications", "Of one sample, in layers.", minor=True),
+        named("Node", "node"),
+        worded("Operator", "op_type", minor=True),
+        worded(
+            "Runs in",
+            lambda place: "CPU" if place.subgraph is None else f"subgraph {place.subgraph}",
+            "The region that the device computes as one, or the CPU.",
+        ),
+        figure("Multiplications", "macs", ",", "Of one sample, in layers.", minor=True),
     ]
-    rows = [
-        Row(
-            [
-                name(place.node),
-                words(place.op_type),
-                words("CPU" if place.subgraph is None else f"subgraph {place.subgraph}"),
-                number(place.macs),
-            ]
-        )
-        for place in check.nodes
-    ]
-    notes = [Note("Error" if error else "Warning", "bad" if error else "warn", text) for error, text in serious(check)]
-    more = f"{len(notes) - DEVICE_NOTES} more: `detent check MODEL --target {check.target}`."
     return Section(
         f"Device {check.target}",
         "Whether the device that the recipe is for takes the file, node by node. Data travels at the borders of "
         "subgraphs: one is best.",
         [
-            Paragraph(summary(check), "bad" if check.verdict == "rejected" else "plain"),
+            Paragraph(summary(check), "bad" if check.verdict == "rejected" else "plain", on="page"),
             NoteList(found, on="page") if found else Paragraph("There is nothing in the way.", on="page", quiet=True),
-            Table(columns, rows, "nodes", on="page"),
-            NoteList(notes[:DEVICE_NOTES], on="terminal"),
-            *([Paragraph(more, on="terminal")] if len(notes) > DEVICE_NOTES else []),
+            table("nodes", columns, check.nodes),
         ],
         count=_VERDICTS[check.verdict][0],
-        on=on,
+        on="verbose",
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import partial
+from operator import itemgetter
 
-from detent.comparison.inspection import Inspection
+from detent.comparison.inspection import Inspection, QuantizedTensor
 from detent.comparison.value_files import Dump
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
@@ -15,16 +18,18 @@ from detent.report.document import (
     Column,
     Document,
     Paragraph,
-    Row,
     Section,
-    Table,
-    name,
+    figure,
+    named,
     number,
-    numeric,
-    words,
+    table,
+    worded,
 )
-from detent.report.figures import size
-from detent.results.summarized import StatisticsView
+from detent.report.figures import command, size
+from detent.results.summarized import StatisticsView, TensorSummary
+
+SHOWN = 8
+"""Rows of a table that a short answer lists."""
 
 TWINS = ("_ADAROUND", "_ADAQUANT")
 
@@ -43,13 +48,13 @@ def recipes_document(recipes: Sequence[Recipe]) -> Document:
     shown = [recipe for recipe in recipes if not _is_twin(recipe, names)]
     rows = []
     for target in dict.fromkeys(recipe.target for recipe in shown):
-        rows.append(Row([words(f"for {target}"), *[Cell("")] * 4]))
+        rows.append([f"for {target}", "", "", "", ""])
         for recipe in (recipe for recipe in shown if recipe.target == target):
             formats = (_formats(recipe, role) for role in ("activations", "weights"))
-            texts = (recipe.name, *formats, _calibration(recipe), _tuning(recipe, names))
-            rows.append(Row([words(text) for text in texts]))
-    columns = [Column(title) for title in ("Recipe", "Activations", "Weights", "Calibration", "Fine-tuned")]
-    blocks: list[Block] = [Table(columns, rows, "recipes"), Paragraph(LEGEND)]
+            rows.append([recipe.name, *formats, _calibration(recipe), _tuning(recipe, names)])
+    titles = ("Recipe", "Activations", "Weights", "Calibration", "Fine-tuned")
+    columns = [worded(title, itemgetter(at)) for at, title in enumerate(titles)]
+    blocks: list[Block] = [table("recipes", columns, rows), Paragraph(LEGEND)]
     return Document("recipes", "Recipes", (), sections=[Section("Recipes", blocks=blocks, folded=False)])
 
 
@@ -89,7 +94,9 @@ def recipe_document(recipe: Recipe) -> Document:
         steps.append(refinement.name if refinement.learns_weights else "correct biases")
     about = f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."
     file = Section("File", blocks=[Code(to_toml(recipe), on="both")], folded=False)
-    return Document("recipe", recipe.name, [f"{recipe.name}: {recipe.description}"], [about], sections=[file])
+    closing = [f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--recipe', recipe.name)}"]
+    headline = [f"{recipe.name}: {recipe.description}"]
+    return Document("recipe", recipe.name, headline, [about], sections=[file], closing=closing)
 
 
 def _calibrates(recipe: Recipe) -> bool:
@@ -105,102 +112,98 @@ def inspection_document(inspection: Inspection, *, nodes: bool = False) -> Docum
     values = (("input", inspection.inputs), ("output", inspection.outputs))
     about = [f"{kind} {value}: {typed}" for kind, named in values for value, typed in named.items()]
     about += [f"constants {dtype}: {size(stored)}" for dtype, stored in inspection.constants.items()]
-    operators = [Row([words(op_type), number(many, str(many))]) for op_type, many in inspection.operators.items()]
-    sections = [
-        Section("Operators", blocks=[Table([Column("Operator"), numeric("Nodes")], operators, "operators")]),
-        Section("Quantized tensors", blocks=[_quantized(inspection)])
-        if inspection.quantized
-        else Section("Quantized tensors", blocks=[Paragraph("Not quantized: no DequantizeLinear in it.")]),
+    operators = [worded("Operator", itemgetter(0)), figure("Nodes", itemgetter(1), "")]
+    listed = [
+        named("Node", "name"),
+        worded("Operator", "op_type"),
+        figure("Inputs", "inputs"),
+        figure("Of them quantized", "quantized_inputs"),
     ]
-    if nodes:
-        columns = [Column("Node"), Column("Operator"), numeric("Inputs"), numeric("Of them quantized")]
-        rows = [
-            Row([name(node.name), words(node.op_type), number(node.inputs), number(node.quantized_inputs)])
-            for node in inspection.nodes
-        ]
-        sections.append(Section("Nodes", blocks=[Table(columns, rows, "nodes")]))
+    tables = [
+        table("operators", operators, inspection.operators.items(), shown=SHOWN),
+        table("tensors", _QUANTIZED, inspection.quantized, shown=SHOWN),
+        *([table("nodes", listed, inspection.nodes)] if nodes else []),
+    ]
+    sections = [Section(each.what.capitalize(), blocks=[each]) for each in tables if each.rows]
     headline = f"{size(inspection.bytes)}, {count} nodes, opset {opset}{made_by}"
-    return Document("inspection", "Contents", [headline], about, sections=sections)
+    return Document("inspection", "Contents", [headline], about, sections=sections, closing=_contents(inspection))
 
 
-def _quantized(inspection: Inspection) -> Table:
-    columns = [
-        Column("Quantized tensor"),
-        Column("Kind"),
-        Column("Type"),
-        numeric("Scale"),
-        numeric("Zero point"),
-        numeric("Position"),
-    ]
-    rows = [
-        Row(
-            [
-                name(tensor.name),
-                words("constant" if tensor.constant else "activation"),
-                words(tensor.dtype),
-                Cell(f"{tensor.channels} channels")
-                if tensor.scale is None
-                else number(tensor.scale, f"{tensor.scale:.6g}"),
-                number(tensor.zero_point, str(tensor.zero_point)),
-                number(tensor.position, str(tensor.position)),
-            ]
-        )
-        for tensor in inspection.quantized
-    ]
-    return Table(columns, rows, "tensors")
+def _contents(inspection: Inspection) -> list[str]:
+    """Say how a model is quantized, and what to type next."""
+    kinds = Counter(tensor.dtype for tensor in inspection.quantized)
+    model = inspection.source or "MODEL"
+    if not kinds:
+        return ["Not quantized.", f"Next: {command('quantize', model, 'OUTPUT', '--calib', 'DATA')}"]
+    counts = ", ".join(f"{count} {dtype}" for dtype, count in kinds.most_common())
+    return [f"{kinds.total()} quantized tensors: {counts}.", f"Next: {command('check', model)}"]
+
+
+def _scale_cell(tensor: QuantizedTensor) -> Cell:
+    return Cell(f"{tensor.channels} channels") if tensor.scale is None else number(tensor.scale, f"{tensor.scale:.6g}")
+
+
+_QUANTIZED = (
+    named("Quantized tensor", "name"),
+    worded("Kind", lambda tensor: "constant" if tensor.constant else "activation"),
+    worded("Type", "dtype"),
+    Column("Scale", numeric=True, cell=_scale_cell),
+    figure("Zero point", "zero_point", ""),
+    figure("Position", "position", ""),
+)
 
 
 def dump_document(dump: Dump) -> Document:
     """Build the document of dumped codes: what was written where."""
     floats = f", {len(dump.floats)} float values" if dump.floats else ""
-    codes = f"Codes of {dump.activations} tensors and {dump.constants} constants{floats}"
-    return Document("dump", dump.origin, (), [f"{codes} for {dump.origin} in {dump.folder}, each as .bin and .txt."])
+    codes = f"codes of {dump.activations} tensors and {dump.constants} constants{floats}"
+    following = command("emulate", dump.source or "MODEL", "--data", "DATA")
+    closing = [f"Wrote {dump.folder}: {codes} for {dump.origin}, each as .bin and .txt.", f"Next: {following}"]
+    return Document("dump", dump.origin, (), closing=closing)
 
 
 def statistics_document(view: StatisticsView) -> Document:
     """Build the document of statistics: the facts of each tensor, then the choices of the methods."""
+    near_zero = "Closer to zero than 1/4096 of the largest magnitude."
     columns = [
-        numeric("#"),
-        Column("Tensor"),
-        numeric("Minimum"),
-        numeric("Maximum"),
-        numeric("Near zero", "Closer to zero than 1/4096 of the largest magnitude."),
-        numeric("Outliers", "The largest magnitude over that of the 99.9th percentile."),
-    ]
-    rows = [
-        Row(
-            [
-                number(tensor.number),
-                name(tensor.name),
-                *(number(end, None if end is None else f"{end:.4g}") for end in (tensor.minimum, tensor.maximum)),
-                number(tensor.near_zero, f"{100 * tensor.near_zero:.1f} %"),
-                number(tensor.outlier_ratio, f"{tensor.outlier_ratio:.1f}"),
-            ]
-        )
-        for tensor in view.tensors
+        figure("#", "number"),
+        named("Tensor", "name"),
+        figure("Minimum", "minimum", ".4g"),
+        figure("Maximum", "maximum", ".4g"),
+        figure("Near zero", "near_zero", lambda share: f"{100 * share:.1f} %", near_zero),
+        figure("Outliers", "outlier_ratio", ".1f", "The largest magnitude over that of the 99.9th percentile."),
     ]
     legend = (
         "outliers: the largest magnitude over that of the 99.9th percentile. "
         "near zero: closer to it than 1/4096 of the largest."
     )
     sections = [
-        Section("Tensors", blocks=[Table(columns, rows, "tensors"), Paragraph(legend, quiet=True)], folded=False)
+        Section(
+            "Tensors",
+            blocks=[table("tensors", columns, view.tensors, shown=SHOWN), Paragraph(legend, quiet=True, on="verbose")],
+            folded=False,
+        )
     ]
     methods = list(dict.fromkeys(method for tensor in view.tensors for method in tensor.choices))
     if methods:
-        chosen = [
-            Row([number(tensor.number), *(_range(tensor.choices.get(method)) for method in methods)])
-            for tensor in view.tensors
-        ]
+        ranges = [Column(method, numeric=True, verbatim=True, cell=partial(_range_cell, method)) for method in methods]
         head = Paragraph("\nThe range that each method would choose:", on="terminal")
-        table = Table(
-            [numeric("#"), *(Column(method, numeric=True, verbatim=True) for method in methods)], chosen, "tensors"
-        )
-        sections.append(Section("Choices", "The range that each method would choose.", [head, table]))
+        chosen = table("tensors", [figure("#", "number"), *ranges], view.tensors)
+        sections.append(Section("Choices", "The range that each method would choose.", [head, chosen], on="verbose"))
     shown = "" if len(view.tensors) == view.of else f"{len(view.tensors)} of "
     headline = f"{shown}{view.of} tensors, counted over {view.samples} samples: {view.description}"
-    return Document("statistics", view.description, [headline], sections=sections)
+    return Document("statistics", view.description, [headline], sections=sections, closing=_outliers(view))
 
 
-def _range(choice: tuple[float, float] | None) -> Cell:
+def _outliers(view: StatisticsView) -> list[str]:
+    """Name the tensor whose range is ruled by the fewest values, and what to type next."""
+    if not view.tensors:
+        return []
+    worst = max(view.tensors, key=lambda tensor: tensor.outlier_ratio)
+    found = f"The largest value of '{worst.name}' is {worst.outlier_ratio:.1f} times its 99.9th percentile."
+    return [found, f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--stats', 'FILE')}"]
+
+
+def _range_cell(method: str, tensor: TensorSummary) -> Cell:
+    choice = tensor.choices.get(method)
     return number(None) if choice is None else number(choice[1] - choice[0], f"{choice[0]:.3g} .. {choice[1]:.3g}")

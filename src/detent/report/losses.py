@@ -1,15 +1,17 @@
-"""The documents of an evaluation and of a tuning: what each model gets, and what it loses against the first."""
+"""The document of an evaluation: what each model gets, and what it loses against the first."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from detent.report.charts import Estimate, IntervalChart
 from detent.report.document import (
     Block,
     Cell,
-    Code,
     Column,
     Document,
     Figure,
@@ -18,16 +20,26 @@ from detent.report.document import (
     Note,
     NoteList,
     Paragraph,
-    Row,
     Section,
-    Table,
     Verdict,
+    figure,
     name,
+    named,
     number,
-    numeric,
-    words,
+    table,
+    worded,
 )
-from detent.report.figures import SQNR, decibels, form_of, loss_form, probability, ratio, size, unit_of
+from detent.report.figures import (
+    SQNR,
+    command,
+    decibels,
+    form_of,
+    loss_form,
+    probability,
+    ratio,
+    size,
+    unit_of,
+)
 from detent.results.evaluated import (
     CHANCE,
     NO_ANSWER,
@@ -42,11 +54,13 @@ from detent.results.evaluated import (
     WholeScore,
 )
 from detent.results.paired import interval_text, wilson_interval
-from detent.results.searched import StepOutcome, Tuning
 from detent.results.task_scores import TaskFigure, TaskScores
 
-MOST_CHANGES = 10
-"""Changed answers that a terminal lists for a model; the JSON has all."""
+MOST_CHANGES = 3
+"""Changed answers that a short answer lists for a model."""
+
+MOST_OUTPUTS = 10
+"""Outputs that a short answer lists."""
 
 SMALL_LOSS = 1.0
 """Percentage points of accuracy: what is certainly less is called as good."""
@@ -73,14 +87,25 @@ def evaluation_document(result: Evaluation) -> Document:
         _verdict(first, others),
         _figures(first, others),
         [
+            _unanswered(result),
             _models(result),
             _outputs(result.models),
             _losses(first, others),
-            _unanswered(result),
             *map(_changes, others),
             *(_changed_samples(first, other) for other in others),
         ],
+        [_verdict(first, others).text, _next(first, others)],
     )
+
+
+def _next(first: ModelResult, others: Sequence[ModelResult]) -> str:
+    """Return the command to type next, for the model that lost most."""
+    if not others:
+        return f"Next: {command('quantize', first.model, 'OUTPUT', '--calib', 'DATA')}"
+    worst = max(others, key=lambda result: -math.inf if result.loss is None else result.loss.points)
+    if worst.loss is not None and _level(worst.loss) == "warn":
+        return f"Next: {command('tune', first.model, 'OUTPUT', '--calib', 'DATA', '--eval', 'LABELLED')}"
+    return f"Next: {command('check', worst.model)}"
 
 
 def _verdict(first: ModelResult, others: Sequence[ModelResult]) -> Verdict:
@@ -177,92 +202,97 @@ def _models(result: Evaluation) -> Section | None:
     columns = _score_columns(scored[0].scores)
     if not columns:
         return None
-    rows = [
-        Row([name(model.model), *_score_cells(model.scores), number(model.bytes, _size(model.bytes))])
-        for model in scored
-    ]
-    sizes = numeric("Size", "Of the file, with its data.", minor=True, on="page")
-    meaning = f"All models on the same {result.samples} samples."
-    return Section("Models", meaning, [Table([Column("Model"), *columns, sizes], rows, "models")], folded=False)
-
-
-def _size(count: int | None) -> str | None:
-    return None if count is None else size(count)
+    sizes = figure("Size", "bytes", size, "Of the file, with its data.", minor=True, on="page")
+    models = table("models", [named("Model", "model"), *columns, sizes], scored)
+    return Section("Models", f"All models on the same {result.samples} samples.", [models], folded=False)
 
 
 def _score_columns(scores: Scores | None) -> list[Column]:
+    """Return the columns for models that have scores of this kind."""
     if isinstance(scores, Answers):
-        return [
-            numeric(f"Top-{top} %", f"{_TOPS[top]} {INTERVAL_MEANING}", minor=top > 1, below=INTERVAL)
-            for top in scores.tops
-        ]
+        return [_accuracy_column(top) for top in scores.tops]
     if isinstance(scores, TaskScores):
-        return [_task_column(figure, minor=at > 0) for at, figure in enumerate(scores.figures)]
+        return [_task_column(at, shown) for at, shown in enumerate(scores.figures)]
     if isinstance(scores, SampleScores):
-        return [Column(f"mean of {scores.metric}", INTERVAL_MEANING, numeric=True, below=INTERVAL, verbatim=True)]
+        form = _score_form(scores)
+        return [
+            figure(
+                f"mean of {scores.metric}",
+                "scores.mean",
+                form,
+                INTERVAL_MEANING,
+                small=lambda model: interval_text(model.scores.interval(), form),
+                below=INTERVAL,
+                verbatim=True,
+            )
+        ]
     if isinstance(scores, WholeScore):
-        return [Column(scores.metric, numeric=True, verbatim=True)]
+        return [figure(scores.metric, "scores.value", ".6g", verbatim=True)]
     if not isinstance(scores, Deviation):
-        return [Column("Score")]
-    if scores.agreeing is None:
-        return []
-    return [numeric("Same top answer", f"As the first model. {INTERVAL_MEANING}", below=INTERVAL)]
+        return [worded("Score", "scores.summary")]
+    return [] if scores.agreeing is None else [_agreement_column(len(scores.names))]
 
 
-def _task_column(figure: TaskFigure, *, minor: bool) -> Column:
-    return Column(
-        figure.name, f"{figure.meaning} {INTERVAL_MEANING}", numeric=True, minor=minor, below=INTERVAL, verbatim=True
+def _accuracy_column(top: int) -> Column:
+    return figure(
+        f"Top-{top} %",
+        lambda model: model.scores.accuracy(top),
+        ".2f",
+        f"{_TOPS[top]} {INTERVAL_MEANING}",
+        small=lambda model: interval_text(model.scores.interval(top)),
+        minor=top > 1,
+        below=INTERVAL,
     )
 
 
-def _score_cells(scores: Scores | None) -> list[Cell]:
-    if isinstance(scores, Answers):
-        return [
-            number(scores.accuracy(top), f"{scores.accuracy(top):.2f}", interval_text(scores.interval(top)))
-            for top in scores.tops
-        ]
-    if isinstance(scores, TaskScores):
-        return [
-            number(figure.value, f"{figure.value:.2f}", interval_text(figure.interval)) for figure in scores.figures
-        ]
-    if isinstance(scores, SampleScores):
-        form = _score_form(scores)
-        return [number(scores.mean, f"{scores.mean:{form}}", interval_text(scores.interval(), form))]
-    if isinstance(scores, WholeScore):
-        return [number(scores.value, f"{scores.value:.6g}")]
-    if not isinstance(scores, Deviation) or scores.agreeing is None:
-        return [words("" if scores is None else scores.summary)]
-    samples = len(scores.names)
-    low, high = wilson_interval(scores.agreeing, samples)
-    ends = f"{interval_text((100 * low, 100 * high))} %"
-    return [number(scores.agreeing, f"{scores.agreeing} of {samples}", ends)]
+def _agreement_column(samples: int) -> Column:
+    def interval(model: ModelResult) -> str:
+        assert isinstance(model.scores, Deviation) and model.scores.agreeing is not None, "all models have one kind"
+        low, high = wilson_interval(model.scores.agreeing, samples)
+        return f"{interval_text((100 * low, 100 * high))} %"
+
+    return figure(
+        "Same top answer",
+        "scores.agreeing",
+        lambda agreeing: f"{agreeing} of {samples}",
+        f"As the first model. {INTERVAL_MEANING}",
+        small=interval,
+        below=INTERVAL,
+    )
+
+
+def _task_column(at: int, shown: TaskFigure) -> Column:
+    return figure(
+        shown.name,
+        lambda model: model.scores.figures[at].value,
+        ".2f",
+        f"{shown.meaning} {INTERVAL_MEANING}",
+        small=lambda model: interval_text(model.scores.figures[at].interval),
+        minor=at > 0,
+        below=INTERVAL,
+        verbatim=True,
+    )
 
 
 def _outputs(models: Sequence[ModelResult]) -> Section | None:
     """Compare models by their outputs."""
-    columns = [
-        Column("Model"),
-        Column("Output"),
-        numeric("SQNR dB", SQNR),
-        numeric("Cosine", "1 if it has the direction of the first model's.", minor=True),
-    ]
     rows = [
-        Row(
-            [
-                name(model.model),
-                name(output),
-                number(close.sqnr_db, decibels(close.sqnr_db)),
-                number(close.cosine, f"{close.cosine:.5f}"),
-            ]
-        )
+        (model.model, output, close)
         for model in models
         if isinstance(model.scores, Deviation)
         for output, close in model.scores.outputs.items()
     ]
     if not rows:
         return None
-    meaning = "Each output against that of the first model."
-    return Section("Outputs", meaning, [Table(columns, rows, "outputs")], folded=False)
+    direction = "1 if it has the direction of the first model's."
+    columns = [
+        named("Model", itemgetter(0)),
+        named("Output", itemgetter(1)),
+        figure("SQNR dB", lambda row: row[2].sqnr_db, decibels, SQNR),
+        figure("Cosine", lambda row: row[2].cosine, ".5f", direction, minor=True),
+    ]
+    drawn = table("outputs", columns, rows, shown=MOST_OUTPUTS)
+    return Section("Outputs", "Each output against that of the first model.", [drawn], folded=False)
 
 
 def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None:
@@ -276,15 +306,6 @@ def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None
         if result.loss is not None
     ]
     counted = leading.became_wrong is not None
-    columns = [
-        Column("Model"),
-        numeric("Loss", f"Against the first model; below zero it is better. {INTERVAL_MEANING}", below=INTERVAL),
-        *([numeric("Became wrong", "Samples that only the first model gets right.", minor=True)] if counted else []),
-        *([numeric("Became right", "Samples that only this model gets right.", minor=True)] if counted else []),
-        *([numeric("McNemar's p", _p_meaning(), minor=True)] if counted else []),
-        Column("In", "The unit of the loss."),
-    ]
-    rows = [Row(_loss_cells(result, loss, counted)) for result, loss in losses]
     chance = (
         "a line that crosses zero may be chance."
         if not counted
@@ -297,26 +318,41 @@ def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None
     blocks: list[Block] = [
         Paragraph("", on="terminal"),
         Figure(IntervalChart(charted, None, unit_of(leading.unit))),
-        Table(columns, rows, "losses", title=f"loss against {first.model}"),
+        table("losses", _loss_columns(counted), losses, title=f"loss against {first.model}"),
     ]
     if any(loss.is_disputed for _, loss in losses):
         blocks.append(Paragraph(DISPUTED, on="terminal"))
     return Section("Loss", meaning, blocks, folded=False)
 
 
-def _p_meaning() -> str:
+def _loss_columns(counted: bool) -> list[Column | None]:
+    """Return the columns for pairs of a model and one of its losses. `counted`: with what became wrong or right."""
+
+    def model_cell(row: tuple[ModelResult, Loss]) -> Cell:
+        return name(row[0].model, short=None if row[1] is row[0].losses[0] else "")
+
+    def loss_cell(row: tuple[ModelResult, Loss]) -> Cell:
+        loss = row[1]
+        form = loss_form(loss.unit, loss.points, loss.interval)
+        ends = "" if loss.interval is None else interval_text(loss.interval, form)
+        return number(loss.points, f"{loss.points:{form}}", ends)
+
+    def chance_cell(row: tuple[ModelResult, Loss]) -> Cell:
+        p = row[1].p_value
+        return number(p, "-" if p is None else f"{probability(p)} ({chance_text(row[1])})")
+
+    against = f"Against the first model; below zero it is better. {INTERVAL_MEANING}"
+    wrong, right = (f"Samples that only {which} model gets right." for which in ("the first", "this"))
     exact = "McNemar's exact test: how often chance alone would be this uneven."
-    return f"{exact} Below {CHANCE} the loss is called hardly chance."
-
-
-def _loss_cells(result: ModelResult, loss: Loss, counted: bool) -> list[Cell]:
-    form = loss_form(loss.unit, loss.points, loss.interval)
-    ends = "" if loss.interval is None else interval_text(loss.interval, form)
-    p = "-" if loss.p_value is None else f"{probability(loss.p_value)} ({chance_text(loss)})"
-    changes = [number(loss.became_wrong), number(loss.became_right), number(loss.p_value, p)] if counted else []
-    repeated = loss is not result.losses[0]
-    model = name(result.model, short="" if repeated else None)
-    return [model, number(loss.points, f"{loss.points:{form}}", ends), *changes, words(unit_of(loss.unit))]
+    chance = f"{exact} Below {CHANCE} the loss is called hardly chance."
+    return [
+        Column("Model", cell=model_cell),
+        Column("Loss", against, numeric=True, below=INTERVAL, cell=loss_cell),
+        figure("Became wrong", lambda row: row[1].became_wrong, ",", wrong, minor=True) if counted else None,
+        figure("Became right", lambda row: row[1].became_right, ",", right, minor=True) if counted else None,
+        Column("McNemar's p", chance, numeric=True, minor=True, cell=chance_cell) if counted else None,
+        worded("In", lambda row: unit_of(row[1].unit), "The unit of the loss."),
+    ]
 
 
 def _unanswered(result: Evaluation) -> Section | None:
@@ -341,22 +377,34 @@ def _changes(result: ModelResult) -> Section | None:
         return None
     labelled = changed[0].label is not None
     columns = [
-        Column("Sample"),
-        *([numeric("Label", "The class that is right.")] if labelled else []),
-        numeric("Before", "The top answer of the first model."),
-        numeric("After", "The top answer of this model."),
-        *([Column("So it")] if labelled else []),
+        named("Sample", "name"),
+        figure("Label", "label", "", "The class that is right.") if labelled else None,
+        figure("Before", "before", _answer, "The top answer of the first model."),
+        figure("After", "after", _answer, "The top answer of this model."),
+        worded("So it", change_kind) if labelled else None,
     ]
     ordered = sorted(changed, key=lambda change: _KINDS.index(change_kind(change)))
-    rows = [Row(_change_cells(change)) for change in ordered]
-    count = str(len(rows)) if len(rows) <= MOST_CHANGES else f"{MOST_CHANGES} of {len(rows)}"
-    title = f"changed answers of {result.model} ({count})"
-    return Section(
-        f"Changed answers of {Path(result.model).name}",
-        "Samples whose top answer is another than that of the first model.",
-        [Paragraph("", on="terminal"), Table(columns, rows, "samples", shown=MOST_CHANGES, title=title)],
-        count=str(len(rows)),
-    )
+    meaning = "Samples whose top answer is another than that of the first model."
+    return _samples(result, "answers", meaning, columns, ordered)
+
+
+def _answer(answer: int) -> str:
+    return "NaN" if answer == NO_ANSWER else str(answer)
+
+
+def _samples(
+    result: ModelResult,
+    what: str,
+    meaning: str,
+    columns: Sequence[Column | None],
+    changed: Sequence[Any],
+    unit: str = "",
+) -> Section:
+    """Return a section on samples that changed, of which a short answer lists a few."""
+    title = f"changed {what} of {result.model} ({len(changed)}){unit and f', {unit}'}"
+    drawn = table("samples", columns, changed, shown=MOST_CHANGES, title=title)
+    head = f"Changed {what} of {Path(result.model).name}"
+    return Section(head, meaning, [Paragraph("", on="terminal"), drawn], count=str(len(changed)))
 
 
 def _changed_samples(first: ModelResult, result: ModelResult) -> Section | None:
@@ -364,40 +412,17 @@ def _changed_samples(first: ModelResult, result: ModelResult) -> Section | None:
     before, after = first.scores, result.scores
     if not isinstance(before, TaskScores) or not isinstance(after, TaskScores):
         return None
-    rows = [
-        Row(
-            [
-                name(change.name),
-                number(change.before, f"{change.before:.1f}"),
-                number(change.after, f"{change.after:.1f}"),
-                number(change.before - change.after, f"{change.before - change.after:.1f}"),
-            ]
-        )
-        for change in after.changed(before)
-    ]
-    if not rows:
+    changed = after.changed(before)
+    if not changed:
         return None
     columns = [
-        Column("Sample"),
-        numeric("Before", f"From the first model: {after.value_name}."),
-        numeric("After", f"From this model: {after.value_name}."),
-        numeric("Loss", "The difference."),
+        named("Sample", "name"),
+        figure("Before", "before", ".1f", f"From the first model: {after.value_name}."),
+        figure("After", "after", ".1f", f"From this model: {after.value_name}."),
+        figure("Loss", lambda change: change.before - change.after, ".1f", "The difference."),
     ]
-    count = str(len(rows)) if len(rows) <= MOST_CHANGES else f"{MOST_CHANGES} of {len(rows)}"
-    title = f"samples that changed most in {result.model} ({count}), {after.value_name}"
-    return Section(
-        f"Changed samples of {Path(result.model).name}",
-        f"What each sample got, {after.value_name}: the worst losses first.",
-        [Paragraph("", on="terminal"), Table(columns, rows, "samples", shown=MOST_CHANGES, title=title)],
-        count=str(len(rows)),
-    )
-
-
-def _change_cells(change: ChangedAnswer) -> list[Cell]:
-    label = [] if change.label is None else [number(change.label, str(change.label))]
-    kind = [] if change.label is None else [words(change_kind(change))]
-    answers = [number(each, "NaN" if each == NO_ANSWER else str(each)) for each in (change.before, change.after)]
-    return [name(change.name), *label, *answers, *kind]
+    meaning = f"What each sample got, {after.value_name}: the worst losses first."
+    return _samples(result, "samples", meaning, columns, changed, after.value_name)
 
 
 def change_kind(change: ChangedAnswer) -> str:
@@ -407,133 +432,3 @@ def change_kind(change: ChangedAnswer) -> str:
     if change.label == change.before:
         return "became wrong"
     return "became right" if change.label == change.after else "wrong before and after"
-
-
-def tuning_document(result: Tuning) -> Document:
-    """Build the document of a tuning: the verdict, the steps that were tried, and the recipe that was taken."""
-    outcome = result.outcome
-    level: Level = "good" if result.met else "warn"
-    within = f"{'within' if result.met else 'above'} the {result.max_drop:g} asked for"
-    remarks = list(_remarks(result))
-    verdict = " ".join([f"'{outcome.name}' loses {_rung_loss(outcome)}, {within}.", *remarks])
-    taken = f"{result.taken} loses {_rung_loss(outcome)}, {within}. Stopped because {result.stopped}."
-    judged = f"Judged on {result.data}; the float model: {result.reference}."
-    told = [judged, result.note, *remarks]
-    if result.kept is not None:
-        told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
-    if result.output is not None:
-        told.append(f"Written to {result.output} in {result.seconds:.0f} s.")
-    blocks = [Paragraph("\n" + taken, level), *(Paragraph(line) for line in told if line)]
-    return Document(
-        "tuning",
-        Path(result.source).name,
-        (),
-        (),
-        Verdict(level, "Reached" if result.met else "Not reached", verdict),
-        _tuning_figures(result, level),
-        [
-            # The steps were printed as they were tried: a terminal only needs the end.
-            Section("Result", blocks=blocks, on="terminal"),
-            Section(
-                "About",
-                blocks=[Paragraph(line) for line in (_destination(result), judged, result.note) if line],
-                folded=False,
-                on="page",
-            ),
-            _tuning_chart(result),
-            _tuning_steps(result),
-            Section(
-                "Recipe",
-                "The one that was taken, as a file for --recipe.",
-                [Code(result.to_toml())],
-                count=result.recipe.name,
-                on="page",
-            ),
-        ],
-    )
-
-
-def _destination(result: Tuning) -> str:
-    return f"{result.source} -> {result.output or 'kept in memory'}"
-
-
-def _remarks(result: Tuning) -> list[str]:
-    ends = result.outcome.interval
-    if not result.met:
-        return ["Try more calibration images, a longer --budget, or a recipe with finer numbers (A8W8, A16W8)."]
-    if ends is None or ends[1] <= result.max_drop:
-        return []
-    chance = f"{result.samples} samples leave room for chance: up to {ends[1]:.2g} would not be a surprise."
-    return [f"{chance} More evaluation data would tell."]
-
-
-def step_line(outcome: StepOutcome) -> str:
-    """Return one line for a step that was tried: what it lost, and in what time."""
-    took = "known from before" if outcome.resumed else f"{outcome.seconds:.0f} s"
-    mark = "+" if outcome.kept else "-"
-    return f"{mark} {outcome.name:<16} {_rung_loss(outcome):<44} {took:>7}   {outcome.what}"
-
-
-def _rung_loss(outcome: StepOutcome) -> str:
-    form = loss_form(outcome.unit, outcome.loss, outcome.interval)
-    text = f"{outcome.loss:{form}} {unit_of(outcome.unit)}"
-    if outcome.interval is None:
-        return text
-    low, high = outcome.interval
-    return f"{text} ({low:{form}} to {high:{form}})"
-
-
-def _tuning_figures(result: Tuning, level: Level) -> list[KeyFigure]:
-    outcome = result.outcome
-    form = loss_form(outcome.unit, outcome.loss, outcome.interval)
-    ends = f" {INTERVAL} {interval_text(outcome.interval, form)}." if outcome.interval is not None else ""
-    meaning = f"In {unit_of(outcome.unit)}, against the float model.{ends}"
-    figures = [KeyFigure("Loss", f"{outcome.loss:{form}}", meaning, level)]
-    if outcome.bytes_after is not None:
-        before = result.bytes_before
-        meaning = "" if before is None else f"{size(before)} before, {ratio(before, outcome.bytes_after)}."
-        figures.append(KeyFigure("Size", size(outcome.bytes_after), meaning))
-    figures.append(KeyFigure("Steps tried", str(len(result.rungs)), f"Stopped because {result.stopped}."))
-    judged = f"Every step was judged on {result.samples} samples."
-    return [*figures, KeyFigure("Time", f"{result.seconds:.0f} s", judged)]
-
-
-def _tuning_chart(result: Tuning) -> Section:
-    losses = [Estimate(rung.name, rung.loss, rung.interval, rung.name == result.taken) for rung in result.rungs]
-    meaning = (
-        "Each way to quantize that was tried, in order: a dot for its loss, a line for the 95 % interval. The one that "
-        "was taken is filled."
-    )
-    chart = IntervalChart(losses, result.max_drop, unit_of(result.outcome.unit))
-    return Section("Ladder", meaning, [Figure(chart)], folded=False, on="page")
-
-
-def _tuning_steps(result: Tuning) -> Section:
-    columns = [
-        numeric("#", "The order of trying.", minor=True),
-        Column("Step", "The way to quantize, and what it does."),
-        numeric("Loss", f"In {unit_of(result.outcome.unit)}, against the float model."),
-        numeric(INTERVAL, "Where the loss on all possible samples lies."),
-        numeric("Output error", "Noise power over signal power on calibration samples held out.", minor=True),
-        numeric("Seconds", "To quantize and to judge.", minor=True),
-        numeric("Size", minor=True),
-        Column("", minor=True),
-    ]
-    rows = []
-    for place, rung in enumerate(result.rungs, 1):
-        form = loss_form(rung.unit, rung.loss, rung.interval)
-        state = "taken" if rung.name == result.taken else "better than below" if rung.kept else "no better"
-        error = rung.output_error
-        cells = [
-            number(place),
-            words(rung.name, rung.what),
-            number(rung.loss, f"{rung.loss:{form}}"),
-            number(None if rung.interval is None else rung.interval[0], interval_text(rung.interval, form)),
-            number(error, None if error is None else f"{100 * error:.3g} %"),
-            number(rung.seconds, "known" if rung.resumed else f"{rung.seconds:.1f}"),
-            number(rung.bytes_after, _size(rung.bytes_after)),
-            words(state),
-        ]
-        rows.append(Row(cells))
-    table = Table(columns, rows, "steps")
-    return Section("Steps", "The same as numbers.", [table], folded=False, count=str(len(rows)), on="page")

@@ -1,4 +1,4 @@
-"""Documents as HTML: a page in one file that needs no other, or a fragment for a notebook.
+"""Documents as HTML: a page in one file that needs no other.
 
 Names of nodes, tensors and files are anybody's text. The templates escape every text (autoescape is on), and spell out
 what does not print. The script never turns text into markup, and the policy in the head lets no other script or style
@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from detent.graph.save import write_text
-from detent.report.document import Code, Document, Facts, Figure, NoteList, Paragraph, Table
+from detent.report.document import Code, Facts, Figure, NoteList, Paragraph, Table
 from detent.report.documents import document_of
 from detent.report.figures import printable_lines
 from detent.version import __version__
@@ -26,7 +26,8 @@ from detent.version import __version__
 FEW = 12
 """Rows that are shown before the others are asked for."""
 
-_PARTS = re.compile(r"(?<=[/._:])(?=[^/._:])")
+_PARTS = re.compile(r"(?<=[/_:])(?=[^/._:])|(?<=\.)(?=[^/._:\d])")
+"""Where a long name may be broken: behind a separator, but not within a number."""
 
 _KINDS = {
     Paragraph: "paragraph",
@@ -59,11 +60,6 @@ def page_of(result: object) -> str:
             version=__version__,
         )
     )
-
-
-def fragment_of(document: Document) -> str:
-    """Return a document as HTML to put into another page, such as a notebook. It has no style or script of its own."""
-    return _templates().get_template("document.html").render(document=document)
 
 
 @cache

@@ -1,12 +1,16 @@
-"""The documents of a sensitivity analysis and of a search for mixed precision."""
+"""The documents of searches: a sensitivity analysis, a search for mixed precision, and a tuning."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
-from detent.report.charts import DepthChart, Point
+from detent.report.charts import DepthChart, Estimate, IntervalChart, Point
 from detent.report.document import (
     Block,
     Cell,
@@ -17,33 +21,39 @@ from detent.report.document import (
     KeyFigure,
     Level,
     Paragraph,
-    Row,
     Section,
-    Table,
     Verdict,
     bar,
+    figure,
     name,
+    named,
     number,
-    numeric,
+    table,
+    worded,
     words,
 )
-from detent.report.figures import size
+from detent.report.figures import command, loss_form, percent, ratio, recipe_words, size, unit_of
+from detent.report.losses import INTERVAL
+from detent.results.paired import interval_text
 from detent.results.searched import (
     LayerSensitivity,
     PrecisionReport,
     Proposal,
     Sensitivity,
     SensitivityReport,
+    StepOutcome,
+    Tuning,
     Way,
     decibels,
 )
 
 ERROR = "The power of the error at the outputs over that of the signal: -20 dB is 1 %; more negative is better."
 
-SHOWN = 20
-"""Layers that a terminal lists."""
+SHOWN = 5
+"""Layers that a short answer lists."""
 
-SHOWN_FORMATS = 40
+MUCH_BETTER = 6
+"""Decibels by which a proposal is to be better, if the user has not said: a quarter of the error's power."""
 
 BAR_DECIBELS = 30.0
 """An empty bar stands for an error that is this much below the largest."""
@@ -63,6 +73,8 @@ def sensitivity_document(report: SensitivityReport) -> Document:
     found = report.found
     how = "" if found.exact else "; --exact takes all, and measures what each layer gains if it is left float"
     whole = f"All quantized, nothing refined: error {_decibels(found.total)} dB"
+    if found.part:
+        whole += f" at {found.part}, the worst part of the outputs"
     if found.changed is not None:
         whole += f", another top answer on {found.changed} of {found.samples}"
     return Document(
@@ -73,7 +85,24 @@ def sensitivity_document(report: SensitivityReport) -> Document:
         _verdict(report),
         _figures(report),
         [_error_along(found), _layers(found), _proposal(report)],
+        _closing(report),
     )
+
+
+def _closing(report: SensitivityReport) -> list[str]:
+    """Say where the error comes from or where the recipe is, what the device makes of it, and what to type next."""
+    found, proposal = report.found, report.proposal
+    if proposal is None:
+        error = decibels(found.total)
+        better = f"{math.floor(error) - MUCH_BETTER}dB" if math.isfinite(error) else "-25dB"
+        goal = ["--max-error", better, "--toml", "better.toml"]
+        following = command("sensitivity", report.source, "--calib", "DATA", *recipe_words(report.recipe), *goal)
+        return [_verdict(report).text, *([f"Next: {following}"] if found.layers else [])]
+    written = f"Wrote {report.file}: {_promise(proposal)}" if report.file is not None else _promise(proposal)
+    device = [] if report.device is None else [f"{report.device}."]
+    changed = bool(proposal.nodes or proposal.tensors)
+    recipe = ["--recipe", report.file or "RECIPE.toml"] if changed else recipe_words(report.recipe)
+    return [written, *device, f"Next: {command('quantize', report.source, 'OUTPUT', '--calib', 'DATA', *recipe)}"]
 
 
 def _verdict(report: SensitivityReport) -> Verdict:
@@ -136,24 +165,16 @@ def _changes(proposal: Proposal) -> str:
 
 
 def _proposal(report: SensitivityReport) -> Section | None:
-    proposal, device = report.proposal, report.device
+    proposal = report.proposal
     if proposal is None:
         return None
     names = ", ".join((*proposal.nodes, *proposal.tensors))
-    text = f"Proposal: {_WAYS[proposal.way]} {names}. Expected error {_decibels(proposal.predicted)} dB"
-    if proposal.way == "exclude":
-        text += f", {100 * proposal.operations:.1f} % of the products in float"
-    if not proposal.reached:
-        text += f". {_decibels(proposal.wanted)} dB cannot be reached this way"
-    if not names:
-        text = f"Nothing needs to change: the error is below {_decibels(proposal.wanted)} dB already"
-    placed: Level = "warn" if device is not None and device.is_worse else "plain"
+    what = [Paragraph(f"Proposal: {_WAYS[proposal.way]} {names}.", on="terminal", strong=True)] if names else []
     return Section(
         "Proposed recipe",
         f"{_changes(proposal)}, as a file for --recipe.",
         [
-            Paragraph(f"{text}.", on="terminal", strong=True),
-            *([] if device is None else [Paragraph(f"{device}.", placed, on="terminal")]),
+            *what,
             Code(report.to_toml()),
         ],
         count=proposal.recipe.name,
@@ -184,45 +205,41 @@ def _line(found: Sensitivity, kind: str) -> list[Point | None]:
 
 def _layers(found: Sensitivity) -> Section:
     scores = any(layer.changed is not None for layer in found.layers)
+    largest = max((layer.error for layer in found.layers), default=0.0)
+    places = {layer.node: place for place, layer in enumerate(found.layers, 1)}
+    errors = "Weights and activations together; a full bar is the largest, an empty one 30 dB less."
     gain = "By how much the whole error falls if this layer alone is left float."
     answers = "Samples with another top answer: by weights, by activations."
     columns = [
-        numeric("#", "The place in the network.", minor=True, on="page"),
-        Column("Layer"),
-        Column("Operator", minor=True),
-        Column("Error", "Weights and activations together; a full bar is the largest, an empty one 30 dB less."),
-        numeric("Weights dB", "The error if its weights alone are quantized."),
-        numeric("Activations dB", "The error if its activations alone are quantized."),
-        *([numeric("Gain left float", gain, minor=True)] if found.exact else []),
-        *([Column("Other answers", answers, minor=True)] if scores else []),
-        numeric("Parameters", "Numbers in its weights.", minor=True, on="page"),
+        figure("#", lambda layer: places[layer.node], ",", "The place in the network.", minor=True, on="page"),
+        Column("Layer", cell=_layer_cell),
+        worded("Operator", "op_type", minor=True),
+        Column("Error", errors, cell=lambda layer: bar(layer.error, bar_length(layer.error, largest))),
+        figure("Weights dB", "weights", _decibels, "The error if its weights alone are quantized."),
+        figure("Activations dB", "activations", _decibels, "The error if its activations alone are quantized."),
+        figure("Gain left float", partial(_gain, found), "{:+.1f} %".format, gain, minor=True) if found.exact else None,
+        Column("Other answers", answers, minor=True, cell=_answers_cell) if scores else None,
+        worded("At", "part", "The part of the outputs where it makes most error.") if found.part else None,
+        figure("Parameters", "parameters", ",", "Numbers in its weights.", minor=True, on="page"),
     ]
-    largest = max((layer.error for layer in found.layers), default=0.0)
-    places = {layer.node: place for place, layer in enumerate(found.layers, 1)}
-    rows = [
-        Row(_cells(found, layer, places[layer.node], largest, scores), f"layer-{places[layer.node]}")
-        for layer in found.worst_first()
-    ]
-    table = Table(columns, rows, "layers", (3, False), SHOWN)
+    worst = found.worst_first()
+    drawn = table("layers", columns, worst, order=(3, False), shown=SHOWN)
+    rows = [replace(row, id=f"layer-{places[layer.node]}") for row, layer in zip(drawn.rows, worst, strict=True)]
     meaning = "Every quantized layer, the one that costs most first."
-    return Section("Layers", meaning, [table], folded=False, count=str(len(rows)))
+    return Section("Layers", meaning, [replace(drawn, rows=rows)], folded=False, count=str(len(rows)))
 
 
-def _cells(found: Sensitivity, layer: LayerSensitivity, place: int, largest: float, scores: bool) -> list[Cell]:
-    gain = None if layer.gain is None or not found.total else layer.gain / found.total
+def _layer_cell(layer: LayerSensitivity) -> Cell:
     others = [node for node in layer.members if node != layer.node]
-    changed = Cell("-") if layer.changed is None else Cell("{}, {}".format(*layer.changed), max(layer.changed))
-    return [
-        number(place),
-        name(layer.node, below=f"with {', '.join(others)}" if others else "", below_is_name=True),
-        words(layer.op_type),
-        bar(layer.error, bar_length(layer.error, largest)),
-        number(layer.weights, _decibels(layer.weights)),
-        number(layer.activations, _decibels(layer.activations)),
-        *([number(gain, None if gain is None else f"{100 * gain:+.1f} %")] if found.exact else []),
-        *([changed] if scores else []),
-        number(layer.parameters),
-    ]
+    return name(layer.node, below=f"with {', '.join(others)}" if others else "", below_is_name=True)
+
+
+def _gain(found: Sensitivity, layer: LayerSensitivity) -> float | None:
+    return None if layer.gain is None or not found.total else 100 * layer.gain / found.total
+
+
+def _answers_cell(layer: LayerSensitivity) -> Cell:
+    return Cell("-") if layer.changed is None else Cell("{}, {}".format(*layer.changed), max(layer.changed))
 
 
 def bar_length(error: float, largest: float) -> float:
@@ -254,50 +271,56 @@ def precision_document(report: PrecisionReport) -> Document:
             _whole(report),
             Section("Recipe", "As a file for --recipe.", [Code(report.to_toml())], count=report.recipe.name, on="page"),
         ],
+        _precision_closing(report),
     )
 
 
+def _precision_closing(report: PrecisionReport) -> list[str]:
+    written = "" if report.file is None else f"Wrote {report.file}. "
+    found = f"Error {_decibels(report.found.error)} dB with {report.found.mean_bits:.2f} bits on average."
+    following = ("quantize", report.source, "OUTPUT", "--calib", "DATA", "--recipe", report.file or "RECIPE.toml")
+    return [f"{written}{_saved(report)}", f"{found} Next: {command(*following)}"]
+
+
 def _formats(report: PrecisionReport) -> Section:
+    numbers = "How many have this format; of an activation, for one sample."
     columns = [
-        Column("Layer" if report.found.what == "weights" else "Activation"),
-        Column("Format"),
-        numeric("Numbers", "How many have this format; of an activation, for one sample."),
-        numeric("Error alone dB", "The error if nothing else is quantized."),
+        named("Layer" if report.found.what == "weights" else "Activation", itemgetter(0)),
+        worded("Format", lambda each: each[1].format.label),
+        figure("Numbers", lambda each: each[1].numbers, ",", numbers),
+        figure(
+            "Error alone dB", lambda each: decibels(each[1].error), ".1f", "The error if nothing else is quantized."
+        ),
     ]
-    rows = [
-        Row([name(slot), words(option.format.label), number(option.numbers), _error_cell(option.error)])
-        for slot, option in report.found.choice.items()
-    ]
-    meaning = "The format that each one gets."
-    table = Table(columns, rows, "formats", shown=SHOWN_FORMATS)
-    return Section("Formats", meaning, [table], folded=False, count=str(len(rows)))
-
-
-def _error_cell(error: float) -> Cell:
-    return number(decibels(error), _decibels(error))
+    choice = report.found.choice
+    rows = table("formats", columns, choice.items(), shown=SHOWN)
+    return Section("Formats", "The format that each one gets.", [rows], folded=False, count=str(len(choice)))
 
 
 def _whole(report: PrecisionReport) -> Section:
     found = report.found
-    columns = [Column("Whole model"), numeric("Bits"), numeric("Size"), numeric("Error dB", ERROR)]
-    rows = [
-        Row([words(f"all {fmt.label}"), number(fmt.bits), _bits_cell(report.numbers * fmt.bits), _error_cell(error)])
-        for fmt, error in found.uniform_errors()
-    ]
     counts = Counter(option.format.label for option in found.choice.values())
     mixed = "mixed: " + ", ".join(f"{count} {label}" for label, count in sorted(counts.items()))
-    bits = number(found.mean_bits, f"{found.mean_bits:.2f}")
-    rows.append(Row([words(mixed), bits, _bits_cell(report.bits), _error_cell(found.error)]))
-    blocks: list[Block] = [Paragraph("", on="terminal"), Table(columns, rows, "choices"), Paragraph(_saved(report))]
+    choices = [
+        *((f"all {fmt.label}", fmt.bits, report.numbers * fmt.bits, error) for fmt, error in found.uniform_errors()),
+        (mixed, found.mean_bits, report.bits, found.error),
+    ]
+    columns = [
+        worded("Whole model", itemgetter(0)),
+        figure("Bits", itemgetter(1), lambda bits: f"{bits:.2f}" if isinstance(bits, float) else str(bits)),
+        figure("Size", itemgetter(2), lambda bits: size(bits / 8)),
+        figure("Error dB", lambda each: decibels(each[3]), ".1f", ERROR),
+    ]
+    blocks: list[Block] = [
+        Paragraph("", on="terminal"),
+        table("choices", columns, choices),
+        Paragraph(_saved(report), on="page"),
+    ]
     if not found.reached and report.max_error is not None:
         blocks.append(Paragraph(_missed(report, report.max_error), "warn"))
     blocks.append(Paragraph(f"Measured on {found.samples} samples, nothing refined.", quiet=True))
     meaning = "The choice beside one format throughout."
     return Section("Whole model", meaning, blocks, folded=False)
-
-
-def _bits_cell(bits: int) -> Cell:
-    return number(bits, size(bits / 8))
 
 
 def _saved(report: PrecisionReport) -> str:
@@ -318,3 +341,142 @@ def _missed(report: PrecisionReport, wanted: float) -> str:
         f"{_decibels(report.found.error)} dB. The rest comes from what keeps its format; offer finer ones, or "
         "see `detent sensitivity`."
     )
+
+
+def tuning_document(result: Tuning) -> Document:
+    """Build the document of a tuning: the verdict, the steps that were tried, and the recipe that was taken."""
+    outcome = result.outcome
+    level: Level = "good" if result.met else "warn"
+    within = f"{'within' if result.met else 'above'} the {result.max_drop:g} asked for"
+    remarks = list(_tuning_remarks(result))
+    verdict = " ".join([f"'{outcome.name}' loses {_rung_loss(outcome)}, {within}.", *remarks])
+    taken = f"Stopped because {result.stopped}."
+    judged = f"Judged on {result.data}; the float model: {result.reference}."
+    told = [judged, result.note, result.blame, *remarks]
+    if result.kept is not None:
+        told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
+    blocks = [Paragraph("\n" + taken, level), *(Paragraph(line) for line in told if line)]
+    return Document(
+        "tuning",
+        Path(result.source).name,
+        (),
+        (),
+        Verdict(level, "Reached" if result.met else "Not reached", verdict),
+        _tuning_figures(result, level),
+        [
+            # The steps were printed as they were tried: a terminal only needs the end.
+            Section("Result", blocks=blocks, on="terminal"),
+            Section(
+                "About",
+                blocks=[Paragraph(line) for line in (_destination(result), judged, result.note) if line],
+                folded=False,
+                on="page",
+            ),
+            _tuning_chart(result),
+            _tuning_steps(result),
+            Section(
+                "Recipe",
+                "The one that was taken, as a file for --recipe.",
+                [Code(result.to_toml())],
+                count=result.recipe.name,
+                on="page",
+            ),
+        ],
+        _tuning_closing(result, f"{result.taken} loses {_rung_loss(outcome)}, {within}."),
+    )
+
+
+def _tuning_closing(result: Tuning, cost: str) -> list[str]:
+    files = " and ".join(file for file in (result.output, result.file) if file)
+    written = f"Wrote {files}" if files else "The quantized model is in memory"
+    following = command("check", result.output or "OUTPUT")
+    if not result.met:
+        following = command("sensitivity", result.source, "--calib", "DATA", "--recipe", result.file or "RECIPE")
+    return [f"{written}, in {result.seconds:.0f} s.", f"{cost} Next: {following}"]
+
+
+def _destination(result: Tuning) -> str:
+    return f"{result.source} -> {result.output or 'kept in memory'}"
+
+
+def _tuning_remarks(result: Tuning) -> list[str]:
+    ends = result.outcome.interval
+    if not result.met:
+        activations = result.recipe.activations
+        finer = "" if activations is None or activations.bits >= 16 else ", or --recipe A16W8, which has finer numbers"
+        return [f"Try more calibration images, a longer --budget{finer}."]
+    if ends is None or ends[1] <= result.max_drop:
+        return []
+    chance = f"{result.samples} samples leave room for chance: up to {ends[1]:.2g} would not be a surprise."
+    return [f"{chance} More evaluation data would tell."]
+
+
+def step_line(outcome: StepOutcome) -> str:
+    """Return one line for a step that was tried: what it lost, and in what time."""
+    took = "known from before" if outcome.resumed else f"{outcome.seconds:.0f} s"
+    mark = "+" if outcome.kept else "-"
+    return f"{mark} {outcome.name:<16} {_rung_loss(outcome):<44} {took:>7}   {outcome.what}"
+
+
+def _rung_loss(outcome: StepOutcome) -> str:
+    form = loss_form(outcome.unit, outcome.loss, outcome.interval)
+    text = f"{outcome.loss:{form}} {unit_of(outcome.unit)}"
+    if outcome.interval is None:
+        return text
+    low, high = outcome.interval
+    return f"{text} ({low:{form}} to {high:{form}})"
+
+
+def _tuning_figures(result: Tuning, level: Level) -> list[KeyFigure]:
+    outcome = result.outcome
+    form = loss_form(outcome.unit, outcome.loss, outcome.interval)
+    ends = f" {INTERVAL} {interval_text(outcome.interval, form)}." if outcome.interval is not None else ""
+    meaning = f"In {unit_of(outcome.unit)}, against the float model.{ends}"
+    figures = [KeyFigure("Loss", f"{outcome.loss:{form}}", meaning, level)]
+    if outcome.bytes_after is not None:
+        before = result.bytes_before
+        meaning = "" if before is None else f"{size(before)} before, {ratio(before, outcome.bytes_after)}."
+        figures.append(KeyFigure("Size", size(outcome.bytes_after), meaning))
+    figures.append(KeyFigure("Steps tried", str(len(result.rungs)), f"Stopped because {result.stopped}."))
+    judged = f"Every step was judged on {result.samples} samples."
+    return [*figures, KeyFigure("Time", f"{result.seconds:.0f} s", judged)]
+
+
+def _tuning_chart(result: Tuning) -> Section:
+    losses = [Estimate(rung.name, rung.loss, rung.interval, rung.name == result.taken) for rung in result.rungs]
+    meaning = (
+        "Each way to quantize that was tried, in order: a dot for its loss, a line for the 95 % interval. The one that "
+        "was taken is filled."
+    )
+    chart = IntervalChart(losses, result.max_drop, unit_of(result.outcome.unit))
+    return Section("Ladder", meaning, [Figure(chart)], folded=False, on="page")
+
+
+def _tuning_steps(result: Tuning) -> Section:
+    def spelled(get: Callable[[StepOutcome, str], Cell]) -> Callable[[tuple[int, StepOutcome]], Cell]:
+        return lambda each: get(each[1], loss_form(each[1].unit, each[1].loss, each[1].interval))
+
+    def ends(rung: StepOutcome, form: str) -> Cell:
+        return number(None if rung.interval is None else rung.interval[0], interval_text(rung.interval, form))
+
+    def state(rung: StepOutcome) -> str:
+        return "taken" if rung.name == result.taken else "better than below" if rung.kept else "no better"
+
+    loss = f"In {unit_of(result.outcome.unit)}, against the float model."
+    error = "Noise power over signal power on calibration samples held out."
+    columns = [
+        figure("#", itemgetter(0), ",", "The order of trying.", minor=True),
+        Column("Step", "The way to quantize, and what it does.", cell=lambda each: words(each[1].name, each[1].what)),
+        Column("Loss", loss, numeric=True, cell=spelled(lambda rung, form: number(rung.loss, f"{rung.loss:{form}}"))),
+        Column(INTERVAL, "Where the loss on all possible samples lies.", numeric=True, cell=spelled(ends)),
+        figure("Output error", lambda each: each[1].output_error, percent, error, minor=True),
+        Column("Seconds", "To quantize and to judge.", numeric=True, minor=True, cell=lambda each: _took(each[1])),
+        figure("Size", lambda each: each[1].bytes_after, size, minor=True),
+        worded("", lambda each: state(each[1]), minor=True),
+    ]
+    steps = table("steps", columns, enumerate(result.rungs, 1))
+    return Section("Steps", "The same as numbers.", [steps], folded=False, count=str(len(result.rungs)), on="page")
+
+
+def _took(rung: StepOutcome) -> Cell:
+    return number(rung.seconds, "known" if rung.resumed else f"{rung.seconds:.1f}")

@@ -7,6 +7,7 @@ codes wherever they come from.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -14,7 +15,19 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from detent.report.document import Block, Cell, Code, Column, Document, Level, NoteList, Paragraph, Section, Table
+from detent.report.document import (
+    Audience,
+    Block,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Level,
+    NoteList,
+    Paragraph,
+    Section,
+    Table,
+)
 from detent.report.figures import printable, printable_lines
 
 _STYLES: dict[Level, str] = {"good": "green", "warn": "yellow", "bad": "red", "plain": ""}
@@ -34,8 +47,13 @@ class PlainConsole(Console):
             yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
 
 
-def print_document(document: Document, console: Console) -> None:
-    """Print a document: the headline, what it is about, and each section in its short form."""
+def print_document(
+    document: Document, console: Console, *, verbose: bool = False, beside: Sequence[str | PathLike[str]] = ()
+) -> None:
+    """Print a document: the headline, what it is about, its sections, and the closing lines.
+
+    Without `verbose` it is a short answer. `beside` are files that were written beside the result.
+    """
     if document.headline:
         # Paths may be long: the terminal wraps them, so that they can be copied whole.
         console.print(Text("\n".join(map(printable, document.headline)), "bold"), soft_wrap=True)
@@ -43,63 +61,77 @@ def print_document(document: Document, console: Console) -> None:
         if line:
             console.print(Text(printable_lines(line)))
     for section in document.sections:
-        if section is not None and section.on != "page":
-            _print_section(section, console)
-    for line in document.closing:
-        console.print(Text(printable(line), "bold"), soft_wrap=True)
+        if section is not None and _is_shown(section.on, verbose):
+            _print_section(section, console, verbose)
+    files = f"Also wrote {', '.join(map(str, beside))}." if beside else ""
+    first, *others = document.closing or [""]
+    for line in (f"{first} {files}".strip(), *others):
+        if line:
+            console.print(Text(printable(line), "bold"), soft_wrap=True)
 
 
-def _print_section(section: Section, console: Console) -> None:
+def _is_shown(on: Audience, verbose: bool) -> bool:
+    return verbose if on == "verbose" else on != "page"
+
+
+def _print_section(section: Section, console: Console, verbose: bool) -> None:
     if section.brief:
         console.print(Text(printable_lines(section.brief)))
-        return
-    for block in section.blocks:
-        if block.on != "page":
-            _print_block(block, console)
+    if verbose or not section.brief:
+        for block in section.blocks:
+            if _is_shown(block.on, verbose):
+                _print_block(block, console, verbose)
 
 
-def _print_block(block: Block, console: Console) -> None:
+def _print_block(block: Block, console: Console, verbose: bool) -> None:
     if isinstance(block, Paragraph):
         style = _STYLES[block.level] or ("bold" if block.strong else "dim" if block.quiet else "")
         console.print(Text(printable_lines(block.text), style))
     elif isinstance(block, Table):
-        console.print(_table(block))
-        hidden = len(block.rows) - (block.shown or len(block.rows))
-        if hidden > 0 and not block.title:  # a title says how many are shown
-            console.print(Text(f"and {hidden} more; --json lists them."))
+        shown = len(block.rows) if verbose or block.shown is None else block.shown
+        console.print(_table(block, shown, verbose))
+        _print_hidden(len(block.rows) - shown, console)
     elif isinstance(block, NoteList):
-        _print_notes(block, console)
+        _print_notes(block, console, verbose)
     elif isinstance(block, Code):
         console.print(Text(f"\n{printable_lines(block.text)}"), end="", soft_wrap=True)
 
 
-def _print_notes(block: NoteList, console: Console) -> None:
-    for note in block.notes:
+def _print_notes(block: NoteList, console: Console, verbose: bool) -> None:
+    shown = len(block.notes) if verbose or block.shown is None else block.shown
+    for note in block.notes[:shown]:
         subject = f"{note.subject}: " if note.subject else ""
         line = Text(printable(f"{note.label}: {subject}{note.text}"), _STYLES[note.level])
         console.print(line, soft_wrap=bool(note.details))
         for detail in note.details:
             console.print(Text(f"    {printable(detail)}"), soft_wrap=True)
+    _print_hidden(len(block.notes) - shown, console)
 
 
-def _table(table: Table) -> RichTable:
+def _print_hidden(count: int, console: Console) -> None:
+    if count > 0:
+        console.print(Text(f"and {count} more; --verbose lists them.", "dim"))
+
+
+def _table(table: Table, shown: int, verbose: bool) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    kept = [(at, column) for at, column in enumerate(table.columns) if column.on != "page"]
+    kept = [(at, column) for at, column in enumerate(table.columns) if _is_shown(column.on, verbose)]
     for place, (_, column) in enumerate(kept):
         title = table.title if place == 0 and table.title else _title(column)
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         drawn.add_column(Text(printable(title)), justify=justify, overflow="fold")
         if column.below:
             drawn.add_column(Text(printable(column.below)), justify=justify, overflow="fold")
-    for row in table.rows[: table.shown]:
+    for row in table.rows[:shown]:
         drawn.add_row(*(text for at, column in kept for text in _texts(row.cells[at], column)))
     return drawn
 
 
 def _title(column: Column) -> str:
-    """Write a title in lower case, but leave names and abbreviations (SQNR, McNemar) as they are."""
+    """Begin a title with a small letter, but leave names and abbreviations (SQNR, McNemar) as they are."""
     first = column.title.partition(" ")[0]
-    return column.title if column.verbatim or first[1:].lower() != first[1:] else column.title.lower()
+    kept = column.verbatim or first[1:].lower() != first[1:]
+    return column.title if kept else column.title[:1].lower() + column.title[1:]
 
 
 def _texts(cell: Cell, column: Column) -> Sequence[Text]:

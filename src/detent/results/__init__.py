@@ -27,23 +27,31 @@ class Result:
     ascii_json: ClassVar[bool] = False
     """Whether JSON spells out characters beyond ASCII. Files of both kinds are in use, so each type keeps its own."""
 
+    not_in_json: ClassVar[tuple[str, ...]] = ()
+    """Fields that only people are told."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        raise NotImplementedError
+        fields: dict[str, Any] = plain(self)
+        return {name: value for name, value in fields.items() if name not in self.not_in_json}
 
     def to_json(self) -> str:
-        """Return `to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=self.ascii_json)
+        """Return `to_dict` as JSON text. Numbers that are not finite are null, because JSON has none."""
+        return json.dumps(plain(self.to_dict()), indent=2, ensure_ascii=self.ascii_json)
 
     def save(self, path: str | Path) -> None:
         """Write the JSON, complete or not at all."""
         write_text(self.to_json() + "\n", Path(path))
 
-    def __str__(self) -> str:
-        """Return what the command line prints."""
+    def to_text(self, *, verbose: bool = False) -> str:
+        """Return what the command line prints: a short answer, or all with `verbose`."""
         # By name, at run time: results are built by rooms that must not depend on how they are shown.
-        rendered: str = importlib.import_module("detent.report.documents").text_of(self)
+        rendered: str = importlib.import_module("detent.report.documents").text_of(self, verbose=verbose)
         return rendered
+
+    def __str__(self) -> str:
+        """Return the short answer."""
+        return self.to_text()
 
 
 def plain(value: Any) -> Any:

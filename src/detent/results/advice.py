@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -65,13 +66,11 @@ def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
 
 
 def suggestions_for(report: Report) -> list[str]:
-    """Return what to try if the loss is large, or to measure if that cannot be told; nothing if it is small."""
+    """Return what to try if the loss is large; nothing that the recipe does already."""
     judgement = report.judgement
-    if judgement is None or judgement.level == "close":
+    if judgement is None or judgement.level not in ("worse", "broken"):
         return []
-    if judgement.level in ("unclear", "unknown"):
-        return [f"{judgement.reason}."]
-    found = [f"The loss is large: {judgement.reason}."]
+    found = []
     calibration, recipe = report.calibration, report.recipe
     if calibration is not None and calibration.note.startswith("Guessed"):
         found.append(
@@ -79,26 +78,32 @@ def suggestions_for(report: Report) -> list[str]:
         )
     if calibration is not None and 0 < calibration.samples < FEW_SAMPLES:
         found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
-    if recipe.refinement is None or not recipe.refinement.learns_weights:
-        found.append(_refinement_for(recipe))
+    refinement = refinement_to_try(recipe)
+    if refinement is not None:
+        found.append(_REFINEMENTS[refinement])
     culprits = _where_it_falls(report.tensors, report.nodes)
     if culprits:
-        listed = " ".join(f"--exclude '{node}'" for node in culprits)
+        listed = " ".join(f"--exclude {shlex.quote(node)}" for node in culprits)
         found.append(f"The error grows most at these nodes; try leaving them float: {listed}")
     clipped = [tensor.name for tensor in report.tensors if tensor.role == "activation" and tensor.clipped > 0.01]
-    if clipped:
-        found.append(
-            f"More than 1 % of the values clip in '{clipped[0]}'"
-            + (f" and {len(clipped) - 1} other activations" if len(clipped) > 1 else "")
-            + f": try --method {'NonOverflow' if has_power_of_two_scale(recipe.activations) else 'MinMax'}."
-        )
+    method = "NonOverflow" if has_power_of_two_scale(recipe.activations) else "MinMax"
+    if clipped and type(recipe.method).__name__ != method:
+        others = f" and {len(clipped) - 1} other activations" if len(clipped) > 1 else ""
+        found.append(f"More than 1 % of the values clip in '{clipped[0]}'{others}: try --method {method}.")
     return found
 
 
-def _refinement_for(recipe: Recipe) -> str:
-    if is_integer(recipe.weights):
-        return "Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs."
-    return "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding."
+_REFINEMENTS = {
+    "Rounding": "Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs.",
+    "AdaQuant": "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding.",
+}
+
+
+def refinement_to_try(recipe: Recipe) -> str | None:
+    """Name the refinement of the weights that a recipe lacks; None if it has one."""
+    if recipe.refinement is not None and recipe.refinement.learns_weights:
+        return None
+    return "Rounding" if is_integer(recipe.weights) else "AdaQuant"
 
 
 def _where_it_falls(tensors: Sequence[TensorReport], nodes: Sequence[Decision]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,10 +82,6 @@ class DeviceCheck(Result):
     def warnings(self) -> list[Finding]:
         """What it may take, at a price."""
         return [finding for finding in self.findings if finding.level == "warning"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         """Return the verdict in a sentence."""

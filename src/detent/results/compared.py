@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from detent.numerics.ties import DeviceRounding
+from detent.results import Result
 
 MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")
 """Of two tensors."""
@@ -49,7 +50,7 @@ class TensorDifference:
 
 
 @dataclass(frozen=True)
-class ModelComparison:
+class ModelComparison(Result):
     """All tensors of one name in both models, in the order of the first. `skipped` have other shapes or types."""
 
     before: str
@@ -113,7 +114,7 @@ class Worst:
 
 
 @dataclass(frozen=True)
-class FolderComparison:
+class FolderComparison(Result):
     """All files of two folders."""
 
     files: Sequence[Difference]
@@ -189,8 +190,10 @@ class EmulationReport:
 
 
 @dataclass(frozen=True)
-class Emulation:
+class Emulation(Result):
     """What emulating a model on data gave."""
+
+    not_in_json: ClassVar[tuple[str, ...]] = ("source",)
 
     data: str
     note: str
@@ -199,7 +202,4 @@ class Emulation:
     report: EmulationReport
     outputs: Sequence[OutputDifference]
     folder: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
+    source: str = ""

@@ -28,6 +28,7 @@ from detent.results.paired import (
     mean_interval,
     mean_ratio,
     paired_loss_interval,
+    resampled,
     wilson_interval,
 )
 from detent.results.tensors import Closeness
@@ -108,6 +109,13 @@ class Scores(ABC):
     def _losses(self, before: Any) -> tuple[Loss, ...]:
         """Return the losses against scores of the same kind."""
 
+    def drawn_losses(self, before: Scores | None) -> Floats | None:  # noqa: ARG002  (not all kinds have any)
+        """Return the loss against `before` on draws of the samples, which are the same for all models; None: no draws.
+
+        The draws of two models are compared in pairs, which tells them apart where their intervals overlap.
+        """
+        return None
+
     @property
     def loss_names(self) -> tuple[str, ...]:
         """The keys of the losses in JSON."""
@@ -184,6 +192,11 @@ class Answers(Scores):
             changed=_changed(self.names, self.labels, before.answers, self.answers) if top == 1 else (),
         )
 
+    def drawn_losses(self, before: Scores | None) -> Floats:
+        """Return the loss of top-1 on each draw."""
+        assert isinstance(before, Answers), "losses are of the same kind of scores"
+        return 100 * resampled(before.right().astype(np.float64) - self.right())
+
     @property
     def summary(self) -> str:
         """The accuracy of the top answer."""
@@ -222,8 +235,16 @@ class SampleScores(Scores):
 
     def _losses(self, before: SampleScores) -> tuple[Loss, ...]:
         check_same_samples(before.names, self.names)
-        worse = self.values - before.values if self.lower_is_better else before.values - self.values
+        worse = self._worse(before)
         return (Loss(float(worse.mean()), f"units of {self.metric}", mean_interval(worse), len(worse)),)
+
+    def _worse(self, before: SampleScores) -> Floats:
+        return self.values - before.values if self.lower_is_better else before.values - self.values
+
+    def drawn_losses(self, before: Scores | None) -> Floats:
+        """Return the loss on each draw."""
+        assert isinstance(before, SampleScores), "losses are of the same kind of scores"
+        return resampled(self._worse(before))
 
     @property
     def summary(self) -> str:

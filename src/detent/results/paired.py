@@ -33,6 +33,7 @@ Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
+RESAMPLES = 500
 _NEARLY_NORMAL = 200
 """Degrees of freedom beyond which two terms of Student's quantile about the normal one are exact to six digits."""
 
@@ -97,6 +98,28 @@ def mean_ratio(parts: Floats, wholes: Floats) -> tuple[float, Interval | None]:
     scale = np.divide(len(wholes), signal, out=np.zeros_like(signal), where=signal > 0.0)
     spread = mean_interval(((parts - ratios * wholes) * scale).sum(1) / max(ratios.size, 1))
     return ratio, None if spread is None else (max(0.0, ratio + spread[0]), ratio + spread[1])
+
+
+def resampled(parts: Floats, wholes: Floats | None = None) -> Floats:
+    """Return mean(parts), or sum(parts) / sum(wholes), on draws of the samples with replacement.
+
+    The draws are the same for all models on the same samples, so what two models got on them can be compared in pairs.
+    """
+    weights = np.ones_like(parts) if wholes is None else wholes
+    chosen = np.random.default_rng(0).integers(0, len(parts), (RESAMPLES, len(parts)))
+    sums = weights[chosen].sum(1)
+    drawn: Floats = np.divide(parts[chosen].sum(1), sums, out=np.zeros(RESAMPLES), where=sums > 0)
+    return drawn
+
+
+def spread_around(value: float, drawn: Floats) -> Interval:
+    """Return the 95 % interval of a value, from the spread of the same on draws."""
+    known = drawn[np.isfinite(drawn)]
+    if not len(known):
+        return value, value
+    tail = (1 - CONFIDENCE) / 2
+    low, middle, high = np.quantile(known, [tail, 0.5, 1 - tail])
+    return value + float(low - middle), value + float(high - middle)
 
 
 def student_quantile(degrees: int) -> float:

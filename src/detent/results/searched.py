@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import onnx
+from typing_extensions import Self
 
+from detent.graph.save import write_text
 from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
@@ -55,7 +59,9 @@ class LayerSensitivity:
 
     `gain` is None if it was not measured, or if nothing becomes float because others read and compute it too.
     `changed` counts samples with another top answer when the layer's weights, and when its activations are quantized;
-    it is None if outputs are not class scores. `members` are the nodes that are computed with it, itself first.
+    it is None if outputs are not class scores. `members` are the nodes that are computed with it, itself first. `part`
+    is the part of the outputs at which the layer makes most error, and where its errors are measured; it is empty if
+    there is one output, and that is one thing.
     """
 
     node: str
@@ -67,6 +73,7 @@ class LayerSensitivity:
     changed: tuple[int, int] | None
     parameters: int
     operations: int
+    part: str = ""
 
     @property
     def error(self) -> float:
@@ -86,12 +93,28 @@ class LayerSensitivity:
             "changed": None if self.changed is None else list(self.changed),
             "parameters": self.parameters,
             "operations": self.operations,
+            "part": self.part,
         }
 
 
 @dataclass(frozen=True)
+class PartErrors:
+    """Errors at each part of the outputs: of the whole quantized model, and by source.
+
+    Noise powers add within a part: so what leaving sources float does is known for each part.
+    """
+
+    names: tuple[str, ...]
+    total: tuple[float, ...]
+    by_source: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
 class Sensitivity:
-    """Every layer in graph order, every source of error, and the error of the whole quantized model."""
+    """Every layer in graph order, every source of error, and the error of the whole quantized model.
+
+    All errors are those at the worst part of the outputs; `parts` has those at each.
+    """
 
     layers: tuple[LayerSensitivity, ...]
     sources: tuple[ErrorSource, ...]
@@ -100,6 +123,14 @@ class Sensitivity:
     changed: int | None
     samples: int
     exact: bool
+    parts: PartErrors | None = None
+
+    @property
+    def part(self) -> str:
+        """The part with the error of the whole model; empty if outputs are one thing."""
+        if self.parts is None:
+            return ""
+        return max(zip(self.parts.total, self.parts.names, strict=True), key=lambda each: each[0])[1]
 
     def worst_first(self) -> list[LayerSensitivity]:
         """Return the layers, those with the largest error first."""
@@ -133,15 +164,29 @@ class Proposal:
         return self.predicted <= self.wanted
 
 
+class RecipeResult(Result):
+    """A result that has a recipe to go on with. `file` is where that was written, or None."""
+
+    ascii_json: ClassVar[bool] = True
+    file: str | None
+
+    def to_toml(self) -> str:
+        """Return the recipe as a file for `--recipe`."""
+        raise NotImplementedError
+
+    def with_file(self, path: str | PathLike[str]) -> Self:
+        """Write the recipe to a file, and return the result that names it."""
+        write_text(self.to_toml(), Path(path))
+        return replace(self, file=str(path))  # type: ignore[type-var]  # every one of them is a dataclass
+
+
 @dataclass(frozen=True)
-class SensitivityReport(Result):
+class SensitivityReport(RecipeResult):
     """What was measured on which model, and what follows from it if that was asked for.
 
     `data` and `note` say what the samples are, and how they were read. `device` is what a proposal to leave nodes float
     does to the device's part of the model; None if there is no such proposal, or no device.
     """
-
-    ascii_json: ClassVar[bool] = True
 
     source: str
     recipe: Recipe
@@ -150,6 +195,7 @@ class SensitivityReport(Result):
     data: str = ""
     note: str = ""
     device: Placement | None = None
+    file: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. No error at all is null in dB."""
@@ -162,6 +208,8 @@ class SensitivityReport(Result):
             "exact": found.exact,
             "error": found.total,
             "error_db": finite(decibels(found.total)),
+            "part": found.part,
+            "parts": [] if found.parts is None else _parts(found.parts),
             "changed": found.changed,
             "layers": [layer.to_dict() for layer in found.worst_first()],
         }
@@ -182,6 +230,12 @@ class SensitivityReport(Result):
     def to_toml(self) -> str:
         """Return the proposed recipe as a file for `--recipe`."""
         return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
+
+
+def _parts(parts: PartErrors) -> list[dict[str, Any]]:
+    """Return the error of the whole model at each part; none if outputs are one thing."""
+    named = zip(parts.names, parts.total, strict=True)
+    return [{"part": name, **_error(error)} for name, error in named if name]
 
 
 SearchedRole = Literal["weights", "activations"]
@@ -233,16 +287,15 @@ class PrecisionSearch:
 
 
 @dataclass(frozen=True)
-class PrecisionReport(Result):
+class PrecisionReport(RecipeResult):
     """What was found for which model, on top of which recipe, and the bound that was asked for: one of the two."""
-
-    ascii_json: ClassVar[bool] = True
 
     source: str
     base: Recipe
     found: PrecisionSearch
     max_error: float | None = None
     mean_bits: float | None = None
+    file: str | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -314,7 +367,8 @@ class StepOutcome:
     """What a tuning step lost, and what it took.
 
     `output_error` is noise power over signal power at the outputs, on calibration samples that were held out; None
-    if none were. `kept`: it was better than the steps before it, and later ones are built on it.
+    if none were. `kept`: it was better than the steps before it, and later ones are built on it. `drawn` is the loss on
+    draws of the samples, the same for all steps; None if there are none.
     """
 
     name: str
@@ -327,6 +381,7 @@ class StepOutcome:
     bytes_after: int | None
     kept: bool = False
     resumed: bool = False
+    drawn: tuple[float, ...] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -335,19 +390,18 @@ class StepOutcome:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> StepOutcome:
         """Return the outcome that an earlier run recorded."""
-        interval = plain["interval"]
-        return cls(**{**plain, "interval": None if interval is None else tuple(interval), "resumed": True})
+        lists = {name: None if plain.get(name) is None else tuple(plain[name]) for name in ("interval", "drawn")}
+        return cls(**{**plain, **lists, "resumed": True})
 
 
 @dataclass(frozen=True)
-class Tuning(Result):
+class Tuning(RecipeResult):
     """All steps in the order in which they were tried, and which one was taken.
 
     `met`: its loss is at most `max_drop`. `stopped` says why no more was tried, `reference` what the float model gets,
-    `note` how images were read. `kept` is where a tuning that ran out of time left what it knows, for one with more.
+    `note` how images were read, `blame` whether weights or activations make the error. `kept` is where a tuning that
+    ran out of time left what it knows, for one with more.
     """
-
-    ascii_json: ClassVar[bool] = True
 
     source: str
     output: str | None
@@ -365,11 +419,13 @@ class Tuning(Result):
     bytes_before: int | None
     model: onnx.ModelProto | None = None
     kept: str | None = None
+    file: str | None = None
+    blame: str = ""
 
     @property
     def outcome(self) -> StepOutcome:
         """That of the step that was taken."""
-        return min(self.steps, key=lambda step: step.loss)
+        return next(step for step in reversed(self.steps) if step.name == self.taken and step.kept)
 
     @property
     def rungs(self) -> Sequence[StepOutcome]:
@@ -382,6 +438,7 @@ class Tuning(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the model, as plain values."""
-        skipped = ("model", "recipe", "steps")
+        skipped = ("model", "recipe", "steps", "file")
         plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
-        return {**plain, "recipe": to_plain(self.recipe), "rungs": [step.to_plain() for step in self.steps]}
+        steps = [{name: value for name, value in step.to_plain().items() if name != "drawn"} for step in self.steps]
+        return {**plain, "recipe": to_plain(self.recipe), "rungs": steps}

@@ -9,10 +9,9 @@ share of values with |x| < w, and exact zeros are at most the share of 0 <= x < 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from detent.observe.statistics import Histogram, TensorStatistics
 from detent.observe.statistics_file import StatisticsFile
 from detent.plan.plan import method_choices
 from detent.plan.select import names_matching
+from detent.results import Result
 
 OUTLIER_PERCENTILE = 99.9
 
@@ -56,7 +56,7 @@ class TensorSummary:
 
 
 @dataclass(frozen=True)
-class StatisticsView:
+class StatisticsView(Result):
     """The summaries of the tensors that were asked for, and what the statistics are of."""
 
     description: str
@@ -67,12 +67,6 @@ class StatisticsView:
     tensors: Sequence[TensorSummary]
     of: int
     """How many tensors there are in all."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        plain = dataclasses.asdict(self)
-        plain["tensors"] = [dataclasses.asdict(tensor) for tensor in self.tensors]
-        return plain
 
 
 def choices_of(statistics: TensorStatistics, name: str) -> Choices:

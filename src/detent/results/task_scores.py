@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from detent.errors import DataError
 from detent.results.evaluated import Loss, Scores, check_same_samples
-from detent.results.paired import CONFIDENCE, Floats, Interval
+from detent.results.paired import Floats, Interval, resampled, spread_around
+from detent.results.tensors import TaskAgreement
 
 POINTS_OF = "points of {figure}"
 
@@ -73,6 +74,11 @@ class TaskScores(Scores):
         interval = spread_around(points, drawn)
         return Loss(points, unit, interval, len(self.names), p_value=_chance(points, drawn))
 
+    def drawn_losses(self, before: Scores | None) -> Floats:
+        """Return the loss of the first figure on each draw."""
+        assert isinstance(before, TaskScores), "losses are of the same kind of scores"
+        return before.figures[0].drawn - self.figures[0].drawn
+
     @property
     def loss_names(self) -> tuple[str, ...]:
         """The keys of the losses in JSON."""
@@ -109,16 +115,6 @@ class TaskScores(Scores):
         return {"task": self.task, **figures, "samples": samples, "warnings": list(self.warnings)}
 
 
-def spread_around(value: float, drawn: Floats) -> Interval:
-    """Return the 95 % interval of a value, from the spread of the same on draws."""
-    known = drawn[np.isfinite(drawn)]
-    if not len(known):
-        return value, value
-    tail = (1 - CONFIDENCE) / 2
-    low, middle, high = np.quantile(known, [tail, 0.5, 1 - tail])
-    return value + float(low - middle), value + float(high - middle)
-
-
 def _chance(points: float, drawn: Floats) -> float:
     """Return how often draws alone would turn a loss around (or a gain): twice the smaller tail, at most 1."""
     known = drawn[np.isfinite(drawn)]
@@ -126,3 +122,62 @@ def _chance(points: float, drawn: Floats) -> float:
         return 1.0
     moved = points + known - np.median(known)
     return float(min(1.0, 2 * min((moved <= 0).mean(), (moved >= 0).mean())))
+
+
+EXPECTED_LOSS = {
+    "classify": "points of accuracy that are expected to be lost",
+    "detect": "points of average precision that are expected to be lost",
+    "segment": "points of overlap that are expected to be lost",
+    "embed": "percent of the ranking of similarities that is lost",
+}
+WORST_PART = "percent of relative output error (noise power over signal power, at the worst part of the outputs)"
+
+
+@dataclass(frozen=True, eq=False)
+class AgreementScores(Scores):
+    """The answers against those of the reference model, as its task reads them.
+
+    `noise` and `signal` are the sums of squares for each sample (rows) and part of the outputs (columns). `costs` and
+    `weights` have a number for each sample, with sum(costs) / sum(weights) the loss of the task; None if it has no
+    such loss.
+    """
+
+    relative: ClassVar[bool] = True
+
+    names: Sequence[str]
+    agreement: TaskAgreement | None
+    noise: Floats
+    signal: Floats
+    costs: tuple[Floats, Floats] | None
+
+    def _losses(self, before: AgreementScores | None = None) -> tuple[Loss, ...]:  # noqa: ARG002  (they are relative)
+        samples, found = len(self.names), self.agreement
+        if found is not None and found.loss is not None:
+            ends = None if found.interval is None else (100 * found.interval[0], 100 * found.interval[1])
+            return (Loss(100 * found.loss, EXPECTED_LOSS[found.task], ends, samples),)
+        noise, signal = self._worst()
+        ratio = float(noise.sum() / signal.sum()) if signal.any() else float(noise.any())
+        ratio = ratio if np.isfinite(ratio) else np.inf
+        ends = spread_around(100 * ratio, self.drawn_losses(None)) if np.isfinite(ratio) else None
+        return (Loss(100 * ratio, WORST_PART, ends, samples),)
+
+    def drawn_losses(self, before: Scores | None) -> Floats:  # noqa: ARG002
+        """Return the loss on each draw."""
+        return 100 * resampled(*(self.costs if self.costs is not None else self._worst()))
+
+    def _worst(self) -> tuple[Floats, Floats]:
+        """Return noise and signal of each sample at the part with the largest error."""
+        if not self.noise.size:
+            return np.zeros(len(self.names)), np.ones(len(self.names))
+        noise, signal = self.noise.sum(0), self.signal.sum(0)
+        at = int(np.argmax(np.divide(noise, signal, out=np.zeros_like(noise), where=signal > 0)))
+        return self.noise[:, at], self.signal[:, at]
+
+    @property
+    def summary(self) -> str:
+        """What became of the answers."""
+        return self._losses()[0].unit if self.agreement is None else self.agreement.summary
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        return {"agreement": self.agreement}

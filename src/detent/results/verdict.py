@@ -14,6 +14,7 @@ output. The verdict of doubtful data is "unknown" where it would be close or unc
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -138,14 +139,22 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
         return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if high < CLOSE_LOSS or (found.loss < SMALL_LOSS and found.samples >= MANY_SAMPLES):
         return "close", found.summary
-    return "unclear", f"{found.summary}. More samples, or `detent evaluate` on labelled ones, can tell"
+    return "unclear", found.summary
+
+
+def worst_sqnr(fidelity: Fidelity) -> float | None:
+    """Return the SQNR of the worst part of all outputs; None if none could be compared."""
+    return min((sqnr for sqnr, _ in _noise(fidelity, dict(fidelity.outputs))), default=None)
 
 
 def _by_noise(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
     """Judge by the worst part of all outputs."""
     worst = min(_noise(fidelity, outputs), default=None)
     if worst is None:
-        return "unclear", "no output could be compared with float"
+        why = (
+            "the model answers with no rows, or with rows of other shapes" if fidelity.resized else "no output has rows"
+        )
+        return "unclear", f"no output could be compared with float: {why} on these samples"
     sqnr, name = worst
     reason = f"output SQNR {sqnr:.1f} dB" + (f" of {name}" if name else "")
     if fidelity.agreement is None and fidelity.parts:
@@ -205,5 +214,5 @@ def _cause(part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequenc
 def _first_broken(tensors: Sequence[TensorReport]) -> str:
     for tensor in tensors:
         if tensor.role == "activation" and tensor.closeness is not None and tensor.closeness.sqnr_db < DEAD_DB:
-            return f"the error begins at node '{tensor.node}': try --exclude '{tensor.node}'"
+            return f"the error begins at node '{tensor.node}': try --exclude {shlex.quote(tensor.node)}"
     return "compare it layer by layer with `detent compare`"

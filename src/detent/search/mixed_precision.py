@@ -5,9 +5,11 @@ so formats are assigned from these errors (see `assignment`), and the model with
 only nearly: if the whole model misses the wanted error, formats are assigned again for an error that is smaller by as
 much as it was missed.
 
-- `search_precision`: each layer's weights, or each activation, takes one of several formats.
+- `search_precision`: each layer's weights, or each activation, takes one of several formats. Errors are those at the
+  worst part of the outputs, as in `sensitivity_analysis.layer_errors`.
 - `search_layers`: each layer takes the recipe's formats or one set of others, activations and weights together. Two
-  models are planned, one with each, since a layer's other formats may change what is converted around it.
+  models are planned, one with each, since a layer's other formats may change what is converted around it. The bound
+  is about whole outputs, and so are the errors.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from detent.recipe import Override, Recipe
 from detent.recipe.file import parse_format
 from detent.results.searched import Choice, FormatOption, PrecisionSearch, SearchedRole
 from detent.search.assignment import assign, assign_measured, bits_of
-from detent.search.probing import SAMPLES, unrefined
+from detent.search.probing import SAMPLES, parts_of, unrefined
 from detent.search.proposal import literal
 from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
-from detent.sensitivity_analysis.variants import QuantizedUnit, all_quantized, quantized_units
+from detent.sensitivity_analysis.variants import Parts, QuantizedUnit, all_quantized, quantized_units
 
 ROLES: Mapping[SearchedRole, Role] = {"weights": Role.WEIGHT, "activations": Role.ACTIVATION}
 
@@ -175,6 +177,7 @@ class _FormatSearch:
         self, planned: Planned, candidates: Sequence[IntegerFormat], what: SearchedRole, layers: Layers
     ) -> None:
         self._planned, self._what = planned, what
+        self._parts = parts_of(planned)
         self._usual = quantized_units(planned.model, planned.plan)
         among = layers.among(planned.model)
         self._units = {
@@ -197,7 +200,7 @@ class _FormatSearch:
         }
 
     def _errors(self, variants: Sequence[Variant]) -> dict[str, float]:
-        return _errors(self._planned, variants, self._samples)
+        return _errors(self._planned, variants, self._samples, self._parts)
 
     def error(self, choice: Choice) -> float:
         """Measure the whole model with these formats, all else as the recipe says."""
@@ -249,12 +252,14 @@ class _FormatSearch:
         return Override(tensors=names, activations=fmt)
 
 
-def _errors(planned: Planned, variants: Sequence[Variant], samples: Sequence[PendingSample] = ()) -> dict[str, float]:
+def _errors(
+    planned: Planned, variants: Sequence[Variant], samples: Sequence[PendingSample] = (), parts: Parts | None = None
+) -> dict[str, float]:
     """Measure the variants on `samples`, or on as many probes as they are worth."""
     job = planned.job
     few = list(samples) or evenly_spaced(planned.probes, len(variants))
     threads = job.collecting.threads
-    return errors_of(planned.model, planned.plan, variants, few, threads=threads, progress=job.progress)
+    return errors_of(planned.model, planned.plan, variants, few, parts=parts, threads=threads, progress=job.progress)
 
 
 def _uniform_plan(planned: Planned, what: SearchedRole, fmt: IntegerFormat) -> Plan:

@@ -5,21 +5,32 @@ Nothing is refined. A refinement repairs in one layer what those before it did, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from detent.device_check.check import placement
 from detent.errors import UsageError
+from detent.evaluation.fidelity import shown_parts
 from detent.graph.load import name_of
 from detent.observe.shards import divisible
 from detent.pipeline.job import Job
+from detent.pipeline.planned import Planned
 from detent.pipeline.run import Run
 from detent.results.searched import SensitivityReport, Way
 from detent.search.proposal import check_way, propose
 from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.sensitivity_analysis.workers import SampleWorkers
+from detent.tasks.parts import OutputPart
 
 SAMPLES = 32
+
+
+def parts_of(planned: Planned) -> Mapping[str, Sequence[OutputPart]]:
+    """Return what the outputs of a planned model are joined from, as the graph or else the first sample tells."""
+    observed, prepared = planned.observed, planned.observed.prepared
+    shown = shown_parts(prepared.purpose, observed.original(planned.probes[0].load())) if planned.probes else {}
+    return shown | dict(prepared.parts)
 
 
 def unrefined(job: Job, count: int = SAMPLES, executor: Any = None) -> Job:
@@ -65,6 +76,7 @@ def probe(
         planned.model,
         planned.plan,
         planned.probes,
+        parts=parts_of(planned),
         exact=exact,
         threads=job.collecting.threads,
         workers=None if executor is None else SampleWorkers(executor, source),

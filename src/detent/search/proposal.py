@@ -2,7 +2,7 @@
 
 Noise powers add: without some things quantized the error is expected to be the whole one's share that the others have,
 
-    predicted = total * (sum of the errors that are left) / (sum of all errors)
+    predicted = at the worst part of the outputs: total * (sum of the errors that are left) / (sum of all errors)
 
 Candidates are taken one after the other, always the one that gains most for its cost, until that is low enough.
 
@@ -18,6 +18,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
+
+import numpy as np
 
 from detent.devices.catalog import device_of
 from detent.errors import UsageError, nearest
@@ -89,9 +91,15 @@ def _names(moves: Iterable[_Move]) -> frozenset[str]:
 
 def predicted_error(found: Sensitivity, left: Callable[[ErrorSource], float]) -> float:
     """Return the error that is expected if of each thing's own error the given part is left."""
-    whole = sum(found.errors.values())
-    remaining = sum(left(thing) * found.errors[thing.name] for thing in found.sources)
-    return found.total * remaining / whole if whole else 0.0
+    shares = np.array([left(thing) for thing in found.sources])
+    if found.parts is None:
+        totals, errors = np.array([found.total]), np.array([[found.errors[thing.name]] for thing in found.sources])
+    else:
+        totals = np.array(found.parts.total)
+        errors = np.array([found.parts.by_source[thing.name] for thing in found.sources])
+    whole = errors.sum(0)
+    remaining = shares @ errors
+    return float(np.divide(totals * remaining, whole, out=np.zeros_like(whole), where=whole > 0).max(initial=0.0))
 
 
 def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:

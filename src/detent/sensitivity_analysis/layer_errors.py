@@ -2,7 +2,10 @@
 
 With y the outputs of the float model, and y + e its outputs when one unit alone is quantized,
 
-    error = mean over outputs of (sum e^2 / sum y^2)           sums over all samples
+    error = at the worst part of any output: sum e^2 / sum y^2           sums over all samples
+
+Parts are what outputs are joined from (tasks/parts.py): the boxes of a detector, of 0..640, say nothing about its
+scores, of 0..1. Noise powers add within a part, so the errors of a layer are those at the part where it has most.
 
 The weights of a layer, with its bias, are one unit, and every activation that is rounded is one. The gain of a layer is
 by how much the error of the quantized model falls when the layer alone is left float: its weights and bias, and the
@@ -30,16 +33,19 @@ from detent.graph.session import usable_cores
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
-from detent.results.searched import LayerSensitivity, Sensitivity
+from detent.results.searched import LayerSensitivity, PartErrors, Sensitivity
 from detent.sensitivity_analysis.variants import (
     EVERYTHING,
     Experiment,
+    Parts,
     QuantizedUnit,
     VariantComparison,
     VariantErrors,
+    part_names,
     quantized_units,
 )
 from detent.sensitivity_analysis.workers import MeasureSamples, SampleWorkers, on_threads
+from detent.tasks.parts import output_parts
 
 STAGE = "probe"
 
@@ -56,6 +62,7 @@ def sensitivity(
     plan: Plan,
     samples: Sequence[PendingSample],
     *,
+    parts: Parts | None = None,
     exact: bool = False,
     threads: int = 0,
     memory: int = 1 << 30,
@@ -64,32 +71,30 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure every layer of `model`, the float graph as it will be quantized, with the parameters of `plan`.
 
-    Without `exact`, use as many of the samples as it takes, and measure no gains. Variants of the model take about
-    `memory` bytes. `workers` measure instead of threads; the samples are of their source.
+    `parts` are what its outputs are joined from; None: as far as the graph tells. Without `exact`, use as many
+    of the samples as it takes, and measure no gains. Variants of the model take about `memory` bytes. `workers`
+    measure instead of threads; the samples are of their source.
     """
     if not samples:
         raise DataError("There are no samples to measure the sensitivity with. Give calibration data.")
     units = quantized_units(model, plan)
     cores = threads or usable_cores()
+    divided = output_parts(model.graph) if parts is None else parts
 
     def begin(experiment: Experiment) -> AbstractContextManager[MeasureSamples]:
         if workers is not None:
-            return workers.begin(experiment, model, plan, memory)
-        return on_threads(VariantComparison.of(experiment, model, plan, units, memory // cores), cores)
+            return workers.begin(experiment, model, plan, divided, memory)
+        return on_threads(VariantComparison.of(experiment, model, plan, units, divided, memory // cores), cores)
 
     with begin("quantized alone") as measure:
         measurement = _Measurement(measure, samples, progress)
         alone = measurement.sums() if exact else measurement.settled(units)
-    if not alone.signal.any():
-        raise DataError(
-            f"The model answers 0 throughout on all {alone.samples} samples, so no layer can be told from another. "
-            "Give samples in which it finds something."
-        )
+    _check_answers(alone)
     gains = None
     if exact:
         with begin("left float") as measure:
             gains = _Measurement(measure, samples, progress).sums()
-    return summarize(model, plan, units, alone, gains)
+    return summarize(model, plan, units, part_names(model, divided), alone, gains)
 
 
 def errors_of(
@@ -98,15 +103,30 @@ def errors_of(
     variants: Sequence[Variant],
     samples: Sequence[PendingSample],
     *,
+    parts: Parts | None,
     threads: int = 0,
     memory: int = 1 << 30,
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """Return the error of each variant of the float model on all samples, by its name."""
+    """Return the error of each variant of the float model on all samples, by its name.
+
+    It is that at the worst of the `parts`; with None, the mean over whole outputs.
+    """
     cores = threads or usable_cores()
-    with on_threads(VariantComparison(model, plan, UNCHANGED, variants, memory // cores), cores) as measure:
-        sums = _Measurement(measure, samples, progress).sums()
-    return {variant.name: sums.error(variant.name) for variant in variants}
+    with on_threads(VariantComparison(model, plan, UNCHANGED, variants, parts or {}, memory // cores), cores) as run:
+        sums = _Measurement(run, samples, progress).sums()
+    _check_answers(sums)
+    error = sums.mean_error if parts is None else sums.error
+    return {variant.name: error(variant.name) for variant in variants}
+
+
+def _check_answers(sums: VariantErrors) -> None:
+    """Raise DataError if the float model answers with nothing that an error could be compared with."""
+    if not sums.signal.any():
+        raise DataError(
+            f"The model answers with 0, or with no rows, on all {sums.samples} samples, so no layer can be told from "
+            "another. Give samples in which it finds something."
+        )
 
 
 def evenly_spaced(samples: Sequence[PendingSample], variants: int) -> list[PendingSample]:
@@ -161,12 +181,13 @@ def summarize(
     model: ir.Model,
     plan: Plan,
     units: Sequence[QuantizedUnit],
+    parts: Sequence[str],
     sums: VariantErrors,
     gains: VariantErrors | None = None,
 ) -> Sensitivity:
     """Return the errors of layers from the sums of units quantized alone and, if measured, of layers left float."""
     scores = looks_like_scores(model.graph.outputs[0])
-    errors = {unit.name: sums.error(unit.name) for unit in units}
+    errors = {unit.name: sums.errors(unit.name) for unit in units}
     total = sums.error(EVERYTHING)
     left = {} if gains is None else {name: total - gains.error(name) for name in gains.noise}
     layers = []
@@ -175,7 +196,10 @@ def summarize(
         if not own:
             continue
         kinds = [[unit for unit in own if unit.is_weight], [unit for unit in own if not unit.is_weight]]
-        weights, activations = (sum(errors[unit.name] for unit in kind) if kind else None for kind in kinds)
+        worst = int(np.argmax(sum(errors[unit.name] for unit in own)))
+        weights, activations = (
+            float(sum(errors[unit.name][worst] for unit in kind)) if kind else None for kind in kinds
+        )
         counts = [max((sums.changed[unit.name] for unit in kind), default=0) for kind in kinds]
         layers.append(
             LayerSensitivity(
@@ -188,11 +212,23 @@ def summarize(
                 changed=(counts[0], counts[1]) if scores else None,
                 parameters=sum(unit.elements for unit in kinds[0]),
                 operations=sum(unit.operations for unit in own),
+                part=parts[worst],
             )
         )
     changed = sums.changed[EVERYTHING] if scores else None
     return Sensitivity(
-        tuple(layers), tuple(unit.source for unit in units), errors, total, changed, sums.samples, gains is not None
+        tuple(layers),
+        tuple(unit.source for unit in units),
+        {name: float(each.max()) for name, each in errors.items()},
+        total,
+        changed,
+        sums.samples,
+        gains is not None,
+        PartErrors(
+            tuple(parts),
+            tuple(sums.errors(EVERYTHING).tolist()),
+            {name: tuple(each.tolist()) for name, each in errors.items()},
+        ),
     )
 
 

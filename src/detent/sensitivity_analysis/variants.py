@@ -26,6 +26,7 @@ from detent.observe.samples import PendingSample, Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
 from detent.results.searched import ErrorSource
+from detent.tasks.parts import OutputPart
 
 EVERYTHING = "everything"
 """The name of the variant in which all units are quantized."""
@@ -142,7 +143,10 @@ def _activations(model: ir.Model, plan: Plan) -> Iterator[QuantizedUnit]:
 
 @dataclass(frozen=True, eq=False)
 class VariantErrors:
-    """Sums over samples, with an entry for each output: of y^2, and by variant of e^2 and of changed answers."""
+    """Sums over samples, with an entry for each part of each output: of y^2, and by variant of e^2.
+
+    `changed` counts the answers that are others, by variant.
+    """
 
     samples: int
     signal: Floats
@@ -157,18 +161,53 @@ class VariantErrors:
             {name: count + more.changed[name] for name, count in self.changed.items()},
         )
 
+    def errors(self, variant: str) -> Floats:
+        """Return the noise power of a variant over the signal power of each part; infinite if it is no number.
+
+        It is 0 for a part that is zero throughout: there is nothing to compare with.
+        """
+        noise = self.noise[variant]
+        ratios = np.divide(noise, self.signal, out=np.zeros_like(noise), where=self.signal > 0)
+        return np.where(np.isfinite(ratios), ratios, np.inf)
+
     def error(self, variant: str) -> float:
-        """Return the noise power of a variant over the signal power; infinite if its outputs are not numbers."""
-        there = self.signal > 0  # an output that is zero throughout has nothing to compare with
-        mean = float((self.noise[variant][there] / self.signal[there]).mean()) if there.any() else 0.0
-        return mean if math.isfinite(mean) else math.inf
+        """Return the error at the worst part."""
+        return float(self.errors(variant).max(initial=0.0))
+
+    def mean_error(self, variant: str) -> float:
+        """Return the mean over the parts that are not zero throughout."""
+        there = self.signal > 0
+        return float(self.errors(variant)[there].mean()) if there.any() else 0.0
+
+
+Parts = Mapping[str, Sequence[OutputPart]]
+"""What outputs are joined from, by name. One that is not in it is one thing."""
+
+_WHOLE = (None,)
+
+
+def part_names(model: ir.Model, parts: Parts) -> list[str]:
+    """Return what each entry of the sums is of; empty for the only output, if that is one thing."""
+    outputs = [str(value.name) for value in model.graph.outputs if value.dtype == ir.DataType.FLOAT]
+    several = len(outputs) > 1
+    names = []
+    for output in outputs:
+        of = f" of '{output}'" if several else ""
+        names += [f"'{part.label}'{of}" for part in parts.get(output, ())] or [f"'{output}'" if several else ""]
+    return names
 
 
 class VariantComparison:
     """Variants of a base against the float model, on one sample after another, in any number of threads."""
 
     def __init__(
-        self, model: ir.Model, plan: Plan, base: Variant, variants: Sequence[Variant], memory: int = 1 << 30
+        self,
+        model: ir.Model,
+        plan: Plan,
+        base: Variant,
+        variants: Sequence[Variant],
+        parts: Parts,
+        memory: int = 1 << 30,
     ) -> None:
         """Prepare to run `variants` of `base`, with about `memory` bytes for their values."""
         self._float = Probe(model, plan.layout)
@@ -177,21 +216,32 @@ class VariantComparison:
         self._together: int | None = None
         self._lock = threading.Lock()
         types = {str(value.name): value.dtype for value in model.graph.outputs}
-        self._floats = [index for index, name in enumerate(self._float.outputs) if types[name] == ir.DataType.FLOAT]
-        if not self._floats:
+        self._parts = [
+            (self._float.outputs.index(name), part)
+            for name, dtype in types.items()
+            if dtype == ir.DataType.FLOAT
+            for part in parts.get(name) or _WHOLE
+        ]
+        if not self._parts:
             raise ModelError("The model has no output of float numbers at which errors could be measured.")
         first = model.graph.outputs[0]
         self._scores = self._float.outputs.index(str(first.name)) if looks_like_scores(first) else None
 
     @classmethod
     def of(
-        cls, experiment: Experiment, model: ir.Model, plan: Plan, units: Sequence[QuantizedUnit], memory: int
+        cls,
+        experiment: Experiment,
+        model: ir.Model,
+        plan: Plan,
+        units: Sequence[QuantizedUnit],
+        parts: Parts,
+        memory: int,
     ) -> VariantComparison:
         """Prepare the variants of an experiment."""
         whole = all_quantized(EVERYTHING, units)
         if experiment == "left float":
-            return cls(model, plan, whole, list(left_float(units)), memory)
-        return cls(model, plan, UNCHANGED, [whole, *(unit.variant for unit in units)], memory)
+            return cls(model, plan, whole, list(left_float(units)), parts, memory)
+        return cls(model, plan, UNCHANGED, [whole, *(unit.variant for unit in units)], parts, memory)
 
     def __call__(self, pending: PendingSample) -> VariantErrors:
         """Return the sums of one sample."""
@@ -199,16 +249,20 @@ class VariantComparison:
         answers = self._answers(sample)
         itself = next(answers)
         expected = itself[1] if self._varied is self._float else self._float(sample)[ITSELF]
-        truth = [expected[index].astype(np.float64) for index in self._floats]
+        truth = [part.astype(np.float64) for part in self._of_parts(expected)]
         noise: dict[str, Floats] = {}
         changed: dict[str, int] = {}
         for name, found in chain([itself], answers):
             # The shape of an output may depend on the data. Outputs of another shape count as all error.
-            pairs = zip(truth, (found[index] for index in self._floats), strict=True)
+            pairs = zip(truth, self._of_parts(found), strict=True)
             errors = [y - x if y.shape == x.shape else x for x, y in pairs]
             noise[name] = np.array([np.vdot(error, error) for error in errors])
             changed[name] = self._count_changed(expected, found)
         return VariantErrors(pending.size, np.array([np.vdot(x, x) for x in truth]), noise, changed)
+
+    def _of_parts(self, outputs: Sequence[Any]) -> Iterator[Any]:
+        for index, part in self._parts:
+            yield outputs[index] if part is None else part.of(outputs[index])
 
     def _answers(self, sample: Sample) -> Iterator[tuple[str, list[Any]]]:
         """Yield the outputs of the base, then of the variants; as many are run together as fit into memory."""
@@ -230,4 +284,7 @@ class VariantComparison:
     def _count_changed(self, expected: Sequence[Any], found: Sequence[Any]) -> int:
         if self._scores is None:
             return 0
-        return int((expected[self._scores].argmax(-1) != found[self._scores].argmax(-1)).sum())
+        before, after = expected[self._scores], found[self._scores]
+        if before.shape != after.shape:
+            return len(before)  # rows that depend on the data: whose answer is whose is not known
+        return int((before.argmax(-1) != after.argmax(-1)).sum())

@@ -21,7 +21,7 @@ from detent.observe.executors import begun, workers_of
 from detent.observe.samples import PendingSample, Source
 from detent.observe.shards import Divisible, DoShard, Run, Shard, divide_samples, divisible, samples_of
 from detent.plan.plan import Plan
-from detent.sensitivity_analysis.variants import Experiment, VariantComparison, VariantErrors, quantized_units
+from detent.sensitivity_analysis.variants import Experiment, Parts, VariantComparison, VariantErrors, quantized_units
 
 MeasureSamples = Callable[[Sequence[PendingSample]], Generator[VariantErrors, None, None]]
 """Yields the sums of each sample in their order, whatever order they are computed in."""
@@ -51,7 +51,9 @@ class SampleWorkers:
     source: Source
 
     @contextmanager
-    def begin(self, experiment: Experiment, model: ir.Model, plan: Plan, memory: int) -> Iterator[MeasureSamples]:
+    def begin(
+        self, experiment: Experiment, model: ir.Model, plan: Plan, parts: Parts, memory: int
+    ) -> Iterator[MeasureSamples]:
         """Measure on the workers within the block. All workers on one machine share `memory` bytes.
 
         Raises UsageError for data that cannot be read elsewhere.
@@ -59,7 +61,7 @@ class SampleWorkers:
         workers = workers_of(self.executor)
         # Nobody knows how many workers share a machine: if there are more than cores, most are on others.
         share = memory // min(workers.count, usable_cores())
-        work = VariantWork(experiment, divisible(self.source), plan, share)
+        work = VariantWork(experiment, divisible(self.source), plan, parts, share)
         with begun(workers, model, work) as run:
             yield partial(_on_workers, run, work.source, workers.count)
 
@@ -71,12 +73,14 @@ class VariantWork:
     experiment: Experiment
     source: Divisible
     plan: Plan
+    parts: Parts
     memory: int
 
     def begin(self, model: ir.Model) -> DoShard:
         """Return what measures a shard."""
         units = quantized_units(model, self.plan)
-        return partial(self._measure, VariantComparison.of(self.experiment, model, self.plan, units, self.memory))
+        comparison = VariantComparison.of(self.experiment, model, self.plan, units, self.parts, self.memory)
+        return partial(self._measure, comparison)
 
     def _measure(self, comparison: VariantComparison, shard: Shard) -> tuple[VariantErrors, ...]:
         return tuple(map(comparison, samples_of(self.source, shard)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
@@ -90,15 +90,10 @@ class BoxLabels:
             elif self.open_names:
                 found[name] = _no_objects(name)
         missing = [name for name in names if name not in found]
-        if missing:
-            raise DataError(f"{_some(missing)} {place} {_have(missing)} no entry in {self.described}. {_ADD}")
-        unused = sorted(set(self.objects) - set(keys.values()))
-        if unused:
-            raise DataError(
-                f"{self.described} has labels for {_some(unused)}, which {_are(unused)} not among the samples {place}. "
-                "Put the images there, or take the labels out."
-            )
-        return BoxLabels(self.described, found, self.categories, False, self.note)
+        check_partners(missing, set(self.objects) - set(keys.values()), self.described, place)
+        bare = sum(key is None for key in keys.values())
+        said = f"{bare} of {len(names)} images have no label file and count as images without objects." if bare else ""
+        return BoxLabels(self.described, found, self.categories, False, " ".join(filter(None, (self.note, said))))
 
     def classes_of(self, classes: int, names: Sequence[str], *, by_number: bool = False) -> Mapping[int, int]:
         """Return the class of each category, for a model with so many classes (0: unknown) of these names.
@@ -125,9 +120,10 @@ class BoxLabels:
         outside = [each for each in used if classes and each >= classes]
         if outside:
             image = next(one for one in self.objects.values() if outside[-1] in one.categories)
+            box = image.categories.tolist().index(outside[-1]) + 1
             raise DataError(
-                f"{image.origin} has the class {outside[-1]}, but the model has the classes 0 to {classes - 1}. Labels "
-                "count from 0, and they must be those of the model's own classes."
+                f"{image.origin}, box {box}, has the class {outside[-1]}, but the model has the classes 0 to "
+                f"{classes - 1}. Labels count from 0, and they must be those of the model's own classes."
             )
         return {each: each for each in used}
 
@@ -136,9 +132,6 @@ class BoxLabels:
         objects = self.objects[name]
         kinds = [classes[int(each)] for each in objects.categories]
         return Truths.of(objects.in_pixels(size), kinds, objects.crowds)
-
-
-_ADD = "Add what is missing there, or take the files out."
 
 
 def _no_objects(origin: str) -> ObjectList:
@@ -180,7 +173,7 @@ def read_yolo(folder: Path) -> BoxLabels:
 def _yolo_file(file: Path) -> tuple[ObjectList, int]:
     rows: list[list[float]] = []
     polygons = 0
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(label_text(file).splitlines(), 1):
         if not line.strip():
             continue
         where = f"{file}, line {number}"
@@ -214,7 +207,7 @@ def _yolo_file(file: Path) -> tuple[ObjectList, int]:
 def read_coco(file: Path) -> BoxLabels:
     """Read a file of COCO's form: images, annotations and categories."""
     try:
-        raw = json.loads(_text(file))
+        raw = json.loads(label_text(file))
     except ValueError as error:
         raise DataError(f"{file} is not valid JSON, or only part of it ({error}).") from error
     tables = {
@@ -298,14 +291,7 @@ class MaskLabels:
         """Return the labels of these samples, by their names. Raise DataError for one without its partner."""
         keys = _keys(names, self.files, without_ending=True)
         missing = [name for name, key in keys.items() if key is None]
-        if missing:
-            raise DataError(f"{_some(missing)} {place} {_have(missing)} no mask in {self.described}. {_ADD}")
-        unused = sorted(set(self.files) - set(keys.values()))
-        if unused:
-            raise DataError(
-                f"{self.described} has masks for {_some(unused)}, which {_are(unused)} not among the samples {place}. "
-                "Put the images there, or take the masks out."
-            )
+        check_partners(missing, set(self.files) - set(keys.values()), self.described, place, "mask")
         return MaskLabels(self.described, {name: self.files[key] for name, key in keys.items() if key is not None})
 
     def mask(self, name: str) -> npt.NDArray[np.int64]:
@@ -409,7 +395,8 @@ def read_pairs(file: Path) -> PairFile:
     return PairFile(first, second, score.astype(np.float64), file.name)
 
 
-def _text(file: Path) -> str:
+def label_text(file: Path) -> str:
+    """Return the text of a file of labels. Raise DataError if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -418,14 +405,24 @@ def _text(file: Path) -> str:
         raise DataError(f"{file} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from error
 
 
-def _some(names: Sequence[str]) -> str:
+def check_partners(
+    missing: Sequence[str], unused: Collection[str], described: str, place: str, kind: str = "label"
+) -> None:
+    """Raise DataError for samples that have no label, or for labels of samples that are not there."""
+    if missing:
+        have = "has" if len(missing) == 1 else "have"
+        raise DataError(
+            f"{some(missing)} {place} {have} no {kind} in {described}. Add what is missing, or take the files out."
+        )
+    if unused:
+        are = "is" if len(unused) == 1 else "are"
+        raise DataError(
+            f"{described} has {kind}s for {some(sorted(unused))}, which {are} not among the samples {place}. Put the "
+            f"files there, or take the {kind}s out."
+        )
+
+
+def some(names: Sequence[str]) -> str:
+    """List the first few names, and count the others."""
     shown = ", ".join(f"'{name}'" for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _have(names: Sequence[str]) -> str:
-    return "has" if len(names) == 1 else "have"
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"

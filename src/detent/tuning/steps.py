@@ -1,14 +1,17 @@
 """What tuning tries, from the cheapest step to the dearest, and why each may help.
 
-The first steps cost nothing on the device: the same operators and number formats, with better numbers in them. Each
-adds one thing to the best recipe before it. The last ones give up a part of the constraint: the layers whose rounding
-hurts most get weights of 8 bits instead of 4, activations of 16 bits, or stay float.
+The first step is the recipe as it is. Those after it cost nothing on the device: the same operators and number formats,
+with better numbers in them. Each changes one thing of the best recipe before it, and works on weights, on activations
+or on both: what is hardly to blame for the error is not worth the time. The last ones give up a part of the constraint:
+the layers whose rounding hurts most get weights of 8 bits instead of 4, activations of 16 bits, or stay float.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from detent.errors import UsageError
 from detent.methods import MinMSE
@@ -21,8 +24,35 @@ from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement, R
 from detent.results.searched import Proposal, Sensitivity, Way
 from detent.search.proposal import propose
 
+_SLOW = ("AdaRound", "AdaQuant")
+
 SHARES = (0.5, 0.25, 0.1, 0.03)
 """Of the output error: how much the layers that stay quantized may leave, step after step."""
+
+
+Kind = Literal["weights", "activations"]
+
+BLAMELESS = 0.05
+"""What makes less than this share of the error is left as it is: all of it is worth 0.2 dB."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The errors at the outputs if all weights alone are quantized, and if all activations alone are."""
+
+    weights: float
+    activations: float
+
+    def share(self, kind: Kind) -> float:
+        """Return the part of the error that a kind makes; noise powers add."""
+        whole = self.weights + self.activations
+        if not 0.0 < whole < math.inf:
+            return 0.5
+        return (self.weights if kind == "weights" else self.activations) / whole
+
+    def blames(self, kind: Kind | None) -> bool:
+        """Tell whether it is worth the time to work on a kind; None is both."""
+        return kind is None or self.share(kind) >= BLAMELESS
 
 
 @dataclass(frozen=True)
@@ -36,11 +66,12 @@ class TuningStep:
 
 @dataclass(frozen=True)
 class Ingredient:
-    """Something that is added to a recipe. `changes` are fields of the recipe."""
+    """Something that is added to a recipe. `changes` are fields of the recipe; `kind` is what it works on."""
 
     name: str
     what: str
     changes: dict[str, object]
+    kind: Kind | None = None
 
     def added_to(self, recipe: Recipe) -> TuningStep | None:
         """Return the step that adds it; None if the recipe cannot have it, or has it already."""
@@ -54,26 +85,40 @@ def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
     """Return what is added, one after another. A choice of the recipe to start from is kept."""
     own = {type(base.refinement): base.refinement} if base.refinement is not None else {}
 
-    def refined(name: str, what: str, usual: Refinement) -> Ingredient:
-        return Ingredient(name, what, {"refinement": own.get(type(usual), usual)})
+    def refined(name: str, what: str, usual: Refinement, kind: Kind | None = "weights") -> Ingredient:
+        return Ingredient(name, what, {"refinement": own.get(type(usual), usual)}, kind)
 
     return (
-        refined("bias correction", "every channel gets its mean back", BiasCorrection()),
+        refined("bias correction", "every channel gets its mean back", BiasCorrection(), None),
+        Ingredient("equalization", "channels of unequal range are brought in line first", {"equalize": True})
+        if base.equalize is None
+        else Ingredient("no equalization", "channels keep their ranges", {"equalize": False}),
         Ingredient(
-            "equalization", "channels of unequal range are brought in line first", {"equalize": base.equalize or True}
+            "MinMSE", "outliers are clipped where that makes the rest finer", {"method": MinMSE()}, "activations"
         ),
-        Ingredient("MinMSE", "outliers are clipped where that makes the rest finer", {"method": MinMSE()}),
-        Ingredient("range search", "activations get the scales that the output asks for", {"search_ranges": True}),
+        Ingredient(
+            "range search",
+            "activations get the scales that the output asks for",
+            {"search_ranges": True},
+            "activations",
+        ),
         refined("rounding", "weights are rounded so that each layer's output is right", Rounding()),
         refined("AdaRound", "gradient steps decide for every weight whether to round it up or down", AdaRound()),
         refined("AdaQuant", "weights and biases follow the gradient through the rounding", AdaQuant()),
     )
 
 
-def plain(recipe: Recipe) -> TuningStep:
-    """Return the first step: the recipe's numbers, rounded to the nearest."""
-    bare = recipe.replace(equalize=False, search_ranges=False, refinement=None)
-    return TuningStep("plain", "every number is rounded to the nearest", bare)
+def as_it_is(recipe: Recipe) -> TuningStep:
+    """Return the first step: what `quantize` does with the recipe."""
+    return TuningStep(recipe.name, "the recipe as it is", recipe)
+
+
+def worth_trying(base: Recipe, blame: Blame) -> list[Ingredient]:
+    """Return what may help: first what works on the kind that makes most of the error, then the rest."""
+    leading: Kind = "weights" if blame.weights >= blame.activations else "activations"
+    tried = [each for each in ingredients(base) if blame.blames(each.kind)]
+    # Learning by gradients takes minutes where the others take seconds, so it stays last.
+    return sorted(tried, key=lambda each: (each.name in _SLOW, each.kind not in (None, leading)))
 
 
 def ways_up(recipe: Recipe) -> tuple[Way, ...]:

@@ -1,4 +1,4 @@
-"""Tuning from end to end: a float model, data and an acceptable loss in; the cheapest model that keeps to it out."""
+"""Tuning from end to end: a model, data and an acceptable loss in; the first model within it, or the best, out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.load import load, name_of, stored_bytes
-from detent.graph.save import check_output, save, write_text
+from detent.graph.save import check_output, save
 from detent.observe.fingerprints import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
@@ -19,6 +19,7 @@ from detent.results.searched import StepOutcome, Tuning
 from detent.results.tensors import in_integers
 from detent.tuning.judge import Judging, open_judge
 from detent.tuning.record import Record, contents_of, key_of
+from detent.tuning.steps import Blame, Kind
 from detent.tuning.tuner import OUT_OF_TIME, Clock, TriedStep, Tuner, parse_duration
 
 
@@ -42,7 +43,7 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     )
     record = Record.open(output, _key(job, judging), resume=options["resume"])
     clock = Clock(seconds)
-    job, evaluator = open_judge(job, judging)
+    evaluator = open_judge(job, judging)
     expected = None if evaluator.compares_outputs else evaluator.evaluate(job.model)
     tuner = Tuner(job, evaluator, expected, max_drop, clock, record, options["on_step"] or _unheard)
     stopped = tuner.run()
@@ -52,7 +53,7 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     if output is not None:
         save(ir.from_proto(proto), output)
     if recipe_file is not None:
-        write_text(result.to_toml(), recipe_file)
+        result = result.with_file(recipe_file)
     if stopped == OUT_OF_TIME and not result.met and record.folder is not None:
         return replace(result, kept=str(record.folder))
     record.remove()
@@ -71,7 +72,11 @@ def _key(job: Job, judging: Judging) -> str:
             "model": fingerprint_of(load(job.model)),
             "recipe": to_toml(job.recipe),
             "calibration": contents_of(job.calibration),
-            "options": [job.preprocess, job.shapes, *(job.options[name] for name in ("limit", "seed", "batch"))],
+            "options": [
+                job.preprocess,
+                job.shapes,
+                *(job.options[name] for name in ("limit", "hold_out", "seed", "batch", "task")),
+            ],
             "preprocess": contents_of(job.preprocess.file) if job.preprocess and job.preprocess.file else None,
             "evaluation": [contents_of(judging.data), judging.labels, judging.label_offset, judging.limit],
             "metric": None if not isinstance(metric, Metric) else contents_of(metric.origin) or metric.name,
@@ -81,7 +86,9 @@ def _key(job: Job, judging: Judging) -> str:
 
 def _result(tuner: Tuner, best: TriedStep, stopped: str) -> Tuning:
     job, base = tuner.job, tuner.job.recipe
-    tuned = best.step.recipe.replace(name=f"{base.name}-tuned", description=f"{base.name}, tuned: {best.step.name}")
+    tuned = best.step.recipe
+    if tuned != base:
+        tuned = tuned.replace(name=f"{base.name}-tuned", description=f"{base.name}, tuned: {best.step.name}")
     return Tuning(
         source=name_of(job.model),
         output=None,
@@ -97,4 +104,15 @@ def _result(tuner: Tuner, best: TriedStep, stopped: str) -> Tuning:
         samples=len(tuner.evaluator.dataset),
         seconds=tuner.clock.elapsed,
         bytes_before=stored_bytes(job.model),
+        blame=_blame_text(tuner.blame),
     )
+
+
+def _blame_text(blame: Blame | None) -> str:
+    """Say what makes the error, and what was not tried therefore."""
+    if blame is None:
+        return ""
+    kind: Kind = "weights" if blame.weights >= blame.activations else "activations"
+    other: Kind = "activations" if kind == "weights" else "weights"
+    text = f"Rounding the {kind} makes {100 * blame.share(kind):.0f} % of the error"
+    return f"{text}." if blame.blames(other) else f"{text}: steps that only change {other} were left out."

@@ -1,4 +1,8 @@
-"""Try one tuning step after another, each on top of the best before it, until one loses little enough."""
+"""Try one tuning step after another, each on top of the best before it, until one loses little enough.
+
+The first step is the recipe as it is, and no step takes its place that loses more. So the result is never worse, on the
+samples that judge, than what `quantize` makes of the recipe.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import onnx
 
 from detent.errors import UsageError
@@ -18,13 +23,16 @@ from detent.pipeline.run import Run
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
-from detent.results.evaluated import Loss, Scores
+from detent.results.evaluated import Scores
+from detent.results.paired import spread_around
 from detent.results.quantized import Report
-from detent.results.searched import StepOutcome
-from detent.search.probing import unrefined
-from detent.sensitivity_analysis.layer_errors import sensitivity
+from detent.results.searched import StepOutcome, Way
+from detent.results.verdict import worst_sqnr
+from detent.search.probing import parts_of, unrefined
+from detent.sensitivity_analysis.layer_errors import errors_of, sensitivity
+from detent.sensitivity_analysis.variants import all_quantized, quantized_units
 from detent.tuning.record import Record, key_of
-from detent.tuning.steps import TuningStep, exception_stages, exceptions, ingredients, plain
+from detent.tuning.steps import Blame, Kind, TuningStep, as_it_is, exception_stages, exceptions, worth_trying
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -85,11 +93,11 @@ MET = "the target is met"
 ENDED = "the ladder ends here"
 OUT_OF_TIME = "the budget is used up"
 
+BLAMING_SAMPLES = 8
+_KIND_OF_WAY: dict[Way, Kind] = {"w8": "weights", "a16": "activations"}
+
 OBSERVATIONS_KEPT = 2
 """With channels as they are and equalized: each holds the model and the statistics of all activations."""
-
-CONFIDENT = 3.92
-"""The width of a 95 % interval in standard errors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +113,7 @@ class TriedStep:
 class Tuner:
     """A tuning. `expected` is what the float model gets; `on_step` hears of every step.
 
-    `best` is the step that lost least, and `base` the one that others are built on: see `is_better`.
+    `best` is the best step so far, and the one that others are built on; the first is the recipe as it is.
     """
 
     job: Job
@@ -117,7 +125,7 @@ class Tuner:
     on_step: Observer
     outcomes: list[StepOutcome] = field(default_factory=list)
     best: TriedStep | None = None
-    base: TriedStep | None = None
+    blame: Blame | None = None
     _observed: tuple[Observed, ...] = ()
 
     def run(self) -> str:
@@ -135,20 +143,56 @@ class Tuner:
 
     def _steps(self) -> Iterator[TuningStep]:
         """Yield the steps; each is made when all before it are known."""
-        yield plain(self.job.recipe)
-        for ingredient in ingredients(self.job.recipe):
-            step = ingredient.added_to(self._base_recipe)
+        yield as_it_is(self.job.recipe)
+        self.blame = self._blame()
+        for ingredient in worth_trying(self.job.recipe, self.blame):
+            step = ingredient.added_to(self._best_recipe)
             if step is not None:
                 yield step
         yield from self._exceptions()
 
+    def _blame(self) -> Blame:
+        """Measure whether weights or activations make the error, on a few samples."""
+        if self.job.recipe.dynamic:
+            return Blame(1.0, 1.0)
+        progress = self.clock.watching(self.job.progress)
+        planned = self._run(unrefined(self._job(self.job.recipe, progress))).planned
+        units = quantized_units(planned.model, planned.plan)
+        kinds = {kind: [unit for unit in units if unit.is_weight is kind] for kind in (True, False)}
+        errors = errors_of(
+            planned.model,
+            planned.plan,
+            [all_quantized(str(kind), of_kind) for kind, of_kind in kinds.items()],
+            planned.probes[:BLAMING_SAMPLES],
+            parts=parts_of(planned),
+            threads=self.job.collecting.threads,
+            progress=progress,
+        )
+        return Blame(errors[str(True)], errors[str(False)])
+
     def _exceptions(self) -> Iterator[TuningStep]:
+        if self.job.recipe.dynamic:
+            return
         for ways in exception_stages(self.job.recipe):
-            recipe, progress = self._base_recipe, self.clock.watching(self.job.progress)
+            recipe, progress = self._best_recipe, self.clock.watching(self.job.progress)
             planned = self._run(unrefined(self._job(recipe, progress))).planned
-            threads = self.job.collecting.threads
-            found = sensitivity(planned.model, planned.plan, planned.probes, threads=threads, progress=progress)
-            yield from exceptions(recipe, planned.plan.layout, found, ways)
+            found = sensitivity(
+                planned.model,
+                planned.plan,
+                planned.probes,
+                parts=parts_of(planned),
+                threads=self.job.collecting.threads,
+                progress=progress,
+            )
+            # Not that of the first step: its weights may have more bits by now.
+            blame = Blame(
+                *(
+                    sum(found.errors[each.name] for each in found.sources if each.is_weight is kind)
+                    for kind in (True, False)
+                )
+            )
+            helping = [way for way in ways if blame.blames(_KIND_OF_WAY.get(way))]
+            yield from exceptions(recipe, planned.plan.layout, found, helping)
 
     def _job(self, recipe: Recipe, progress: Progress) -> Job:
         return replace(self.job, recipe=recipe).with_options(progress=progress)
@@ -161,9 +205,9 @@ class Tuner:
         return run
 
     @property
-    def _base_recipe(self) -> Recipe:
-        assert self.base is not None, "the first step is always finished"
-        return self.base.step.recipe
+    def _best_recipe(self) -> Recipe:
+        assert self.best is not None, "the first step is always finished"
+        return self.best.step.recipe
 
     def _try(self, step: TuningStep) -> None:
         key = f"{step.name} {key_of({'recipe': to_toml(step.recipe)})[:16]}"
@@ -173,16 +217,19 @@ class Tuner:
             outcome = StepOutcome.from_plain(known)
         else:
             outcome, model = self._quantize(step)
-        kept = self.base is None or is_better(outcome, self.base.outcome)
-        least = self.best is None or outcome.loss < self.best.outcome.loss
+        kept = self.best is None or self._is_improvement(outcome, self.best.outcome)
         outcome = replace(outcome, kept=kept)
         if known is None:
-            self.record.add(key, outcome.to_plain(), model if least else None)
-        tried = TriedStep(step, outcome, model)
-        self.base = tried if kept else self.base
-        self.best = tried if least else self.best
+            self.record.add(key, outcome.to_plain(), model if kept else None)
+        self.best = TriedStep(step, outcome, model) if kept or self.best is None else self.best
         self.outcomes.append(outcome)
         self.on_step(outcome)
+
+    def _is_improvement(self, new: StepOutcome, best: StepOutcome) -> bool:
+        """Tell whether a step takes the place of the best: never one that loses more than the first step did."""
+        if new.loss <= self.max_drop < best.loss:
+            return True
+        return new.loss <= self.outcomes[0].loss and is_better(new, best)
 
     def _quantize(self, step: TuningStep) -> tuple[StepOutcome, onnx.ModelProto]:
         """Quantize and judge. The first step is finished whatever the budget, so that there is a result."""
@@ -190,7 +237,9 @@ class Tuner:
         progress = self.job.progress if self.best is None else self.clock.watching(self.job.progress)
         report = self._run(self._job(step.recipe, progress)).report()
         assert report.model is not None
-        loss = self._judge(report.model, progress)
+        self.evaluator.progress = progress
+        scores = self.evaluator.evaluate(report.model)
+        loss, drawn = scores.losses_against(self.expected)[0], scores.drawn_losses(self.expected)
         outcome = StepOutcome(
             name=step.name,
             what=step.what,
@@ -200,29 +249,26 @@ class Tuner:
             output_error=_output_error(report),
             seconds=self.clock.elapsed - start,
             bytes_after=report.model.ByteSize(),
+            drawn=None if drawn is None else tuple(drawn.tolist()),
         )
         return outcome, report.model
 
-    def _judge(self, model: onnx.ModelProto, progress: Progress) -> Loss:
-        self.evaluator.progress = progress
-        return self.evaluator.evaluate(model).losses_against(self.expected)[0]
-
 
 def is_better(new: StepOutcome, old: StepOutcome) -> bool:
-    """Whether a step is better than an earlier one: by its loss or, if these are too close to tell, by the outputs.
+    """Tell whether a step is better than another: by its loss or, if these are too close to tell, by the outputs.
 
+    Losses are compared in pairs, on the same draws of the same samples: what both lose on a hard sample says nothing.
     The answers of a few samples change by chance; how far the outputs are from float is told by all of their numbers.
     """
-    width = max((high - low for low, high in filter(None, (new.interval, old.interval))), default=0.0)
-    if abs(new.loss - old.loss) > width / CONFIDENT or None in (new.output_error, old.output_error):
+    if new.drawn is None or old.drawn is None or new.output_error is None or old.output_error is None:
         return new.loss < old.loss
-    assert new.output_error is not None
-    assert old.output_error is not None
+    low, high = spread_around(new.loss - old.loss, np.array(new.drawn) - np.array(old.drawn))
+    if low > 0.0 or high < 0.0:
+        return high < 0.0
     return new.output_error < old.output_error
 
 
 def _output_error(report: Report) -> float | None:
-    """Return noise power over signal power of the worst output."""
-    if report.fidelity is None or report.in_sample or not report.fidelity.outputs:
-        return None
-    return max(float(10 ** (-each.sqnr_db / 10)) for each in report.fidelity.outputs.values())
+    """Return noise power over signal power of the worst part of the outputs."""
+    worst = None if report.fidelity is None or report.in_sample else worst_sqnr(report.fidelity)
+    return None if worst is None else float(10 ** (-worst / 10))

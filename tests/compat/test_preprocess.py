@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from detent.compat import shape_inference
+from detent.compat import tools
 from detent.errors import ModelError, UsageError
 from tests.models import build, node, normal, run
 
@@ -31,7 +31,7 @@ def model(tmp_path):
 
 
 def test_all_arguments_as_the_tutorial_lists_them(model, tmp_path):
-    shape_inference.quant_pre_process(
+    tools.quant_pre_process(
         str(model), str(tmp_path / "p.onnx"), False, False, False, False, 2**31 - 1, False, 0, False, False, "./", 1024
     )
     prepared = onnx.load(tmp_path / "p.onnx")
@@ -43,11 +43,11 @@ def test_all_arguments_as_the_tutorial_lists_them(model, tmp_path):
 
 def test_steps_can_be_skipped(model, tmp_path):
     output = tmp_path / "p.onnx"
-    shape_inference.quant_pre_process(input_model_path=model, output_model_path=output, skip_optimization=True)
+    tools.quant_pre_process(input_model_path=model, output_model_path=output, skip_optimization=True)
     untouched = onnx.load(output)
     assert "BatchNormalization" in {each.op_type for each in untouched.graph.node}
     assert {"c", "n", "i"} <= {value.name for value in untouched.graph.value_info}
-    shape_inference.quant_pre_process(
+    tools.quant_pre_process(
         model, output, skip_optimization=True, skip_onnx_shape=True, skip_symbolic_shape=True, auto_merge=True
     )
     assert not {"c", "n", "i"} & {value.name for value in onnx.load(output).graph.value_info}
@@ -57,7 +57,7 @@ def test_steps_can_be_skipped(model, tmp_path):
 def test_external_data(model, tmp_path, one_file):
     output = tmp_path / "out" / "p.onnx"
     output.parent.mkdir()
-    shape_inference.quant_pre_process(
+    tools.quant_pre_process(
         model,
         output,
         save_as_external_data=True,
@@ -75,27 +75,27 @@ def test_external_data_is_written_again_in_place_and_elsewhere(model, tmp_path):
     whole = {"save_as_external_data": True, "all_tensors_to_one_file": True, "external_data_size_threshold": 0}
     sizes = []
     for source in (model, tmp_path / "p.onnx", tmp_path / "p.onnx"):
-        shape_inference.quant_pre_process(source, tmp_path / "p.onnx", **whole)
+        tools.quant_pre_process(source, tmp_path / "p.onnx", **whole)
         sizes.append((tmp_path / "p.onnx.data").stat().st_size)
     assert len(set(sizes)) == 1
     (tmp_path / "sub").mkdir()
-    shape_inference.quant_pre_process(tmp_path / "p.onnx", tmp_path / "sub" / "q.onnx", **whole)
+    tools.quant_pre_process(tmp_path / "p.onnx", tmp_path / "sub" / "q.onnx", **whole)
     for written in (tmp_path / "p.onnx", tmp_path / "sub" / "q.onnx"):
         assert {value.name for value in onnx.load(written).graph.initializer}
 
 
 def test_what_was_done_is_logged(model, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        shape_inference.quant_pre_process(model, tmp_path / "p.onnx", verbose=3)
+        tools.quant_pre_process(model, tmp_path / "p.onnx", verbose=3)
     assert "batchnormalization_n" in caplog.text
 
 
 def test_bad_input(tmp_path):
     with pytest.raises(ModelError, match="none.onnx"):
-        shape_inference.quant_pre_process(tmp_path / "none.onnx", tmp_path / "p.onnx")
+        tools.quant_pre_process(tmp_path / "none.onnx", tmp_path / "p.onnx")
     with pytest.raises(UsageError, match="needs input_model"):
-        shape_inference.quant_pre_process(output_model_path=tmp_path / "p.onnx")
+        tools.quant_pre_process(output_model_path=tmp_path / "p.onnx")
     with pytest.raises(UsageError, match="guess_output_rank"):
-        shape_inference.quant_pre_process("a", "b", guess_output_rank=True)
+        tools.quant_pre_process("a", "b", guess_output_rank=True)
     with pytest.raises(TypeError):
-        shape_inference.quant_pre_process("a", "b", skip_everything=True)
+        tools.quant_pre_process("a", "b", skip_everything=True)

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, OutputError
-from detent.observe import calibration_checkpoint as module
-from detent.observe.calibration_checkpoint import Checkpoint
+from detent.observe import sweep as module
 from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics
 from detent.observe.statistics_file import pack, unpack
 from detent.observe.store import CALIBRATION as CHECKPOINT
 from detent.observe.store import read_sealed, seal
-from detent.observe.sweep import sweep
+from detent.observe.sweep import Checkpoint, sweep
 from tests.models import as_ir, conv_relu_conv, normal
 
 SITES = ["x", "r1", "y"]
 COUNT = 40
+HELD = {7, 15, 23, 31, 39}
 IMAGES = normal(COUNT, 3, 8, 8, seed=4) * np.exp2(np.arange(COUNT, dtype=np.float32) % 7)[:, None, None, None]
 
 
@@ -51,7 +51,7 @@ class Watched:
 
 
 def watched(data=IMAGES, before=None, seconds=0.0, **options):
-    options = {"reserve": 2, **options}
+    options = {"hold_out": None, **options}
     return Watched(open_source(data, input_specs(as_ir(conv_relu_conv())), **options), before, seconds)
 
 
@@ -96,7 +96,7 @@ def check_same(observation, whole):
 def check_holds_whole_samples(path):
     """The statistics in the checkpoint are those of exactly the samples that it lists, at every site."""
     done, statistics = done_in(path)
-    alone = watched(IMAGES, reserve=0)
+    alone = watched(IMAGES, hold_out=0)
     alone._source = dataclasses.replace(
         alone._source, selection=dataclasses.replace(alone._source.selection, rows=done, used=len(done))
     )
@@ -110,10 +110,10 @@ def test_an_error_in_the_middle_and_the_next_sweep_goes_on(threads, whole, check
     with pytest.raises(RuntimeError, match="broken"):
         run(watched(before={30: fail(RuntimeError("broken"))}, seconds=0.005), checkpoint, threads=threads)
     done = check_holds_whole_samples(checkpoint.path)
-    assert set(range(30)) - {7, 15} <= set(done) < set(range(COUNT)) - {7, 15, 30}  # two are held out
+    assert set(range(30)) - HELD <= set(done) < set(range(COUNT)) - HELD - {30}
     again = watched()
     resumed = run(again, checkpoint, threads=threads)
-    assert set(again.loaded) == set(range(COUNT)) - set(done) - {7, 15}
+    assert set(again.loaded) == set(range(COUNT)) - set(done) - HELD
     check_same(resumed, whole)
     assert resumed.notes == [
         f"Continued from the checkpoint {checkpoint.path}: {len(done)} samples were counted already."
@@ -125,7 +125,7 @@ def test_interrupted_again_and_again(whole, checkpoint):
     for _ in range(4):
         # One that is not counted yet, so that it is met however far the threads were in the round before.
         done = done_in(checkpoint.path)[0] if checkpoint.path.exists() else ()
-        left = sorted(set(range(COUNT)) - {7, 15} - set(done))
+        left = sorted(set(range(COUNT)) - HELD - set(done))
         at = left[len(left) // 3]
         with pytest.raises(RuntimeError):
             run(watched(before={at: fail(RuntimeError("broken"))}, seconds=0.003), checkpoint, threads=3)
@@ -146,7 +146,7 @@ def test_ctrl_c(threads, whole, checkpoint):
     with pytest.raises(KeyboardInterrupt):
         run(watched(before={20: interrupt}, seconds=0.002), checkpoint, threads=threads)
     done = check_holds_whole_samples(checkpoint.path)
-    assert set(range(20)) - {7, 15} <= set(done)  # nothing that was finished is lost
+    assert set(range(20)) - HELD <= set(done)  # nothing that was finished is lost
     check_same(run(watched(), checkpoint), whole)
 
 
@@ -194,7 +194,7 @@ def left_by(checkpoint, source=None, **options):
 
 
 def test_every_sample_was_counted_but_not_the_end_reached(whole, checkpoint):
-    left_by(checkpoint, watched(before={COUNT - 1: fail(RuntimeError("broken"))}))
+    left_by(checkpoint, watched(before={COUNT - 2: fail(RuntimeError("broken"))}))
     again = watched()
     check_same(run(again, checkpoint), whole)
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_another_model_is_ignored(checkpoint):
     model = conv_relu_conv()
     model.graph.node[1].op_type = "Abs"
     observation = sweep(as_ir(model), SITES, watched(), checkpoint=checkpoint)
-    assert observation.samples == COUNT - 2
+    assert observation.samples == COUNT - len(HELD)
     assert "of another model" in observation.notes[0]
 
 
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_other_votes_is_ignored(checkpoint):
     left_by(checkpoint, vote=lambda histogram: 1)
     observation = run(watched(), dataclasses.replace(checkpoint, votes_for="MinMSE on int8"), vote=lambda _: 2)
     assert "of another method" in observation.notes[0]
-    assert observation.statistics["x"].votes == {2: COUNT - 2}
+    assert observation.statistics["x"].votes == {2: COUNT - len(HELD)}
 
 
 def test_votes_continue(checkpoint):
@@ -242,7 +242,7 @@ def test_votes_continue(checkpoint):
     left_by(checkpoint, vote=lambda histogram: histogram.exponent)
     observation = run(watched(), checkpoint, vote=lambda histogram: histogram.exponent)
     assert "Continued" in observation.notes[0]
-    assert observation.statistics["x"].votes.total() == COUNT - 2
+    assert observation.statistics["x"].votes.total() == COUNT - len(HELD)
     with pytest.raises(ValueError, match="votes are checkpointed under the name"):
         run(watched(), dataclasses.replace(checkpoint, votes_for=""), vote=lambda histogram: 1)
 
@@ -252,7 +252,7 @@ def test_a_damaged_checkpoint_is_ignored(whole, checkpoint):
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:-1])
     observation = run(watched(), checkpoint)
     check_same(observation, whole)
-    assert "of no use, so all samples are counted. " in observation.notes[0]
+    assert "cannot be used, so all samples are counted. " in observation.notes[0]
     assert "cut short" in observation.notes[0]
 
 
@@ -301,12 +301,12 @@ def test_a_stream_with_a_name_is_continued(whole, checkpoint):
         run(watched((image for image in IMAGES), before={30: fail(RuntimeError("broken"))}), checkpoint, threads=1)
     again = watched(image for image in IMAGES)
     check_same(run(again, checkpoint, threads=1), whole)
-    assert again.loaded == list(range(30, COUNT))
+    assert again.loaded == [index for index in range(30, COUNT) if index not in HELD]
 
 
 VICTIM = """
     from pathlib import Path
-    from tests.observe.test_checkpoint import Checkpoint, run, watched
+    from tests.observe.test_sweep_checkpoint import Checkpoint, run, watched
     run(watched({data!r}, seconds=0.02), Checkpoint(Path({path!r}), every=0.05))
 """
 
@@ -324,7 +324,7 @@ def test_a_process_that_is_killed(whole, tmp_path):
     done = check_holds_whole_samples(checkpoint.path)
     again = watched(str(data))
     check_same(run(again, checkpoint), whole)
-    assert len(again.loaded) == COUNT - 2 - len(done)
+    assert len(again.loaded) == COUNT - len(HELD) - len(done)
 
 
 def test_data_that_must_be_mended_leaves_nothing_to_continue(tmp_path):

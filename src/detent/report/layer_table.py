@@ -1,0 +1,231 @@
+"""The layers of a quantized network: the error along it as a chart, and a row for each tensor that is rounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from detent.plan.layout import Decision
+from detent.refine.layers import LayerReport
+from detent.report.charts import ChannelChart, DepthChart, HistogramChart, Point
+from detent.report.document import (
+    Block,
+    Cell,
+    Column,
+    Facts,
+    Figure,
+    Paragraph,
+    Section,
+    figure,
+    number,
+    table,
+    worded,
+    words,
+)
+from detent.report.figures import SQNR, decibels, extent, percent, step
+from detent.results.quantized import Report
+from detent.results.tensors import TensorReport
+
+WORST = 3
+"""Tensors that a short answer lists."""
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """An activation with its node and, if it is the node's result, the node's constants; or a node left float."""
+
+    place: int
+    node: str
+    op_type: str
+    reason: str
+    tensor: TensorReport | None = None
+    constants: tuple[TensorReport, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """What charts refer to the row by."""
+        return f"layer-{self.place}"
+
+    @property
+    def sqnr(self) -> float | None:
+        """In dB, if it was measured."""
+        return None if self.tensor is None or self.tensor.closeness is None else self.tensor.closeness.sqnr_db
+
+
+def layers_of(report: Report) -> list[LayerRow]:
+    """Return the layers in the order of the network. Nodes that are fused with the one before have no row."""
+    activations: dict[str, list[TensorReport]] = {}
+    constants: dict[str, list[TensorReport]] = {}
+    for tensor in report.tensors:
+        (activations if tensor.role == "activation" else constants).setdefault(tensor.node, []).append(tensor)
+    layers: list[LayerRow] = []
+
+    def add(decision: Decision, tensor: TensorReport | None = None, own: tuple[TensorReport, ...] = ()) -> None:
+        reason = "" if decision.quantized else decision.reason
+        layers.append(LayerRow(len(layers) + 1, decision.node, decision.op_type, reason, tensor, own))
+
+    for decision in report.nodes:
+        results = activations.get(decision.node, [])
+        for at, tensor in enumerate(results):
+            add(decision, tensor, tuple(constants.get(decision.node, ())) if at == len(results) - 1 else ())
+        if not results and not decision.quantized:
+            add(decision)
+    return layers
+
+
+def error_along(layers: Sequence[LayerRow], outputs: Sequence[str]) -> Section | None:
+    """Draw the SQNR of each layer's result; None if fewer than two were measured."""
+    points = [
+        Point(f"{layer.node}: {decibels(layer.sqnr)} dB", layer.sqnr, layer.id, layer.tensor.name in outputs)
+        for layer in layers
+        if layer.sqnr is not None and layer.tensor is not None
+    ]
+    if len(points) < 2:
+        return None
+    meaning = (
+        f"SQNR of each layer's result. {SQNR} Errors add up on the way, so a line that falls slowly is normal; "
+        "a sudden drop points at the layer to look at. Each dot opens its layer."
+    )
+    return Section(
+        "Error along the network", meaning, [Figure(DepthChart([points], "SQNR in dB"))], folded=False, on="page"
+    )
+
+
+def layer_section(report: Report, layers: Sequence[LayerRow]) -> Section:
+    """List every layer, the worst first if they were measured."""
+    measured = any(layer.sqnr is not None for layer in layers)
+    if measured:
+        layers = sorted(layers, key=lambda layer: math.inf if layer.sqnr is None else layer.sqnr)
+    moved: dict[str, list[str]] = {}
+    for move in report.moves:
+        moved.setdefault(move.value, []).append(f"{move.before:g} to {move.after:g} ({move.rule})")
+    refined = {layer.name: layer for layer in report.refined}
+    fused = sum(node.quantized for node in report.nodes) - len({layer.node for layer in layers if layer.tensor})
+    meaning = (
+        "Every tensor that is rounded, the worst first. Open a row for its histogram, its weights and its numbers."
+    )
+    if fused > 0:
+        meaning += f" {fused} more nodes are fused with the layer before them, such as a Relu after a Conv."
+    drawn = table("layers", _LAYER_COLUMNS, layers, order=(3 if measured else 0, True), shown=WORST)
+    rows = [
+        replace(row, id=layer.id, opens=_opened(report, layer, moved, refined))
+        for row, layer in zip(drawn.rows, layers, strict=True)
+    ]
+    worst = replace(drawn, rows=rows, title="worst tensors", on="both" if measured else "page")
+    return Section("Layers", meaning, [worst], folded=False, count=str(len(rows)))
+
+
+def _layer_cell(layer: LayerRow) -> Cell:
+    tensor = layer.tensor
+    below = layer.reason if tensor is None else tensor.name if tensor.name != layer.node else ""
+    short = None if tensor is None else tensor.name
+    key = f"{layer.node} {below}"
+    return Cell(layer.node, key, name=True, below=below, below_is_name=tensor is not None, short=short)
+
+
+def _of_tensor(get: Callable[[TensorReport], Cell], otherwise: Cell | None = None) -> Callable[[LayerRow], Cell]:
+    """Return a cell about the tensor of a layer; a node that was left float has none."""
+    return lambda layer: (otherwise or number(None)) if layer.tensor is None else get(layer.tensor)
+
+
+def _range_cell(tensor: TensorReport) -> Cell:
+    low, high = tensor.minimum, tensor.maximum
+    return number(None if low is None or high is None else high - low, extent(low, high))
+
+
+_LAYER_COLUMNS = (
+    figure("#", "place", ",", "The place in the network.", minor=True, on="page"),
+    Column(
+        "Layer",
+        "The node, and below it the tensor that is rounded on its account. Open it for its pictures.",
+        cell=_layer_cell,
+    ),
+    worded("Operator", "op_type", minor=True, on="page"),
+    figure(
+        "SQNR dB",
+        "sqnr",
+        decibels,
+        f"{SQNR} Measured in the quantized network, with the errors of all layers before.",
+    ),
+    Column(
+        "Clipped",
+        "The share of values that lie beyond the largest code.",
+        numeric=True,
+        cell=_of_tensor(lambda tensor: number(tensor.clipped, percent(tensor.clipped))),
+    ),
+    Column(
+        "Range",
+        "The least and the greatest value that calibration saw.",
+        numeric=True,
+        minor=True,
+        cell=_of_tensor(_range_cell),
+    ),
+    Column(
+        "Step",
+        "The distance between two codes.",
+        numeric=True,
+        minor=True,
+        cell=_of_tensor(lambda tensor: Cell(step(tensor), tensor.scale)),
+    ),
+    Column(
+        "Type",
+        "The number format of the codes.",
+        minor=True,
+        on="page",
+        cell=_of_tensor(lambda tensor: words(tensor.dtype), words("float")),
+    ),
+)
+
+
+def _opened(
+    report: Report, layer: LayerRow, moved: Mapping[str, Sequence[str]], refined: Mapping[str, LayerReport]
+) -> list[Block]:
+    """Return what a row opens into."""
+    tensor = layer.tensor
+    if tensor is None:
+        return [Paragraph(f"Left float: {layer.reason}.")]
+    close = tensor.closeness
+    facts = {
+        "Tensor": tensor.name,
+        "Codes": _codes(tensor),
+        "Same scale as": tensor.shares,
+        "Moved by rules": "; ".join(moved.get(tensor.shares or tensor.name, ())) or None,
+        "PSNR, cosine": None if close is None else f"{decibels(close.psnr_db)} dB, {close.cosine:.5f}",
+    }
+    for each in layer.constants:
+        spread = f"{extent(each.minimum, each.maximum)}, {percent(each.clipped)} clipped"
+        facts[each.role.capitalize()] = f"{each.name}: {_codes(each)}, {spread}"
+        facts[f"{each.role.capitalize()} moved by rules"] = "; ".join(moved.get(each.name, ())) or None
+    if layer.constants and layer.node in refined:
+        facts["Refined"] = _refined_layer(refined[layer.node])
+    return [*_pictures(report, layer, tensor), Facts(facts)]
+
+
+def _pictures(report: Report, layer: LayerRow, tensor: TensorReport) -> list[Block]:
+    """Return the histogram of the activation, and the channels of the weights."""
+    found: list[Block] = []
+    seen = report.pictures.distributions.get(tensor.shares or tensor.name)
+    if seen is not None:
+        clip = f"{percent(tensor.clipped)} of them clip" if tensor.clipped else "none of them clips"
+        found.append(Figure(HistogramChart(seen, f"{seen.values:,} values of the activation; {clip}.")))
+    for each in layer.constants:
+        sizes = report.pictures.channels.get(each.name)
+        if sizes is not None:
+            label = f"Largest weight of each of {sizes.channels} channels, before and after equalization: flat is good."
+            found.append(Figure(ChannelChart(sizes, label)))
+    return found
+
+
+def _codes(tensor: TensorReport) -> str:
+    if tensor.scale is None or (tensor.scale == 1.0 and not tensor.position):
+        return tensor.dtype
+    many = "" if tensor.channels is None else f", {tensor.channels} scales, the largest"
+    zero = f", zero point {tensor.zero_point}" if tensor.zero_point else ""
+    return f"{tensor.dtype}{many} step {step(tensor)}{zero}"
+
+
+def _refined_layer(layer: LayerReport) -> str:
+    if layer.before is None or layer.after is None:
+        return f"{layer.method}{f': {layer.note}' if layer.note else ''}"
+    return f"{layer.method}, relative error {layer.before:.3g} to {layer.after:.3g}"
