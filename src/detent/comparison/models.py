@@ -89,7 +89,7 @@ def compare_models(
     dataset = open_dataset(data, input_specs(graphs[0]), labels=None, preprocess=preprocess, limit=limit, batch=batch)
     fitting = fitting_batches(dataset)
     pair = pair.divided(graphs[0], fitting[0]) if fitting else pair
-    shared = [each for name in shared for each in (name, *(part_name(name, part) for part in pair.parts.get(name, ())))]
+    shared = [each for name in shared for each in (name, *(part.name_in(name) for part in pair.parts.get(name, ())))]
     steps = len(fitting) + dataset.batches
     progress(STAGE, 0, steps)
     scales = pair.fit(fitting, threads)
@@ -107,7 +107,7 @@ def compare_models(
                 found[name].append(values)
         progress(STAGE, done, steps)
     both = outputs[0] & outputs[1]
-    compared = both | {part_name(name, part) for name in both for part in pair.parts.get(name, ())}
+    compared = both | {part.name_in(name) for name in both for part in pair.parts.get(name, ())}
     tensors = [
         TensorDifference(name, name in compared, names, np.concatenate(parts, 1), name in scales)
         for name, parts in found.items()
@@ -161,7 +161,7 @@ class ModelPair:
             name: parts_by_size([array]) for name, array in values.items() if name in self.outputs and array.ndim >= 3
         }
         parts = {name: found for name, found in {**shown, **told}.items() if found and name in values}
-        named = {part_name(name, part) for name, found in parts.items() for part in found}
+        named = {part.name_in(name) for name, found in parts.items() for part in found}
         return replace(self, parts=parts, outputs=self.outputs | named)
 
     def fit(self, batches: Sequence[Batch], threads: int) -> dict[str, ChannelScales]:
@@ -213,13 +213,7 @@ class ModelPair:
             pair = (x, y) if comparable and (size == 1 or x.shape[:1] == (size,)) else None
             yield name, pair
             for part in self.parts.get(name, ()):
-                yield part_name(name, part), None if pair is None else (part.of(x), part.of(y))
-
-
-def part_name(output: str, part: OutputPart) -> str:
-    """Name a part of an output: "output0: scores 4..84"."""
-    span = f"{part.start}..{part.stop}"
-    return f"{output}: {part.label}" if span in part.label else f"{output}: {part.label} {span}"
+                yield part.name_in(name), None if pair is None else (part.of(x), part.of(y))
 
 
 def open_pair(

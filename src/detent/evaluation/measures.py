@@ -52,6 +52,16 @@ class Measure(Protocol[Record]):
         """Return the scores of all batches, which come in order and in one thread."""
 
 
+def by_sample(records: Iterable[tuple[Batch, Sequence[Record]]]) -> tuple[list[str], list[Record]]:
+    """Return the names of all samples, and the parts of all records, in order."""
+    names: list[str] = []
+    found: list[Record] = []
+    for batch, record in records:
+        names += batch.names
+        found += record
+    return names, found
+
+
 def class_scores(outputs: Mapping[str, Array], size: int) -> Array | None:
     """Return the first output that is a row of class scores for each sample: (samples, classes), or with axes of 1."""
     for array in outputs.values():
@@ -108,11 +118,7 @@ class AccuracyMeasure:
 
     def scores(self, records: Iterable[tuple[Batch, AnswerRecord]]) -> Answers:
         """Join the records."""
-        names: list[str] = []
-        found: list[AnswerRecord] = []
-        for batch, record in records:
-            names += batch.names
-            found.append(record)
+        names, found = by_sample((batch, [record]) for batch, record in records)
         labels, answers, ranks = (np.concatenate(column) for column in zip(*(each[1:] for each in found), strict=True))
         return Answers(names, labels, answers, ranks, found[-1].classes)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from detent.errors import DataError, ModelError
 from detent.evaluation.dataset import Dataset
-from detent.evaluation.measures import Measure
+from detent.evaluation.measures import Measure, by_sample
 from detent.execute.inference import Batch
 from detent.observe.images import Geometry, Size, image_size
 from detent.observe.preprocess import DeclaredImages
@@ -112,11 +112,7 @@ class DetectionMeasure:
 
     def scores(self, records: Iterable[tuple[Batch, list[FoundObjects]]]) -> TaskScores:
         """Put the precision of all images together, and of draws from them."""
-        names: list[str] = []
-        found: list[FoundObjects] = []
-        for batch, record in records:
-            names += batch.names
-            found += record
+        names, found = by_sample(records)
         images = [each.matches for each in found]
         if not any(matches.truths for image in images for matches in image.values()):
             raise DataError(f"None of the {len(names)} images has an object in {self._labels.described}. Use more.")
@@ -188,11 +184,7 @@ class SegmentationMeasure:
 
     def scores(self, records: Iterable[tuple[Batch, list[PixelCounts]]]) -> TaskScores:
         """Put the counts of all images together, and of draws from them."""
-        names: list[str] = []
-        counts: list[PixelCounts] = []
-        for batch, record in records:
-            names += batch.names
-            counts += record
+        names, counts = by_sample(records)
         width = max(len(each.truths) for each in counts)
         common, found, truths = (
             np.array([np.pad(column, (0, width - len(column))) for column in columns], np.float64)

@@ -39,7 +39,7 @@ from detent.results.advice import helpful_trials, refinement_to_try
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
-from detent.results.tensors import Closeness, Fidelity, PartCloseness, in_integers
+from detent.results.tensors import Closeness, Fidelity, in_integers
 from detent.results.verdict import agreement_interval
 
 RULES = {
@@ -385,7 +385,7 @@ def _outputs(report: Report) -> Section | None:
     rows: list[tuple[str, Closeness]] = []
     for output, close in fidelity.outputs.items():
         rows.append((output, close))
-        rows += [(_part_name(output, part), part.closeness) for part in fidelity.parts.get(output, ())]
+        rows += [(part.name_in(output), part.closeness) for part in fidelity.parts.get(output, ())]
     same = "The same against the largest value instead of the mean power."
     columns = [
         named("Output", itemgetter(0)),
@@ -401,11 +401,6 @@ def _outputs(report: Report) -> Section | None:
     of, worst = worst_output(fidelity)
     brief = f"Output SQNR {decibels(worst.sqnr_db)} dB{of and f' of {of}'}, {where}."
     return Section("Outputs", meaning, blocks, count=str(len(fidelity.outputs)), brief=brief)
-
-
-def _part_name(output: str, part: PartCloseness) -> str:
-    span = f"{part.start}..{part.stop}"
-    return f"{output}: {part.label}" if span in part.label else f"{output}: {part.label} {span}"
 
 
 def _left_float(report: Report) -> Section | None:

@@ -1,9 +1,9 @@
-"""What the report's pictures are drawn from: few numbers for each tensor, however large the model or the data.
+"""What is said about each tensor of a quantized model: how close it is to float, its scale, its range and its pictures.
 
-Of an activation: a histogram of at most 64 columns, and the ends of the numbers that have a code. Of a layer's weight:
-the largest magnitude of its output channels, largest channel first, before and after channels were rescaled; of more
-than 64 channels, 64 that are evenly spaced in that order. Rounding to one step for all channels is fair to all of them
-if that curve is flat.
+Pictures are drawn from few numbers, however large the model or the data. Of an activation: a histogram of at most 64
+columns, and the ends of the numbers that have a code. Of a layer's weight: the largest magnitude of its output
+channels, largest channel first, before and after channels were rescaled; of more than 64 channels, 64 that are evenly
+spaced in that order. Rounding to one step for all channels is fair to all of them if that curve is flat.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from detent.observe.counting import BINS, HALF
 from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site
 from detent.plan.plan import Plan
+from detent.tasks.parts import LabelledRange
 
 COLUMNS = 64
 CURVE = 64
@@ -46,17 +47,13 @@ class Closeness:
 
 
 @dataclass(frozen=True)
-class PartCloseness:
+class PartCloseness(LabelledRange):
     """One part of an output: a range along an axis, and how close it is to float.
 
     `peak` is the largest magnitude in float. `constant`: all values are the same in the quantized model, and differ in
     float. `node` computes what the part is from, if that is known.
     """
 
-    label: str
-    axis: int
-    start: int
-    stop: int
     closeness: Closeness
     peak: float
     constant: bool = False

@@ -36,13 +36,24 @@ _DEEPEST = 60
 
 
 @dataclass(frozen=True)
-class OutputPart:
-    """A range of an output along an axis. `node` computes what the range is from, and is empty if that is unknown."""
+class LabelledRange:
+    """A range of an output along an axis, and what it holds."""
 
     label: str
     axis: int
     start: int
     stop: int
+
+    def name_in(self, output: str) -> str:
+        """Name the range of an output: "output0: scores 4..84"."""
+        span = f"{self.start}..{self.stop}"
+        return f"{output}: {self.label}" if span in self.label else f"{output}: {self.label} {span}"
+
+
+@dataclass(frozen=True)
+class OutputPart(LabelledRange):
+    """A part of an output. `node` computes what the range is from, and is empty if that is unknown."""
+
     node: str = ""
 
     def of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
