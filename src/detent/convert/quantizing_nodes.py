@@ -51,7 +51,6 @@ _PER_AXIS_OPSET = 13
 """The opset with which Q/DQ got an axis."""
 _LEAST_OPSET = 7
 """The oldest opset that onnxruntime takes."""
-
 _NOT_CONSTANT = "its scale or zero point is not constant"
 
 
@@ -172,11 +171,9 @@ class ToFixNeuron(NodeStep):
 
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
         read = dequantized(node)
-        params = None if read is None else read.params
-        if read is None:
-            return None
-        if params is None:
-            return _NOT_CONSTANT
+        if read is None or read.params is None:
+            return None if read is None else _NOT_CONSTANT
+        params = read.params
         if params.dtype.name not in ("int8", "uint8", "int16", "uint16"):
             return f"FixNeuron has no codes of type {params.dtype.name}"
         if not params.per_tensor:
