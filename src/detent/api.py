@@ -70,9 +70,11 @@ def quantize(
     """
     from detent.pipeline.job import make_job
     from detent.pipeline.run import Run
+    from detent.pipeline.trials import with_trials
 
     with _workers(options):
-        report = Run(make_job(model, calibration, recipe, output, **options)).report()
+        run = Run(make_job(model, calibration, recipe, output, **options))
+        report = with_trials(run, run.report()) if run.job.options["try_advice"] else run.report()
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
         warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
     return report

@@ -408,6 +408,10 @@ class QuantizeOptions(
     resume: Annotated[
         bool, Flag("Continue an interrupted run.", "--resume/--no-resume", default=True, panel=CALIBRATION)
     ]
+    try_advice: Annotated[
+        bool,
+        PythonOnly("if the result is bad, measure what may help, for as long as the run took; the command does", False),
+    ]
     dry_run: Annotated[bool, Flag("Say what would be done; run nothing, write no model.", "--dry-run", default=False)]
 
 

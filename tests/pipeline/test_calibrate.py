@@ -97,7 +97,7 @@ def test_absorbed_biases_are_kept_too(way, samples, tmp_path):
     file, without = tmp_path / "absorbed.stats", tmp_path / "plain.stats"
     counted = package.quantize(model, None, samples, recipe, save_stats=file)
     assert counted.absorption.channels == 2
-    assert "Absorbed the biases of 2 channels of 1 layers" in str(counted)
+    assert "Absorbed the biases of 2 channels of 1 layers" in counted.to_text(verbose=True)
     assert counted.to_dict()["absorption"]["amounts"] == {}
     reused = package.quantize(model, stats=file, recipe=recipe)
     assert reused.model == counted.model
@@ -223,7 +223,7 @@ def test_statistics_of_another_model_are_refused(saved, tmp_path):
 
 def test_stats_shows_every_tensor(detent, saved, tmp_path):
     stats, _ = saved
-    outcome = detent("stats", stats, "--plot", tmp_path / "plots", "--sort", "outliers")
+    outcome = detent("stats", stats, "--plot", tmp_path / "plots", "--sort", "outliers", "--verbose")
     assert outcome.code == 0, outcome.err
     shown = json.loads(detent("stats", stats, "--json").out)
     assert len(list((tmp_path / "plots").glob("*.svg"))) == len(shown["tensors"])

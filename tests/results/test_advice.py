@@ -8,7 +8,7 @@ from detent.plan.layout import Decision
 from detent.prepare.base import Change
 from detent.recipe.file import find_recipe
 from detent.refinements import Rounding
-from detent.results.quantized import Calibration, Report
+from detent.results.quantized import Calibration, Report, Trial
 from detent.results.tensors import Closeness, Fidelity, TaskAgreement, TensorReport
 
 XINT8 = find_recipe("XINT8")
@@ -121,3 +121,10 @@ def test_warnings():
         "'still' had the same value",
     ):
         assert word in said
+
+
+def test_what_was_measured_is_suggested_if_it_helped_and_else_not_named():
+    trials = (Trial("--set a=b", 6.1, 19.8), Trial("--refine Rounding", 6.1, 6.3))
+    said = report(fidelity=fidelity(6.1, classes(0.3, 0.26, 0.4)), trials=trials).suggestions
+    assert said[0] == "--set a=b: measured here, 6.1 dB -> 19.8 dB."
+    assert not any("Rounding" in text for text in said)

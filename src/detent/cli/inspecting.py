@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from typing_extensions import Unpack
 
-from detent.cli.console import AnyModel, Output, PrintOptions, echo_json, stderr
+from detent.cli.console import AnyModel, Output, PrintOptions, echo_json
 from detent.options import SplitOptions
 
 NOT_TAKEN = 6
@@ -74,9 +74,8 @@ def stats(
     loaded = load_statistics(file)
     view = view_statistics(loaded, choices_of, patterns=tensor, order=sort)
     if plot is not None:
-        drawn = plot_statistics(loaded.statistics, plot, {each.name: each.choices for each in view.tensors})
-        stderr().print(f"{len(drawn)} plots in {plot}", markup=False)
-    printing.tell(view)
+        plot_statistics(loaded.statistics, plot, {each.name: each.choices for each in view.tensors})
+    printing.tell(view, plot)
 
 
 def convert(

@@ -54,6 +54,7 @@ def quantize(
     results.check(model, output, options.get("stats"), options.get("save_stats"))
     with _saying_what_is_kept(output), working() as progress:
         options["progress"] = progress
+        options["try_advice"] = True
         result = api.quantize(model, output, calib, recipe, **options)
     results.tell(result, options.get("save_stats"))
 

@@ -35,7 +35,7 @@ from detent.report.document import (
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
 from detent.report.findings import SHOWN, device_figure, device_section, rejections, serious
 from detent.report.layer_table import error_along, layer_section, layers_of
-from detent.results.advice import refinement_to_try
+from detent.results.advice import helpful_trials, refinement_to_try
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
@@ -131,8 +131,11 @@ def _next(report: Report) -> str:
         if report.device is not None and report.device.verdict == "rejected":
             return "Next: the fix that the first error above names."
         return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED')}"
+    helpful, tried = helpful_trials(report), {trial.options for trial in report.trials}
+    if helpful:
+        return f"Next: the same with {helpful[0].options}"
     refinement = refinement_to_try(report.recipe)
-    if refinement is not None:
+    if refinement is not None and f"--refine {refinement}" not in tried:
         return f"Next: the same with --refine {refinement}"
     return f"Next: {command('sensitivity', report.source, '--calib', 'DATA', *recipe_words(report.recipe))}"
 

@@ -14,10 +14,12 @@ from detent.recipe import Recipe
 from detent.results.tensors import Fidelity, TensorReport
 
 if TYPE_CHECKING:
-    from detent.results.quantized import Report
+    from detent.results.quantized import Report, Trial
 
 FEW_SAMPLES = 32
 MOST_CULPRITS = 3
+LEAST_GAIN = 1.0
+"""In dB: less is not worth another format or a longer run."""
 
 
 def warnings_for(report: Report) -> list[str]:
@@ -78,12 +80,17 @@ def suggestions_for(report: Report) -> list[str]:
         )
     if calibration is not None and 0 < calibration.samples < FEW_SAMPLES:
         found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
+    found += [
+        f"{trial.options}: measured here, {trial.before:.1f} dB -> {trial.after:.1f} dB."
+        for trial in helpful_trials(report)
+    ]
+    # What was tried and did not help is not worth a word; what was not tried is worded as something to try.
+    tried = {trial.options for trial in report.trials}
     refinement = refinement_to_try(recipe)
-    if refinement is not None:
+    if refinement is not None and f"--refine {refinement}" not in tried:
         found.append(_REFINEMENTS[refinement])
-    culprits = _where_it_falls(report.tensors, report.nodes)
-    if culprits:
-        listed = " ".join(f"--exclude {shlex.quote(node)}" for node in culprits)
+    culprits, listed = exclusions(report)
+    if culprits and listed not in tried:
         found.append(f"The error grows most at these nodes; try leaving them float: {listed}")
     clipped = [tensor.name for tensor in report.tensors if tensor.role == "activation" and tensor.clipped > 0.01]
     method = "NonOverflow" if has_power_of_two_scale(recipe.activations) else "MinMax"
@@ -104,6 +111,18 @@ def refinement_to_try(recipe: Recipe) -> str | None:
     if recipe.refinement is not None and recipe.refinement.learns_weights:
         return None
     return "Rounding" if is_integer(recipe.weights) else "AdaQuant"
+
+
+def helpful_trials(report: Report) -> list[Trial]:
+    """Return what was tried and helped, the best first; another recipe last, since it may be for another device."""
+    helped = [trial for trial in report.trials if trial.gain >= LEAST_GAIN]
+    return sorted(helped, key=lambda trial: (trial.options.startswith("--recipe"), -trial.after))
+
+
+def exclusions(report: Report) -> tuple[list[str], str]:
+    """Return the nodes at which the error grows most, and the options that leave them float."""
+    nodes = _where_it_falls(report.tensors, report.nodes)
+    return nodes, " ".join(f"--exclude {shlex.quote(node)}" for node in nodes)
 
 
 def _where_it_falls(tensors: Sequence[TensorReport], nodes: Sequence[Decision]) -> list[str]:

@@ -55,6 +55,20 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What some more options would do: the SQNR of the worst part of the outputs, in dB, without and with them."""
+
+    options: str
+    before: float
+    after: float
+
+    @property
+    def gain(self) -> float:
+        """How much better it is with them, in dB."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
 class Report(Result):
     """What was done to every node and tensor, why, and what it cost.
 
@@ -63,7 +77,7 @@ class Report(Result):
     `postprocessing` is what decodes detections and was left float. `remarks` are warnings of the stages that ran;
     `warnings` adds those that follow from the other fields. `pictures` are what a page draws, and not in the JSON.
     `model` is the quantized model, unless it was written to a file. With `cut` it ends before the post-processing,
-    which is `tail_model` or a file of its own.
+    which is `tail_model` or a file of its own. `trials` are what was tried on a bad result.
     """
 
     source: str
@@ -89,6 +103,7 @@ class Report(Result):
     device: DeviceCheck | None = None
     postprocessing: Postprocessing | None = None
     cut: Cut | None = None
+    trials: Sequence[Trial] = ()
     pictures: Pictures = field(default_factory=Pictures, repr=False, compare=False)
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
     tail_model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
@@ -154,6 +169,6 @@ class Report(Result):
 _JSON_FIELDS = (
     *("source", "output", "recipe", "nodes", "tensors", "changes", "declined", "moves", "equalization", "smoothing"),
     *("refined", "calibration", "fidelity", "in_sample", "dry_run", "bytes_before", "bytes_after", "seconds"),
-    *("errors", "warnings", "suggestions", "device", "absorption"),
+    *("errors", "warnings", "suggestions", "device", "absorption", "trials"),
 )
 """The order in which the JSON lists them."""

@@ -1,0 +1,107 @@
+"""Try what may help a bad result, so that a suggestion is a measured one.
+
+Only if the verdict is that the result is worse than float or broken, and for at most about as long as the run took.
+Each trial quantizes with one thing changed, on the same calibration samples, writes nothing, and is measured on the
+same held-out samples. What was tried and did not help is not suggested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from detent.errors import DetentError, UsageError
+from detent.numerics.formats import is_integer
+from detent.pipeline.job import Job
+from detent.pipeline.prepared import check_recipe
+from detent.pipeline.run import Run
+from detent.progress import silent
+from detent.recipe import Recipe
+from detent.recipe.file import change, find_recipe, with_settings
+from detent.results.advice import exclusions, refinement_to_try
+from detent.results.quantized import Report, Trial
+from detent.results.verdict import worst_sqnr
+
+STAGE = "try"
+LEAST_SECONDS = 10.0
+
+
+class _OutOfTimeError(Exception):
+    """The trials have taken as long as the run."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Options to add to the command, and the job that they make. `same_data`: it differs in its recipe only."""
+
+    options: str
+    job: Job
+    same_data: bool = False
+
+
+def with_trials(run: Run, report: Report) -> Report:
+    """Return the report with what was tried, if its verdict is bad and there are samples to measure on."""
+    source = run.observed.source if not report.dry_run else None
+    bad = report.judgement is not None and report.judgement.level in ("worse", "broken")
+    if not bad or report.in_sample or source is None or not source.repeatable or report.fidelity is None:
+        return report
+    before = worst_sqnr(report.fidelity)
+    if before is None:
+        return report
+    end = perf_counter() + max(sum(report.seconds.values()), LEAST_SECONDS)
+    trials: list[Trial] = []
+    for tried in _changes(run.job, report):
+        run.job.progress(STAGE, len(trials), None)
+        try:
+            after = _measured(tried, run, end)
+        except _OutOfTimeError:
+            break
+        except DetentError:
+            continue  # the change does not fit this model or device: then it is no suggestion
+        if after is not None:
+            trials.append(Trial(tried.options, before, after))
+    return replace(report, trials=tuple(trials))
+
+
+def _measured(tried: _Change, run: Run, end: float) -> float | None:
+    def watch(stage: str, done: int, total: int | None) -> None:  # noqa: ARG001  (that of a Progress)
+        if perf_counter() > end:
+            raise _OutOfTimeError
+
+    watch(STAGE, 0, None)
+    earlier = (run.observed,) if tried.same_data else ()
+    fidelity = Run(tried.job.with_options(progress=watch), earlier).report().fidelity
+    return None if fidelity is None else worst_sqnr(fidelity)
+
+
+def _changes(job: Job, report: Report) -> Iterator[_Change]:
+    """Yield what may help, the quickest first."""
+    recipe = job.recipe
+    quiet = replace(job, output=None).with_options(save_stats=None, resume=False, progress=silent, executor=None)
+    if job.options["postprocessing"] == "keep":
+        yield _Change("--postprocessing float", quiet.with_options(postprocessing="float"))
+    for options, changed in changes_of(recipe):
+        try:
+            check_recipe(changed, job.selection)
+        except UsageError:
+            continue  # the device has no such numbers
+        yield _Change(options, replace(quiet, recipe=changed), same_data=True)
+    nodes, options = exclusions(report)
+    if nodes:
+        yield _Change(options, quiet.with_options(exclude=(*job.selection.exclude, *nodes)))
+    if recipe.name != "BF16" and job.options["stats"] is None:
+        yield _Change("--recipe BF16", replace(quiet, recipe=find_recipe("BF16")))
+
+
+def changes_of(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Yield changes of the recipe, with the options that make them; what learns takes longest, and is last."""
+    if is_integer(recipe.weights) and recipe.weights.granularity == "per_tensor" and not recipe.weights.power_of_two:
+        setting = "weights.granularity=per_channel"
+        yield f"--set {setting}", with_settings(recipe, (setting,))
+    if is_integer(recipe.activations) and recipe.activations.bits == 8 and not recipe.activations.power_of_two:
+        wide = recipe.activations.dtype.replace("8", "16")
+        yield f"--activations {wide}", change(recipe, {"activations": wide})
+    refinement = refinement_to_try(recipe)
+    if refinement is not None and recipe.weights is not None:
+        yield f"--refine {refinement}", change(recipe, {"refinement": refinement})
