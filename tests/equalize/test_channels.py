@@ -38,6 +38,17 @@ PASSING = {
     "Pad": (node("Pad", "c pads", "m"), {"pads": SPATIAL}),
     "Pad with a zero": (node("Pad", "c pads zero", "m"), {"pads": SPATIAL, "zero": ZERO}),
     "Pad by reflection": (node("Pad", "c pads", "m", mode="reflect"), {"pads": SPATIAL}),
+    "Mul by a constant": (node("Mul", "c some", "m"), {"some": normal(1, 4, 1, 1, seed=6)}),
+    "Mul by a number": (node("Mul", "half c", "m"), {"half": np.float32(0.5)}),
+    "Resize": (node("Resize", "c _ scales", "m"), {"scales": np.array([1, 1, 2, 2], np.float32)}),
+    "Resize, linear": (
+        node("Resize", "c _ scales", "m", mode="linear", coordinate_transformation_mode="align_corners"),
+        {"scales": np.array([1, 1, 1.5, 2], np.float32)},
+    ),
+    "Slice of positions": (
+        node("Slice", "c start end axis", "m"),
+        {"start": np.array([1]), "end": np.array([4]), "axis": np.array([-1])},
+    ),
     "Pad at the edge": (node("Pad", "c pads", "m", mode="edge"), {"pads": SPATIAL}),
 }
 
@@ -47,7 +58,10 @@ STAYING = {
     "Mul": (node("Mul", "c c", "m"), {}),
     "Sub": (node("Sub", "c some", "m"), {"some": normal(1, 4, 1, 1, seed=6)}),
     "Add of a constant": (node("Add", "c some", "m"), {"some": normal(1, 4, 1, 1, seed=6)}),
-    "Resize": (node("Resize", "c _ scales", "m"), {"scales": np.array([1, 1, 2, 2], np.float32)}),
+    "Slice backwards": (
+        node("Slice", "c start end axis step", "m"),
+        {"start": np.array([3]), "end": np.array([-9]), "axis": np.array([1]), "step": np.array([-1])},
+    ),
     "Clip at -1": (node("Clip", "c low", "m"), {"low": -ONE}),
     "Clip without beginning": (node("Clip", "c _ one", "m"), {"one": ONE}),
     "Pad with ones": (node("Pad", "c pads one", "m"), {"pads": SPATIAL, "one": ONE}),
@@ -73,6 +87,30 @@ def test_a_factor_stops(case):
         constants = {{"m": "m_"}.get(name, name): array for name, array in bn_constants(4).items()}
     proto = between_convs([middle], constants, opset=20 if middle.op_type == "Gelu" else 17)
     assert assert_kept(proto).count == 0
+
+
+def test_a_gate_of_another_branch_lets_factors_pass():
+    """Squeeze-and-excite: the gate keeps its own channels, and those that it multiplies are free."""
+    gate = [node("GlobalAveragePool", "c", "p"), node("Conv", "p g", "q"), node("Sigmoid", "q", "s")]
+    for operands in ("c s", "s c"):
+        proto = between_convs([*gate, node("Mul", operands, "m")], {"g": normal(4, 4, 1, 1, seed=7)})
+        channels = assert_kept(proto)
+        assert channels.count == 4
+        assert (channels.of_value["q"] == FIXED).all()
+
+
+def test_parts_of_the_channels():
+    """Slice and Split take the variables of their channels along, and a Concat lines them up again."""
+    slices = [node("Slice", "c zero two one", "a"), node("Slice", "c two four one", "b")]
+    indices = {name: np.array([number]) for number, name in enumerate(("zero", "one", "two", "three", "four"))}
+    for nodes, constants in (
+        (slices, indices),
+        ([node("Split", "c sizes", "a b", axis=1)], {"sizes": np.array([2, 2])}),
+    ):
+        channels = assert_kept(between_convs([*nodes, node("Concat", "b a", "m", axis=1)], constants))
+        first, second, third, fourth = channels.of_value["c"].tolist()
+        assert channels.count == 4
+        assert channels.of_value["m"].tolist() == [third, fourth, first, second]
 
 
 def test_axes_of_opset_18():
