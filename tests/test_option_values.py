@@ -75,7 +75,7 @@ def test_an_option_that_is_unknown_is_an_error_that_names_the_nearest(samples):
 
 
 def test_options_are_in_the_documentation_of_a_verb():
-    assert "limit: Use at most N samples." in detent.quantize.__doc__
+    assert "limit: Read at most N samples" in detent.quantize.__doc__
 
 
 def test_python_takes_the_words_of_the_command_line(samples):
