@@ -36,6 +36,7 @@ from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats
 from detent.recipe import Recipe
+from detent.recipe.presets import PRESETS
 
 RAW_LIMIT = 1 << 14
 """A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker."""
@@ -222,7 +223,7 @@ def needs_statistics(layout: Layout, site: Site) -> bool:
 def check_methods(recipe: Recipe) -> None:
     """Raise UsageError where a method of the recipe cannot choose parameters for the format that it is used on.
 
-    A method without anything to use it on is refused too, except MinMax, the default of recipes that need none.
+    A method without anything to use it on is refused too, unless it is that of the preset and nobody asked for it.
     """
     formats = [(recipe.activations, recipe.method), (recipe.weights, recipe.method_of_weights)]
     if not is_product_bias(recipe.biases):
@@ -242,7 +243,8 @@ def check_methods(recipe: Recipe) -> None:
 def _refuse_idle(recipe: Recipe) -> None:
     activations = () if recipe.dynamic else (recipe.activations, *(each.activations for each in recipe.overrides))
     used = any(fmt is not None and fmt.needs_data for fmt in activations) or has_power_of_two_scale(recipe.weights)
-    if not used and recipe.method != MinMax():
+    preset = PRESETS.get(recipe.name)
+    if not used and recipe.method not in (MinMax(), None if preset is None else preset.method):
         raise UsageError(
             f"The method of recipe {recipe.name} is {recipe.method}, and no activation has a scale to choose: leave it "
             "out."
