@@ -132,7 +132,7 @@ class ImageSamples:
     answer: Callable[[Mapping[str, Array]], Outputs]
 
 
-class Trial:
+class NormalisationTrial:
     """What the float model makes of samples under one normalisation; each is answered when it is first asked for."""
 
     def __init__(self, way: Normalisation, given: Normalisation, samples: ImageSamples) -> None:
@@ -209,21 +209,21 @@ class Rivals:
     answers: Sequence[Outputs]
 
     @cached_property
-    def now(self) -> Trial:
+    def now(self) -> NormalisationTrial:
         """What was given."""
-        trial = Trial(self.given, self.given, self.samples)
+        trial = NormalisationTrial(self.given, self.given, self.samples)
         trial.take(self.answers)
         return trial
 
     @cached_property
-    def others(self) -> list[Trial]:
+    def others(self) -> list[NormalisationTrial]:
         """The ways that are worth a try.
 
         Pixels 255 times too small or too large leave hardly any information, so else they are not tried.
         """
         near = SMALL if self.given in SMALL else NORMALISATIONS
         ways = [way for way in (near if self.tells else NORMALISATIONS) if way is not self.given]
-        return [Trial(way, self.given, self.samples) for way in ways]
+        return [NormalisationTrial(way, self.given, self.samples) for way in ways]
 
     @cached_property
     def tells(self) -> bool:
@@ -272,7 +272,7 @@ class Rivals:
         best = max(allies, key=lambda each: told_apart(each.chances(STEPS[1])))
         return best.way, f"the float model gives other classes, on which {best.way.name} and another one agree"
 
-    def _allies(self, count: int) -> list[Trial]:
+    def _allies(self, count: int) -> list[NormalisationTrial]:
         """Return the ways that agree with another one, and not with what was given."""
         least = max(VOTING_SHARE * told_apart(self.now.chances(count)), 0.4 * math.log(max(2, count)))
         small = [each for each in self.others if each.way in SMALL]
@@ -287,7 +287,11 @@ class Rivals:
 
     def _sharper(self) -> tuple[Normalisation, str] | None:
         coloured = self.samples.row(0)[self.samples.name].shape[self.samples.axis] == 3
-        swapped = [Trial(self.given.swapped, self.given, self.samples)] if coloured and self.given in SMALL else []
+        swapped = (
+            [NormalisationTrial(self.given.swapped, self.given, self.samples)]
+            if coloured and self.given in SMALL
+            else []
+        )
         rivals = [*self.others, *swapped]
         best = max(rivals, key=lambda each: self.evidence(each, STEPS[0]))
         certain = CERTAIN_OF_ORDER if best in swapped else CERTAIN
@@ -302,7 +306,7 @@ class Rivals:
                 return named.way, f"the float model's top classes stand out more with {named.way.name}"
         return None
 
-    def evidence(self, other: Trial, count: int) -> float:
+    def evidence(self, other: NormalisationTrial, count: int) -> float:
         """Return how certain it is that another way is better: a sum of two t."""
         sharper = _t(other.sharpness(count) - self.now.sharpness(count))
         if max(other.way.scale) < max(self.given.scale):
