@@ -11,6 +11,7 @@ import detent
 from detent.errors import UsageError
 from detent.graph.load import load
 from detent.graph.save import serialize
+from detent.methods import MinMax
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.plan.layout import Role
@@ -25,7 +26,7 @@ from tests.emit.forms import emitted, snapped
 from tests.models import IMAGE, as_ir, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
 
 INT8, INT16, BF16 = IntegerFormat("int8"), IntegerFormat("int16"), FloatFormat("bfloat16")
-A8W8 = PRESETS["A8W8"]
+A8W8 = PRESETS["A8W8"].replace(method=MinMax())
 FREE = A8W8.replace(biases=None, target="cpu")
 FEEDS = {"x": normal(*IMAGE, seed=9)}
 

@@ -155,7 +155,7 @@ def test_a_model_that_finds_nothing():
         build([node("Conv", "x w", "c"), node("Relu", "c", "y")], "y", {"w": -(normal(2, 3, 1, 1) ** 2)})
     )
     ones = pending({"x": np.ones(IMAGE, np.float32)})
-    with pytest.raises(DataError, match="answers 0 throughout on all 1 samples"):
+    with pytest.raises(DataError, match="on all 1 samples"):
         sensitivity(model, plan, [ones])
 
 

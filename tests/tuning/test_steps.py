@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from detent.equalizations import CrossLayer
+from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
@@ -72,7 +73,8 @@ def test_float_weights_are_not_rounded_to_integers():
 
 
 def test_a_recipe_without_clipping_may_try_it():
-    assert BY_NAME["MinMSE"].added_to(bare(find_preset("A8W8"))) is not None
+    assert BY_NAME["MinMSE"].added_to(bare(find_preset("A8W8").replace(method=MinMax()))) is not None
+    assert BY_NAME["MinMSE"].added_to(bare(find_preset("A8W8"))) is None
     assert BY_NAME["MinMSE"].added_to(bare(find_preset("XINT8"))) is None
     assert BY_NAME["MinMSE"].added_to(bare(find_preset("BF16"))) is None
 
