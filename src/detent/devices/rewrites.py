@@ -23,7 +23,6 @@ from abc import abstractmethod
 import numpy as np
 import onnx_ir as ir
 
-from detent.equalize.gates import SLOPE, gate_factor
 from detent.graph.values import constant_scalar, cut_inputs, input_at, set_input, static_shape
 from detent.numerics.formats import holds_integers
 from detent.plan.operators import DEVICE_CLIPS
@@ -73,18 +72,12 @@ class SigmoidToHardSigmoid(OperatorPass):
 
     operators = ("Sigmoid",)
 
-    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Replace a Sigmoid by a HardSigmoid, under the same names. The factor of a scaled gate is left out."""
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
+        """Replace a Sigmoid by a HardSigmoid, under the same names."""
         node.op_type = "HardSigmoid"
         node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
         node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
-        what, factor = "Sigmoid replaced by HardSigmoid, the only one that the device has", gate_factor(node)
-        if factor is not None and factor.inputs[0] is not None:
-            set_input(node, 0, factor.inputs[0])
-            cut_inputs(factor, 1)
-            model.graph.remove(factor, safe=True)
-            what += f"; its input is {SLOPE:g} times as large, which brings it closer"
-        self.changed(node, what)
+        self.changed(node, "Sigmoid replaced by HardSigmoid, the only one that the device has")
         return None
 
 

@@ -14,7 +14,7 @@ have the same variable, and FIXED is that of channels that must keep theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,25 +91,9 @@ class ChannelMap:
     ceilings: Sequence[Ceiling]
 
 
-def map_channels(model: ir.Model, through: Collection[ir.Node] = ()) -> ChannelMap:
-    """Find every channel that can be rescaled.
-
-    `through` are the self gates of which x * sigmoid(x) is taken to let factors pass, whoever makes that true.
-    """
-    return _Mapper(through).run(model)
-
-
-def self_gates(model: ir.Model) -> list[ir.Node]:
-    """Return every Sigmoid that nothing but x * sigmoid(x) reads."""
-    return [node for node in model.graph if node.op_type == "Sigmoid" and not node.domain and _gates_itself(node)]
-
-
-def _gates_itself(gate: ir.Node) -> bool:
-    readers = gate.outputs[0].consumers()
-    if len(readers) != 1 or gate.outputs[0].is_graph_output():
-        return False
-    product, operands = readers[0], {gate.inputs[0], gate.outputs[0]}
-    return product.op_type == "Mul" and set(product.inputs) == operands
+def map_channels(model: ir.Model) -> ChannelMap:
+    """Find every channel that can be rescaled."""
+    return _Mapper().run(model)
 
 
 def input_name(node: ir.Node, index: int) -> str:
@@ -125,8 +109,7 @@ def _transposed(node: ir.Node) -> bool:
 class _Mapper:
     """Walks the graph once. Variables are united as it goes, and numbered anew at the end."""
 
-    def __init__(self, through: Collection[ir.Node] = ()) -> None:
-        self._gates = set(through)
+    def __init__(self) -> None:
         self._parents: list[int] = []
         self._fixed: set[int] = set()
         self._values: dict[str, Variables] = {}
@@ -234,13 +217,6 @@ class _Mapper:
             self._ceilings.append(Ceiling(node, high))
         return True
 
-    def _gate(self, node: ir.Node) -> bool:
-        """Leave the input of a self gate free; its output has factors of its own, which are 1."""
-        if node not in self._gates:
-            return False
-        self._values[str(node.outputs[0].name)] = _all_fixed(_channels(node.outputs[0]))
-        return True
-
     def _mul(self, node: ir.Node) -> bool:
         """Pass on the factors of an operand that has the shape of the result; the other one keeps its own."""
         shape = static_shape(node.outputs[0])
@@ -339,7 +315,6 @@ _RULES: Mapping[str, Callable[[_Mapper, ir.Node], bool]] = {
     "Squeeze": _Mapper._reshape,
     "Add": _Mapper._add,
     "Mul": _Mapper._mul,
-    "Sigmoid": _Mapper._gate,
     "Resize": _Mapper._resize,
     "Slice": _Mapper._slice,
     "Split": _Mapper._split,

@@ -23,7 +23,7 @@ from detent.observe.samples import PendingSample, Source
 from detent.observe.statistics_file import StatisticsFile, check_fits, load_statistics, save_statistics
 from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
 from detent.pipeline.job import Job
-from detent.pipeline.prepared import GATES_SCALED, Original, Prepared, Stopwatch, check_preparation, check_recipe
+from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.pipeline.rescaling import Rescaling, rescale
 from detent.recipe import Recipe
 from detent.recipe.recipe import EQUALIZING_SAMPLES
@@ -133,12 +133,6 @@ def _saved_statistics(prepared: Prepared) -> StatisticsFile | None:
     assert prepared.fingerprint is not None
     file = load_statistics(job.collecting.reuse)
     data = None if source is None else source.fingerprint
-    one, other = file.model, prepared.fingerprint
-    if one != other and one.removesuffix(GATES_SCALED) == other.removesuffix(GATES_SCALED):
-        raise UsageError(
-            "The statistics were counted for a device that has HardSigmoid instead of Sigmoid, which changes the "
-            "size of activations. Give the target that they were saved with, or calibrate again."
-        )
     check_fits(file, prepared.fingerprint, prepared.sites, data, _vote(recipe)[1])
     if (file.smoothed is not None) != (recipe.smooth is not None):
         counted, other = ("after", "--smooth") if file.smoothed is not None else ("without", "no --smooth")

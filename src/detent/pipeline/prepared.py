@@ -20,10 +20,8 @@ import onnx_ir as ir
 from detent.convert.splitting import tail_file
 from detent.devices.catalog import device_of, with_steps
 from detent.devices.device import Device
-from detent.devices.rewrites import SigmoidToHardSigmoid
 from detent.emit.output_formats import check_formats
 from detent.emulator.emulator import check_emulable
-from detent.equalize.gates import scale_gates
 from detent.errors import ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
@@ -124,8 +122,6 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         found = find_postprocessing(model.graph)
         tail = _float_tail(job, found)
         layout = arrange(model, job.selection, job.recipe, became, tail)
-        if SigmoidToHardSigmoid in target.substitutions and scale_gates(model, layout.quantizes) and fingerprint:
-            fingerprint += GATES_SCALED
     job, warnings = _without_learning(job, layout)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
@@ -232,10 +228,6 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
     metadata = dict(model.metadata_props)
     task, why = find_task(named, model.graph, metadata)
     return Purpose(task, why, class_count(metadata), image_size(model.graph))
-
-
-GATES_SCALED = ", gates scaled"
-"""In the fingerprint of a model: statistics of scaled values are not those of the same values as they are."""
 
 
 class Original:

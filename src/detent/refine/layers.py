@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.equalize.gates import slope_of
 from detent.execute.quantized_walk import PRODUCTS
 from detent.graph.values import constant, constant_scalar, is_constant
 from detent.numerics.compiled import compiled
@@ -236,7 +235,7 @@ def _gate(node: ir.Node, gated: bool) -> Gate:
     if node.op_type == "HardSigmoid":
         alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
         return Gate(gated, hard=True, alpha=alpha, beta=beta)
-    return Gate(gated or node.op_type == "HardSwish", hard=node.op_type == "HardSwish", slope=slope_of(node))
+    return Gate(gated or node.op_type == "HardSwish", hard=node.op_type == "HardSwish")
 
 
 def _result_of(gate: ir.Node) -> ir.Value:

@@ -56,18 +56,14 @@ class Curve(Protocol):
         """Return the slope at each value."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Gate:
-    """sigmoid(k z), or z * sigmoid(k z) if `gated`; k is the `slope`, one for all channels or one for each.
-
-    A `hard` one is clip(alpha z + beta, 0, 1).
-    """
+    """sigmoid(z), or z * sigmoid(z) if `gated`. A `hard` one is clip(alpha z + beta, 0, 1)."""
 
     gated: bool
     hard: bool = False
     alpha: float = 1 / 6
     beta: float = 0.5
-    slope: Floats | float = 1.0
 
     def __call__(self, values: Floats) -> Floats:
         """Activate all values."""
@@ -78,13 +74,13 @@ class Gate:
         """Return the slope at each value."""
         share = self._open_share(values)
         inside = np.where((share > 0.0) & (share < 1.0), self.alpha, 0.0)
-        slope = inside if self.hard else self.slope * share * (1.0 - share)
+        slope = inside if self.hard else share * (1.0 - share)
         return np.asarray(share + values * slope if self.gated else slope)
 
     def _open_share(self, values: Floats) -> Floats:
         if self.hard:
             return np.clip(self.alpha * values + self.beta, 0.0, 1.0)
-        return 1.0 / (1.0 + np.exp(-np.clip(self.slope * values, -60.0, 60.0)))
+        return 1.0 / (1.0 + np.exp(-np.clip(values, -60.0, 60.0)))
 
 
 @dataclass(frozen=True, eq=False)
