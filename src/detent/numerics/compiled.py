@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
@@ -32,7 +33,7 @@ def compiled_sums(loop: Loop) -> Loop:
 class _LazyLoop:
     """Stands for a loop until it is called."""
 
-    def __init__(self, function: Callable[..., object], liberties: frozenset[str]) -> None:
+    def __init__(self, function: Any, liberties: frozenset[str]) -> None:
         functools.update_wrapper(self, function)
         self._function, self._liberties = function, liberties
         self._made: Callable[..., Any] | None = None
@@ -46,13 +47,23 @@ class _LazyLoop:
         with _LOCK:
             if self._made is None:
                 self._made = _compile(self._function, self._liberties)
-                # Numba compiles the calls of other loops only where their names stand for what it made itself.
+                # Numba compiles the calls of other loops only where their names stand for what it made itself. Only the
+                # names that this loop calls are replaced, each after those that it calls: another thread may call a
+                # loop by its name as soon as that stands for machine code.
                 names: dict[str, Any] = getattr(self._function, "__globals__", {})
-                for name, value in list(names.items()):
-                    if isinstance(value, _LazyLoop):
+                for name in _names_in(self._function.__code__):
+                    if isinstance(value := names.get(name), _LazyLoop):
                         names[name] = value._resolve()
                 self._ready = self._made
             return self._made
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield every name that a function reads from its module, those in comprehensions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def _compile(function: Callable[..., object], liberties: frozenset[str]) -> Callable[..., Any]:
