@@ -8,13 +8,13 @@ the one with the least error at the outputs is taken:
     error = mean over the parts of all outputs of  sum (quantized - float)^2 / sum float^2
 
 Parts count alike, however large their numbers are: boxes of 0..640 do not outweigh scores of 0..1. The scores of a
-detector are shifted before that (see `refine.score_heads`).
+detector are shifted before that, if that helps on the same samples (see `refine.score_heads`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,11 +58,12 @@ class Refined:
 
 @dataclass(frozen=True, eq=False)
 class PlanCandidate:
-    """A plan that may be the final one, what made it, and what became of each layer."""
+    """A plan that may be the final one, what made it, what became of each layer, and the error at the outputs."""
 
     name: str
     plan: Plan
     layers: Sequence[LayerReport] = ()
+    error: float = math.inf
 
 
 def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
@@ -78,7 +79,8 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
             candidates.insert(1, _refined(planned, BiasCorrection(), None, ranges=False))
         judged = JudgedOutputs(planned) if len(candidates) > 1 and JudgedOutputs.can_judge(planned) else None
         if judged is not None:
-            candidates[1:] = [_with_shifted_scores(judged, candidate) for candidate in candidates[1:]]
+            candidates = [replace(each, error=judged.error(each.plan)) for each in candidates]
+            candidates[1:] = [_with_shifted_scores(judged, each) for each in candidates[1:]]
         best, notes = _best(judged, candidates)
         constants = describe_constants(planned.model, best.plan)
     notes += [] if checkpoint is None else list(checkpoint.notes)
@@ -123,14 +125,12 @@ def _best(judged: JudgedOutputs | None, candidates: Sequence[PlanCandidate]) -> 
     wanted = candidates[-1]
     if judged is None:
         return wanted, []
-    errors = [judged.error(candidate.plan) for candidate in candidates]
     # The later one on a tie: it was asked for.
-    at = max(range(len(errors)), key=lambda each: (-errors[each], each))
-    best = candidates[at]
+    best = min(reversed(candidates), key=lambda each: each.error)
     if best is wanted:
         return wanted, []
-    with_it, without = (_decibels(errors[each]) for each in (-1, at))
-    instead = "the plan without it" if at == 0 else f"{best.name} alone"
+    with_it, without = (_decibels(each.error) for each in (wanted, best))
+    instead = "the plan without it" if best is candidates[0] else f"{best.name} alone"
     return best, [
         f"{wanted.name} was taken back: on {len(judged.samples)} samples that it did not learn from, the outputs were "
         f"at {with_it} with it and at {without} with {instead}. More calibration samples may help it."
@@ -138,29 +138,32 @@ def _best(judged: JudgedOutputs | None, candidates: Sequence[PlanCandidate]) -> 
 
 
 def _with_shifted_scores(judged: JudgedOutputs, candidate: PlanCandidate) -> PlanCandidate:
-    """Shift the logits of scores, if there are any, in the plan of a candidate, which is a copy already."""
-    planned, plan = judged.planned, candidate.plan
+    """Return the candidate with the logits of scores shifted, if there are any and the outputs come closer."""
+    planned, plan = judged.planned, replace(candidate.plan, refined=dict(candidate.plan.refined))
     found, _ = find_layers(planned.model, plan.layout)
     heads, samples = score_heads(planned.model, found), planned.observed.samples[:JUDGING_SAMPLES]
     if not heads or not samples:
         return candidate
     names = [head.layer.output for head in heads]
-    runners = judged.runner(plan, names), Runner(planned.observed.prepared.model, names)
+    found_by, wanted_by = judged.quantized(plan, names), Runner(planned.observed.prepared.model, names)
 
     def logits(pending: PendingSample) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         sample = pending.load()
-        both = [run(sample.feeds, sample.origin, names) for run in runners]
+        both = found_by(sample), wanted_by(sample.feeds, sample.origin)
         return [(head.of(one), head.of(other)) for head, one, other in zip(heads, *both, strict=True)]
 
     pairs = [each for _, each in map_in_order(logits, samples, judged.threads)]
     shifts = [common_shift(each) for each in zip(*pairs, strict=True)]
-    notes = {head.layer.name: f"scores shifted by {shift:+.2f}" for head, shift in zip(heads, shifts, strict=True)}
+    notes = {}
     for head, shift in zip(heads, shifts, strict=True):
-        set_bias(head.layer, plan, head.shifted(bias_of(head.layer, plan), shift))
+        saturated = set_bias(head.layer, plan, head.shifted(bias_of(head.layer, plan), shift))
+        notes[head.layer.name] = [f"scores shifted by {shift:+.2f}", saturated]
+    if (error := judged.error(plan)) >= candidate.error:
+        return candidate
     layers = [
-        replace(each, note="; ".join(filter(None, (each.note, notes.get(each.name))))) for each in candidate.layers
+        replace(each, note="; ".join(filter(None, (each.note, *notes.get(each.name, ()))))) for each in candidate.layers
     ]
-    return replace(candidate, layers=layers)
+    return replace(candidate, plan=plan, layers=layers, error=error)
 
 
 def _decibels(error: float) -> str:
@@ -186,11 +189,10 @@ class JudgedOutputs:
     def error(self, plan: Plan) -> float:
         """Return the error at the outputs of the model that is quantized as planned; infinity if it is not finite."""
         names = [str(value.name) for value in self.planned.model.graph.outputs]
-        run = self.runner(plan, names)
+        run = self.quantized(plan, names)
 
         def sums(at: int) -> dict[tuple[str, str], tuple[float, float]]:
-            sample = self.samples[at].load()
-            found = dict(zip(names, run(sample.feeds, sample.origin, names), strict=True))
+            found = dict(zip(names, run(self.samples[at].load()), strict=True))
             return self._sums(self._expected[at], found)
 
         noise: dict[tuple[str, str], float] = {}
@@ -203,11 +205,19 @@ class JudgedOutputs:
         error = float(np.mean(shares)) if shares else 0.0
         return error if math.isfinite(error) else math.inf
 
-    def runner(self, plan: Plan, names: Sequence[str]) -> Runner | EmulatedValues:
-        """Return the model that is quantized as planned, ready to fetch the named values."""
+    def quantized(self, plan: Plan, names: Sequence[str]) -> Callable[[Sample], list[npt.NDArray[Any]]]:
+        """Return what computes the named values of a sample, rounded, in the model that is quantized as planned."""
         recipe, model = self.planned.job.recipe, self.planned.model.clone()
-        emit(model, plan, recipe.format, weight_pairs=recipe.weight_pairs, dedicated_pairs=recipe.dedicated_pairs)
-        return Runner(model, names, exact=True) if recipe.emulated is None else EmulatedValues(model, recipe.emulated)
+        outputs = {value.name for value in model.graph.outputs}
+        rounded = emit(
+            model, plan, recipe.format, weight_pairs=recipe.weight_pairs, dedicated_pairs=recipe.dedicated_pairs
+        )
+        fetched = [name if name in outputs else rounded.get(name, name) for name in names]
+        if recipe.emulated is not None:
+            emulated = EmulatedValues(model, recipe.emulated)
+            return lambda sample: emulated(sample.feeds, sample.origin, fetched)
+        runner = Runner(model, fetched, exact=True)
+        return lambda sample: runner(sample.feeds, sample.origin)
 
     def _answer(self, pending: PendingSample) -> Mapping[str, npt.NDArray[Any]]:
         sample: Sample = pending.load()
