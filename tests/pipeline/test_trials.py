@@ -27,7 +27,7 @@ def test_what_is_measured_is_what_the_options_give(unhurried):
     report = quantized(try_advice=True)
     assert report.judgement.level in ("worse", "broken")
     found = {trial.options: trial for trial in report.trials}
-    assert list(found)[:2] == [PER_CHANNEL, "--activations int16"]
+    assert list(found)[:2] == ["--activations int16", PER_CHANNEL]
     again = quantized(set=["weights.granularity=per_channel"])
     assert found[PER_CHANNEL].before == worst_sqnr(report.fidelity)
     assert found[PER_CHANNEL].after == worst_sqnr(again.fidelity) > found[PER_CHANNEL].before + 5

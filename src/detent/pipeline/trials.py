@@ -1,6 +1,6 @@
 """Try what may help a bad result, so that a suggestion is a measured one.
 
-Only if the verdict is that the result is worse than float or broken, and for at most about as long as the run took.
+Only if the verdict is that the result is worse than float or broken, and begun within the time that the run took.
 Each trial quantizes with one thing changed, on the same calibration samples, writes nothing, and is measured on the
 same held-out samples. What was tried and did not help is not suggested.
 """
@@ -28,7 +28,7 @@ LEAST_SECONDS = 10.0
 
 
 class _OutOfTimeError(Exception):
-    """The trials have taken as long as the run."""
+    """The trials have taken twice as long as the run."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,15 @@ def with_trials(run: Run, report: Report) -> Report:
     before = worst_sqnr(report.fidelity)
     if before is None:
         return report
-    end = perf_counter() + max(sum(report.seconds.values()), LEAST_SECONDS)
+    start, allowed = perf_counter(), max(sum(report.seconds.values()), LEAST_SECONDS)
     trials: list[Trial] = []
     for tried in _changes(run.job, report):
+        if perf_counter() > start + allowed:
+            break
         run.job.progress(STAGE, len(trials), None)
         try:
-            after = _measured(tried, run, end)
+            # One that was begun may take as long again: each is a run of its own.
+            after = _measured(tried, run, start + 2 * allowed)
         except _OutOfTimeError:
             break
         except DetentError:
@@ -76,7 +79,7 @@ def _measured(tried: _Change, run: Run, end: float) -> float | None:
 
 
 def _changes(job: Job, report: Report) -> Iterator[_Change]:
-    """Yield what may help, the quickest first."""
+    """Yield what may help. There may be time for the first ones only."""
     recipe = job.recipe
     quiet = replace(job, output=None).with_options(save_stats=None, resume=False, progress=silent, executor=None)
     if job.options["postprocessing"] == "keep":
@@ -95,13 +98,13 @@ def _changes(job: Job, report: Report) -> Iterator[_Change]:
 
 
 def changes_of(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Yield changes of the recipe, with the options that make them; what learns takes longest, and is last."""
-    if is_integer(recipe.weights) and recipe.weights.granularity == "per_tensor" and not recipe.weights.power_of_two:
-        setting = "weights.granularity=per_channel"
-        yield f"--set {setting}", with_settings(recipe, (setting,))
+    """Yield changes of the recipe, with the options that make them: first what helps most often, last what learns."""
     if is_integer(recipe.activations) and recipe.activations.bits == 8 and not recipe.activations.power_of_two:
         wide = recipe.activations.dtype.replace("8", "16")
         yield f"--activations {wide}", change(recipe, {"activations": wide})
+    if is_integer(recipe.weights) and recipe.weights.granularity == "per_tensor" and not recipe.weights.power_of_two:
+        setting = "weights.granularity=per_channel"
+        yield f"--set {setting}", with_settings(recipe, (setting,))
     refinement = refinement_to_try(recipe)
     if refinement is not None and recipe.weights is not None:
         yield f"--refine {refinement}", change(recipe, {"refinement": refinement})
