@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from detent.device_check.network import CheckedNetwork, is_fixed
-from detent.graph.session import RUNTIME_DOMAINS
+from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_standard, static_shape
 from detent.plan.layout import bias_input
 from detent.plan.operators import OPERATORS, operator_of

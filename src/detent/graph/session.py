@@ -16,10 +16,8 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from detent.errors import DataError, ModelError, UsageError, nearest
+from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
-
-RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
-"""The domains, besides the standard one, whose operators onnxruntime brings along."""
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 

@@ -144,7 +144,7 @@ def last_form(first: FirstForm, plan: Plan, recipe: Recipe) -> tuple[ir.Model, l
     if first.unrounded is not None:
         to_pure_bfloat16(first.unrounded, plan.refined)
         return _loaded(first.unrounded), []
-    return first.model, []
+    return _loaded(first.model), []
 
 
 def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
@@ -177,9 +177,19 @@ def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.Mo
 
 
 def _loaded(model: ir.Model) -> ir.Model:
-    """Return the model after the checker and onnxruntime accepted it."""
+    """Return the model after the checker and onnxruntime accepted it.
+
+    It is opened as its users open it, with all of onnxruntime's rewrites: while it is measured, those for quantized
+    nodes are off.
+    """
     _check(model)
-    Runner(model)
+    try:
+        Runner(model)
+    except ModelError as error:
+        raise ModelError(
+            f"The quantized model does not load, so it is not written. {error} If a node is named, leave it float with "
+            "--exclude, and please report it."
+        ) from error
     return model
 
 
