@@ -43,10 +43,9 @@ def searched(proto, start: int | None = None) -> tuple[ir.Model, Plan]:
     model, plan = planned(proto)
     rules = Rules(find_device("npu-cnn"), model.clone())
     if start is not None:
-        plan.move("r", start, "given", "")
-        rules(plan)
+        plan = rules(plan.with_position("r", start, "given", ""))
     reference = model.clone()
-    search_ranges(model, reference, plan, rules, samples())
+    plan = search_ranges(model, reference, plan, rules, samples())
     return model, plan
 
 

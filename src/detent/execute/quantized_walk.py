@@ -53,22 +53,21 @@ class Frontier:
     """
 
     def __init__(self, plan: Plan, samples: int) -> None:
-        self._plan = plan
         self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
         self._params: dict[str, QuantParams] = {}  # of the values that are held as codes
         self._held: dict[str, list[Any]] = {}
         self.samples = samples
 
-    def put(self, name: str, sample: int, result: Any) -> None:
-        """Hold the value of one sample, encoded with the parameters that the plan has now."""
+    def put(self, name: str, sample: int, result: Any, plan: Plan) -> None:
+        """Hold the value of one sample, encoded as planned."""
         entries = self._held.setdefault(name, [None] * self.samples)
         if name not in self._sites:
             entries[sample] = result
             return
-        params = self._plan.of(name)
+        params = plan.of(name)
         if holds_integers(params):
             held = self._params.setdefault(name, params)
-            entries[sample] = encode_activation(result, held, self._plan.layout.ties_of(name))
+            entries[sample] = encode_activation(result, held, plan.layout.ties_of(name))
         else:
             entries[sample] = params.snap(result)
 
@@ -101,7 +100,7 @@ class Frontier:
 
 
 class QuantizedWalk:
-    """The state of a walk: the plan that is simulated, and the frontier."""
+    """The state of a walk: the plan that is simulated, and the frontier. Visitors and searches put in new plans."""
 
     def __init__(self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0) -> None:
         self.model, self.plan = model, plan
@@ -119,7 +118,7 @@ class QuantizedWalk:
         for value in self.model.graph.inputs:
             name = str(value.name)
             default = None if value.const_value is None else value.const_value.numpy()
-            self.frontier.put(name, index, sample.feeds.get(name, default))
+            self.frontier.put(name, index, sample.feeds.get(name, default), self.plan)
 
     def run(self, visit: Visitor, watch: Watcher | None = None, search: ParameterSearch | None = None) -> None:
         """Walk. `visit` is called with each node before it is computed, `watch` with each value after it is.
@@ -170,7 +169,7 @@ class QuantizedWalk:
         def step(sample: int) -> None:
             results = early[sample] if sample < len(early) else program(sample)
             for value, result in zip(wanted, results, strict=True):
-                self.frontier.put(str(value.name), sample, result)
+                self.frontier.put(str(value.name), sample, result, self.plan)
 
         self.map(step)
 
