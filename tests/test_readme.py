@@ -29,9 +29,9 @@ from tools.golden_models import detector
 
 import detent
 from detent.compat.script_runner import run_script
-from detent.demo.walkthrough import copy_files
+from detent.demo import copy_files
 from detent.devices.catalog import ALIASES, DEVICES, OPTIONAL, leavable_steps
-from detent.numerics.named import NAMED_FORMATS
+from detent.numerics import NAMED_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import OutputFormat
 from tests.compat.scripts import IMAGE_SCRIPT

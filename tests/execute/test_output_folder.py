@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from detent.errors import OutputError
-from detent.execute.output_folder import file_stems, new_folder
+from detent.execute.inference import file_stems, new_folder
 
 
 def tree(folder):

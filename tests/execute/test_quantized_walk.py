@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
-from detent.execute.quantized_walk import QuantizedWalk
-from detent.execute.segments import cut_segments
+from detent.execute.quantized_walk import QuantizedWalk, cut_segments
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detent.methods import NonOverflow
-from detent.numerics.power_of_two import min_mse_position_of, non_overflow_position
+from detent.numerics.formats import min_mse_position_of, non_overflow_position
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import Move, make_plan

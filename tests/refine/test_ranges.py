@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.devices.constraints import SHIFTS
 from detent.devices.device import Rules

@@ -33,8 +33,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from detent.numerics.formats import IntegerFormat, QuantParams, holds_integers
-from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
+from detent.numerics.formats import HIGHEST_POSITION, LOWEST_POSITION, IntegerFormat, QuantParams, holds_integers
 from detent.plan.layout import Role, bias_input
 from detent.plan.plan import Move, Plan, make_room_for_biases
 

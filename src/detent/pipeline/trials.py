@@ -19,9 +19,8 @@ from detent.pipeline.run import Run
 from detent.progress import silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
-from detent.results.advice import exclusions, refinement_to_try
 from detent.results.quantized import Report, Trial
-from detent.results.verdict import worst_sqnr
+from detent.results.verdict import exclusions, refinement_to_try, worst_sqnr
 
 STAGE = "try"
 LEAST_SECONDS = 10.0

@@ -29,9 +29,9 @@ from detent.equalizations import EQUALIZATIONS, equalization_of, parse_equalizat
 from detent.equalizations.channel_problem import Equalizer
 from detent.errors import UsageError, nearest
 from detent.methods import METHODS, Method, parse_method
+from detent.numerics import NAMED_FORMATS
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.interface import NumberFormat
-from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.presets import find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement

@@ -25,9 +25,8 @@ import onnx_ir as ir
 from detent.execute.quantized_walk import PRODUCTS
 from detent.graph.values import constant, constant_scalar, is_constant
 from detent.numerics.compiled import compiled
-from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.formats import Array, QuantParams, holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.loops import Array
 from detent.plan.layout import Layout, Role, bias_input
 from detent.plan.plan import Plan
 from detent.refinements.bias_correction import Gate

@@ -25,12 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.execute.quantized_walk import QuantizedWalk
-from detent.execute.segments import Program
+from detent.execute.quantized_walk import Program, QuantizedWalk
 from detent.graph.session import Runner
 from detent.graph.values import constant, is_constant, read_values
-from detent.numerics.formats import QuantParams, holds_integers
-from detent.numerics.loops import Array
+from detent.numerics.formats import Array, QuantParams, holds_integers
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.plan.plan import Plan

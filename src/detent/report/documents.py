@@ -6,8 +6,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection
-from detent.comparison.value_files import Dump
 from detent.convert import Conversion
 from detent.convert.splitting import Split
 from detent.errors import UsageError
@@ -20,8 +20,8 @@ from detent.report.differences import (
     split_document,
 )
 from detent.report.document import Document
-from detent.report.findings import check_document
 from detent.report.listings import (
+    check_document,
     dump_document,
     inspection_document,
     recipe_document,

@@ -1,6 +1,6 @@
 """What every verb returns: frozen types, and their JSON. Nothing here draws or prints.
 
-quantized   Report of `quantize`, with its advice (advice.py) and what is said about each tensor (tensors.py)
+quantized   Report of `quantize`, with its advice (verdict.py) and what is said about each tensor (tensors.py)
 evaluated   Evaluation, and the scores that it is made of; their statistics are in paired.py
 searched    SensitivityReport, PrecisionReport, Tuning
 compared    ModelComparison, FolderComparison, Emulation

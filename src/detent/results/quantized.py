@@ -1,6 +1,6 @@
 """The report of a quantization: everything that `quantize` decided and measured, as plain data.
 
-A report is built once, from facts. What to warn of and what to try next follow from these facts (advice.py), and are
+A report is built once, from facts. What to warn of and what to try next follow from these facts (verdict.py), and are
 computed when they are asked for.
 """
 
@@ -27,10 +27,9 @@ from detent.recipe import Recipe
 from detent.recipe.file import to_plain
 from detent.refine.layers import LayerReport
 from detent.results import Result, plain
-from detent.results.advice import suggestions_for, warnings_for
 from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, Pictures, TensorReport
-from detent.results.verdict import Judgement, agreement_interval, dead_parts, judge
+from detent.results.verdict import Judgement, agreement_interval, dead_parts, judge, suggestions_for, warnings_for
 
 
 @dataclass
