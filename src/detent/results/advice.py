@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from detent.numerics.formats import has_power_of_two_scale, is_integer
+from detent.numerics.formats import is_integer
 from detent.plan.layout import Decision
 from detent.recipe import Recipe
 from detent.results.tensors import Fidelity, TensorReport
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FEW_SAMPLES = 32
 MOST_CULPRITS = 3
+MUCH_CLIPPED = 0.01
 LEAST_GAIN = 1.0
 """In dB: less is not worth another format or a longer run."""
 
@@ -68,12 +69,12 @@ def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
 
 
 def suggestions_for(report: Report) -> list[str]:
-    """Return what to try if the loss is large; nothing that the recipe does already."""
+    """Return what to try if the loss is large: of other settings, only what was measured to help."""
     judgement = report.judgement
     if judgement is None or judgement.level not in ("worse", "broken"):
         return []
     found = []
-    calibration, recipe = report.calibration, report.recipe
+    calibration = report.calibration
     if calibration is not None and calibration.note.startswith("Guessed"):
         found.append(
             "The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first."
@@ -84,26 +85,7 @@ def suggestions_for(report: Report) -> list[str]:
         f"{trial.options}: measured here, {trial.before:.1f} dB -> {trial.after:.1f} dB."
         for trial in helpful_trials(report)
     ]
-    # What was tried and did not help is not worth a word; what was not tried is worded as something to try.
-    tried = {trial.options for trial in report.trials}
-    refinement = refinement_to_try(recipe)
-    if refinement is not None and f"--refine {refinement}" not in tried:
-        found.append(_REFINEMENTS[refinement])
-    culprits, listed = exclusions(report)
-    if culprits and listed not in tried:
-        found.append(f"The error grows most at these nodes; try leaving them float: {listed}")
-    clipped = [tensor.name for tensor in report.tensors if tensor.role == "activation" and tensor.clipped > 0.01]
-    method = "NonOverflow" if has_power_of_two_scale(recipe.activations) else "MinMax"
-    if clipped and type(recipe.method).__name__ != method:
-        others = f" and {len(clipped) - 1} other activations" if len(clipped) > 1 else ""
-        found.append(f"More than 1 % of the values clip in '{clipped[0]}'{others}: try --method {method}.")
     return found
-
-
-_REFINEMENTS = {
-    "Rounding": "Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs.",
-    "AdaQuant": "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding.",
-}
 
 
 def refinement_to_try(recipe: Recipe) -> str | None:
@@ -117,6 +99,11 @@ def helpful_trials(report: Report) -> list[Trial]:
     """Return what was tried and helped, the best first; another recipe last, since it may be for another device."""
     helped = [trial for trial in report.trials if trial.gain >= LEAST_GAIN]
     return sorted(helped, key=lambda trial: (trial.options.startswith("--recipe"), -trial.after))
+
+
+def many_clipped(report: Report) -> bool:
+    """Tell whether an activation clips so much that a wider range may be the better one."""
+    return any(tensor.role == "activation" and tensor.clipped > MUCH_CLIPPED for tensor in report.tensors)
 
 
 def exclusions(report: Report) -> tuple[list[str], str]:

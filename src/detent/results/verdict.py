@@ -37,6 +37,9 @@ CLOSE_DB = 20.0  # the quantization noise is a tenth of the signal
 CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
 DEAD_DB = 3.0
 APART = 30.0
+UNSURE_SCORE = 0.25
+"""A score that users do not show."""
+
 FAINT = 1e-3
 """An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data."""
 
@@ -84,9 +87,10 @@ def agreement_interval(same: int, samples: int) -> Interval:
 
 def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list[str]:
     """Name each output, or part of one, that says nothing any more, with its node and the likely cause."""
-    found = []
-    for output, parts in fidelity.parts.items():
-        found += [f"{_dead_text(output, part)}: {_cause(part, parts, tensors)}" for part in parts if _is_dead(part)]
+    found = [
+        f"{_dead_text(output, part)}: {_cause(output, part, fidelity.parts[output], tensors)}"
+        for output, part in _dead(fidelity)
+    ]
     if fidelity.agreement is None or fidelity.agreement.task != "classify":
         found += [
             f"Output '{output}' says nothing any more ({_decibels(close)}): {_first_broken(tensors)}"
@@ -102,7 +106,7 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     everything = [*measured.values(), *fidelity.tensors.values()]
     if any(close.sqnr_db == -math.inf for close in everything):
         return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
-    dead = [(output, part) for output, parts in fidelity.parts.items() for part in parts if _is_dead(part)]
+    dead = _dead(fidelity)
     if dead and not (fidelity.agreement is not None and fidelity.agreement.task == "classify"):
         return "broken", _dead_text(*dead[0])
     if faint and len(faint) == len(fidelity.outputs):
@@ -129,14 +133,15 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
     if found.loss is None or found.interval is None:
         return "unclear", "the float model itself finds nothing in these samples"
     low, high = found.interval
+    if found.task == "detect" and not found.figures.get("confident", 1.0):
+        # What float itself would not show is mostly background noise: keeping it or not says nothing of detections.
+        return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if found.samples < LEAST_SAMPLES:
         return ("close" if high < CLOSE_LOSS else "unclear"), found.summary
     if low > BROKEN_LOSS:
         return "broken", found.summary
     if low > WORSE_LOSS and found.loss > WORSE_ESTIMATE:
         return "worse", found.summary
-    if found.task == "detect" and not found.figures.get("confident", 1.0):
-        return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if high < CLOSE_LOSS or (found.loss < SMALL_LOSS and found.samples >= MANY_SAMPLES):
         return "close", found.summary
     return "unclear", found.summary
@@ -185,8 +190,20 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
     return {name: peak for name, peak in fidelity.silent.items() if peak < FAINT}
 
 
-def _is_dead(part: PartCloseness) -> bool:
-    return part.peak >= FAINT and (part.constant or part.closeness.sqnr_db < DEAD_DB)
+def _dead(fidelity: Fidelity) -> list[tuple[str, PartCloseness]]:
+    """Return each part, with its output, that says nothing any more.
+
+    Scores of a detector that is sure of nothing are not exercised: then only a constant is dead, noise is not.
+    """
+    agreement = fidelity.agreement
+    unsure = agreement is not None and agreement.task == "detect" and not agreement.figures.get("confident", 1.0)
+    found = []
+    for output, parts in fidelity.parts.items():
+        for part in parts:
+            exercised = part.peak >= (UNSURE_SCORE if unsure else FAINT)
+            if part.peak >= FAINT and (part.constant or (exercised and part.closeness.sqnr_db < DEAD_DB)):
+                found.append((output, part))
+    return found
 
 
 def _dead_text(output: str, part: PartCloseness) -> str:
@@ -200,9 +217,10 @@ def _decibels(close: Closeness) -> str:
     return f"SQNR {close.sqnr_db:.1f} dB"
 
 
-def _cause(part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
+def _cause(output: str, part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
     larger = [other for other in parts if other.peak > APART * part.peak]
-    if not larger:
+    one_scale = not tensors or any(tensor.name == output for tensor in tensors)
+    if not larger or not one_scale:  # what is joined in float does not share a scale
         return _first_broken(tensors)
     other = max(larger, key=lambda each: each.peak)
     return (
