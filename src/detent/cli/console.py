@@ -79,7 +79,21 @@ AnyModel = Annotated[Path, typer.Argument(help="A float or quantized ONNX model.
 QuantizedModel = Annotated[Path, typer.Argument(help="A quantized ONNX model.", metavar="MODEL")]
 Output = Annotated[Path, typer.Argument(help="Where to write the result.", metavar="OUTPUT")]
 Calib = Annotated[Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")]
-RecipeName = Annotated[str, typer.Option("--recipe", help="A name that `detent recipes` lists, or a .toml file.")]
+
+
+def complete_recipe(begun: str) -> list[str]:
+    """Return the recipes whose names begin like that: what the shell offers at the Tab key."""
+    from detent.recipe.presets import PRESETS
+
+    return [name for name in PRESETS if name.lower().startswith(begun.lower())]
+
+
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        "--recipe", help="A name that `detent recipes` lists, or a .toml file.", autocompletion=complete_recipe
+    ),
+]
 DataOrRandom = Annotated[
     Path | None, typer.Option("--data", help="Folder of images, .npy or .npz; or one file. Without: random data.")
 ]

@@ -35,6 +35,7 @@ from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.presets import find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
+from detent.settings import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -75,7 +76,7 @@ def to_toml(recipe: Recipe) -> str:
 def read_recipe(path: Path) -> Recipe:
     """The recipe in a TOML file."""
     try:
-        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+        plain = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise UsageError(
             f"There is no recipe file {path}. `detent recipes XINT8 --toml` prints one to start from."

@@ -53,6 +53,20 @@ class Result:
         """Return the short answer."""
         return self.to_text()
 
+    def __init_subclass__(cls) -> None:
+        # Before @dataclass sees the class: it would write a __repr__ of every field, which floods a notebook.
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return one line: the kind of result, what it is of, and what it says."""
+        line: str = importlib.import_module("detent.report.documents").line_of(self)
+        return line
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the summary of the page, with its first pictures."""
+        html: str = importlib.import_module("detent.report.page").summary_frame(self)
+        return html
+
 
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: dataclasses as objects, and numbers that are not finite as null."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from detent.numerics.formats import has_power_of_two_scale, is_integer
+from detent.numerics.formats import is_integer
 from detent.plan.layout import Decision
 from detent.recipe import Recipe
 from detent.results.paired import Interval, interval_text, wilson_interval
@@ -43,6 +43,9 @@ CLOSE_DB = 20.0  # the quantization noise is a tenth of the signal
 CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
 DEAD_DB = 3.0
 APART = 30.0
+UNSURE_SCORE = 0.25
+"""A score that users do not show."""
+
 FAINT = 1e-3
 """An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data."""
 
@@ -90,9 +93,10 @@ def agreement_interval(same: int, samples: int) -> Interval:
 
 def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list[str]:
     """Name each output, or part of one, that says nothing any more, with its node and the likely cause."""
-    found = []
-    for output, parts in fidelity.parts.items():
-        found += [f"{_dead_text(output, part)}: {_cause(part, parts, tensors)}" for part in parts if _is_dead(part)]
+    found = [
+        f"{_dead_text(output, part)}: {_cause(output, part, fidelity.parts[output], tensors)}"
+        for output, part in _dead(fidelity)
+    ]
     if fidelity.agreement is None or fidelity.agreement.task != "classify":
         found += [
             f"Output '{output}' says nothing any more ({_decibels(close)}): {_first_broken(tensors)}"
@@ -108,7 +112,7 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     everything = [*measured.values(), *fidelity.tensors.values()]
     if any(close.sqnr_db == -math.inf for close in everything):
         return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
-    dead = [(output, part) for output, parts in fidelity.parts.items() for part in parts if _is_dead(part)]
+    dead = _dead(fidelity)
     if dead and not (fidelity.agreement is not None and fidelity.agreement.task == "classify"):
         return "broken", _dead_text(*dead[0])
     if faint and len(faint) == len(fidelity.outputs):
@@ -135,14 +139,15 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
     if found.loss is None or found.interval is None:
         return "unclear", "the float model itself finds nothing in these samples"
     low, high = found.interval
+    if found.task == "detect" and not found.figures.get("confident", 1.0):
+        # What float itself would not show is mostly background noise: keeping it or not says nothing of detections.
+        return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if found.samples < LEAST_SAMPLES:
         return ("close" if high < CLOSE_LOSS else "unclear"), found.summary
     if low > BROKEN_LOSS:
         return "broken", found.summary
     if low > WORSE_LOSS and found.loss > WORSE_ESTIMATE:
         return "worse", found.summary
-    if found.task == "detect" and not found.figures.get("confident", 1.0):
-        return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if high < CLOSE_LOSS or (found.loss < SMALL_LOSS and found.samples >= MANY_SAMPLES):
         return "close", found.summary
     return "unclear", found.summary
@@ -191,8 +196,20 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
     return {name: peak for name, peak in fidelity.silent.items() if peak < FAINT}
 
 
-def _is_dead(part: PartCloseness) -> bool:
-    return part.peak >= FAINT and (part.constant or part.closeness.sqnr_db < DEAD_DB)
+def _dead(fidelity: Fidelity) -> list[tuple[str, PartCloseness]]:
+    """Return each part, with its output, that says nothing any more.
+
+    Scores of a detector that is sure of nothing are not exercised: then only a constant is dead, noise is not.
+    """
+    agreement = fidelity.agreement
+    unsure = agreement is not None and agreement.task == "detect" and not agreement.figures.get("confident", 1.0)
+    found = []
+    for output, parts in fidelity.parts.items():
+        for part in parts:
+            exercised = part.peak >= (UNSURE_SCORE if unsure else FAINT)
+            if part.peak >= FAINT and (part.constant or (exercised and part.closeness.sqnr_db < DEAD_DB)):
+                found.append((output, part))
+    return found
 
 
 def _dead_text(output: str, part: PartCloseness) -> str:
@@ -206,9 +223,10 @@ def _decibels(close: Closeness) -> str:
     return f"SQNR {close.sqnr_db:.1f} dB"
 
 
-def _cause(part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
+def _cause(output: str, part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
     larger = [other for other in parts if other.peak > APART * part.peak]
-    if not larger:
+    one_scale = not tensors or any(tensor.name == output for tensor in tensors)
+    if not larger or not one_scale:  # what is joined in float does not share a scale
         return _first_broken(tensors)
     other = max(larger, key=lambda each: each.peak)
     return (
@@ -229,6 +247,7 @@ if TYPE_CHECKING:
 
 FEW_SAMPLES = 32
 MOST_CULPRITS = 3
+MUCH_CLIPPED = 0.01
 LEAST_GAIN = 1.0
 """In dB: less is not worth another format or a longer run."""
 
@@ -279,12 +298,12 @@ def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
 
 
 def suggestions_for(report: Report) -> list[str]:
-    """Return what to try if the loss is large; nothing that the recipe does already."""
+    """Return what to try if the loss is large: of other settings, only what was measured to help."""
     judgement = report.judgement
     if judgement is None or judgement.level not in ("worse", "broken"):
         return []
     found = []
-    calibration, recipe = report.calibration, report.recipe
+    calibration = report.calibration
     if calibration is not None and calibration.note.startswith("Guessed"):
         found.append(
             "The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first."
@@ -295,26 +314,7 @@ def suggestions_for(report: Report) -> list[str]:
         f"{trial.options}: measured here, {trial.before:.1f} dB -> {trial.after:.1f} dB."
         for trial in helpful_trials(report)
     ]
-    # What was tried and did not help is not worth a word; what was not tried is worded as something to try.
-    tried = {trial.options for trial in report.trials}
-    refinement = refinement_to_try(recipe)
-    if refinement is not None and f"--refine {refinement}" not in tried:
-        found.append(_REFINEMENTS[refinement])
-    culprits, listed = exclusions(report)
-    if culprits and listed not in tried:
-        found.append(f"The error grows most at these nodes; try leaving them float: {listed}")
-    clipped = [tensor.name for tensor in report.tensors if tensor.role == "activation" and tensor.clipped > 0.01]
-    method = "NonOverflow" if has_power_of_two_scale(recipe.activations) else "MinMax"
-    if clipped and type(recipe.method).__name__ != method:
-        others = f" and {len(clipped) - 1} other activations" if len(clipped) > 1 else ""
-        found.append(f"More than 1 % of the values clip in '{clipped[0]}'{others}: try --method {method}.")
     return found
-
-
-_REFINEMENTS = {
-    "Rounding": "Try --refine Rounding: it takes a minute or less, and rounds weights for their inputs.",
-    "AdaQuant": "Try --refine AdaQuant: it takes minutes, and learns weights through their rounding.",
-}
 
 
 def refinement_to_try(recipe: Recipe) -> str | None:
@@ -328,6 +328,11 @@ def helpful_trials(report: Report) -> list[Trial]:
     """Return what was tried and helped, the best first; another recipe last, since it may be for another device."""
     helped = [trial for trial in report.trials if trial.gain >= LEAST_GAIN]
     return sorted(helped, key=lambda trial: (trial.options.startswith("--recipe"), -trial.after))
+
+
+def many_clipped(report: Report) -> bool:
+    """Tell whether an activation clips so much that a wider range may be the better one."""
+    return any(tensor.role == "activation" and tensor.clipped > MUCH_CLIPPED for tensor in report.tensors)
 
 
 def exclusions(report: Report) -> tuple[list[str], str]:
