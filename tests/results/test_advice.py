@@ -3,8 +3,6 @@ from __future__ import annotations
 import math
 import shlex
 
-from detent.results.verdict import exclusions
-
 from detent.methods import NonOverflow
 from detent.plan.layout import Decision
 from detent.prepare.base import Change
@@ -12,6 +10,7 @@ from detent.recipe.file import find_recipe
 from detent.refinements import Rounding
 from detent.results.quantized import Calibration, Report, Trial
 from detent.results.tensors import Closeness, Fidelity, TaskAgreement, TensorReport
+from detent.results.verdict import exclusions
 
 XINT8 = find_recipe("XINT8")
 GOOD = Calibration("128 images", 128, False, None, "")
