@@ -121,7 +121,7 @@ def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
             "error",
             f"the batch of input {listed([str(value.name) for value in open_batch])} is not fixed",
             "the device computes one sample at a time; with an open batch everything stays on the CPU",
-            _fix_of(open_batch, "fixed-shapes:batch=1"),
+            "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`; `detent quantize` does it without --keep-batch",
         )
 
 

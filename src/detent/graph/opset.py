@@ -67,6 +67,16 @@ def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
     return model
 
 
+def lower_ir_version(model: ir.Model) -> None:
+    """Give a model the IR version that its operator sets came with, in place: older runtimes refuse newer files.
+
+    New exporters write the newest one, whatever the model needs. What needs more raises it again.
+    """
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
+    needed = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+    model.ir_version = min(model.ir_version, max(needed, _MINIMUM_IR_VERSION))
+
+
 def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     """Return the same model at opset `wanted`, newer or older. Raise ModelError if onnx cannot convert it."""
     version = model.graph.opset_imports.get("", 1)

@@ -7,6 +7,8 @@ gets a shape.
 FixShapes: a free dimension is fixed to one of the sizes that it could have had, so the model computes for inputs of
 that size what it computed before. The shapes of everything after the inputs were inferred for the old, freer shapes:
 they are cleared and inferred again.
+
+FixBatch: the same for the batch alone, which a device that computes one sample at a time wants to be 1.
 """
 
 from __future__ import annotations
@@ -128,18 +130,62 @@ class FixShapes(Pass):
                 self.changed(name, f"shape {_show(value.shape)} fixed to {list(shape)}")
                 value.shape = ir.Shape(shape)
         if self.changes:
-            self._infer_again(model)
+            _infer_again(self, model)
 
-    def _infer_again(self, model: ir.Model) -> None:
-        # Shapes of the old, freer inputs would contradict those that are inferred now.
-        declared = [value.shape for value in model.graph.outputs]
-        for node in model.graph.all_nodes():
-            for value in node.outputs:
-                value.shape = None
-        infer_with_notes(self, model)
-        for value, shape in zip(model.graph.outputs, declared, strict=True):
-            if value.shape is None:
-                value.shape = shape
+
+_NO_BATCH = ("seq", "len", "time", "frame", "token", "step", "height", "width", "point", "past", "chan")
+"""Parts of the names of first dimensions that are open but no batch: those of sequences and of single images."""
+
+
+class FixBatch(Pass):
+    """Set an open batch to 1.
+
+    Cases:
+    - the first dimension of an input, where it is open and its name (if it has one) speaks of nothing else;
+    - every other dimension of an input that has the name of such a batch, as the states of recurrent layers do;
+    - all other open dimensions stay open.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Set the dimensions and infer the other shapes again."""
+        shapes = {
+            value: list(value.shape)
+            for value in model.graph.inputs
+            if value.shape is not None and not value.is_initializer()
+        }
+        batches = [shape[0] for shape in shapes.values() if shape and _is_open_batch(shape[0])]
+        names = {batch.value for batch in batches if isinstance(batch, ir.SymbolicDim)} - {None}
+        for value, shape in shapes.items():
+            fixed = [
+                1 if (axis == 0 and _is_open_batch(size)) or _name_of(size) in names else size
+                for axis, size in enumerate(shape)
+            ]
+            if fixed != shape:
+                before, value.shape = value.shape, ir.Shape(fixed)
+                self.changed(str(value.name), f"shape {_show(before)} fixed to {_show(value.shape)}")
+        if self.changes:
+            _infer_again(self, model)
+
+
+def _is_open_batch(size: int | ir.SymbolicDim) -> bool:
+    name = _name_of(size) or ""
+    return not isinstance(size, int) and not any(part in name.lower() for part in _NO_BATCH)
+
+
+def _name_of(size: int | ir.SymbolicDim) -> str | None:
+    return None if isinstance(size, int) else size.value
+
+
+def _infer_again(owner: Pass, model: ir.Model) -> None:
+    # Shapes of the old, freer inputs would contradict those that are inferred now.
+    declared = [value.shape for value in model.graph.outputs]
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            value.shape = None
+    infer_with_notes(owner, model)
+    for value, shape in zip(model.graph.outputs, declared, strict=True):
+        if value.shape is None:
+            value.shape = shape
 
 
 def _check(name: str, old: ir.Shape | None, new: tuple[int, ...]) -> None:
