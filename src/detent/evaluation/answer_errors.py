@@ -47,7 +47,8 @@ def error_sums(
 ) -> Sums:
     """Return the sums of one inference of `samples` samples."""
     try:
-        sums = _BY_TASK[purpose.task](purpose, expected, found, samples) if purpose.task in _BY_TASK else {}
+        with np.errstate(all="ignore"):  # what is not finite ends as an infinite error
+            sums = _BY_TASK[purpose.task](purpose, expected, found, samples) if purpose.task in _BY_TASK else {}
     except (ValueError, IndexError, KeyError, StopIteration):  # an output of another shape than the task's
         sums = {}
     return sums or _of_parts(parts, expected, found)

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from detent.numerics import codec
 from detent.numerics.blocks import BlockFormat
+from detent.numerics.codec import Rounding
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.ties import Rounding
 from detent.refinements.activations import Activation, Curve
 
 Floats = npt.NDArray[np.float64]

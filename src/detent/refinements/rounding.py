@@ -72,10 +72,14 @@ class Rounding(WeightRefinement):
         for damping in dampings:
             if contest.offer(self.round_layer(problem, moments, damping, pool), problem.free_bias):
                 best = damping
-        if not problem.curve.changes_nothing and problem.weight.shape[2] <= MOST_FACTORED:
+        through = not problem.curve.changes_nothing and problem.weight.shape[2] <= MOST_FACTORED
+        if through:
             contest.offer(self.round_through(problem, moments, best, pool), problem.free_bias)
         for scale in contest.scales:
-            contest.offer(self.round_layer(scale.of(problem), moments, best, pool), problem.free_bias, scale)
+            rescaled = scale.of(problem)
+            contest.offer(self.round_layer(rescaled, moments, best, pool), problem.free_bias, scale)
+            if through:
+                contest.offer(self.round_through(rescaled, moments, best, pool), problem.free_bias, scale)
         return None
 
     def dampings(self, problem: LayerProblem) -> list[float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
+from detent.prepare import FixBatch
 from detent.recipe.file import to_toml
 from detent.refine.ranges import RULE as RANGES
 from detent.report.document import (
@@ -33,14 +34,13 @@ from detent.report.document import (
     words,
 )
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
-from detent.report.findings import SHOWN, device_figure, device_section, rejections, serious
 from detent.report.layer_table import error_along, layer_section, layers_of
-from detent.results.advice import helpful_trials, refinement_to_try
+from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
 from detent.results.tensors import Closeness, Fidelity, in_integers
-from detent.results.verdict import agreement_interval
+from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
 
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
@@ -73,7 +73,7 @@ def quantization_document(report: Report) -> Document:
         "quantization",
         Path(report.source).name,
         [f"{report.source} -> {destination}", f"{report.recipe.name} for {report.recipe.target}, {sizes}"],
-        [*_about_data(report), *_about_postprocessing(report)],
+        [*_about_data(report), *_about_batch(report), *_about_postprocessing(report)],
         _verdict(report),
         _figures(report),
         [
@@ -129,7 +129,7 @@ def _next(report: Report) -> str:
         return "Next: what the first warning above says."
     if judgement.level in ("close", "unclear"):
         if report.device is not None and report.device.verdict == "rejected":
-            return "Next: the fix that the first error above names."
+            return "Next: the fix that the first warning above names."
         return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED')}"
     helpful, tried = helpful_trials(report), {trial.options for trial in report.trials}
     if helpful:
@@ -148,6 +148,15 @@ def _about_data(report: Report) -> list[str]:
         return [f"Not calibrated: this recipe needs no statistics. Measured on {calibration.source}.", calibration.note]
     verb = "Would calibrate" if report.dry_run else "Calibrated"
     return [f"{verb} on {calibration.source}, method {type(report.recipe.method).__name__}.", calibration.note]
+
+
+def _about_batch(report: Report) -> list[str]:
+    """Say that an open batch was fixed."""
+    fixed = [change for change in report.changes if change.by == FixBatch.__name__ and change.node != "model"]
+    if not fixed:
+        return []
+    inputs = listed([f"'{change.node}'" for change in fixed], LISTED)
+    return [f"Batch of {inputs} fixed to 1: an NPU computes one sample at a time (--keep-batch leaves it open)."]
 
 
 def _about_postprocessing(report: Report) -> list[str]:
@@ -223,9 +232,10 @@ def worst_output(fidelity: Fidelity) -> tuple[str, Closeness]:
 
 def _what_to_know(report: Report) -> Section | None:
     """List errors, warnings and suggestions; on a terminal also what the device minds, which a page has apart."""
-    errors = [] if report.device is None else rejections(report.device)
-    first = [Note("Error", "bad", text) for text in (*errors, *report.errors)]
-    first += [Note("Warning", "warn", text) for text in report.warnings]
+    refused = [] if report.device is None else rejections(report.device)
+    first = [Note("Error", "bad", text) for text in report.errors]
+    # The file is written and runs, so it is no error of this command, whose exit code says so too.
+    first += [Note("Warning", "warn", text) for text in (*refused, *report.warnings)]
     minded = [] if report.device is None else [text for is_error, text in serious(report.device) if not is_error]
     on_device = [Note("Warning", "warn", text) for text in minded]
     last = [Note("Suggestion", "plain", text) for text in report.suggestions]
