@@ -81,4 +81,4 @@ class Gate:
             share = np.clip(self.alpha * values + self.beta, 0.0, 1.0)
         else:
             share = 1.0 / (1.0 + np.exp(-np.clip(values, -60.0, 60.0)))
-        return share.astype(values.dtype, copy=False)
+        return np.asarray(share, values.dtype)

@@ -59,11 +59,11 @@ def fit_through_activation(problem: LayerProblem, moments: RowMoments, damping: 
         total = left.sum(axis=1)
         found = np.matmul(left.swapaxes(1, 2), rows) - total[..., None] * mean[:, None, :] - pull * (weights - start)
         found = np.matmul(found, inverse)
-        step = total / np.maximum(np.square(slope).sum(axis=1), LEAST_SLOPE * problem.samples)
+        step = total / np.maximum(np.square(slope).sum(axis=1), np.float32(LEAST_SLOPE * problem.samples))
         direction = np.where(better[..., None], found, direction)
         bias_direction = np.where(better, step, bias_direction)
         weights = (kept_weights + length[..., None] * direction).astype(np.float32)
-        bias = kept_bias + np.minimum(length, 1.0) * bias_direction
+        bias = (kept_bias + np.minimum(length, 1.0) * bias_direction).astype(np.float32)
     return kept_weights.astype(np.float64), kept_bias.astype(np.float64)
 
 
