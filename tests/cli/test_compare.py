@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 import detent as package
-from detent.demo.walkthrough import CALIBRATION, FOLDER, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, FOLDER, MODEL, PREPROCESS
 
 IMAGES = ["--data", FOLDER / "images", "--preprocess", PREPROCESS, "--limit", 6]
 

@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 import detent
-from detent.comparison.value_files import dump_codes
+from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod, VitisQuantFormat
 from detent.compat.readers import RandomDataReader

@@ -16,7 +16,7 @@ from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
-from detent.numerics.ties import DeviceRounding
+from detent.numerics.codec import DeviceRounding
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample
 from detent.observe.sources import input_specs

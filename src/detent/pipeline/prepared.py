@@ -25,7 +25,7 @@ from detent.emulator.emulator import check_emulable
 from detent.errors import ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
-from detent.execute.segments import Program
+from detent.execute.quantized_walk import Program
 from detent.graph.load import files_of, load, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators

@@ -32,7 +32,7 @@ from detent.pipeline.prepared import Stopwatch
 from detent.plan.plan import Plan
 from detent.refine.layers import LayerReport, find_layers
 from detent.refine.ranges import search_ranges
-from detent.refine.refine import bias_of, refine, set_bias
+from detent.refine.refine import bias_of, refine, with_bias
 from detent.refine.refinement_checkpoint import RefinementCheckpoint, identity_of
 from detent.refine.score_heads import common_shift, score_heads
 from detent.refinements import BiasCorrection, Refinement
@@ -90,21 +90,15 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
 def _refined(
     planned: Planned, refinement: Refinement | None, checkpoint: RefinementCheckpoint | None, *, ranges: bool
 ) -> PlanCandidate:
-    """Refine a copy of the plan."""
-    observed, model = planned.observed, planned.model
+    """Refine the plan."""
+    observed, model, plan = planned.observed, planned.model, planned.plan
     job, samples, reference = observed.prepared.job, observed.samples, observed.prepared.model
-    plan = replace(
-        planned.plan,
-        params=dict(planned.plan.params),
-        moves=list(planned.plan.moves),
-        refined=dict(planned.plan.refined),
-    )
     constrain = planned.rules if ranges else None
     if refinement is None:
         assert constrain is not None, "there is something to refine"
-        search_ranges(model, reference, plan, constrain, samples, job.collecting.threads)
-        return PlanCandidate("The search for ranges", plan)
-    layers = refine(
+        ranged = search_ranges(model, reference, plan, constrain, samples, job.collecting.threads)
+        return PlanCandidate("The search for ranges", ranged)
+    plan, layers = refine(
         model,
         reference,
         plan,
@@ -139,7 +133,7 @@ def _best(judged: JudgedOutputs | None, candidates: Sequence[PlanCandidate]) -> 
 
 def _with_shifted_scores(judged: JudgedOutputs, candidate: PlanCandidate) -> PlanCandidate:
     """Return the candidate with the logits of scores shifted, if there are any and the outputs come closer."""
-    planned, plan = judged.planned, replace(candidate.plan, refined=dict(candidate.plan.refined))
+    planned, plan = judged.planned, candidate.plan
     found, _ = find_layers(planned.model, plan.layout)
     heads, samples = score_heads(planned.model, found), planned.observed.samples[:JUDGING_SAMPLES]
     if not heads or not samples:
@@ -156,7 +150,7 @@ def _with_shifted_scores(judged: JudgedOutputs, candidate: PlanCandidate) -> Pla
     shifts = [common_shift(each) for each in zip(*pairs, strict=True)]
     notes = {}
     for head, shift in zip(heads, shifts, strict=True):
-        saturated = set_bias(head.layer, plan, head.shifted(bias_of(head.layer, plan), shift))
+        plan, saturated = with_bias(head.layer, plan, head.shifted(bias_of(head.layer, plan), shift))
         notes[head.layer.name] = [f"scores shifted by {shift:+.2f}", saturated]
     if (error := judged.error(plan)) >= candidate.error:
         return candidate

@@ -24,8 +24,7 @@ from detent.convert.float_types import to_pure_bfloat16
 from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
 from detent.device_check.check import check_graph
 from detent.devices.catalog import device_of
-from detent.emit.dynamic import emit_dynamic
-from detent.emit.emitter import emit
+from detent.emit.emitter import emit, emit_dynamic
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity

@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from detent.errors import ModelError
 from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by
+from detent.numerics.codec import Rounding
 from detent.numerics.interface import NumberFormat
-from detent.numerics.ties import Rounding
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float

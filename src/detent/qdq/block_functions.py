@@ -49,7 +49,7 @@ from detent.numerics.blocks import (
     FloatElement,
     Microscaling,
 )
-from detent.numerics.ties import Rounding
+from detent.numerics.codec import Rounding
 from detent.qdq.function_body import (
     Body,
     Definition,

@@ -25,9 +25,8 @@ import onnx_ir as ir
 from detent.execute.quantized_walk import PRODUCTS
 from detent.graph.values import constant, constant_scalar, is_constant
 from detent.numerics.compiled import compiled
-from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.formats import Array, QuantParams, holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.loops import Array
 from detent.plan.layout import Layout, Role, bias_input
 from detent.plan.plan import Plan
 from detent.refinements.bias_correction import Gate
@@ -159,20 +158,19 @@ class LayerChange:
         refined = {name: plan.refined[name] for name in layer.constants if name in plan.refined}
         return cls(report, refined, after.scale if holds_integers(after) and after is not before else None)
 
-    def apply(self, layer: MatrixLayer, plan: Plan) -> None:
-        """Write the change into a plan."""
+    def apply(self, layer: MatrixLayer, plan: Plan) -> Plan:
+        """Return the plan with the change."""
         if self.scale is not None:
-            adopt_scale(replace(plan.integers(str(layer.weight.name)), scale=self.scale), layer, plan)
-        plan.refined.update(self.refined)
+            plan = adopt_scale(replace(plan.integers(str(layer.weight.name)), scale=self.scale), layer, plan)
+        return plan.with_refined(self.refined)
 
 
-def adopt_scale(other: QuantParams, layer: MatrixLayer, plan: Plan) -> None:
-    """Give the weights of a layer another scale."""
+def adopt_scale(other: QuantParams, layer: MatrixLayer, plan: Plan) -> Plan:
+    """Return the plan with another scale for the weights of a layer."""
     name = str(layer.weight.name)
     if other.format.power_of_two and other.axis is None:
-        plan.move(name, other.position, SCALE_RULE, layer.name)
-    else:
-        plan.assign(name, other, SCALE_RULE, layer.name)
+        return plan.with_position(name, other.position, SCALE_RULE, layer.name)
+    return plan.with_params(name, other, SCALE_RULE, layer.name)
 
 
 def find_layers(model: ir.Model, layout: Layout) -> tuple[dict[ir.Node, MatrixLayer], list[LayerReport]]:

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from detent.numerics import codec
 from detent.numerics.blocks import BlockFormat
+from detent.numerics.codec import Rounding
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.ties import Rounding
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

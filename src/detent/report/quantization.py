@@ -33,14 +33,13 @@ from detent.report.document import (
     words,
 )
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
-from detent.report.findings import SHOWN, device_figure, device_section, rejections, serious
 from detent.report.layer_table import error_along, layer_section, layers_of
-from detent.results.advice import helpful_trials, refinement_to_try
+from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
 from detent.results.tensors import Closeness, Fidelity, in_integers
-from detent.results.verdict import agreement_interval
+from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
 
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
