@@ -18,17 +18,23 @@ all: one that does not fit saturates, and a correction that is finer than their 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.refinements.layer_problem import Floats
+from detent.numerics.compiled import compiled
+from detent.refinements.layer_problem import LINES, CurveNumbers, Floats
 from detent.refinements.refinement import Refinement
 
-STEPS = 6
+STEPS, SETTLED = 6, 1e-9
+HARD_SIGMOID, SIGMOID, GATED = 1, 2, 10
+"""Kinds of curves in compiled loops; GATED is added where the curve multiplies its own input."""
+
 HELD_OUT_EVERY = 4
 LEAST_TO_HOLD_OUT = 8
 """With fewer samples all are learned from: two or three tell nothing about the others."""
@@ -48,6 +54,10 @@ class BiasCorrection(Refinement):
 
 class Curve(Protocol):
     """An activation, elementwise."""
+
+    @property
+    def numbers(self) -> CurveNumbers:
+        """How compiled loops know it (see `activate`)."""
 
     def __call__(self, values: Floats) -> Floats:
         """Activate all values."""
@@ -77,6 +87,12 @@ class Gate:
         slope = inside if self.hard else share * (1.0 - share)
         return np.asarray(share + values * slope if self.gated else slope)
 
+    @property
+    def numbers(self) -> CurveNumbers:
+        """How compiled loops know it."""
+        kind = (HARD_SIGMOID if self.hard else SIGMOID) + (GATED if self.gated else 0)
+        return kind, self.alpha, self.beta, 0.0
+
     def _open_share(self, values: Floats) -> Floats:
         if self.hard:
             return np.clip(self.alpha * values + self.beta, 0.0, 1.0)
@@ -103,43 +119,132 @@ class ChannelAnswers:
     @property
     def power(self) -> float:
         """The mean square of the activated answers of the float model."""
-        return float(np.square(self._target()).mean()) if sum(map(len, self.wanted)) else 0.0
+        return float(np.square(self._target).mean()) if sum(map(len, self.wanted)) else 0.0
 
     def errors(self, shift: Floats | float) -> Floats:
         """Return each channel's mean squared error after its activation, if its bias is shifted."""
-        return np.asarray(np.square(self.curve(self._answers() + shift) - self._target()).mean(axis=0))
+        return self._distances(shift)[0] / max(len(self._answers), 1)
 
     def shift(self) -> Floats:
         """Return the shift of each channel, as far as the samples settle it."""
-        answers, target = self._answers(), self._target()
-        shift = np.zeros(answers.shape[1])
-        farthest = np.abs(target - self.curve(answers)).max(axis=0, initial=0.0)
+        everything = np.array([len(self._answers)])
+        shift = np.zeros(self._answers.shape[1])
+        farthest = self._distances(0.0)[1]
         for _ in range(STEPS):
-            slope = self.curve.derivative(answers + shift)
-            residual = target - self.curve(answers + shift)
-            weight = np.square(slope).sum(axis=0)
-            shift += np.divide((slope * residual).sum(axis=0), weight, out=np.zeros_like(shift), where=weight > 0.0)
+            weight, pull = self._pulls(shift, everything)
+            before = shift
+            shift = shift + np.divide(pull[0], weight, out=np.zeros_like(shift), where=weight > 0.0)
             # A channel that a Relu holds at zero but for one row says little: no step leads past the largest error.
             shift = np.clip(shift, -farthest, farthest)
-        return self._shrink(shift, answers, target)
+            if (np.abs(shift - before) <= SETTLED * farthest).all():
+                break
+        return self._shrink(shift)
 
-    def _shrink(self, shift: Floats, answers: Floats, target: Floats) -> Floats:
-        slope = self.curve.derivative(answers + shift)
-        pull = slope * (target - self.curve(answers + shift))
-        weight = np.square(slope).sum(axis=0)
-        starts = np.cumsum([0, *(len(rows) for rows in self.found[:-1])])
+    def _shrink(self, shift: Floats) -> Floats:
         # With few samples the rows have to do, although those of one image are alike.
-        parts = np.add.reduceat(pull, starts, axis=0) if len(self.found) >= LEAST_TO_HOLD_OUT else pull
+        counts = [len(rows) for rows in self.found] if len(self.found) >= LEAST_TO_HOLD_OUT else [1] * len(self._answers)
+        weight, parts = self._pulls(shift, np.cumsum(counts))
         variance = np.square(parts).sum(axis=0) * len(parts) / max(len(parts) - 1, 1)
         error = np.divide(variance, np.square(weight), out=np.zeros_like(shift), where=weight > 0.0)
         kept = 1.0 - np.divide(error, np.square(shift), out=np.ones_like(shift), where=shift != 0.0)
         return np.asarray(shift * np.maximum(kept, 0.0))
 
-    def _answers(self) -> Floats:
-        return np.concatenate(self.found).astype(np.float64)
+    def _distances(self, shift: Floats | float) -> tuple[Floats, Floats]:
+        """Return the sum of squared errors and the largest error of each channel."""
+        channels = self._answers.shape[1]
+        squares, largest = np.zeros(channels), np.zeros(channels)
+        each = np.broadcast_to(np.asarray(shift, np.float64), channels).copy()
+        _add_distances(self._answers, self._target, each, self.curve.numbers, squares, largest)
+        return squares, largest
 
+    def _pulls(self, shift: Floats, ends: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Return sum(s^2), and sum(s r) of the rows up to each end, for each channel."""
+        weight, pulls = np.zeros(len(shift)), np.zeros((len(ends), len(shift)))
+        _add_pulls(self._answers, self._target, shift, self.curve.numbers, ends, weight, pulls)
+        return weight, pulls
+
+    @cached_property
+    def _answers(self) -> npt.NDArray[np.float32]:
+        return np.concatenate(self.found)
+
+    @cached_property
     def _target(self) -> Floats:
-        return self.float_curve(np.concatenate(self.wanted).astype(np.float64))
+        wanted = np.concatenate(self.wanted)
+        activated = np.empty(wanted.shape)
+        _activate_all(wanted, self.float_curve.numbers, activated)
+        return activated
+
+
+@compiled
+def activate(value: float, curve: CurveNumbers) -> float:
+    """Return an activation of one number: of kind LINES with `low`, `high` and `slope`, else of `alpha` and `beta`."""
+    kind, low, high, slope = curve
+    if kind == LINES:
+        below = slope * value + (1.0 - slope) * low if slope else low
+        return below if value < low else min(value, high)
+    share = _open_share(value, curve)
+    return value * share if kind >= GATED else share
+
+
+@compiled
+def _open_share(value: float, curve: CurveNumbers) -> float:
+    kind, alpha, beta, _ = curve
+    if kind % GATED == HARD_SIGMOID:
+        return min(max(alpha * value + beta, 0.0), 1.0)
+    return 1.0 / (1.0 + math.exp(-min(max(value, -60.0), 60.0)))
+
+
+@compiled
+def _slope(value: float, curve: CurveNumbers) -> float:
+    """Return the slope of an activation at one number."""
+    kind, low, high, slope = curve
+    if kind == LINES:
+        return slope if value < low else (0.0 if value > high else 1.0)
+    share = _open_share(value, curve)
+    if kind % GATED == HARD_SIGMOID:
+        inner = low if 0.0 < share < 1.0 else 0.0  # the first of its numbers is alpha
+    else:
+        inner = share * (1.0 - share)
+    return share + value * inner if kind >= GATED else inner
+
+
+@compiled
+def _activate_all(values: npt.NDArray[np.float32], curve: CurveNumbers, activated: Floats) -> None:
+    for row in range(values.shape[0]):
+        for channel in range(values.shape[1]):
+            activated[row, channel] = activate(np.float64(values[row, channel]), curve)
+
+
+@compiled
+def _add_distances(
+    answers: npt.NDArray[np.float32], target: Floats, shift: Floats, curve: CurveNumbers, squares: Floats, most: Floats
+) -> None:
+    for row in range(answers.shape[0]):
+        for channel in range(answers.shape[1]):
+            distance = activate(np.float64(answers[row, channel]) + shift[channel], curve) - target[row, channel]
+            squares[channel] += distance * distance
+            most[channel] = max(most[channel], abs(distance))
+
+
+@compiled
+def _add_pulls(
+    answers: npt.NDArray[np.float32],
+    target: Floats,
+    shift: Floats,
+    curve: CurveNumbers,
+    ends: npt.NDArray[np.int64],
+    weight: Floats,
+    pulls: Floats,
+) -> None:
+    row = 0
+    for part in range(len(ends)):
+        while row < ends[part]:
+            for channel in range(answers.shape[1]):
+                value = np.float64(answers[row, channel]) + shift[channel]
+                slope = _slope(value, curve)
+                weight[channel] += slope * slope
+                pulls[part, channel] += slope * (target[row, channel] - activate(value, curve))
+            row += 1
 
 
 @dataclass(frozen=True, eq=False)

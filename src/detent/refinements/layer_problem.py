@@ -157,6 +157,11 @@ def why_no_steps(params: Params) -> str | None:
     return "its weights have a zero point for each channel" if np.unique(params.zero_point).size > 1 else None
 
 
+LINES = 0
+CurveNumbers = tuple[int, float, float, float]
+"""An activation as compiled loops know it: what kind it is, and three numbers."""
+
+
 @dataclass(frozen=True, eq=False)
 class Activation:
     """What follows the layer before its result is quantized: x below `low` becomes slope * x + (1 - slope) * low,
@@ -178,6 +183,11 @@ class Activation:
         """Return the slope at each value."""
         inside = np.where(values > self.high, 0.0, 1.0)
         return np.where(values < self.low, self.slope, inside)
+
+    @property
+    def numbers(self) -> CurveNumbers:
+        """How compiled loops know it."""
+        return LINES, self.low, self.high, self.slope
 
     @property
     def changes_nothing(self) -> bool:
