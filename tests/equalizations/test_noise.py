@@ -80,7 +80,9 @@ def random_layer(seed: int, groups: int, outputs: int, inputs: int, count: int) 
     return LayerNoise(
         inputs=random.integers(-1, count, (groups, inputs)),
         outputs=random.integers(-1, count, (groups, outputs)),
-        weight=(positive(groups, outputs, inputs) * (random.random((groups, outputs, inputs)) > 0.2)).astype(np.float32),
+        weight=(positive(groups, outputs, inputs) * (random.random((groups, outputs, inputs)) > 0.2)).astype(
+            np.float32
+        ),
         taps=int(random.integers(1, 10)),
         energy=positive(groups, inputs),
         largest=positive(groups, inputs),

@@ -282,6 +282,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "exclude": (*request.exclude, *_matching(request.patterns, model)),
         "fix_shape": request.fix_shapes,
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads", "providers")},
+        "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
     }
     recipe = request.recipe

@@ -33,6 +33,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -172,7 +173,7 @@ class NoiseModel:
     """The noise of a network and its gradient. Variable -1 stands for channels that keep their factor of 1."""
 
     def __init__(self, layers: Sequence[LayerNoise], count: int) -> None:
-        self._layers = [_arguments(layer) for layer in layers]
+        self._layers = [_loop_of(layer) for layer in layers]
         self._count = count
 
     def __call__(self, variables: Floats) -> tuple[float, Floats]:
@@ -188,24 +189,31 @@ class NoiseModel:
         # A product of factors instead of an exponential of a sum: all that the loop needs are powers of these.
         factors = np.exp(pad(variables))
         gradient, noises = np.zeros(self._count + 1), np.zeros((len(self._layers), 3))
-        for arguments, found in zip(self._layers, noises, strict=True):
-            _add_noise(factors, *arguments, found, gradient)
+        for add_noise, found in zip(self._layers, noises, strict=True):
+            add_noise(factors, found, gradient)
         return noises, gradient
 
 
-def _arguments(layer: LayerNoise) -> tuple[object, ...]:
-    """Return what the loop is called with: a part that is not quantized is an empty array."""
+def _loop_of(layer: LayerNoise) -> Callable[[Floats, Floats, Floats], None]:
+    """Return the loop with what it knows of a layer: a part that is not quantized is an empty array."""
     none = np.zeros((0, 0))
     weight = np.zeros((0, 0, 0), np.float32) if layer.weight is None else layer.weight
-    largest = max(float(weight.max(initial=0.0)), -float(weight.min(initial=0.0)), 1e-30)
-    parts = (none if each is None else each for each in (layer.largest, layer.bias))
-    weight = read_only(weight)
-    return (layer.inputs, layer.outputs, weight, largest, layer.taps * layer.power, layer.energy, *parts, layer.signal)
+    return partial(
+        _add_noise,
+        layer.inputs,
+        layer.outputs,
+        read_only(weight),
+        max(float(weight.max(initial=0.0)), -float(weight.min(initial=0.0)), 1e-30),
+        layer.taps * layer.power,
+        layer.energy,
+        none if layer.largest is None else layer.largest,
+        none if layer.bias is None else layer.bias,
+        layer.signal,
+    )
 
 
 @compiled_sums
 def _add_noise(
-    factors: Floats,
     inputs: Variables,
     outputs: Variables,
     weight: npt.NDArray[np.float32],
@@ -215,6 +223,7 @@ def _add_noise(
     largest: Floats,
     bias: Floats,
     signal: float,
+    factors: Floats,
     noises: Floats,
     gradient: Floats,
 ) -> None:
@@ -244,44 +253,48 @@ def _weight_noise(
     by_g: Floats,
     by_h: Floats,
 ) -> float:
-    """Return the noise of weights |w| e^(h - g), and add its derivatives. Their p-th powers are products of three."""
-    top_h, low_g = e_h.max(), e_g.min()
-    rows, columns = np.empty_like(e_h), np.empty_like(e_g)
+    """Return the noise of weights |w| e^(h - g), and add its derivatives."""
     share_h, share_g = np.zeros_like(e_h), np.zeros_like(e_g)
-    total, unit = 0.0, 1.0 / largest
-    for group in range(weight.shape[0]):
-        for o in range(e_h.shape[1]):
-            rows[group, o] = _raised(e_h[group, o] / top_h)
-        for i in range(e_g.shape[1]):
-            columns[group, i] = _raised(low_g / e_g[group, i])
-        for o in range(e_h.shape[1]):
-            found, row = 0.0, rows[group, o]
-            for i in range(e_g.shape[1]):
-                raised = _raised(weight[group, o, i] * unit)
-                found += raised * columns[group, i]
-                share_g[group, i] += raised * row
-            share_h[group, o] = found * row
-            total += share_h[group, o]
-    total = max(total, 1e-300)
-    step = _variance(largest * top_h / low_g, total)
+    total = max(_weight_shares(weight, largest, e_g, e_h, share_g, share_h), 1e-300)
+    step = _variance(largest * e_h.max() / e_g.min(), total)
+    spread, received = 1.0 / (e_h * e_h), e_g * e_g * power
     noise = 0.0
     for group in range(weight.shape[0]):
-        spread, received = 0.0, 0.0
-        for o in range(e_h.shape[1]):
-            spread += 1.0 / (e_h[group, o] * e_h[group, o])
-        for i in range(e_g.shape[1]):
-            received += e_g[group, i] * e_g[group, i] * power[group, i]
-        noise += step * spread * received
-        for o in range(e_h.shape[1]):
-            by_h[group, o] -= 2.0 * step * received / (e_h[group, o] * e_h[group, o])
-        for i in range(e_g.shape[1]):
-            by_g[group, i] += 2.0 * step * spread * e_g[group, i] * e_g[group, i] * power[group, i]
+        noise += step * spread[group].sum() * received[group].sum()
     for group in range(weight.shape[0]):
+        sent, met = spread[group].sum(), received[group].sum()
         for o in range(e_h.shape[1]):
-            by_h[group, o] += 2.0 * noise * share_h[group, o] / total
+            by_h[group, o] += 2.0 * (noise * share_h[group, o] / total - step * met * spread[group, o])
         for i in range(e_g.shape[1]):
-            by_g[group, i] -= 2.0 * noise * share_g[group, i] * columns[group, i] / total
+            by_g[group, i] += 2.0 * (step * sent * received[group, i] - noise * share_g[group, i] / total)
     return noise
+
+
+@compiled_sums
+def _weight_shares(
+    weight: npt.NDArray[np.float32], largest: float, e_g: Floats, e_h: Floats, share_g: Floats, share_h: Floats
+) -> float:
+    """Add the share of each channel in the p-norm of the weights to the shares, and return the sum of either kind.
+
+    The p-th power of |w| e^(h - g) is the product of three: none but that of |w| is computed for every weight.
+    """
+    top_h, low_g = e_h.max(), e_g.min()
+    columns = np.empty(e_g.shape[1])
+    total, unit = 0.0, 1.0 / largest
+    for group in range(weight.shape[0]):
+        for i in range(e_g.shape[1]):
+            columns[i] = _raised(low_g / e_g[group, i])
+        for o in range(e_h.shape[1]):
+            found, row = 0.0, _raised(e_h[group, o] / top_h)
+            for i in range(e_g.shape[1]):
+                raised = _raised(weight[group, o, i] * unit)
+                found += raised * columns[i]
+                share_g[group, i] += raised * row
+            share_h[group, o] += found * row
+            total += found * row
+        for i in range(e_g.shape[1]):
+            share_g[group, i] *= columns[i]
+    return total
 
 
 @compiled_sums
@@ -326,7 +339,7 @@ def _raised(ratio: float) -> float:
 @compiled
 def _variance(top: float, total: float) -> float:
     """Return s^2 / 12 for the step s of values whose p-norm is `top` times the p-th root of `total`."""
-    step = top * total ** (1.0 / NORM) / CODES
+    step: float = top * total ** (1.0 / NORM) / CODES
     return step * step / 12.0
 
 

@@ -14,11 +14,9 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import DataError, ModelError, UsageError, nearest
+from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.runtime import onnxruntime
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
-
-RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
-"""The domains, besides the standard one, whose operators onnxruntime brings along."""
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 

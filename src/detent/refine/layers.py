@@ -29,8 +29,8 @@ from detent.numerics.formats import Array, QuantParams, holds_integers
 from detent.numerics.interface import Params
 from detent.plan.layout import Layout, Role, bias_input
 from detent.plan.plan import Plan
-from detent.refinements.bias_correction import Gate
-from detent.refinements.layer_problem import Activation, Floats
+from detent.refinements.activations import Activation, Gate
+from detent.refinements.layer_problem import Floats
 
 Indices = npt.NDArray[np.int64]
 OUTSIDE = -1
@@ -213,18 +213,24 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
 def curves_of(
     layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]
 ) -> tuple[Activation | Gate, Activation | Gate]:
-    """Return the activations behind a layer in the float model and in the quantized one.
+    """Return the activations behind a layer in the float model and in the quantized one."""
+    fused = activation_of(layer, layout)
+    return gates_of(layer, layout, reference) or (fused, fused)
+
+
+def gates_of(layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]) -> tuple[Gate, Gate] | None:
+    """Return the gates behind a layer in the float model and in the quantized one; None if there are none.
 
     They differ if the device has no Sigmoid. `reference` are the nodes of the float model, by name.
     """
-    fused, readers = activation_of(layer, layout), layer.node.outputs[0].consumers()
+    readers = layer.node.outputs[0].consumers()
     gates = [reader for reader in readers if reader.op_type in _GATES]
-    if not fused.changes_nothing or len(gates) != 1:
-        return fused, fused
+    if not activation_of(layer, layout).changes_nothing or len(gates) != 1:
+        return None
     (gate,) = gates
     others = [reader for reader in readers if reader is not gate]
     if others and not (len(others) == 1 and others[0].op_type == "Mul" and _result_of(gate) in others[0].inputs):
-        return fused, fused
+        return None
     origin = reference.get(str(gate.name), gate)
     return _gate(origin, bool(others)), _gate(gate, bool(others))
 

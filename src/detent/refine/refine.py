@@ -33,6 +33,7 @@ from detent.refine.layers import (
     adopt_scale,
     curves_of,
     find_layers,
+    gates_of,
     take_rows,
 )
 from detent.refine.problems import (
@@ -165,7 +166,8 @@ class LayerRefiner:
             return self._bias_only(layer, target, reason)
         row_bytes = 4 * layer.matrix()[:, 0].size
         most_rows = self.budget.layer_bytes // 2 // row_bytes  # half of it: rows are copied when they are centered
-        problem, held_out = build_problem(layer, self.walk, target, most_rows)
+        gates = gates_of(layer, plan.layout, self.reference)
+        problem, held_out = build_problem(layer, self.walk, target, most_rows, gates)
         scales = scale_candidates(layer, plan, self.permits) if self.refinement.tries_scales else []
         choice = self.refinement.choose(problem, held_out, self.walk.pool, scales)
         if choice.solution is None:

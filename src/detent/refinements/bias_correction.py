@@ -18,23 +18,18 @@ all: one that does not fit saturates, and a correction that is finer than their 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.compiled import compiled
-from detent.refinements.layer_problem import LINES, CurveNumbers, Floats
+from detent.refinements.activations import Curve, activate_all, add_distances, add_pulls
+from detent.refinements.layer_problem import Floats
 from detent.refinements.refinement import Refinement
 
 STEPS, SETTLED = 6, 1e-9
-HARD_SIGMOID, SIGMOID, GATED = 1, 2, 10
-"""Kinds of curves in compiled loops; GATED is added where the curve multiplies its own input."""
-
 HELD_OUT_EVERY = 4
 LEAST_TO_HOLD_OUT = 8
 """With fewer samples all are learned from: two or three tell nothing about the others."""
@@ -50,53 +45,6 @@ class BiasCorrection(Refinement):
     def rows_per_sample(self) -> int:
         """How many output positions of each sample a layer learns from."""
         return 32
-
-
-class Curve(Protocol):
-    """An activation, elementwise."""
-
-    @property
-    def numbers(self) -> CurveNumbers:
-        """How compiled loops know it (see `activate`)."""
-
-    def __call__(self, values: Floats) -> Floats:
-        """Activate all values."""
-
-    def derivative(self, values: Floats) -> Floats:
-        """Return the slope at each value."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """sigmoid(z), or z * sigmoid(z) if `gated`. A `hard` one is clip(alpha z + beta, 0, 1)."""
-
-    gated: bool
-    hard: bool = False
-    alpha: float = 1 / 6
-    beta: float = 0.5
-
-    def __call__(self, values: Floats) -> Floats:
-        """Activate all values."""
-        open_share = self._open_share(values)
-        return values * open_share if self.gated else open_share
-
-    def derivative(self, values: Floats) -> Floats:
-        """Return the slope at each value."""
-        share = self._open_share(values)
-        inside = np.where((share > 0.0) & (share < 1.0), self.alpha, 0.0)
-        slope = inside if self.hard else share * (1.0 - share)
-        return np.asarray(share + values * slope if self.gated else slope)
-
-    @property
-    def numbers(self) -> CurveNumbers:
-        """How compiled loops know it."""
-        kind = (HARD_SIGMOID if self.hard else SIGMOID) + (GATED if self.gated else 0)
-        return kind, self.alpha, self.beta, 0.0
-
-    def _open_share(self, values: Floats) -> Floats:
-        if self.hard:
-            return np.clip(self.alpha * values + self.beta, 0.0, 1.0)
-        return 1.0 / (1.0 + np.exp(-np.clip(values, -60.0, 60.0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +90,9 @@ class ChannelAnswers:
 
     def _shrink(self, shift: Floats) -> Floats:
         # With few samples the rows have to do, although those of one image are alike.
-        counts = [len(rows) for rows in self.found] if len(self.found) >= LEAST_TO_HOLD_OUT else [1] * len(self._answers)
+        counts = (
+            [len(rows) for rows in self.found] if len(self.found) >= LEAST_TO_HOLD_OUT else [1] * len(self._answers)
+        )
         weight, parts = self._pulls(shift, np.cumsum(counts))
         variance = np.square(parts).sum(axis=0) * len(parts) / max(len(parts) - 1, 1)
         error = np.divide(variance, np.square(weight), out=np.zeros_like(shift), where=weight > 0.0)
@@ -154,13 +104,13 @@ class ChannelAnswers:
         channels = self._answers.shape[1]
         squares, largest = np.zeros(channels), np.zeros(channels)
         each = np.broadcast_to(np.asarray(shift, np.float64), channels).copy()
-        _add_distances(self._answers, self._target, each, self.curve.numbers, squares, largest)
+        add_distances(self._answers, self._target, each, self.curve.numbers, squares, largest)
         return squares, largest
 
     def _pulls(self, shift: Floats, ends: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Return sum(s^2), and sum(s r) of the rows up to each end, for each channel."""
         weight, pulls = np.zeros(len(shift)), np.zeros((len(ends), len(shift)))
-        _add_pulls(self._answers, self._target, shift, self.curve.numbers, ends, weight, pulls)
+        add_pulls(self._answers, self._target, shift, self.curve.numbers, ends, weight, pulls)
         return weight, pulls
 
     @cached_property
@@ -171,80 +121,8 @@ class ChannelAnswers:
     def _target(self) -> Floats:
         wanted = np.concatenate(self.wanted)
         activated = np.empty(wanted.shape)
-        _activate_all(wanted, self.float_curve.numbers, activated)
+        activate_all(wanted, self.float_curve.numbers, activated)
         return activated
-
-
-@compiled
-def activate(value: float, curve: CurveNumbers) -> float:
-    """Return an activation of one number: of kind LINES with `low`, `high` and `slope`, else of `alpha` and `beta`."""
-    kind, low, high, slope = curve
-    if kind == LINES:
-        below = slope * value + (1.0 - slope) * low if slope else low
-        return below if value < low else min(value, high)
-    share = _open_share(value, curve)
-    return value * share if kind >= GATED else share
-
-
-@compiled
-def _open_share(value: float, curve: CurveNumbers) -> float:
-    kind, alpha, beta, _ = curve
-    if kind % GATED == HARD_SIGMOID:
-        return min(max(alpha * value + beta, 0.0), 1.0)
-    return 1.0 / (1.0 + math.exp(-min(max(value, -60.0), 60.0)))
-
-
-@compiled
-def _slope(value: float, curve: CurveNumbers) -> float:
-    """Return the slope of an activation at one number."""
-    kind, low, high, slope = curve
-    if kind == LINES:
-        return slope if value < low else (0.0 if value > high else 1.0)
-    share = _open_share(value, curve)
-    if kind % GATED == HARD_SIGMOID:
-        inner = low if 0.0 < share < 1.0 else 0.0  # the first of its numbers is alpha
-    else:
-        inner = share * (1.0 - share)
-    return share + value * inner if kind >= GATED else inner
-
-
-@compiled
-def _activate_all(values: npt.NDArray[np.float32], curve: CurveNumbers, activated: Floats) -> None:
-    for row in range(values.shape[0]):
-        for channel in range(values.shape[1]):
-            activated[row, channel] = activate(np.float64(values[row, channel]), curve)
-
-
-@compiled
-def _add_distances(
-    answers: npt.NDArray[np.float32], target: Floats, shift: Floats, curve: CurveNumbers, squares: Floats, most: Floats
-) -> None:
-    for row in range(answers.shape[0]):
-        for channel in range(answers.shape[1]):
-            distance = activate(np.float64(answers[row, channel]) + shift[channel], curve) - target[row, channel]
-            squares[channel] += distance * distance
-            most[channel] = max(most[channel], abs(distance))
-
-
-@compiled
-def _add_pulls(
-    answers: npt.NDArray[np.float32],
-    target: Floats,
-    shift: Floats,
-    curve: CurveNumbers,
-    ends: npt.NDArray[np.int64],
-    weight: Floats,
-    pulls: Floats,
-) -> None:
-    row = 0
-    for part in range(len(ends)):
-        while row < ends[part]:
-            for channel in range(answers.shape[1]):
-                value = np.float64(answers[row, channel]) + shift[channel]
-                slope = _slope(value, curve)
-                weight[channel] += slope * slope
-                pulls[part, channel] += slope * (target[row, channel] - activate(value, curve))
-            row += 1
 
 
 @dataclass(frozen=True, eq=False)
