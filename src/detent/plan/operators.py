@@ -77,8 +77,8 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("MatMul", "PRelu"), _ALL),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _OPERANDS),
     **dict.fromkeys(
-        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "AveragePool", "GlobalAveragePool",
-         "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
+        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "HardSwish", "AveragePool",
+         "GlobalAveragePool", "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
         _FIRST,
     ),
     **dict.fromkeys(

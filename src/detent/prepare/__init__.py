@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from detent.prepare.activations import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
 from detent.prepare.affine import FoldAffine
 from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
-from detent.prepare.gelu import FuseGelu
 from detent.prepare.gemm import MatMulToGemm, NormalizeGemm
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
@@ -32,10 +32,12 @@ __all__ = [
     "FoldBatchNorm",
     "FoldConstants",
     "FuseGelu",
+    "FuseHardSwish",
     "FuseInstanceNorm",
     "FuseL2Norm",
     "FuseLayerNorm",
     "HalfToFloat",
+    "HardSwishToHardSigmoid",
     "InferShapes",
     "InlineFunctions",
     "MatMulToGemm",
@@ -44,6 +46,7 @@ __all__ = [
     "ReduceMeanToPool",
     "RemoveIdentity",
     "SeparateInitializers",
+    "SetHardSigmoidSlope",
     "SplitGlobalPool",
     "SplitToSlice",
     "Successor",
@@ -60,6 +63,8 @@ LEAVABLE: tuple[type[Pass], ...] = (
     FuseInstanceNorm,
     FuseL2Norm,
     FuseGelu,
+    FuseHardSwish,
+    SetHardSigmoidSlope,
     MatMulToGemm,
     FoldAffine,
     FoldBatchNorm,
@@ -98,6 +103,8 @@ def default_passes(
         FuseLayerNorm(),
         FuseL2Norm(),
         FuseGelu(),
+        FuseHardSwish(),
+        SetHardSigmoidSlope(),
         MatMulToGemm(),
         FoldAffine(),
         FoldBatchNorm(),
