@@ -63,7 +63,20 @@ def main() -> None:
                 for reason, count in row.get("why", {}).items():
                     print(f"    {count} x {reason}", flush=True)
     print_table(
-        ("model", "recipe", "ok", "dB", "left float", "nodes", "on device", "parts", "s", "MB", "Quark dB", "its float"),
+        (
+            "model",
+            "recipe",
+            "ok",
+            "dB",
+            "left float",
+            "nodes",
+            "on device",
+            "parts",
+            "s",
+            "MB",
+            "Quark dB",
+            "its float",
+        ),
         rows,
     )
 
@@ -115,7 +128,9 @@ def quantized(folder: Path, name: str, recipe: str) -> dict[str, Any]:
         "db": round(db, 1),
         "left": len(left),
         "nodes": len(report.nodes),
-        "share": "" if device is None else f"{device.device_nodes / max(device.device_nodes + device.cpu_nodes, 1):.0%}",
+        "share": ""
+        if device is None
+        else f"{device.device_nodes / max(device.device_nodes + device.cpu_nodes, 1):.0%}",
         "parts": "" if device is None else device.subgraphs,
         "seconds": round(seconds, 1),
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -164,7 +179,10 @@ def by_quark(python: str, folder: Path, name: str, recipe: str) -> dict[str, Any
 
 def left_float(model: onnx.ModelProto) -> int:
     """Count the nodes with float data none of whose inputs is dequantized and none of whose outputs is quantized."""
-    kinds = {value.name: value.type.tensor_type.elem_type for value in onnx.shape_inference.infer_shapes(model).graph.value_info}
+    kinds = {
+        value.name: value.type.tensor_type.elem_type
+        for value in onnx.shape_inference.infer_shapes(model).graph.value_info
+    }
     made = {name: node.op_type for node in model.graph.node for name in node.output}
     read: dict[str, set[str]] = {}
     for node in model.graph.node:
@@ -172,7 +190,10 @@ def left_float(model: onnx.ModelProto) -> int:
             read.setdefault(value, set()).add(node.op_type)
     count = 0
     for node in model.graph.node:
-        if node.op_type in NOT_ARITHMETIC or kinds.get(node.output[0], onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
+        if (
+            node.op_type in NOT_ARITHMETIC
+            or kinds.get(node.output[0], onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT
+        ):
             continue
         after = any("QuantizeLinear" in kind for name in node.output for kind in read.get(name, ()))
         before = any("DequantizeLinear" in made.get(name, "") for name in node.input)

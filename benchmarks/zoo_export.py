@@ -139,11 +139,17 @@ class Reader(nn.Module):
         return self.head(self.recurrent(self.layers(image).squeeze(2).transpose(1, 2))[0]).log_softmax(-1)
 
 
+def _chosen_googlenet() -> Built:
+    import torchvision
+
+    return torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=False), {"image": images(224)}
+
+
 ZOO: dict[str, Callable[[], Built]] = {
     "mobilenet_v3_small": lambda: _torchvision("mobilenet_v3_small"),
     "mobilenet_v2": lambda: _torchvision("mobilenet_v2"),
     "resnet18": lambda: _torchvision("resnet18"),
-    "googlenet": lambda: _chosen_googlenet(),
+    "googlenet": _chosen_googlenet,
     "shufflenet_v2": lambda: _torchvision("shufflenet_v2_x0_5"),
     "squeezenet": lambda: _torchvision("squeezenet1_1"),
     "densenet121": lambda: _torchvision("densenet121"),
@@ -192,12 +198,6 @@ ZOO: dict[str, Callable[[], Built]] = {
     "reader_lstm": lambda: (Reader(nn.LSTM), {"image": images(112)}),
     "reader_gru": lambda: (Reader(nn.GRU), {"image": images(112)}),
 }  # fmt: skip
-
-
-def _chosen_googlenet() -> Built:
-    import torchvision
-
-    return torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=False), {"image": images(224)}
 
 
 def set_statistics(module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
