@@ -148,6 +148,7 @@ def lay_out(
     `became` says what preparation made of nodes, which the user names as they were. `tail` is to stay float.
     """
     left: dict[str, str] = {} if tail is None else dict.fromkeys(tail.nodes, tail.reason)
+    # What the user asked for is the reason to tell, also where several hold.
     left |= {**left_float(recipe, model.graph, became), **selection.reasons_to_leave(model.graph, became)}
     masks = find_masks(model.graph)
     decisions: dict[str, Decision] = {}
@@ -161,6 +162,7 @@ def lay_out(
     leaders: dict[str, str] = {}
     for node in model.graph:
         if decided.quantizes(node):
+            # The first node that reads or makes a value names it in reports.
             for site in _sites_of(node, decided):
                 sites.setdefault(site.value, site)
             leaders |= _shared(node, sites)

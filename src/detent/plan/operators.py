@@ -83,7 +83,7 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("MatMul", "PRelu"), _ALL),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _OPERANDS),
     **dict.fromkeys(
-        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "GlobalAveragePool",
+        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "HardSwish", "GlobalAveragePool",
          "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
         _FIRST,
     ),
