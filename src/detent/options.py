@@ -190,6 +190,10 @@ class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total
 class ReadingOptions(ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, total=False):
     """How samples are read into a float model that is to be quantized."""
 
+    example_inputs: Annotated[
+        Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
+    ]
+
 
 class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, ProgressOptions, total=False):
     """How finished models are run on samples."""
