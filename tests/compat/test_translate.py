@@ -286,7 +286,6 @@ def test_every_field_is_in_the_record():
         ({"specific_tensor_precision": True}, "no effect without the option MixedPrecisionTensor"),
         ({"subgraphs_to_exclude": ["head"]}, "A subgraph to exclude is 'head'"),
         ({"subgraphs_to_exclude": [3]}, "A subgraph to exclude is 3"),
-        ({"quant_format": VitisQuantFormat.BFPFixNeuron}, "is for QBFP and QMX"),
         (
             {
                 "activation_type": ExtendedQuantType.QBFloat16,

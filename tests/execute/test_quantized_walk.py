@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+import detent
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
-from detent.execute.quantized_walk import QuantizedWalk
-from detent.execute.segments import cut_segments
+from detent.execute.quantized_walk import Program, QuantizedWalk, cut_segments
 from detent.graph.load import load
 from detent.graph.session import Runner
+from detent.graph.values import constant
 from detent.numerics.formats import QuantParams
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Sample
@@ -24,7 +27,7 @@ from detent.plan.plan import make_plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.recipe.file import find_recipe
-from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
+from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned, run
 
 FEEDS = [{"x": normal(*IMAGE, seed=seed)} for seed in (9, 10, 11)]
 
@@ -106,8 +109,8 @@ def test_other_formats(recipe):
 def test_refined_numbers_are_those_that_are_emitted():
     model, plan = planned(SMALL_MODELS["conv_relu_conv"]())
     plain = walked(model, plan, FEEDS)["y"][0]
-    plan.refined["w2"] = plan.of("w2").snap(normal(2, 4, 1, 1, seed=5)).astype(np.float32)
-    plan.refined["b2"] = plan.of("b2").snap(normal(2, seed=6)).astype(np.float32)
+    plan = plan.with_refined({"w2": plan.of("w2").snap(normal(2, 4, 1, 1, seed=5)).astype(np.float32)})
+    plan = plan.with_refined({"b2": plan.of("b2").snap(normal(2, seed=6)).astype(np.float32)})
     assert not np.array_equal(walked(model, plan, FEEDS)["y"][0], plain)
     assert_simulates(model, plan, FEEDS)
 
@@ -152,8 +155,8 @@ def test_a_constant_is_decoded_for_those_only_that_read_it_as_data():
         [node("Add", "x k", "a"), node("Clip", "a k", "c"), node("Add", "c k", "y")], "y", {"k": np.float32(0.3)}
     )
     model, plan = planned(proto)
-    plan.params["k"] = QuantParams.at(XINT8.weights, 2)
-    plan.params["c"] = QuantParams.at(XINT8.activations, 6)
+    plan = replace(plan, params={**plan.params, "k": QuantParams.at(XINT8.weights, 2)})
+    plan = replace(plan, params={**plan.params, "c": QuantParams.at(XINT8.activations, 6)})
     assert_simulates(model, plan, FEEDS)
 
 
@@ -209,6 +212,44 @@ def test_the_demo():
     leaders = [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
     observation = sweep(model, leaders, source)
     plan = make_plan(model, layout, observation.statistics, XINT8)
-    target.constraints.constrain(model, plan)
+    plan = target.constraints.constrain(model, plan)
     correct(model, plan)
     assert_simulates(model, plan, [pending.load().feeds for pending in source])
+
+
+def looping():
+    """A Conv, and a Loop that starts from a constant which its body reads by name as well."""
+    body = helper.make_graph(
+        [node("Add", "sum start", "more"), node("Identity", "again", "going")],
+        "body",
+        [info("i", [], TensorProto.INT64), info("again", [], TensorProto.BOOL), info("sum", [1])],
+        [info("going", [], TensorProto.BOOL), info("more", [1])],
+    )
+    return build(
+        [
+            node("Conv", "x w", "c"),
+            node("Loop", "times true start", "total", name="loop", body=body),
+            node("Mul", "c total", "y"),
+        ],
+        [info("y", [1, 4, 8, 8])],
+        {
+            "w": normal(4, 3, 1, 1),
+            "times": np.array(3, np.int64),
+            "true": np.array(True),
+            "start": np.array([0.5], np.float32),
+        },
+    )
+
+
+def test_a_constant_that_a_loop_captures_and_has_as_an_input():
+    model = load(looping())
+    (loop,) = [each for each in model.graph if each.op_type == "Loop"]
+    program = Program(model, [loop], loop.outputs, {}, lambda node, index: constant(node.inputs[index]))
+    np.testing.assert_array_equal(program({}, "a sample")[0], [2.0])
+
+
+def test_a_model_with_such_a_loop_is_quantized():
+    data = [{"x": normal(1, 3, 8, 8, seed=seed)} for seed in range(4)]
+    report = detent.quantize(looping(), None, data)
+    found, expected = (run(proto, data[0])["y"] for proto in (report.model, looping()))
+    np.testing.assert_allclose(found, expected, atol=0.1 * np.abs(expected).max())

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
+import onnxruntime
 
 import detent
-from detent.comparison.value_files import dump_codes
+from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod
 from detent.compat.option_rows import note
@@ -279,7 +280,9 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     options: dict[str, Any] = {
         "exclude": _excluded(request, model),
         "fix_shape": request.fix_shapes,
-        **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads", "providers")},
+        "providers": _available(request.providers),
+        **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads")},
+        "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
     }
     recipe = request.recipe
@@ -291,6 +294,15 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     known = kept is not None and kept.exists()
     options |= {"stats" if known else "save_stats": kept}
     return detent.quantize(model, output, data, recipe, **options)
+
+
+def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the providers that this onnxruntime has; a script may name those of another machine."""
+    present = onnxruntime.get_available_providers()
+    missing = [each for each in providers if each not in present]
+    if missing:
+        note(f"execution_providers: this onnxruntime has no {', '.join(missing)}; the CPU is used.")
+    return tuple(each for each in providers if each in present)
 
 
 def _data(request: Request, model: ModelLike, data: Any) -> Any:

@@ -103,7 +103,8 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
 
 def names_of(theirs: str) -> list[str]:
     """Return the public names of a module of theirs, as far as the table has them."""
-    return sorted({*_children(theirs), *UNSUPPORTED.get(theirs, ()), *homes(theirs)} - {"__version__"})
+    own = homes(theirs) if theirs in MODULES else {}
+    return sorted({*_children(theirs), *UNSUPPORTED.get(theirs, ()), *own} - {"__version__"})
 
 
 class _Original(Loader):
@@ -161,7 +162,7 @@ class _Finder(MetaPathFinder):
             return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=bool(_children(theirs)))
         if theirs_of(theirs, {_QUANTIZER: ""}) is not None and _is_original(theirs):
             return importlib.util.spec_from_loader(fullname, _Original())
-        names = names_of(package) if package in MODULES else []
+        names = names_of(package)
         # With `name`, `from package import x` goes on to say that x cannot be imported.
         raise ModuleNotFoundError(
             f"Detent has no '{last}' in {package}.{nearest(last, names)} There is: {', '.join(names)}.", name=fullname

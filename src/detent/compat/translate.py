@@ -34,6 +34,7 @@ from detent.compat.enums import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
     ExtendedQuantFormat,
+    ExtendedQuantType,
     Int16Method,
     LayerWiseMethod,
     PowerOfTwoMethod,
@@ -97,6 +98,7 @@ def translate(config: AnyConfig) -> Request:
     older = config.global_quant_config if isinstance(config, Config) else config
     if not isinstance(older, QuantizationConfig):
         raise UsageError(f"Expected a Config or a QConfig, found {type(older).__name__}.")
+    older = _with_block_types(older)
     options = _with_passes(dict(older.extra_options or {}))
     older = dataclasses.replace(older, enable_npu_cnn=options.get("EnableNPUCnn", older.enable_npu_cnn))
     request = apply_rows(_FIELDS, Request(_recipe(older, options)), {name: getattr(older, name) for name in _FIELDS})
@@ -109,6 +111,23 @@ def translate(config: AnyConfig) -> Request:
     if request.recipe.format == "cast" and any(fmt is not None and fmt.in_blocks for fmt in formats):
         request = request.with_recipe(format="extended-qdq")
     return request.replace(recipe=_named(request.recipe, older))
+
+
+_BLOCK_TYPES = {
+    VitisQuantFormat.BFPFixNeuron: ExtendedQuantType.QBFP,
+    VitisQuantFormat.MXFixNeuron: ExtendedQuantType.QMX,
+}
+
+
+def _with_block_types(config: QuantizationConfig) -> QuantizationConfig:
+    """Give a format for blocks the types that it holds: vai_q_onnx does not look at the types beside it."""
+    kind = _BLOCK_TYPES.get(config.quant_format)
+    if kind is None or kind in (config.activation_type, config.weight_type):
+        return config
+    note(f"quant_format {config.quant_format!r}: activations and weights are {kind}, whatever their types say.")
+    return dataclasses.replace(
+        config, activation_type=kind, weight_type=kind, calibrate_method=CalibrationMethod.MinMax
+    )
 
 
 def _with_passes(options: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +327,7 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
         activation_type=inputs.data_type,
         weight_type=weight.data_type,
         nodes_to_exclude=[each for each in config.exclude if isinstance(each, str)],
-        subgraphs_to_exclude=[pair for part in parts for pair in (part if isinstance(part, list) else [part])],
+        subgraphs_to_exclude=[pair for part in parts for pair in ([part] if _is_pair(part) else part)],
         per_channel=weight.quant_granularity == QuantGranularity.Channel,
         use_external_data_format=config.use_external_data_format,
         include_cle="CLESteps" in algorithms,
@@ -322,6 +341,12 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
     by_type = [_layer_override(layer, op_types=tuple(types)) for layer, types in config.layer_type_config.items()]
     by_name = [_layer_override(layer, nodes=tuple(names)) for layer, names in config.specific_layer_config.items()]
     return older, (*by_type, *by_name)
+
+
+def _is_pair(part: Any) -> bool:
+    """Return whether this is one pair of lists of names, as a tuple or read from a file, and not a list of pairs."""
+    of_names = isinstance(part, list) and all(isinstance(name, str) for side in part for name in side)
+    return not isinstance(part, list) or of_names
 
 
 def _method(spec: QTensorConfig) -> Any:

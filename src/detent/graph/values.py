@@ -111,7 +111,12 @@ def bodies_of(node: ir.Node) -> list[ir.Graph]:
 
 def read_values(node: ir.Node) -> list[ir.Value]:
     """Return the values that a node reads: its inputs, and what the graphs inside it take from outside."""
-    found = {value: None for value in node.inputs if value is not None}
+    return list(dict.fromkeys([*(value for value in node.inputs if value is not None), *captured_values(node)]))
+
+
+def captured_values(node: ir.Node) -> list[ir.Value]:
+    """Return what the graphs inside a node take from outside by name; that it may read as an input as well."""
+    found: dict[ir.Value, None] = {}
     for body in bodies_of(node):
         inner = list(body.all_nodes())
         own = {body, *(each.graph for each in inner)}

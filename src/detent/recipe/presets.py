@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, Percentile
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.floats import FloatFormat, is_float
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.numerics.interface import NumberFormat
-from detent.numerics.named import BLOCK_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import POWER_OF_TWO_INT8
 from detent.refinements import AdaQuant, AdaRound
