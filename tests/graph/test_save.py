@@ -132,7 +132,7 @@ def test_a_result_needs_no_file_of_its_input(tmp_path, samples):
     import detent
 
     onnx.save(tiny_model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    detent.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", samples, exclude=["second"])
+    detent.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", samples, exclude=["second"], keep_batch=True)
     (tmp_path / "m.data").unlink()
     assert onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, {"x": samples})[0].shape == (12, 2, 8, 8)
 

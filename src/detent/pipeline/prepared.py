@@ -5,9 +5,10 @@ A prepared model must compute what the given one does. `Original` keeps the give
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,6 +28,7 @@ from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
 from detent.execute.quantized_walk import Program
 from detent.graph.load import files_of, load, name_of, read
+from detent.graph.opset import lower_ir_version
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
@@ -49,6 +51,11 @@ from detent.tasks.parts import OutputPart, output_parts
 from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+
+RANDOM_OPERATORS = (
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
+)
+"""What draws numbers while the model runs, so that two runs differ."""
 
 NORM_SAMPLES = 4
 """Samples by which the values before the first BatchNorm are compared with those of training."""
@@ -116,7 +123,9 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         purpose = purpose_of(model, job.options["task"])
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
-        passes = default_passes(job.shapes, [make() for make in target.preparations], job.recipe.without)
+        for_target = [make() for make in target.preparations]
+        early = fixes_batch(job, target) and not job.runs_batches
+        passes = default_passes(job.shapes, for_target, job.recipe.without, fix_batch=early)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         became = successors(names, model.graph, passes)
         found = find_postprocessing(model.graph)
@@ -125,8 +134,23 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     job, warnings = _without_learning(job, layout)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
+    drawing = next((node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS), None)
+    if drawing is not None:
+        warnings = (
+            *warnings,
+            f"Node '{drawing.name}' draws random numbers: no two runs are equal.",
+        )
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
     return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, warnings, tail)
+
+
+def fixes_batch(job: Job, target: Device) -> bool:
+    """Return whether an open batch becomes 1: that of a model for an NPU, which computes one sample at a time.
+
+    That is done before anything else, because shapes that are computed from a fixed batch are constants; but last if
+    calibration may run several samples at once.
+    """
+    return target.accelerated and not job.options["keep_batch"]
 
 
 def _float_tail(job: Job, found: Postprocessing | None) -> Postprocessing | None:
@@ -167,6 +191,7 @@ def check_recipe(recipe: Recipe, selection: Selection) -> Device:
 def _load_float(job: Job) -> ir.Model:
     """Load the float model, and check that the files to be written can be."""
     model = load(job.model, job.recipe.least_opset)
+    lower_ir_version(model)
     for node in model.graph.all_nodes():
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
             raise ModelError(
@@ -240,6 +265,12 @@ class Original:
         }
         self._runner = Runner(self._model)
 
+    @property
+    def nodes(self) -> Iterable[ir.Node]:
+        """All nodes, those of inner graphs and functions included."""
+        functions = (node for function in self._model.functions.values() for node in function.all_nodes())
+        return chain(self._model.graph.all_nodes(), functions)
+
     def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         """Return all outputs by name."""
         return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
@@ -270,6 +301,8 @@ def _constant_input(node: ir.Node, index: int) -> Any:
 
 def check_preparation(job: Job, original: Original, samples: Sequence[PendingSample], observation: Observation) -> None:
     """Run the given model on one sample: preparing and equalizing it must not have changed its function."""
+    if any(node.op_type in RANDOM_OPERATORS for node in original.nodes):
+        return  # it does not compute the same twice
     if observation.runner is None:  # without data, this was checked when the statistics were counted
         return
     # One of the samples that equalization saw: on others, a Clip may cut where it did not before.

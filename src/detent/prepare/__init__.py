@@ -14,28 +14,31 @@ from detent.prepare.affine import FoldAffine
 from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
-from detent.prepare.gelu import FuseGelu
+from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
 from detent.prepare.gemm import MatMulToGemm, NormalizeGemm
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
 from detent.prepare.replaced_operators import ReduceMeanToPool, SplitGlobalPool, SplitToSlice
-from detent.prepare.shapes import FixShapes, InferShapes
+from detent.prepare.shapes import FixBatch, FixShapes, InferShapes
 from detent.prepare.write_attributes import WriteAttributes
 
 __all__ = [
     "LEAVABLE",
     "BatchNormToConv",
     "Change",
+    "FixBatch",
     "FixShapes",
     "FoldAffine",
     "FoldBatchNorm",
     "FoldConstants",
     "FuseGelu",
+    "FuseHardSwish",
     "FuseInstanceNorm",
     "FuseL2Norm",
     "FuseLayerNorm",
     "HalfToFloat",
+    "HardSwishToHardSigmoid",
     "InferShapes",
     "InlineFunctions",
     "MatMulToGemm",
@@ -44,6 +47,7 @@ __all__ = [
     "ReduceMeanToPool",
     "RemoveIdentity",
     "SeparateInitializers",
+    "SetHardSigmoidSlope",
     "SplitGlobalPool",
     "SplitToSlice",
     "Successor",
@@ -60,6 +64,8 @@ LEAVABLE: tuple[type[Pass], ...] = (
     FuseInstanceNorm,
     FuseL2Norm,
     FuseGelu,
+    FuseHardSwish,
+    SetHardSigmoidSlope,
     MatMulToGemm,
     FoldAffine,
     FoldBatchNorm,
@@ -77,10 +83,12 @@ def default_passes(
     fix_shapes: Mapping[str, Sequence[int]] | None = None,
     for_target: Iterable[Pass] | None = None,
     without: Collection[str] = (),
+    *,
+    fix_batch: bool = False,
 ) -> list[Pass]:
     """Return all passes, in order. `for_target` are the rewrites that a device asks for; by default all.
 
-    `without` are names of steps (`Pass.step`) that are left out.
+    `without` are names of steps (`Pass.step`) that are left out. `fix_batch`: an open batch becomes 1.
 
     Functions and half types go first, since they hide nodes and constants from the rest. Shapes come before constants,
     because the shape of a static value is one. Operators that were written as subgraphs are found before anything folds
@@ -91,6 +99,7 @@ def default_passes(
         InlineFunctions(),
         HalfToFloat(),
         FixShapes(fix_shapes) if fix_shapes else InferShapes(),
+        *([FixBatch()] if fix_batch else []),
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),
@@ -98,6 +107,8 @@ def default_passes(
         FuseLayerNorm(),
         FuseL2Norm(),
         FuseGelu(),
+        FuseHardSwish(),
+        SetHardSigmoidSlope(),
         MatMulToGemm(),
         FoldAffine(),
         FoldBatchNorm(),
