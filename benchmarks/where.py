@@ -78,8 +78,7 @@ def _cause(found: list[float] | None) -> str:
 
 def measure(model: Path, data: Path, samples: int, recipe: str) -> dict[str, Any]:
     """Quantize in this process, and return what each stage took."""
-    import detent.pipeline.trials  # what the command imports
-    from detent.pipeline import prepared
+    from detent.pipeline import prepared, trials  # noqa: F401  (what the command imports)
 
     causes = watch_causes()
     stages = {"import": _stage(START, {}, {})}
