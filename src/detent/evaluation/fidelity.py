@@ -14,10 +14,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator.emulator import EmulatedValues
+from detent.errors import ModelError
 from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
+from detent.graph.values import all_finite, is_standard
 from detent.numerics.codec import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
@@ -108,6 +110,7 @@ def measure_fidelity(
             expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
+        _refuse_nan({name: pairs[name] for name in outputs if name in pairs}, quantized_model, sample.origin)
         floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
         before, after = _answers(purpose, set(outputs), names, expected, found)
         return _Looked(
@@ -133,6 +136,24 @@ def measure_fidelity(
         looked.append(each)
         progress(STAGE, done, len(samples))
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
+
+
+def _refuse_nan(
+    outputs: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], model: ir.Model, origin: str
+) -> None:
+    """Raise ModelError if an output is not finite where that of the float model is."""
+    for name, (before, after) in outputs.items():
+        if before.dtype.kind == "f" and all_finite(before) and not all_finite(after):
+            suspects = [str(node.name) for node in model.graph if is_standard(node, *_TO_INFINITY)]
+            shown = ", ".join(f"'{node}'" for node in suspects[:3]) or "none is known to do that"
+            raise ModelError(
+                f"Quantized, output '{name}' holds NaN or infinity on {origin}, and the float model's does not. A "
+                f"divisor or an argument was rounded to 0: nodes that may do that are {shown}. Leave them float "
+                "(--exclude NODE), or choose a recipe with finer activations, such as A16W8."
+            )
+
+
+_TO_INFINITY = ("Div", "Reciprocal", "Log", "Pow", "Exp", "Softmax", "LpNormalization")
 
 
 def _shown_by(
