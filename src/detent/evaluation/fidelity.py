@@ -138,9 +138,7 @@ def measure_fidelity(
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
 
 
-def _refuse_nan(
-    outputs: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], model: ir.Model, origin: str
-) -> None:
+def _refuse_nan(outputs: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], model: ir.Model, origin: str) -> None:
     """Raise ModelError if an output is not finite where that of the float model is."""
     for name, (before, after) in outputs.items():
         if before.dtype.kind == "f" and all_finite(before) and not all_finite(after):

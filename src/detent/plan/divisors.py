@@ -77,9 +77,9 @@ def _on_one_grid(plan: Plan, divisor: str, guard: ir.Node, least: ir.Value) -> P
     summed = layout.sites[divisor].summed
     layout = replace(
         layout,
-        sites=layout.sites | {value: Site(value, role, name, summed=summed) for value, role in new.items()},
-        leaders=layout.leaders | dict.fromkeys(new, layout.leader(divisor)),
-        formats=layout.formats | dict.fromkeys(new, layout.formats[divisor]),
-        decisions=layout.decisions | {name: Decision(name, "Max", True, "quantized")},
+        sites={**layout.sites, **{value: Site(value, role, name, summed=summed) for value, role in new.items()}},
+        leaders={**layout.leaders, **dict.fromkeys(new, layout.leader(divisor))},
+        formats={**layout.formats, **dict.fromkeys(new, layout.formats[divisor])},
+        decisions={**layout.decisions, name: Decision(name, "Max", True, "quantized")},
     )
     return replace(plan, layout=layout)
