@@ -110,8 +110,7 @@ def measure_fidelity(
             expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
-        _refuse_nan({name: pairs[name] for name in outputs if name in pairs}, quantized_model, sample.origin)
-        floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
+        floats = _float_pairs(pairs, quantized_model, sample.origin)
         before, after = _answers(purpose, set(outputs), names, expected, found)
         return _Looked(
             {name: NoiseSums.of(x, y) for name, (x, y) in floats.items()},
@@ -138,17 +137,20 @@ def measure_fidelity(
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
 
 
-def _refuse_nan(outputs: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], model: ir.Model, origin: str) -> None:
-    """Raise ModelError if an output is not finite where that of the float model is."""
-    for name, (before, after) in outputs.items():
-        if before.dtype.kind == "f" and all_finite(before) and not all_finite(after):
-            suspects = [str(node.name) for node in model.graph if is_standard(node, *_TO_INFINITY)]
-            shown = ", ".join(f"'{node}'" for node in suspects[:3]) or "none is known to do that"
+def _float_pairs(
+    pairs: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], model: ir.Model, origin: str
+) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Return the pairs of float tensors. Raise ModelError if an output is not finite where the float model's is."""
+    floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
+    for name in (str(value.name) for value in model.graph.outputs if value.name in floats):
+        if all_finite(floats[name][0]) and not all_finite(floats[name][1]):
+            suspects = [f"'{node.name}'" for node in model.graph if is_standard(node, *_TO_INFINITY)]
             raise ModelError(
-                f"Quantized, output '{name}' holds NaN or infinity on {origin}, and the float model's does not. A "
-                f"divisor or an argument was rounded to 0: nodes that may do that are {shown}. Leave them float "
-                "(--exclude NODE), or choose a recipe with finer activations, such as A16W8."
+                f"Quantized, output '{name}' holds NaN or infinity on {origin}, and the float model's does not: what a "
+                f"node divides by, or takes the logarithm of, was rounded to 0 ({', '.join(suspects[:3])}). Leave it "
+                "float (--exclude NODE), or choose a recipe with finer activations, such as A16W8."
             )
+    return floats
 
 
 _TO_INFINITY = ("Div", "Reciprocal", "Log", "Pow", "Exp", "Softmax", "LpNormalization")
