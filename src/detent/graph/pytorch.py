@@ -140,7 +140,8 @@ def _failure(error: Exception, name: str) -> ModelError:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), "")
+    return line or type(error).__name__
 
 
 @contextmanager
@@ -199,4 +200,4 @@ def _module_of(node: onnx.NodeProto, weights: set[str]) -> str:
         path = ast.literal_eval(scopes)[:-1] if scopes else []
     except (ValueError, SyntaxError):
         path = []
-    return str(path[-1]) if path else ""
+    return f"{path[-1]}" if path else ""
