@@ -194,7 +194,7 @@ def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
 def _module_of(node: onnx.NodeProto, weights: set[str]) -> str:
     for value in node.input:
         if value in weights and value.endswith(".weight"):
-            return value.removesuffix(".weight")
+            return str(value).removesuffix(".weight")
     scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "")
     try:
         path = ast.literal_eval(scopes)[:-1] if scopes else []
