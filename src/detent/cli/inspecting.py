@@ -9,7 +9,12 @@ import typer
 from typing_extensions import Unpack
 
 from detent.cli.console import AnyModel, Output, PrintOptions, echo_json
+from detent.graph.guard import guarded
 from detent.options import SplitOptions
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Do not first try the model file in a process of its own.", show_default=False)
+]
 
 NOT_TAKEN = 6
 """The exit code if the device does not take all of the model."""
@@ -20,6 +25,7 @@ def check(
     target: Annotated[
         str, typer.Option("--target", help="npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu.")
     ] = "npu-xint8",
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -31,7 +37,8 @@ def check(
     """
     from detent.device_check.check import check as run
 
-    result = run(model, target)
+    with guarded(model, trust=trust):
+        result = run(model, target)
     printing.tell(result)
     if not result.accepted:
         raise typer.Exit(NOT_TAKEN)
@@ -40,6 +47,7 @@ def check(
 def inspect(
     model: AnyModel,
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node.")] = False,
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -47,7 +55,8 @@ def inspect(
     from detent.comparison.inspection import inspect_model
     from detent.report.listings import inspection_document
 
-    inspection = inspect_model(model)
+    with guarded(model, trust=trust):
+        inspection = inspect_model(model)
     if printing.json:
         echo_json(inspection.to_dict())
     else:
@@ -87,6 +96,7 @@ def convert(
             "--to", help="What to convert to, such as float16 or opset:version=21; may be repeated.", metavar="STEP"
         ),
     ] = [],  # noqa: B006
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -96,7 +106,8 @@ def convert(
     """
     from detent.convert import convert as run
 
-    printing.tell(run(model, output, to))
+    with guarded(model, trust=trust):
+        printing.tell(run(model, output, to))
 
 
 def split(

@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike
+from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
@@ -146,7 +147,7 @@ class Job:
 
 
 def make_job(
-    model: str | PathLike[str] | onnx.ModelProto,
+    model: Any,
     calibration: Any = None,
     recipe: str | PathLike[str] | Recipe = "XINT8",
     output: str | PathLike[str] | None = None,
@@ -154,6 +155,11 @@ def make_job(
 ) -> Job:
     """Return the job of what `detent.quantize` or a relative is given."""
     given = settled(QuantizeOptions, options)
+    if is_torch(model):
+        example = given["example_inputs"]
+        model = from_torch(
+            model, _first_sample(calibration) if example is None else example, shapes_of(given["fix_shape"])
+        )
     chosen = change_recipe(recipe, given)
     if given["memory"] is not None and chosen.refinement is None:
         raise UsageError(f"Recipe {chosen.name} refines nothing, so there is nothing to use memory for: leave it out.")
@@ -164,6 +170,16 @@ def make_job(
         calibration=calibration,
         options=given,
     )
+
+
+def _first_sample(calibration: Any) -> Any:
+    """Return the first sample of an array or a DataLoader, which says what a PyTorch module is called with; or None."""
+    if hasattr(calibration, "shape"):
+        return calibration[:1]
+    if hasattr(calibration, "dataset") and hasattr(calibration, "batch_size"):
+        batch = next(iter(calibration))
+        return (batch[0] if isinstance(batch, list | tuple) else batch)[:1]
+    return None
 
 
 def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, Any]) -> Recipe:
