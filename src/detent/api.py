@@ -7,15 +7,18 @@ the work is imported inside the functions, so that `import detent` and `detent -
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from typing_extensions import Unpack
 
 from detent.errors import UsageError
+from detent.graph.guard import guarded
 from detent.options import (
     CompareOptions,
     EmulateOptions,
@@ -47,7 +50,31 @@ if TYPE_CHECKING:
     RecipeLike = str | PathLike[str] | Recipe
 
 
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def _tried(*models: str) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
+    """Let a verb's model files be tried in a process of its own while it starts (see graph/guard.py)."""
+
+    def wrap(verb: Callable[Given, Answer]) -> Callable[Given, Answer]:
+        order = list(signature(verb).parameters)
+
+        @wraps(verb)
+        def run(*args: Given.args, **options: Given.kwargs) -> Answer:
+            given = {**dict(zip(order, args, strict=False)), **options}
+            named = [given.get(name) for name in models]
+            files = [file for each in named for file in (each if isinstance(each, (list, tuple)) else [each])]
+            with guarded(*files, trust=bool(given.get("trust"))):
+                return verb(*args, **options)
+
+        return run
+
+    return wrap
+
+
 @documented(QuantizeOptions)
+@_tried("model")
 def quantize(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
@@ -81,6 +108,7 @@ def quantize(
 
 
 @documented(TuneOptions)
+@_tried("model")
 def tune(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
@@ -114,6 +142,7 @@ def tune(
 
 
 @documented(MixOptions)
+@_tried("model")
 def mix(
     model: FloatModel,
     calibration: Any = None,
@@ -149,6 +178,7 @@ def mix(
 
 
 @documented(SensitivityOptions)
+@_tried("model")
 def sensitivity(
     model: FloatModel,
     calibration: Any = None,
@@ -186,6 +216,7 @@ def sensitivity(
 
 
 @documented(EvaluateOptions)
+@_tried("models")
 def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack[EvaluateOptions]) -> Evaluation:
     """Measure models on the same data, and what each lost against the first, paired sample by sample.
 
@@ -227,6 +258,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
 
 
 @documented(CompareOptions)
+@_tried("before", "after")
 def compare(
     before: AnyModel, after: AnyModel, data: Any = None, **options: Unpack[CompareOptions]
 ) -> ModelComparison | FolderComparison:
@@ -281,6 +313,7 @@ def compare(
 
 
 @documented(InferOptions)
+@_tried("model")
 def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Unpack[InferOptions]) -> list[Path]:
     """Run a model on data and save each output as .npy, under the name of its sample; return the files.
 
@@ -313,6 +346,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
 
 
 @documented(EmulateOptions)
+@_tried("model")
 def emulate(
     model: FloatModel,
     data: Any = None,
@@ -350,6 +384,7 @@ def emulate(
     )
 
 
+@_tried("model")
 def check(model: FloatModel, device: str = "npu-xint8", *, target: str | None = None) -> DeviceCheck:
     """Say whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
 
@@ -367,6 +402,7 @@ def check(model: FloatModel, device: str = "npu-xint8", *, target: str | None = 
 
 
 @documented(SplitOptions)
+@_tried("model")
 def split(
     model: FloatModel, body: str | PathLike[str], tail: str | PathLike[str], **options: Unpack[SplitOptions]
 ) -> Split:

@@ -183,11 +183,22 @@ class ProgressOptions(TypedDict, total=False):
     progress: Annotated[Progress | None, PythonOnly("called as progress(stage, done, total)")]
 
 
+class TrustOptions(TypedDict, total=False):
+    """What a model file may do to this process."""
+
+    trust: Annotated[
+        bool,
+        Flag("Do not first try the model file in a process of its own.", "--trust", default=False),
+    ]
+
+
 class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total=False):
     """Which samples are read, and how."""
 
 
-class ReadingOptions(ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, total=False):
+class ReadingOptions(
+    ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False
+):
     """How samples are read into a float model that is to be quantized."""
 
     keep_batch: Annotated[
@@ -195,7 +206,9 @@ class ReadingOptions(ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions,
     ]
 
 
-class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, ProgressOptions, total=False):
+class RunningOptions(
+    LimitOptions, BatchOptions, ImageOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False
+):
     """How finished models are run on samples."""
 
     providers: Annotated[Names, Flag("onnxruntime's.", reads=list[str], default=(), metavar="PROVIDER")]
@@ -205,7 +218,7 @@ class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, Pr
     ]
 
 
-class SplitOptions(ShapeOptions, total=False):
+class SplitOptions(ShapeOptions, TrustOptions, total=False):
     """Options of `split`."""
 
     at: Annotated[
@@ -592,7 +605,7 @@ class InferOptions(RunningOptions, total=False):
     """Options of `infer`."""
 
 
-class EmulateOptions(SampleOptions, ProgressOptions, total=False):
+class EmulateOptions(SampleOptions, ProgressOptions, TrustOptions, total=False):
     """Options of `emulate`."""
 
     rounding: Annotated[str, Flag("half-even, as the file says, or dpu: ties upwards.", default="half-even")]

@@ -10,10 +10,15 @@ import typer
 from typing_extensions import Unpack
 
 from detent.cli.console import AnyModel, Output, PrintOptions, echo_json
+from detent.graph.guard import guarded
 from detent.options import ImageOptions, SplitOptions, settled
 
 if TYPE_CHECKING:
     from detent.results.checked import DeviceCheck
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Do not first try the model file in a process of its own.", show_default=False)
+]
 
 NOT_TAKEN = 6
 """The exit code if the device does not take all of the model."""
@@ -36,6 +41,7 @@ def check(
     time: Annotated[
         bool, typer.Option("--time", help="Also measure the model on this CPU, beside the estimate.")
     ] = False,
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -47,7 +53,8 @@ def check(
     """
     from detent.device_check.check import check as run
 
-    result = run(model, device)
+    with guarded(model, trust=trust):
+        result = run(model, device)
     if ep_report is not None:
         _tell_report(model, result, ep_report, printing)
         return
@@ -119,6 +126,7 @@ def deploy(
 def inspect(
     model: AnyModel,
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node.")] = False,
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -126,7 +134,8 @@ def inspect(
     from detent.comparison.inspection import inspect_model
     from detent.report.listings import inspection_document
 
-    inspection = inspect_model(model)
+    with guarded(model, trust=trust):
+        inspection = inspect_model(model)
     if printing.json:
         echo_json(inspection.to_dict())
     else:
@@ -166,6 +175,7 @@ def convert(
             "--to", help="What to convert to, such as float16 or opset:version=21; may be repeated.", metavar="STEP"
         ),
     ] = [],  # noqa: B006
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -175,7 +185,8 @@ def convert(
     """
     from detent.convert import convert as run
 
-    printing.tell(run(model, output, to))
+    with guarded(model, trust=trust):
+        printing.tell(run(model, output, to))
 
 
 def split(

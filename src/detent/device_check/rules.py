@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from detent.device_check.network import CheckedNetwork, is_fixed
 from detent.devices.generations import LEFT_BY_ALL
-from detent.graph.session import RUNTIME_DOMAINS
+from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_constant, is_standard, rank, static_shape
 from detent.plan.layout import bias_input
 from detent.plan.operators import OPERATORS, operator_of

@@ -20,7 +20,14 @@ from detent.devices.constraints import CONCATS, SHIFTS
 from detent.devices.device import Device, dtype_of, instead_of_shifts
 from detent.devices.generations import GENERATIONS, LEFT_BY_ALL, Generation
 from detent.errors import UsageError, nearest
-from detent.prepare import LEAVABLE, Pass, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
+from detent.prepare import (
+    LEAVABLE,
+    HardSwishToHardSigmoid,
+    Pass,
+    ReduceMeanToPool,
+    SplitGlobalPool,
+    SplitToSlice,
+)
 from detent.prepare.base import OperatorPass
 from detent.recipe import Recipe
 
@@ -61,6 +68,7 @@ _PUBLISHED: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 _WITH_THE_LAYER = "it is computed with the layer before it"
+_SEEN_WITH_IT = "networks that have it were seen to run on the device whole, though the published list leaves it out"
 _OTHER_FLOW = "bfloat16 networks that have it are known to run, though the published list leaves it out"
 
 
@@ -107,10 +115,10 @@ DEVICES: Mapping[str, Device] = {
             description="Ryzen AI NPU, 16-bit activations and 8-bit weights with float scales, else as npu-a8w8",
             operators=_published(_A16W8),
             refused=LEFT_BY_ALL,
-            likely={"PRelu": _WITH_THE_LAYER},
+            likely={"PRelu": _WITH_THE_LAYER, "HardSigmoid": _SEEN_WITH_IT},
             types=_types("int16 uint16 int8 uint8", "int8 uint8 int16", "int32"),
             recipe="A16W8",
-            preparations=(SplitToSlice, ReduceMeanToPool),
+            preparations=(SplitToSlice, ReduceMeanToPool, HardSwishToHardSigmoid),
             constraints=CONCATS,
         ),
         Device(

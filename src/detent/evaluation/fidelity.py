@@ -124,7 +124,7 @@ def measure_fidelity(
         )
 
     if samples:
-        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided
+        divided = _shown_by(reference, purpose, outputs, samples[0].load()) | divided  # those of the graph are certain
     progress(STAGE, 0, len(samples))
     works = [(each, reference.outputs if at < DETAILED_SAMPLES else outputs) for at, each in enumerate(samples)]
     looked = []
@@ -168,11 +168,13 @@ def _fidelity(
     agreement = summarize_answers(purpose, answers) if len(answers) == samples else None
     same = None
     if agreement is not None and purpose.task is Task.CLASSIFY:
+        # A count that was averaged per batch is whole again after summing, but for float noise.
         same = round(sum(answer.numbers["same"] for answer in answers))
     measured = {name: sums.closeness() for name, sums in totals.items() if sums.elements}
     return Fidelity(
         outputs={name: measured[name] for name in outputs if name in measured},
         tensors={name: closeness for name, closeness in measured.items() if name in sites},
+        # Batches count as many samples as they hold.
         samples=samples,
         same_top1=same,
         resized=sorted({name for each in looked for name in each.resized}),
@@ -200,6 +202,7 @@ def _answers(
 
 
 def _open(model: ir.Model, fetched: Sequence[str], emulate: DeviceRounding | None) -> Runner | EmulatedValues:
+    # Not onnxruntime's integer kernels: without VNNI they saturate sums of two products at 16 bits.
     return Runner(model, fetched, exact=True) if emulate is None else EmulatedValues(model, emulate)
 
 

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from detent.errors import DataError
 from detent.graph.save import serialize
 from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, session_options, usable_cores
-from detent.graph.values import constant, is_constant, read_values
+from detent.graph.values import captured_values, constant, is_constant, read_values
 from detent.numerics.formats import Array, QuantParams, decode_activation, encode_activation, holds_integers
 from detent.observe.samples import Sample
 from detent.plan.layout import Role, site_inputs
@@ -102,8 +102,9 @@ def _with_constants(node: ir.Node, constants: Constants, held: dict[str, onnx.Te
             name = f"{node.name}/{index}/constant"
             held[name] = onnx.numpy_helper.from_array(np.asarray(constants(node, index)), name)
             proto.input[index] = name
-    for value in read_values(node):
-        if is_constant(value) and value.const_value is not None and value not in node.inputs:
+    # A body knows it by its own name, also where the node has the same constant as an input.
+    for value in captured_values(node):
+        if is_constant(value) and value.const_value is not None:
             held[str(value.name)] = ir.to_proto(value.const_value)
             held[str(value.name)].name = str(value.name)
     return proto

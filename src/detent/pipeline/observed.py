@@ -72,6 +72,7 @@ class Rescaling:
 def _bits(fmt: NumberFormat | None) -> int:
     """Return the bits of a number that decide how coarsely it is rounded; those of float32 if it is not."""
     if fmt is None:
+        # float32 rounds to 24 significant bits.
         return 24
     return fmt.bits if is_integer(fmt) else SIGNIFICANT_BITS
 
@@ -97,6 +98,7 @@ def rescale(
     `formats` are those of all values that will be quantized.
     """
     smoothing = absorption = equalization = None
+    # Factors of channels follow from the order of magnitude of activations, which a few samples show.
     few = samples[:EQUALIZING_SAMPLES]
     if recipe.smooth is not None:
         known = None if saved is None else saved.smoothed
@@ -106,6 +108,8 @@ def rescale(
             strategy.smooth(model, few, threads, bits=bits) if known is None else strategy.smooth_again(model, known)
         )
     if recipe.equalize is not None:
+        # Absorbing changes biases, which the factors of equalization then scale: the order is part of what a statistics
+        # file keeps.
         if recipe.equalize.absorb:
             given = None if saved is None else saved.absorbed
             absorption = absorb(model, few, threads) if given is None else absorb_again(model, given)
@@ -145,6 +149,7 @@ class Observed:
         if self.source is None or not self.source.repeatable or self.prepared.warnings:
             return False
         names = {field.name for field in dataclasses.fields(Recipe)} - READ_LATER
+        # Listing what later stages read is the safe side: a new field of the recipe costs a sweep, not a wrong result.
         same = all(getattr(before, name) == getattr(recipe, name) for name in names)
         return same and _vote(recipe)[1] in ("", _vote(before)[1])
 
@@ -158,6 +163,7 @@ class Observed:
 def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
     """Rescale the prepared model and get its statistics."""
     job, model, layout, source = prepared.job, prepared.model, prepared.layout, prepared.source
+    # Loading the untouched model and asking it about the data overlaps with equalization, which leaves a core idle.
     with ThreadPoolExecutor(1) as background:
         loading = background.submit(Original, job)
         with watch.step("equalize"):

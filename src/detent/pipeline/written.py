@@ -73,10 +73,13 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
     with watch.step("emit"):
         first = write_plan(refined.planned.model, plan, recipe)
     with watch.step("measure"):
+        # Before the last form is made: it renames and merges nodes, and then no tensor inside could be compared by
+        # name.
         fidelity = _measure(observed, first)
         measured = fidelity.tensors if fidelity else {}
         tensors = [*refined.constants, *describe_activations(plan, observation.statistics, measured)]
     with watch.step("save"):
+        # Everything that can refuse the model stands before the file is written, so a failed run leaves no half result.
         final, declined = last_form(first, plan, recipe)
         changes = _fix_for_device(final, observed.prepared)
         parts, between = _parts(final, observed, first.rounded)
@@ -105,6 +108,7 @@ def _parts(
     tail = observed.prepared.tail
     if tail is None or not observed.prepared.cuts:
         return [final], []
+    # The tail was written for the float names, and users join the halves by name.
     rename_rounded(final, {name: rounded[name] for name in tail.starts if name in rounded})
     body, rest, between = divide(final, [node for node in final.graph if node.name not in tail.nodes])
     return [_loaded(body), _loaded(rest)], between
@@ -136,6 +140,7 @@ class FirstForm:
 
 def write_plan(model: ir.Model, plan: Plan, recipe: Recipe) -> FirstForm:
     """Write the plan into the graph, and check that the result is a valid model."""
+    # Emission edits the graph in place, and the pure bfloat16 form is made from the graph without its Casts.
     unrounded = model.clone() if recipe.format == "bfloat16" else None
     rounded: Mapping[str, str] = {}
     if recipe.dynamic:
@@ -155,7 +160,7 @@ def last_form(first: FirstForm, plan: Plan, recipe: Recipe) -> tuple[ir.Model, l
     if first.unrounded is not None:
         to_pure_bfloat16(first.unrounded, plan.refined)
         return _loaded(first.unrounded), []
-    return first.model, []
+    return _loaded(first.model), []
 
 
 def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
@@ -167,6 +172,7 @@ def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
         observation.runner,
         first.model,
         {name: first.rounded[name] for name in observed.prepared.sites},
+        # Integers take several times as long as the float kernels.
         observation.measured_on if job.recipe.emulated is None else observation.measured_on[:EMULATED],
         original=observed.original if observed.rescaling.changed else None,
         emulate=job.recipe.emulated,
@@ -181,6 +187,7 @@ def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.Mo
     """Save the model, in one file or two, or return it if there is no output; and its sizes in bytes."""
     if output is not None:
         return [], save_together(list(zip(parts, (output, tail_file(output)), strict=False)))
+    # protobuf fails past 2 GB with a message that names neither the model nor a remedy.
     if any(tensor_bytes(model) > PROTOBUF_LIMIT for model in parts):
         raise OutputError("The quantized model is past 2 GB and cannot be one ModelProto. Give an output file.")
     protos = [complete_proto(model) for model in parts]
@@ -188,9 +195,20 @@ def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.Mo
 
 
 def _loaded(model: ir.Model) -> ir.Model:
-    """Return the model after the checker and onnxruntime accepted it."""
+    """Return the model after the checker and onnxruntime accepted it.
+
+    It is opened as its users open it, with all of onnxruntime's rewrites: while it is measured, those for quantized
+    nodes are off.
+    """
     _check(model)
-    Runner(model)
+    try:
+        # The checker knows shapes and types, not kernels: only opening a session tells that every operator can run.
+        Runner(model)
+    except ModelError as error:
+        raise ModelError(
+            f"The quantized model does not load, so it is not written. {error} If a node is named, leave it float with "
+            "--exclude, and please report it."
+        ) from error
     return model
 
 

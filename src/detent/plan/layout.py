@@ -9,14 +9,14 @@ sides of a Reshape or a MaxPool) share one position: they have one *leader*, who
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import onnx_ir as ir
 
 from detent.errors import ModelError
-from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by
+from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by, static_shape, tensor_of
 from detent.numerics.codec import Rounding
 from detent.numerics.interface import NumberFormat
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
@@ -148,6 +148,7 @@ def lay_out(
     `became` says what preparation made of nodes, which the user names as they were. `tail` is to stay float.
     """
     left: dict[str, str] = {} if tail is None else dict.fromkeys(tail.nodes, tail.reason)
+    # What the user asked for is the reason to tell, also where several hold.
     left |= {**left_float(recipe, model.graph, became), **selection.reasons_to_leave(model.graph, became)}
     masks = find_masks(model.graph)
     decisions: dict[str, Decision] = {}
@@ -161,11 +162,12 @@ def lay_out(
     leaders: dict[str, str] = {}
     for node in model.graph:
         if decided.quantizes(node):
+            # The first node that reads or makes a value names it in reports.
             for site in _sites_of(node, decided):
                 sites.setdefault(site.value, site)
             leaders |= _shared(node, sites)
     if not sites:
-        raise ModelError(_nothing_to_quantize(decisions))
+        raise ModelError(_nothing_to_quantize(model.graph, decisions))
     return replace(decided, sites=sites, leaders=leaders)
 
 
@@ -193,7 +195,7 @@ def bias_input(node: ir.Node) -> ir.Value | None:
 
 
 def _is_float(value: ir.Value) -> bool:
-    return value.dtype == ir.DataType.FLOAT
+    return value.dtype == ir.DataType.FLOAT and isinstance(value.type, ir.TensorType)  # a sequence has a dtype too
 
 
 def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
@@ -213,6 +215,9 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
     inputs = data_inputs(node)
     if not inputs:
         return "holds no float data"
+    empty = [value.name for value in inputs if _is_empty(value)]
+    if empty:
+        return f"'{empty[0]}' has no elements"
     if all(is_constant(value) for value in inputs) and not _looks_up(node):
         return "its data is constant"
     if node.op_type in ("MatMul", "Gemm") and not recipe.products_of_activations and not is_constant(node.inputs[1]):
@@ -221,6 +226,12 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return _reason_not_dynamic(node)
     declines = operator_of(node).declines
     return declines(node) if declines else None
+
+
+def _is_empty(value: ir.Value) -> bool:
+    """Return whether a value has no elements: the adapters of a network that was not adapted yet."""
+    tensor = tensor_of(value)
+    return 0 in (tensor.shape.numpy() if tensor is not None else static_shape(value) or ())
 
 
 def _reason_not_dynamic(node: ir.Node) -> str | None:
@@ -298,7 +309,14 @@ def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
     return both and consumer.inputs[0] is value and is_fused_edge(producer, consumer, layout.fuse)
 
 
-def _nothing_to_quantize(decisions: Mapping[str, Decision]) -> str:
+def _nothing_to_quantize(nodes: Iterable[ir.Node], decisions: Mapping[str, Decision]) -> str:
     reasons = Counter(decision.reason for decision in decisions.values())
     listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(4))
-    return f"The model has no node to quantize ({listed or 'it is empty'})."
+    wide = any(value.dtype == ir.DataType.DOUBLE for node in nodes for value in node.outputs)
+    if wide:
+        advice = "It computes in float64; export it in float32, which is what can be quantized."
+    elif all(decision.reason.startswith("operator ") for decision in decisions.values()):
+        advice = "`detent recipes` lists recipes; --set all_operators=true quantizes every operator on float data."
+    else:
+        advice = "`detent inspect` shows what is in it."
+    return f"The model has no node to quantize ({listed or 'it is empty'}). {advice}"

@@ -27,6 +27,8 @@ class InferShapes(Pass):
     """Write inferred shapes and types on all values.
 
     Cases:
+    - a graph output, or another value that the model describes, cannot have the shape that is declared for it
+      (onnxruntime runs such models with a warning): the inferred shape is taken;
     - inference as a whole fails (the model contradicts itself): declined with the reason, the model is unchanged;
     - a node's output stays without a shape (an operator that ONNX does not know, a shape that depends on data):
       declined for that node, but not for those behind it, which follow; the others are annotated.
@@ -40,9 +42,11 @@ class InferShapes(Pass):
 def infer(model: ir.Model) -> str | None:
     """Infer shapes; return the reason if inference as a whole failed and nothing was changed."""
     try:
-        proto = onnx.shape_inference.infer_shapes(
-            light_proto(model), check_type=True, strict_mode=False, data_prop=True
-        )
+        light = light_proto(model)
+        proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)
+        if _contradicts_itself(light):
+            _forget_shapes(light)
+            proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return str(error).strip()
     for graph, inferred in zip(model.graphs(), ir.from_proto(proto).graphs(), strict=True):
@@ -52,6 +56,26 @@ def infer(model: ir.Model) -> str | None:
                 value.shape = known[name].shape if known[name].shape is not None else value.shape
                 value.type = known[name].type if known[name].type is not None else value.type
     return None
+
+
+def _contradicts_itself(proto: onnx.ModelProto) -> bool:
+    """Return whether a declared shape is one that the value cannot have."""
+    try:
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        return "existing shape differ" in str(error)
+    except (ValueError, RuntimeError):
+        return False
+    return False
+
+
+def _forget_shapes(proto: onnx.ModelProto) -> None:
+    """Take all declared shapes away but those of inputs and initializers."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    described = [value for value in proto.graph.value_info if value.name not in constants]
+    for value in (*proto.graph.output, *described):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
 
 
 def infer_with_notes(owner: Pass, model: ir.Model) -> None:

@@ -35,16 +35,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import Names, add_initializer, constant, input_at, is_standard, take_over, tensor_of
-from detent.qdq.families import (
-    MOVES_CODES,
-    OnCodes,
-    OperatorName,
-    dequantize_family,
-    is_block_format,
-    is_fix_neuron,
-    on_codes,
-    quantize_family,
-)
+from detent.qdq import families
 from detent.qdq.reader import LinearParams, dequantized, params_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -88,7 +79,7 @@ class QuantizedNetwork:
 
     model: ir.Model
     codes: Mapping[str, ValueCodes]
-    written: Mapping[str, OperatorName] = field(default_factory=dict)
+    written: Mapping[str, families.OperatorName] = field(default_factory=dict)
 
     @property
     def quantized(self) -> bool:
@@ -119,26 +110,28 @@ class _Reader:
         source = node.inputs[0] if node.inputs else None
         if source is None:
             return
-        if dequantize_family(node) is not None:
+        if families.dequantize_family(node) is not None:
             self._dequantize(node)
-        elif is_fix_neuron(node):
+        elif families.is_fix_neuron(node):
             linear = params_of(node)
             dtype = "" if linear is None else linear.dtype.name
             self._join(node, source, ValueCodes(dtype, linear, node.op_type, node.domain))
-        elif is_block_format(node):
+        elif families.is_block_format(node):
             self._join(node, source, ValueCodes("blocks", None, node.op_type, node.domain))
         elif is_standard(node, "Cast"):
             self._cast(node, source)
 
     def drop_unread(self) -> None:
         """Remove quantizing nodes whose codes nothing reads any more."""
+        # Backwards, so that a node is looked at after all its readers are gone.
         for node in reversed(tuple(self.graph)):
             output = node.outputs[0]
-            if quantize_family(node) is not None and not output.uses() and not output.is_graph_output():
+            if families.quantize_family(node) is not None and not output.uses() and not output.is_graph_output():
                 self.graph.remove(node, safe=True)
 
     def _dequantize(self, node: ir.Node) -> None:
         read = dequantized(node)
+        # A scale that is computed (dynamic quantization) is part of the network, not a description of it.
         if read is None or read.params is None:
             return
         params = read.params
@@ -167,6 +160,8 @@ class _Reader:
         def decode() -> ir.TensorProtocol:
             return ir.tensor(linear.decode(held.numpy()).astype(np.float32))
 
+        # A check reads types and shapes; decoding all weights of a large model would cost seconds and four times its
+        # memory.
         decoded = ir.LazyTensor(decode, dtype=ir.DataType.FLOAT, shape=shape, name=name)
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=decoded)
         output.replace_all_uses_with(value, replace_graph_outputs=True)
@@ -179,6 +174,7 @@ class _Reader:
         output, known = node.outputs[0], self.codes.get(str(source.name))
         named = source.is_graph_input() or source.is_initializer() or source.is_graph_output()
         changed = known is not None and codes is not None and not known.same_as(codes)
+        # Two names that users see cannot be joined into one value, and neither can two kinds of codes.
         if changed or (output.is_graph_output() and named):
             self._convert(node, source, codes)
             return
@@ -210,7 +206,7 @@ _SUFFIXES = ("_QuantizeLinear_Output", "_quantized")
 _CODED_NUMBERS = {"Clip": (1, 2), "Pad": (2,)}
 """Inputs that are codes without a scale of their own."""
 
-_MOVING = (*MOVES_CODES, "MaxPool", "Resize", "Concat", *_CODED_NUMBERS)
+_MOVING = (*families.MOVES_CODES, "MaxPool", "Resize", "Concat", *_CODED_NUMBERS)
 _NOT_THEIRS = ("opset", "channels_last")
 """Attributes that float operators do not have."""
 
@@ -226,7 +222,7 @@ class _Scale:
         return None if scale is None or zero_point is None else LinearParams(scale, zero_point)
 
 
-def _write_out(model: ir.Model) -> dict[str, OperatorName]:
+def _write_out(model: ir.Model) -> dict[str, families.OperatorName]:
     """Replace operators on codes in the main graph, in place; return which operator each node was, by name."""
     work = _WriteOut(model)
     for node in tuple(model.graph):
@@ -239,25 +235,27 @@ class _WriteOut:
 
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
-        self.written: dict[str, OperatorName] = {}
+        self.written: dict[str, families.OperatorName] = {}
         self._names = Names(model)
         self._scales: dict[ir.Value, _Scale] = {}
 
     def visit(self, node: ir.Node) -> None:
         """Replace one node, if it is one on codes."""
-        form = on_codes(node)
+        form = families.on_codes(node)
         if form is not None:
             self._compute(node, form)
         elif is_standard(node, *_MOVING):
             self._move(node)
-        elif quantize_family(node) is not None:
+        elif families.quantize_family(node) is not None:
             self._scales[node.outputs[0]] = _scale_at(node, 1)
 
-    def _compute(self, node: ir.Node, form: OnCodes) -> None:
+    def _compute(self, node: ir.Node, form: families.OnCodes) -> None:
         operands = form.operands or tuple(range(2, len(node.inputs), 3))
         grids, result = [_scale_at(node, index + 1) for index in operands], _scale_at(node, form.result)
         scales = [constant(grid.scale) for grid in (*grids, result)]
         known = [scale for scale in scales if scale is not None]
+        # Computed scales, or onnxruntime's own layout after its optimizer: left as an operator on codes, which a check
+        # reports.
         if len(known) < len(scales) or node.attributes.get_int("channels_last", 0) != 0:
             return
         inputs: list[ir.Value | None] = [input_at(node, index) for index in form.plain]
@@ -265,10 +263,11 @@ class _WriteOut:
             inputs.append(self._decoded(node, input_at(node, index), grid, _channel_axis(node) if number else 1))
         bias = None if form.bias is None else input_at(node, form.bias)
         if bias is not None:
+            # QGemm and QLinearConv give their bias no scale: by definition it is that of the products.
             unit = np.float32(node.attributes.get_float("alpha", 1.0)) * known[0] * known[1]
             scale = add_initializer(self.graph, self._names.fresh(f"{bias.name}_scale"), np.asarray(unit, np.float32))
             inputs.append(self._decoded(node, bias, _Scale(scale, None), axis=0))
-        self.written[str(node.name)] = OperatorName.of(node)
+        self.written[str(node.name)] = families.OperatorName.of(node)
         self._replace(node, form.op_type, inputs, result)
 
     def _move(self, node: ir.Node) -> None:
@@ -282,6 +281,7 @@ class _WriteOut:
             if codes is not None:
                 name = self._names.fresh(f"{node.name}/number")
                 inputs[index] = add_initializer(self.graph, name, linear.decode(codes))
+            # A Concat may join codes with a constant of codes, which has no node that names a scale.
             elif value is not None and (value in self._scales or node.op_type == "Concat"):
                 inputs[index] = self._decoded(node, value, grid)
         self._replace(node, node.op_type, inputs, grid)
@@ -312,6 +312,7 @@ class _WriteOut:
     def _float(self, value: ir.Value, codes: ir.Value) -> ir.Value:
         """Name and type a value as the float one that these codes stand for."""
         name = str(codes.name)
+        # onnxruntime's quantizer names codes after the float tensor, and users know the latter.
         for suffix in _SUFFIXES:
             name = name.removesuffix(suffix)
         value.name, value.type, value.shape = self._names.fresh(name), ir.TensorType(ir.DataType.FLOAT), codes.shape

@@ -38,18 +38,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError, nearest
+from detent.qdq import families
 from detent.qdq.block_functions import read_block_float, read_microscaling
-from detent.qdq.families import (
-    EXTENDED,
-    FIX_NEURON,
-    FOREIGN_DOMAINS,
-    MICROSOFT,
-    STANDARD,
-    VITIS,
-    Family,
-    OperatorName,
-    native_family,
-)
 from detent.qdq.function_body import LABEL, Body, Definition, described, ref, string_attribute
 
 AXIS = ir.AttrInt64("axis", 1)
@@ -152,7 +142,7 @@ def read_fix_neuron(node: ir.Node, opset: int) -> Definition:
 
 def _is_standard(dtype: ir.DataType, opset: int) -> bool:
     """Return whether the standard operators are the whole definition."""
-    return native_family(dtype.name.lower(), opset, quantizes=True) is STANDARD
+    return families.native_family(dtype.name.lower(), opset, quantizes=True) is families.STANDARD
 
 
 def _input(node: ir.Node, index: int, what: str) -> ir.Value:
@@ -198,7 +188,7 @@ _IR_VERSION_OF_DEFAULTS = 9
 _IR_VERSION_OF_OVERLOADS = 10
 
 
-def _readers(family: Family) -> dict[OperatorName, Reader]:
+def _readers(family: families.Family) -> dict[families.OperatorName, Reader]:
     by_name: dict[str, Reader] = {
         family.quantize: read_quantize,
         family.dequantize: read_dequantize,
@@ -206,14 +196,16 @@ def _readers(family: Family) -> dict[OperatorName, Reader]:
         family.block_float: read_block_float,
         family.microscaling: read_microscaling,
     }
-    return {OperatorName(family.domain, name): reader for name, reader in by_name.items() if name}
+    return {families.OperatorName(family.domain, name): reader for name, reader in by_name.items() if name}
 
 
-READERS: Mapping[OperatorName, Reader] = MappingProxyType(_readers(FIX_NEURON) | _readers(EXTENDED) | _readers(VITIS))
+READERS: Mapping[families.OperatorName, Reader] = MappingProxyType(
+    _readers(families.FIX_NEURON) | _readers(families.EXTENDED) | _readers(families.VITIS)
+)
 """Every operator that can get a function."""
 
 
-def add_functions(model: ir.Model, *, overloads: bool = False) -> list[OperatorName]:
+def add_functions(model: ir.Model, *, overloads: bool = False) -> list[families.OperatorName]:
     """Add a function for every node of these domains that has none yet, and the opset imports. In place, idempotent.
 
     A function that the model brought along, not written by this module, is left alone and so are its nodes. `overloads`
@@ -221,12 +213,12 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[OperatorN
     returned. ModelError names a node whose operator, attributes or types have no definition, or would need a body of
     its own without `overloads`.
     """
-    calls: dict[OperatorName, list[tuple[ir.Node, Definition]]] = {}
+    calls: dict[families.OperatorName, list[tuple[ir.Node, Definition]]] = {}
     for node in _nodes(model):
         present = model.functions.get(node.op_identifier())
-        if node.domain in FOREIGN_DOMAINS and (present is None or LABEL in present.metadata_props):
+        if node.domain in families.FOREIGN_DOMAINS and (present is None or LABEL in present.metadata_props):
             definition = _definition(node, model.graph.opset_imports[""])
-            calls.setdefault(OperatorName.of(node), []).append((node, definition))
+            calls.setdefault(families.OperatorName.of(node), []).append((node, definition))
     for operator, pairs in calls.items():
         _drop_functions(model, operator)
         for node, definition in _unified(operator, pairs, overloads):
@@ -238,7 +230,7 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[OperatorN
 
 
 def _unified(
-    operator: OperatorName, pairs: list[tuple[ir.Node, Definition]], overloads: bool
+    operator: families.OperatorName, pairs: list[tuple[ir.Node, Definition]], overloads: bool
 ) -> list[tuple[ir.Node, Definition]]:
     """Return the same nodes with one definition that serves them all, or with overloads one for each format."""
     if len({definition.label for _, definition in pairs}) == 1:
@@ -254,10 +246,10 @@ def _unified(
     return general
 
 
-def _drop_functions(model: ir.Model, operator: OperatorName) -> None:
+def _drop_functions(model: ir.Model, operator: families.OperatorName) -> None:
     """Remove what an earlier call wrote for an operator: its nodes may have changed since."""
     for identifier, function in list(model.functions.items()):
-        if OperatorName(function.domain, function.name) == operator and LABEL in function.metadata_props:
+        if families.OperatorName(function.domain, function.name) == operator and LABEL in function.metadata_props:
             del model.functions[identifier]
 
 
@@ -266,7 +258,7 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _definition(node: ir.Node, opset: int) -> Definition:
-    operator = OperatorName.of(node)
+    operator = families.OperatorName.of(node)
     reader = READERS.get(operator)
     if reader is None:
         known = [str(known) for known in READERS]
@@ -282,10 +274,12 @@ def _definition(node: ir.Node, opset: int) -> Definition:
     return definition
 
 
-def _overload(model: ir.Model, operator: OperatorName, definition: Definition) -> str:
+def _overload(model: ir.Model, operator: families.OperatorName, definition: Definition) -> str:
     """Return the overload of the function that is written from `definition`; add it if it is missing."""
     functions = [
-        function for function in model.functions.values() if OperatorName(function.domain, function.name) == operator
+        function
+        for function in model.functions.values()
+        if families.OperatorName(function.domain, function.name) == operator
     ]
     for function in functions:
         if function.metadata_props.get(LABEL) == definition.label:
@@ -302,7 +296,7 @@ def settle_domains(model: ir.Model) -> None:
     add_functions(model)
     common_passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     used = {node.domain for node in _nodes(model)}
-    for domain in (*FOREIGN_DOMAINS, MICROSOFT.domain):
+    for domain in (*families.FOREIGN_DOMAINS, families.MICROSOFT.domain):
         if domain in used:
             model.opset_imports.setdefault(domain, 1)
         else:
@@ -312,5 +306,5 @@ def settle_domains(model: ir.Model) -> None:
 def take_out_functions(model: ir.Model) -> None:
     """Remove the functions of quantizing operators, whose nodes stay."""
     for key, function in tuple(model.functions.items()):
-        if function.domain in FOREIGN_DOMAINS:
+        if function.domain in families.FOREIGN_DOMAINS:
             del model.functions[key]
