@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from detent.results.quantized import Report
     from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
 
-    FloatModel = str | PathLike[str] | onnx.ModelProto
+    FloatModel = str | PathLike[str] | onnx.ModelProto | Any  # Any: torch's types, which are not required
     AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model | Pipeline
     RecipeLike = str | PathLike[str] | Recipe
 
@@ -85,7 +85,7 @@ def quantize(
     """Quantize `model` and write it to `output`; return what was done and what it cost.
 
     Args:
-        model: a path, or a ModelProto. Never modified.
+        model: a path, a ModelProto, a PyTorch module or exported program. Never modified.
         output: where to write; None: the quantized model is `report.model`.
         calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
             torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).

@@ -201,6 +201,9 @@ class ReadingOptions(
 ):
     """How samples are read into a float model that is to be quantized."""
 
+    example_inputs: Annotated[
+        Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
+    ]
     keep_batch: Annotated[
         bool, Flag("Leave an open batch open. Else it becomes 1 for an NPU.", "--keep-batch", default=False)
     ]

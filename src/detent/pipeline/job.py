@@ -19,6 +19,7 @@ from detent.devices.generations import GENERATIONS, recipe_for
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, read_proto
+from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
@@ -150,7 +151,7 @@ class Job:
 
 
 def make_job(
-    model: str | PathLike[str] | onnx.ModelProto,
+    model: Any,
     calibration: Any = None,
     recipe: str | PathLike[str] | Recipe | None = None,
     output: str | PathLike[str] | None = None,
@@ -158,6 +159,11 @@ def make_job(
 ) -> Job:
     """Return the job of what `detent.quantize` or a relative is given."""
     given = settled(QuantizeOptions, options)
+    if is_torch(model):
+        example = given["example_inputs"]
+        model = from_torch(
+            model, _first_sample(calibration) if example is None else example, shapes_of(given["fix_shape"])
+        )
     named, why = (recipe, "") if recipe is not None else _recipe_for(given["device"], model)
     chosen = change_recipe(named, given)
     if given["rounding"] is None and instead_of_shifts(chosen.weights) is None and chosen.rounding == "half-even":
@@ -182,6 +188,16 @@ def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
     name, why = recipe_for(generation, frozenset(node.op_type for node in proto.graph.node))
     return name, f"Recipe {name}: {why}. Another with --recipe."
+
+
+def _first_sample(calibration: Any) -> Any:
+    """Return the first sample of an array or a DataLoader, which says what a PyTorch module is called with; or None."""
+    if hasattr(calibration, "shape"):
+        return calibration[:1]
+    if hasattr(calibration, "dataset") and hasattr(calibration, "batch_size"):
+        batch = next(iter(calibration))
+        return (batch[0] if isinstance(batch, list | tuple) else batch)[:1]
+    return None
 
 
 def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, Any]) -> Recipe:
