@@ -111,6 +111,7 @@ class Run:
             tail_model=written.protos[1] if written.cut is not None and written.protos else None,
             cut=written.cut,
             postprocessing=prepared.tail,
+            recipe_reason=self.job.recipe_reason,
         )
 
     def _decisions(self) -> Report:
