@@ -109,6 +109,12 @@ class Prepared:
         return _observed_sites(self.layout)
 
     @property
+    def cuts(self) -> bool:
+        """Whether the post-processing becomes a file of its own: if asked for, or if the device rejects it."""
+        wanted = self.job.options["postprocessing"]
+        return self.tail is not None and (wanted == "cut" or (wanted == "auto" and self.target.all_or_nothing))
+
+    @property
     def needs_statistics(self) -> bool:
         """Whether the format of any activation needs statistics."""
         return _needs_statistics(self.layout)
