@@ -393,10 +393,50 @@ class WithoutQdqBetween(NodeStep):
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove rounding that nothing reads any more."""
-        # Backwards, so that a DequantizeLinear goes before the QuantizeLinear that only it read.
-        for node in reversed(tuple(edit.graph)):
-            if (_family(node) or families.is_fix_neuron(node)) and is_unused(node.outputs[0]):
-                edit.remove(node)
+        remove_unread(edit)
+
+
+def remove_unread(edit: GraphEdit) -> None:
+    """Remove quantizing operators that nothing reads: backwards, because one may be the only reader of another."""
+    for node in reversed(tuple(edit.graph)):
+        if (_family(node) or families.is_fix_neuron(node)) and is_unused(node.outputs[0]):
+            edit.remove(node)
+
+
+@dataclass(frozen=True)
+class WithoutOutputQdq(NodeStep):
+    """Remove Q/DQ from the outputs of operators, where no quantized operator reads them: `op_types` as `MatMul+Gemm`.
+
+    What a quantized operator reads has to be rounded for it. `nodes` are single nodes, by name.
+    """
+
+    op_types: str = ""
+    nodes: tuple[str, ...] = ()
+    nothing: ClassVar[str] = "no output of such operators is rounded for float readers alone."
+
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
+        source = _unrounded(node.outputs[0]) if _family(node) or families.is_fix_neuron(node) else None
+        producer = None if source is None else source.producer()
+        if source is None or producer is None:
+            return None
+        if producer.op_type not in self.op_types.split("+") and producer.name not in self.nodes:
+            return None
+        if any(_is_quantized(use.node) for use in node.outputs[0].uses()):
+            return "a quantized operator reads it"
+        edit.substitute(node, source)
+        return edit.changed(source, f"not rounded behind {producer.op_type}")
+
+    def _clean_up(self, edit: GraphEdit) -> None:
+        """Remove rounding that nothing reads any more."""
+        remove_unread(edit)
+
+
+def _is_quantized(node: ir.Node) -> bool:
+    """Return whether an operator has codes for weights, or its result is rounded."""
+    read = [dequantized(value.producer()) for value in node.inputs if value is not None]
+    readers = [use.node for value in node.outputs for use in value.uses()]
+    weights = any(each is not None and each.stored is not None for each in read)
+    return weights or any(families.quantize_family(reader) or families.is_fix_neuron(reader) for reader in readers)
 
 
 def _parse_pairs(text: str) -> Iterator[tuple[str, str]]:

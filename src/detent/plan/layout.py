@@ -22,6 +22,7 @@ from detent.numerics.interface import NumberFormat
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
+from detent.plan.unfused_norms import find_unfused_norms
 from detent.recipe import Recipe
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 
@@ -150,11 +151,11 @@ def lay_out(
     left: dict[str, str] = {} if tail is None else dict.fromkeys(tail.nodes, tail.reason)
     # What the user asked for is the reason to tell, also where several hold.
     left |= {**left_float(recipe, model.graph, became), **selection.reasons_to_leave(model.graph, became)}
-    masks = find_masks(model.graph)
+    masks, norms = find_masks(model.graph), find_unfused_norms(model.graph)
     decisions: dict[str, Decision] = {}
     for node in model.graph:
         name = str(node.name)
-        reason = left.get(name) or masks.reasons.get(name) or _reason_to_leave(node, recipe)
+        reason = left.get(name) or masks.reasons.get(name) or norms.get(name) or _reason_to_leave(node, recipe)
         decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     ends = frozenset[str]() if tail is None else frozenset(tail.starts)
     decided = Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends)
