@@ -17,8 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
 
-# A busy machine is not a fault of the code under test.
-settings.register_profile("unhurried", deadline=None)
+# A busy machine is not a fault of the code under test. Half of the usual number of examples: every run draws new ones,
+# so what one run misses another finds, and the properties here fail on most examples or on none.
+settings.register_profile("unhurried", deadline=None, max_examples=50)
 settings.load_profile("unhurried")
 
 
