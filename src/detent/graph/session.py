@@ -132,6 +132,12 @@ class Runner:
                 f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
                 "Check the shape of the input (for images: --size)."
             ) from error
+        for name, result in zip(outputs or self.outputs, results, strict=False):
+            if not hasattr(result, "dtype"):
+                raise ModelError(
+                    f"Output '{name}' is no tensor but a sequence or a map, which cannot be compared. Export the model "
+                    "with tensors for outputs."
+                )
         self._source = None
         return results
 

@@ -14,6 +14,7 @@ from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
+from detent.plan.divisors import GuardDivisors
 from detent.plan.layout import Layout
 from detent.plan.plan import Plan, make_plan
 from detent.prepare import Pass, prepare
@@ -60,8 +61,9 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
         plan = rules(plan)
         unsettled = [str(each) for each in rules.violations(plan)]
         _rewrite(model, target.corrections, layout, notes)
-        _run(model, [SaturatingClip(plan)], notes)
-    return Planned(observed, model, plan, rules, unsettled, notes)
+        guard = GuardDivisors(plan, observed.observation.statistics)
+        _run(model, [SaturatingClip(plan), guard], notes)
+    return Planned(observed, model, guard.plan, rules, unsettled, notes)
 
 
 def _copied(layout: Layout) -> Layout:

@@ -5,9 +5,10 @@ A prepared model must compute what the given one does. `Original` keeps the give
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -50,6 +51,11 @@ from detent.tasks.parts import OutputPart, output_parts
 from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+
+RANDOM_OPERATORS = (
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
+)
+"""What draws numbers while the model runs, so that two runs differ."""
 
 NORM_SAMPLES = 4
 """Samples by which the values before the first BatchNorm are compared with those of training."""
@@ -103,6 +109,12 @@ class Prepared:
         return _observed_sites(self.layout)
 
     @property
+    def cuts(self) -> bool:
+        """Whether the post-processing becomes a file of its own: if asked for, or if the device rejects it."""
+        wanted = self.job.options["postprocessing"]
+        return self.tail is not None and (wanted == "cut" or (wanted == "auto" and self.target.all_or_nothing))
+
+    @property
     def needs_statistics(self) -> bool:
         """Whether the format of any activation needs statistics."""
         return _needs_statistics(self.layout)
@@ -119,7 +131,8 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         names = [str(node.name) for node in model.graph]
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
-        passes = default_passes(job.shapes, for_target, job.recipe.without, fix_batch=early)
+        shapes = job.shapes or (_image_shape(job, model) if early else None)
+        passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         became = successors(names, model.graph, passes)
         found = find_postprocessing(model.graph)
@@ -128,6 +141,12 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     job, warnings = _without_learning(job, layout)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
+    drawing = next((node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS), None)
+    if drawing is not None:
+        warnings = (
+            *warnings,
+            f"Node '{drawing.name}' draws random numbers: no two runs are equal.",
+        )
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
     return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, warnings, tail)
 
@@ -139,6 +158,21 @@ def fixes_batch(job: Job, target: Device) -> bool:
     calibration may run several samples at once.
     """
     return target.accelerated and not job.options["keep_batch"]
+
+
+def _image_shape(job: Job, model: ir.Model) -> Mapping[str, Sequence[int]] | None:
+    """Return the shape of the images that a model with open sides is fed; None if it is fed arrays.
+
+    An NPU is programmed for one size. The one that the file's metadata or the user says is what calibration uses too.
+    """
+    specs = input_specs(model)
+    if len(specs) != 1 or len(specs[0].shape) != 4 or None not in specs[0].shape[1:] or job.calibration is None:
+        return None
+    source = open_source(job.calibration, specs, preprocess=job.preprocess, limit=1)
+    if source.preprocess is None:
+        return None
+    (array,) = source.peek(1)[0].load().feeds.values()
+    return {specs[0].name: (1, *array.shape[1:])}
 
 
 def _float_tail(job: Job, found: Postprocessing | None) -> Postprocessing | None:
@@ -253,6 +287,12 @@ class Original:
         }
         self._runner = Runner(self._model)
 
+    @property
+    def nodes(self) -> Iterable[ir.Node]:
+        """All nodes, those of inner graphs and functions included."""
+        functions = (node for function in self._model.functions.values() for node in function.all_nodes())
+        return chain(self._model.graph.all_nodes(), functions)
+
     def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         """Return all outputs by name."""
         return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
@@ -283,6 +323,8 @@ def _constant_input(node: ir.Node, index: int) -> Any:
 
 def check_preparation(job: Job, original: Original, samples: Sequence[PendingSample], observation: Observation) -> None:
     """Run the given model on one sample: preparing and equalizing it must not have changed its function."""
+    if any(node.op_type in RANDOM_OPERATORS for node in original.nodes):
+        return  # it does not compute the same twice
     if observation.runner is None:  # without data, this was checked when the statistics were counted
         return
     # One of the samples that equalization saw: on others, a Clip may cut where it did not before.
