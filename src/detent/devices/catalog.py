@@ -94,6 +94,7 @@ DEVICES: Mapping[str, Device] = {
             operators=_published(_A8W8),
             likely={"PRelu": _WITH_THE_LAYER},
             types=_types("int8 uint8", "int8 uint8", "int32"),
+            wide=_A16W8,
             recipe="A8W8",
             preparations=(SplitToSlice, ReduceMeanToPool),
             constraints=CONCATS,

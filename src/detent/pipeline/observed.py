@@ -26,13 +26,13 @@ from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.pipeline.rescaling import Rescaling, rescale
 from detent.recipe import Recipe
-from detent.recipe.recipe import EQUALIZING_SAMPLES
+from detent.recipe.recipe import EQUALIZING_SAMPLES, WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
 from detent.settings import choice_text
 
 READ_LATER = frozenset(
-    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges")
+    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges", "widen")
 )
 """Fields of a recipe that only later stages read, but for the votes of a method."""
 
@@ -165,6 +165,8 @@ def _first_samples(job: Job, source: Source | None, saved: StatisticsFile | None
     needed = max(recipe.refinement.samples if recipe.refinement is not None else 0, job.probes)
     if recipe.search_ranges:
         needed = max(needed, RANGE_SAMPLES)
+    if recipe.widen is not None and source is not None:  # from statistics alone, nothing can be widened
+        needed = max(needed, WIDENING_SAMPLES)
     if (recipe.equalize is not None or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
