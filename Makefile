@@ -41,7 +41,7 @@ lines: $(VENV)/installed-dev  ## Lines per room against lines.toml, and the othe
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -27,7 +27,7 @@ from benchmarks.common import (
     top1_right,
 )
 from detent.evaluation.evaluator import Evaluator
-from detent.numerics.ties import DEVICE_ROUNDINGS
+from detent.numerics.codec import DEVICE_ROUNDINGS
 from detent.recipe import Recipe
 from detent.refinements import parse_refinement
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from detent.devices.catalog import find_device
 from detent.evaluation.evaluator import Evaluator
 from detent.graph.load import load
-from detent.numerics.ties import DeviceRounding
+from detent.numerics.codec import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import input_specs, open_source
 from detent.plan.layout import Role, lay_out

@@ -27,7 +27,7 @@ from detent.emulator.emulator import Emulator
 from detent.graph.load import load
 from detent.graph.save import complete_proto, serialize
 from detent.graph.session import Runner, session_options
-from detent.numerics.ties import DEVICE_ROUNDINGS
+from detent.numerics.codec import DEVICE_ROUNDINGS
 from detent.observe.sources import open_source
 
 RUNS = 12

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.seed_blocks import Block, blocks_of
 from detent.compat.script_runner import run_script
-from detent.demo.walkthrough import CALIBRATION, MODEL
+from detent.demo import CALIBRATION, MODEL
 from detent.errors import DetentError
 
 TUTORIAL = Path(__file__).with_name("advanced_quark_quantize.py")

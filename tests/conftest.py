@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 
 # A busy machine is not a fault of the code under test.
 settings.register_profile("unhurried", deadline=None)

@@ -23,7 +23,7 @@ def test_an_old_path_is_the_module_of_today(old):
 
 
 def test_documented_paths():
-    from detent.numerics.named import BLOCK_FORMATS
+    from detent.numerics import BLOCK_FORMATS
     from detent.recipe.presets import find_preset
     from detent.results.evaluated import compare_scores
 

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import detent as package
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.graph import save as saving
 from tests.conftest import tiny_model
 

@@ -29,9 +29,9 @@ from tools.golden_models import detector
 
 import detent
 from detent.compat.script_runner import run_script
-from detent.demo.walkthrough import copy_files
+from detent.demo import copy_files
 from detent.devices.catalog import ALIASES, DEVICES, OPTIONAL, leavable_steps
-from detent.numerics.named import NAMED_FORMATS
+from detent.numerics import NAMED_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import OutputFormat
 from tests.compat.scripts import IMAGE_SCRIPT
@@ -42,7 +42,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(sh|python|toml)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 FOREIGN = re.compile(r"^(?:import|from) (?:quark|vai_q_onnx|onnxruntime\.quantization)\b", re.MULTILINE)
-SET_UP = ("make demo", "make test", "pip install .", "detent demo --files digits", "cd digits")
+SET_UP = ("make demo", "make test", 'pip install ".[cpu]"', "detent demo --files digits", "cd digits")
 COMMAND = re.compile(r"(detent [^|<>&;$]*)(?:> (\S+)|(\|\|) echo [^|<>&;$]*)?")
 """A command, maybe with a file for what it prints, or with something to say where `detent check` finds fault."""
 UNFIT = 6  # the exit code of `detent check` for a model that does not run on the device whole

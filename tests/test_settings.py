@@ -5,7 +5,7 @@ import pytest
 from detent.equalizations import CrossLayer, GlobalEqualization, parse_equalization
 from detent.errors import UsageError
 from detent.methods import LayerwisePercentile, MinMax, parse_method
-from detent.settings import choice_text, parse_memory, show_memory
+from detent.settings import choice_text, parse_memory, read_text, show_memory
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,17 @@ def test_what_is_no_amount(text):
 @pytest.mark.parametrize("count", [0, 1, 2**20, 2**20 + 1, 12345678901])
 def test_what_is_shown_is_enough(count):
     assert count <= parse_memory(show_memory(count)) < count + 2**20
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_text_as_powershell_and_notepad_write_it(tmp_path, encoding):
+    file = tmp_path / "settings.json"
+    file.write_bytes('{"größe": 224}\r\n'.encode(encoding))
+    assert read_text(file) == '{"größe": 224}\n'
+
+
+def test_text_of_an_unknown_encoding_is_not_guessed(tmp_path):
+    file = tmp_path / "settings.json"
+    file.write_bytes("größe".encode("cp1252"))
+    with pytest.raises(UnicodeDecodeError):
+        read_text(file)

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from tools.number_line import Field, Line, Numbers, Picture, draw
 
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.blocks import FLOAT_ELEMENTS, BlockFloat, BlockFormat
 from detent.numerics.floats import FLOAT_NAMES, FloatFormat
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.named import BLOCK_FORMATS
 
 DATA = (-1.0, 2.5)
 STRETCHES = ((-4.0, 4.0), (0.0, 0.25), (1.0, 1.25))

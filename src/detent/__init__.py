@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from detent.numerics.floats import FloatFormat as FloatFormat
     from detent.numerics.formats import IntegerFormat as IntegerFormat
-    from detent.numerics.named import BLOCK_FORMATS as BLOCK_FORMATS
+    from detent.numerics import BLOCK_FORMATS as BLOCK_FORMATS
     from detent.observe.preprocess import PreprocessOptions as PreprocessOptions
     from detent.prepare.base import Pass as Pass
     from detent.recipe import Override as Override, Recipe as Recipe
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "AdaQuant": "detent.refinements",
     "AdaRound": "detent.refinements",
-    "BLOCK_FORMATS": "detent.numerics.named",
+    "BLOCK_FORMATS": "detent.numerics",
     "BiasCorrection": "detent.refinements",
     "DeviceCheck": "detent.results.checked",
     "Distribution": "detent.methods",

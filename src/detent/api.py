@@ -293,7 +293,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError.
     """
-    from detent.comparison.value_files import save_outputs
+    from detent.comparison.folders import save_outputs
     from detent.evaluation.candidate import as_models
     from detent.option_values import image_options, providers_of
     from detent.progress import silent

@@ -190,6 +190,10 @@ class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total
 class ReadingOptions(ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, total=False):
     """How samples are read into a float model that is to be quantized."""
 
+    keep_batch: Annotated[
+        bool, Flag("Leave an open batch open. Else it becomes 1 for an NPU.", "--keep-batch", default=False)
+    ]
+
 
 class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, ProgressOptions, total=False):
     """How finished models are run on samples."""

@@ -1,15 +1,27 @@
-"""Choices as text: a name, and settings of the dataclass that it stands for."""
+"""Settings that users write: text files, and choices as text (a name, and settings of the dataclass it stands for)."""
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from detent.errors import UsageError, nearest
 
 Choice = TypeVar("Choice")
+
+_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+"""How a file begins whose encoding is marked. PowerShell redirects text as UTF-16, and Notepad marks UTF-8."""
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file: UTF-8, or what the mark at its beginning says. Raise OSError or UnicodeDecodeError."""
+    data = path.read_bytes()
+    mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
+    return data[len(mark) :].decode(_MARKS.get(mark, "utf-8")).replace("\r\n", "\n")
 
 
 def parse_choice(text: str, known: Mapping[str, Choice], noun: str, unsettable: Collection[str] = ()) -> Choice:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from detent.demo.walkthrough import FOLDER, MODEL, PREPROCESS
+from detent.demo import FOLDER, MODEL, PREPROCESS
 
 
 @pytest.fixture

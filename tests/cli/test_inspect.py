@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from detent.demo.walkthrough import MODEL
+from detent.demo import MODEL
 
 
 def test_inspect_shows_operators_scales_and_nodes(detent, demo_arguments, tmp_path):

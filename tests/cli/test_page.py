@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from detent.demo.walkthrough import CALIBRATION, FOLDER, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, FOLDER, MODEL, PREPROCESS
 
 PREP = ["--preprocess", PREPROCESS]
 DATA = ["--data", FOLDER / "images", *PREP, "--limit", 6]

@@ -6,8 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from detent.cli import progress_bar as module
-from detent.cli.progress_bar import progress_bar
+from detent.cli import console as module
+from detent.cli.console import progress_bar
 from detent.progress import silent
 
 

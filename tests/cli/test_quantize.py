@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 
 
 def test_quantize_prints_what_it_did(detent, demo_arguments, tmp_path):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from detent.cli.quantizing import MISSED
-from detent.demo.walkthrough import CALIBRATION, FOLDER, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, FOLDER, MODEL, PREPROCESS
 from detent.recipe.file import read_recipe
 
 DEMO = ("--calib", CALIBRATION, "--preprocess", PREPROCESS)

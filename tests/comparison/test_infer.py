@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detent.comparison.value_files import save_outputs
+from detent.comparison.folders import save_outputs
 from detent.errors import DataError, OutputError
 from tests.models import build, info, node
 

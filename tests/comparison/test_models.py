@@ -7,7 +7,7 @@ import pytest
 
 import detent
 from detent.comparison.models import compare_models
-from detent.demo.walkthrough import FOLDER, MODEL, PREPROCESS
+from detent.demo import FOLDER, MODEL, PREPROCESS
 from detent.errors import ModelError
 from detent.graph import taps
 from detent.graph.load import load

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from detent.comparison.value_files import dump_codes
+from detent.comparison.folders import dump_codes
 from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError
 from tests.conftest import tiny_model

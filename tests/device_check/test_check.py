@@ -93,13 +93,11 @@ def test_automatic_padding():
 
 
 def test_an_open_batch_and_what_mends_it(tmp_path, samples):
-    model = detent.quantize(tiny_model(), calibration=samples).model
+    model = detent.quantize(tiny_model(), calibration=samples, keep_batch=True).model
     found = detent.check(model)
     assert (found.verdict, found.device_nodes, found.subgraphs) == ("rejected", 3, 1)
     assert errors(found) == [("", "the batch of input 'x' is not fixed")]
-    assert found.errors[0].fix.startswith(
-        "`detent quantize --fix-shape x=1,3,8,8`, or `detent convert MODEL OUTPUT --to"
-    )
+    assert "fixed-shapes:batch=1" in found.errors[0].fix
     convert(model, tmp_path / "fixed.onnx", "fixed-shapes:batch=1")
     assert detent.check(tmp_path / "fixed.onnx").verdict == "accepted"
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.rewrites import (
     HARD_SIGMOID_FACTOR,
     RoundLeakySlope,

@@ -14,10 +14,10 @@ import detent
 from detent.emit.output_formats import check_formats
 from detent.errors import ModelError, UsageError
 from detent.methods import Distribution, MinMax
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.named import BLOCK_FORMATS
 from detent.recipe.file import with_settings
 from detent.recipe.presets import PRESETS
 from tests.emit.forms import LAYERS, emitted, layer, snapped

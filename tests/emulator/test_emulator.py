@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.emulator.emulator import Emulator
 from detent.errors import DataError, UsageError
 from detent.observe.preprocess import PreprocessOptions

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from detent.errors import OutputError
@@ -46,6 +48,32 @@ def test_another_run_is_not_mixed_in_unless_so_asked(tmp_path):
 
 def test_names_are_harmless_and_differ():
     assert file_stems(["a/b", "a_b", "A/B", "../x", "", "ü"]) == ["a_b", "a_b_2", "A_B_3", "_x", "_", "__2"]
+
+
+def test_no_name_is_a_device_of_windows():
+    assert file_stems(["NUL", "con.weight", "aux", "console", "COM1"]) == [
+        "NUL_",
+        "con_.weight",
+        "aux_",
+        "console",
+        "COM1_",
+    ]
+
+
+def test_a_folder_takes_the_place_of_an_empty_one_as_windows_renames(tmp_path, monkeypatch):
+    replace = Path.replace
+
+    def windows(self, target):
+        if self.is_dir() and Path(target).exists():
+            raise PermissionError(13, "Access is denied")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", windows)
+    out = tmp_path / "out"
+    out.mkdir()
+    with new_folder(out) as folder:
+        (folder / "a").write_text("1")
+    assert (out / "a").read_text() == "1"
 
 
 def test_a_number_that_is_taken():

@@ -93,7 +93,7 @@ def test_one_activation_alone(name):
     for thing in things:
         (site,) = thing.variant.rounding
         alone, its_plan = planned(MODELS[name]())
-        its_plan.layout = replace(its_plan.layout, sites={site: its_plan.layout.sites[site]})
+        its_plan = replace(its_plan, layout=replace(its_plan.layout, sites={site: its_plan.layout.sites[site]}))
         emit(alone, its_plan)
         for found, expected in zip(answers[thing.name], Runner(alone, exact=True)(SAMPLE.feeds), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=thing.name)

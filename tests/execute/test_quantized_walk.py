@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
-from detent.execute.quantized_walk import QuantizedWalk
-from detent.execute.segments import cut_segments
+from detent.execute.quantized_walk import QuantizedWalk, cut_segments
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.numerics.formats import QuantParams
@@ -106,8 +107,8 @@ def test_other_formats(recipe):
 def test_refined_numbers_are_those_that_are_emitted():
     model, plan = planned(SMALL_MODELS["conv_relu_conv"]())
     plain = walked(model, plan, FEEDS)["y"][0]
-    plan.refined["w2"] = plan.of("w2").snap(normal(2, 4, 1, 1, seed=5)).astype(np.float32)
-    plan.refined["b2"] = plan.of("b2").snap(normal(2, seed=6)).astype(np.float32)
+    plan = plan.with_refined({"w2": plan.of("w2").snap(normal(2, 4, 1, 1, seed=5)).astype(np.float32)})
+    plan = plan.with_refined({"b2": plan.of("b2").snap(normal(2, seed=6)).astype(np.float32)})
     assert not np.array_equal(walked(model, plan, FEEDS)["y"][0], plain)
     assert_simulates(model, plan, FEEDS)
 
@@ -152,8 +153,8 @@ def test_a_constant_is_decoded_for_those_only_that_read_it_as_data():
         [node("Add", "x k", "a"), node("Clip", "a k", "c"), node("Add", "c k", "y")], "y", {"k": np.float32(0.3)}
     )
     model, plan = planned(proto)
-    plan.params["k"] = QuantParams.at(XINT8.weights, 2)
-    plan.params["c"] = QuantParams.at(XINT8.activations, 6)
+    plan = replace(plan, params={**plan.params, "k": QuantParams.at(XINT8.weights, 2)})
+    plan = replace(plan, params={**plan.params, "c": QuantParams.at(XINT8.activations, 6)})
     assert_simulates(model, plan, FEEDS)
 
 
@@ -209,6 +210,6 @@ def test_the_demo():
     leaders = [site.value for site in layout.of_role(Role.ACTIVATION) if layout.leader(site.value) == site.value]
     observation = sweep(model, leaders, source)
     plan = make_plan(model, layout, observation.statistics, XINT8)
-    target.constraints.constrain(model, plan)
+    plan = target.constraints.constrain(model, plan)
     correct(model, plan)
     assert_simulates(model, plan, [pending.load().feeds for pending in source])

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -10,6 +13,7 @@ from onnx import TensorProto, helper
 from detent.errors import OutputError
 from detent.graph import save as saving
 from detent.graph.load import load, stored_bytes
+from detent.graph.save import save, write_text
 from tests.conftest import tiny_model
 
 
@@ -128,6 +132,42 @@ def test_a_result_needs_no_file_of_its_input(tmp_path, samples):
     import detent
 
     onnx.save(tiny_model(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    detent.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", samples, exclude=["second"])
+    detent.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", samples, exclude=["second"], keep_batch=True)
     (tmp_path / "m.data").unlink()
     assert onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, {"x": samples})[0].shape == (12, 2, 8, 8)
+
+
+def test_a_file_is_flushed_through_a_handle_that_may_write(tmp_path, monkeypatch):
+    """Windows flushes no file that is open for reading only."""
+    modes = []
+    flush = os.fsync
+
+    def watched(handle):
+        os.write(handle, b"")  # fails with EBADF on a handle that only reads
+        modes.append(handle)
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    save(load(tiny_model()), tmp_path / "m.onnx")
+    write_text("text", tmp_path / "t.txt")
+    assert len(modes) == 2
+
+
+def test_a_name_that_is_held_for_a_moment_is_taken_in_the_end(tmp_path, monkeypatch):
+    """On Windows a scanner or viewer may hold the old file open."""
+    replace, tries = Path.replace, []
+
+    def held(self, target):
+        tries.append(target)
+        if len(tries) < 3:
+            raise PermissionError(13, "The process cannot access the file")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", held)
+    with pytest.raises(OutputError, match="t.txt"):
+        write_text("text", tmp_path / "t.txt")
+    assert list(tmp_path.iterdir()) == []
+    tries.clear()
+    monkeypatch.setattr("detent.graph.save.WAITS", (0.0, 0.0))
+    write_text("text", tmp_path / "t.txt")
+    assert (tmp_path / "t.txt").read_text() == "text"

@@ -56,7 +56,7 @@ def everything(channels):
 
 def quantized(channels, recipe):
     """The same model with quantizers between its layers."""
-    return load(detent.quantize(everything(channels), None, {"x": normal(4, 3, 12, 12)}, recipe).model)
+    return load(detent.quantize(everything(channels), None, {"x": normal(4, 3, 12, 12)}, recipe, keep_batch=True).model)
 
 
 EVERY_VALUE = ["a", "ra", "b", "s", "rs", "d", "gate", "m", "p", "cat", "t", "ct", "tr", "y"]

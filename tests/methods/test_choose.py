@@ -11,8 +11,13 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from detent.errors import UsageError
 from detent.methods import Distribution, Entropy, LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
-from detent.numerics.formats import IntegerFormat
-from detent.numerics.power_of_two import base_position, min_mse_position, min_mse_position_of, non_overflow_position
+from detent.numerics.formats import (
+    IntegerFormat,
+    base_position,
+    min_mse_position,
+    min_mse_position_of,
+    non_overflow_position,
+)
 from detent.observe.statistics import TensorStatistics
 from detent.plan.plan import RAW_LIMIT, choose_params, choose_params_of_values, method_choices, settled_params
 from tests.grids import INT8, UINT8_ZERO_128

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as numpy_st
 
 from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
-from detent.numerics.ties import ROUNDINGS
+from detent.numerics.codec import ROUNDINGS
 from tests.numerics.test_ties import exactly
 
 BFP16 = BlockFloat(rounding="half_even")

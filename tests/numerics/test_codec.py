@@ -9,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from detent.numerics import codec
+from detent.numerics import BLOCK_FORMATS, NAMED_FORMATS, codec
 from detent.numerics.blocks import BlockParams, is_block
 from detent.numerics.floats import FloatFormat, FloatParams, is_float
-from detent.numerics.formats import IntegerFormat, QuantParams, has_power_of_two_scale, is_integer, is_product_bias
-from detent.numerics.loops import decode_activation, encode_activation
-from detent.numerics.named import BLOCK_FORMATS, NAMED_FORMATS
+from detent.numerics.formats import (
+    IntegerFormat,
+    QuantParams,
+    decode_activation,
+    encode_activation,
+    has_power_of_two_scale,
+    is_integer,
+    is_product_bias,
+)
 
 
 @pytest.mark.parametrize("fmt", NAMED_FORMATS.values(), ids=str)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.loops import decode_activation, encode_activation
-from detent.numerics.ties import ROUNDINGS, round_by
+from detent.numerics.codec import ROUNDINGS, round_by
+from detent.numerics.formats import IntegerFormat, QuantParams, decode_activation, encode_activation
 
 INT8, UINT8 = (IntegerFormat(dtype, scale="power_of_two") for dtype in ("int8", "uint8"))
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from detent.numerics import BLOCK_FORMATS, NAMED_FORMATS
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.named import BLOCK_FORMATS, NAMED_FORMATS
 
 
 def test_there_is_every_format():

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.blocks import BlockParams
 from detent.numerics.floats import FLOAT_NAMES, FloatFormat, FloatParams
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat, QuantParams
-from detent.numerics.named import BLOCK_FORMATS
 
 PARAMS = {
     **{name: IntegerFormat(name).fit(-3.0, 2.0) for name in INTEGER_TYPES},

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from detent.numerics.power_of_two import (
+from detent.numerics.formats import (
     HIGHEST_POSITION,
     LOWEST_POSITION,
     base_position,

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detent.errors import UsageError
-from detent.numerics.ties import ROUNDINGS, round_by
+from detent.numerics.codec import ROUNDINGS, round_by
 
 KNOWN = {
     #             -2.5  -1.5  -0.5   0.5   1.5   2.5

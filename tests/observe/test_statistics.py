@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from detent.numerics.power_of_two import min_mse_position, min_mse_position_of
+from detent.numerics.formats import min_mse_position, min_mse_position_of
 from detent.observe.counting import BINS, BLOCK, HALF
 from detent.observe.statistics import (
     LOWEST_EXPONENT,

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import detent as package
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import DataError, UsageError
 from detent.methods import METHODS

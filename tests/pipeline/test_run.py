@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.methods import METHODS
 from detent.observe.preprocess import PreprocessOptions
 from detent.recipe.file import find_recipe
@@ -36,7 +36,7 @@ def test_it_runs_on_plain_onnxruntime_with_the_same_names(report):
     session = onnxruntime.InferenceSession(report.output)
     assert [value.name for value in session.get_inputs()] == ["image"]
     assert [value.name for value in session.get_outputs()] == ["logits"]
-    assert session.run(None, {"image": np.zeros((3, 1, 32, 32), np.float32)})[0].shape == (3, 10)
+    assert session.run(None, {"image": np.zeros((1, 1, 32, 32), np.float32)})[0].shape == (1, 10)
 
 
 def test_all_scales_are_powers_of_two_and_all_codes_eight_bits(report):
@@ -109,7 +109,7 @@ def test_int8_and_uint8_activations_compute_the_same(samples):
     outputs = []
     for fmt in (POWER_OF_TWO_UINT8, POWER_OF_TWO_INT8):
         model = detent.quantize(tiny_model(), calibration=samples, recipe=recipe.replace(activations=fmt)).model
-        outputs.append(onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": samples})[0])
+        outputs.append(onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": samples[:1]})[0])
     # The two grids differ in the code -128 alone, and the base scale in 254 against 255 steps.
     np.testing.assert_allclose(outputs[0], outputs[1], atol=0.3)
 
@@ -163,6 +163,28 @@ def test_fixed_shapes_are_written(samples):
     report = detent.quantize(tiny_model(), calibration=samples, fix_shapes={"x": (1, 3, 8, 8)})
     dims = report.model.graph.input[0].type.tensor_type.shape.dim
     assert [dim.dim_value for dim in dims] == [1, 3, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [
+        ({}, 1),
+        ({"keep_batch": True}, "N"),
+        ({"target": "cpu"}, "N"),
+        ({"fix_shape": {"x": (2, 3, 8, 8)}}, 2),
+        ({"batch": 4}, 1),  # calibration runs four samples at a time
+    ],
+)
+def test_an_open_batch_is_fixed_for_an_npu_alone(samples, options, batch):
+    report = detent.quantize(tiny_model(), calibration=samples, **options)
+    dim = report.model.graph.input[0].type.tensor_type.shape.dim[0]
+    assert (dim.dim_value or dim.dim_param) == batch
+    assert ("fixed to 1" in str(report)) == (batch == 1)
+
+
+def test_items_of_a_stream_may_be_batches_for_an_npu_too(samples):
+    report = detent.quantize(tiny_model(), calibration=[samples[:4], samples[4:6]])
+    assert report.model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
 
 
 def test_float16_models_are_converted(samples):
@@ -250,7 +272,7 @@ def test_a_constant_that_is_an_output_and_data(samples):
     model.graph.output.append(helper.make_tensor_value_info("k", TensorProto.FLOAT, []))
     report = detent.quantize(model, calibration=samples)
     session = onnxruntime.InferenceSession(report.model.SerializeToString())
-    assert session.run(["k"], {"x": samples})[0] == pytest.approx(0.5, abs=0.01)
+    assert session.run(["k"], {"x": samples[:1]})[0] == pytest.approx(0.5, abs=0.01)
 
 
 def test_an_infinite_result_is_a_warning_and_not_a_crash(samples):

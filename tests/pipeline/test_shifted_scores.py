@@ -41,9 +41,9 @@ def test_a_shift_that_helps_is_kept_and_told(monkeypatch):
     wrong = refined.refine
 
     def refine(model, reference, plan, *rest, **options):
-        layers = wrong(model, reference, plan, *rest, **options)
-        plan.refined["d"] = np.asarray(plan.refined.get("d", normal(4, seed=3))) + np.float32(2)
-        return layers
+        plan, layers = wrong(model, reference, plan, *rest, **options)
+        biases = np.asarray(plan.refined.get("d", normal(4, seed=3))) + np.float32(2)
+        return plan.with_refined({"d": biases}), layers
 
     monkeypatch.setattr(refined, "refine", refine)
     monkeypatch.setattr(refined, "_best", lambda judged, candidates: (candidates[-1], []))  # not the plan without it

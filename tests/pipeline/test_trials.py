@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline import trials
 from detent.results.verdict import worst_sqnr

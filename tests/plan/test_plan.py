@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from detent.methods import NonOverflow
-from detent.numerics.power_of_two import min_mse_position_of, non_overflow_position
+from detent.numerics.formats import min_mse_position_of, non_overflow_position
 from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import Move, make_plan
@@ -49,7 +49,7 @@ def test_every_position_is_the_best_of_its_data(maker):
         for site in plan.layout.of_role(role):
             assert plan.position(site.value) == min_mse_position_of(constants[site.value], INT8)
             assert plan.of(site.value).format == XINT8.weights
-    assert plan.moves == []
+    assert plan.moves == ()
     assert set(plan.positions) == {plan.layout.leader(name) for name in plan.layout.sites}
 
 
@@ -107,7 +107,7 @@ def test_values_that_share_have_one_position():
     _, plan = planned(proto, FEEDS)
     assert set(plan.positions) == {"x", "y"}
     assert plan.position("m") == plan.position("t") == plan.position("x") == plan.positions["x"]
-    assert plan.move("m", 1, "a rule", "a node")
+    plan = plan.with_position("m", 1, "a rule", "a node")
     assert [plan.position(name) for name in ("x", "t", "m")] == [1, 1, 1]
     assert plan.of("t").scale == 0.5
 
@@ -123,11 +123,11 @@ def test_the_finest_position_of_a_bias_does_not_saturate(recipe):
 
 def test_moves_are_recorded():
     _, plan = plan_at(conv_relu_conv(), {"w1": 5})
-    assert not plan.move("w1", 5, "nothing", "conv_c1")
-    assert plan.moves == []
-    assert plan.move("w1", 3, "shift cut", "conv_c1")
-    assert plan.moves == [Move("w1", 5, 3, "shift cut", "conv_c1")]
-    assert plan.position("w1") == 3
+    assert plan.with_position("w1", 5, "nothing", "conv_c1") is plan
+    moved = plan.with_position("w1", 3, "shift cut", "conv_c1")
+    assert moved.moves == (Move("w1", 5, 3, "shift cut", "conv_c1"),)
+    assert moved.position("w1") == 3
+    assert plan.moves == () and plan.position("w1") == 5  # a plan is a value
 
 
 def test_a_softmax_uses_its_whole_range_whatever_was_seen():

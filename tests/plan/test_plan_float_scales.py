@@ -63,7 +63,7 @@ def test_every_scale_spreads_the_codes_over_the_data(maker, recipe):
             assert plan.of(site.value).scale == np.float32(np.abs(arrays[site.value]).max() / np.float64(steps))
             assert plan.of(site.value).zero_point == 0
             assert not plan.of(site.value).clipped(arrays[site.value]).any()
-    assert plan.moves == []
+    assert plan.moves == ()
 
 
 def test_known_scales():
@@ -85,7 +85,7 @@ def test_a_bias_is_counted_in_the_unit_of_its_products_wherever_these_go():
         assert plan.of(bias).scale == unit_of(plan, source, weight)
         assert plan.of(bias).format == IntegerFormat("int32") and plan.of(bias).zero_point == 0
     before = plan.of("b1").scale, plan.of("b2").scale
-    assert plan.assign("r1", QuantParams.of(A8W8.activations, 0.7, 0), "a rule", "a node")
+    plan = plan.with_params("r1", QuantParams.of(A8W8.activations, 0.7, 0), "a rule", "a node")
     assert plan.of("b1").scale == before[0]
     assert plan.of("b2").scale == np.float32(0.7) * np.float32(plan.of("w2").scale) != before[1]
 
@@ -93,10 +93,9 @@ def test_a_bias_is_counted_in_the_unit_of_its_products_wherever_these_go():
 def test_assigning_what_is_there_already_is_no_move():
     _, plan = planned(conv_relu_conv(), FEEDS, A8W8)
     same = QuantParams.of(A8W8.activations, float(plan.of("x").scale), 0)
-    assert not plan.assign("x", same, "a rule", "a node")
-    assert plan.moves == []
+    assert plan.with_params("x", same, "a rule", "a node") is plan
     wider_type = QuantParams.of(IntegerFormat("int16"), float(plan.of("x").scale), 0)
-    assert plan.assign("x", wider_type, "a rule", "a node")
+    plan = plan.with_params("x", wider_type, "a rule", "a node")
     assert plan.of("x").format.dtype == "int16"
 
 
@@ -193,7 +192,7 @@ def test_room_is_made_in_the_channel_that_needs_it():
 def test_room_with_eight_bits_is_there_already():
     model, layout = laid_out(one_layer([1000.0, 1.0]))
     plan = make_plan(model, layout, {"x": seen(-1, 1), "y": seen(-1000, 1000)}, A8W8)
-    assert plan.moves == []
+    assert plan.moves == ()
 
 
 def test_room_on_powers_of_two_is_a_power_of_two():
@@ -202,7 +201,7 @@ def test_room_on_powers_of_two_is_a_power_of_two():
     model, layout = laid_out(one_layer([1000.0, 0.0]))
     plan = make_plan(model, layout, {"x": seen(-1, 1), "y": seen(-1000, 1000)}, recipe)
     # Positions 14 and 6 leave 2^31 / 2^20 = 2048 of room; a bias of 10000 takes three of them.
-    assert (plan.position("x"), plan.position("w"), plan.position("b"), plan.moves) == (14, 6, 20, [])
+    assert (plan.position("x"), plan.position("w"), plan.position("b"), plan.moves) == (14, 6, 20, ())
     model, layout = laid_out(one_layer([10000.0, 0.0]))
     plan = make_plan(model, layout, {"x": seen(-1, 1), "y": seen(-1000, 1000)}, recipe)
     assert (plan.position("w"), plan.position("b")) == (3, 17)

@@ -5,7 +5,7 @@ import pytest
 from onnx import helper
 
 from detent.errors import UsageError
-from detent.prepare import FixShapes, prepare
+from detent.prepare import FixBatch, FixShapes, prepare
 from tests.prepare.equivalence import check, f32, info, make, node
 
 NODES = [node("Conv", "x w", "a"), node("Relu", "a", "y")]
@@ -63,3 +63,22 @@ def test_nearest_name_is_offered():
     proto = make([node("Relu", "images", "y")], {"images": ["N"]}, {"y": None})
     with pytest.raises(UsageError, match="Did you mean 'images'"):
         prepare(ir.from_proto(proto), [FixShapes({"image": [1]})])
+
+
+def test_an_open_batch_becomes_one_and_other_sizes_stay_open():
+    done = check(FixBatch(), model(), {"x": f32(1, 3, 8, 6)}, exact=True)
+    assert str(ir.from_proto(done.proto).graph.inputs[0].shape) == "[1,3,H,W]"
+    assert done.step.changes[0].node == "x"
+
+
+def test_states_that_name_the_batch_follow_it():
+    proto = make([node("Add", "x h", "y")], {"x": ["B", 4], "h": [2, "B", 4]}, {"y": None})
+    values = ir.from_proto(proto)
+    prepare(values, [FixBatch()])
+    assert [str(value.shape) for value in values.graph.inputs] == ["[1,4]", "[2,1,4]"]
+
+
+@pytest.mark.parametrize("first", ["sequence_length", "num_frames", 5])
+def test_what_is_no_open_batch_stays(first):
+    values = ir.from_proto(make([node("Relu", "x", "y")], {"x": [first, "N", 4]}, {"y": None}))
+    assert not prepare(values, [FixBatch()])

@@ -34,8 +34,14 @@ def test_pool_defaults_follow_the_opset(opset, op):
         want |= {"dilations": [1, 1]}
     else:
         want |= {"count_include_pad": 0}
-        want |= {"dilations": [1, 1]} if opset >= 19 else {}
     assert done.attributes(op) == want
+
+
+@pytest.mark.parametrize(("dilations", "kept"), [([1, 1], False), ([2, 1], True)])
+def test_an_average_pool_keeps_real_dilations_only(dilations, kept):
+    pool = node("AveragePool", "x", "y", kernel_shape=[2, 2], dilations=dilations)
+    done = check(WriteAttributes(), make([pool], {"x": [1, 2, 7, 6]}, {"y": None}, {}, 19), exact=True)
+    assert ("dilations" in done.attributes("AveragePool")) == kept
 
 
 def test_conv_transpose_defaults():

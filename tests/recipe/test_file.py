@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import METHODS, Entropy, LayerwisePercentile, MinMax, MinMSE, Percentile
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FLOAT_NAMES, FloatFormat
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
-from detent.numerics.named import BLOCK_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.file import change, find_recipe, from_plain, read_recipe, to_plain, to_toml, with_settings
 from detent.recipe.presets import PRESETS

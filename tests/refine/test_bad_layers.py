@@ -23,9 +23,9 @@ def gemm(inputs, rows=1, outputs=4):
 
 
 def refined(proto, samples, refinement, **changes):
-    # MinMax: where nothing clips, a refinement of these layers is not taken back.
+    # MinMax, and numbers that are no scores: where nothing clips, a refinement of these layers is not taken back.
     recipe = PRESETS["A8W8"].replace(method=MinMax(), refinement=refinement, equalize=False, **changes)
-    report = detent.quantize(proto, None, samples, recipe)
+    report = detent.quantize(proto, None, samples, recipe, task="regress")
     outputs = report.fidelity.outputs.values()
     assert all(np.isfinite(one.sqnr_db) for one in outputs)
     return report.refined

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.devices.constraints import SHIFTS
 from detent.devices.device import Rules
@@ -43,10 +43,9 @@ def searched(proto, start: int | None = None) -> tuple[ir.Model, Plan]:
     model, plan = planned(proto)
     rules = Rules(find_device("npu-cnn"), model.clone())
     if start is not None:
-        plan.move("r", start, "given", "")
-        rules(plan)
+        plan = rules(plan.with_position("r", start, "given", ""))
     reference = model.clone()
-    search_ranges(model, reference, plan, rules, samples())
+    plan = search_ranges(model, reference, plan, rules, samples())
     return model, plan
 
 

@@ -28,7 +28,7 @@ def test_weights_and_biases_of_every_format_are_refined(name):
     proto, recipe = residual(), find_recipe(name)
     model, plan = planned(proto, recipe=recipe)
     slow = AdaQuant(iterations=200, learning_rate=1e-4)
-    reports = refine(model, model, plan, slow, pending(*(smooth(seed) for seed in range(30))))
+    plan, reports = refine(model, model, plan, slow, pending(*(smooth(seed) for seed in range(30))))
     assert [one.name for one in reports] == ["conv_c1", "conv_c2"]
     assert all(one.after <= one.before for one in reports)
     assert all(one.method.startswith(("adaquant", "bias correction")) for one in reports)
@@ -44,7 +44,7 @@ def test_what_is_emitted_is_closer_to_float_on_new_data(name):
     for refinement in (None, BiasCorrection(), QUICK):
         model, plan = planned(proto, recipe=recipe)
         if refinement is not None:
-            refine(model, model, plan, refinement, pending(*seen))
+            plan, _ = refine(model, model, plan, refinement, pending(*seen))
         found.append(error_on(proto, model, plan, unseen))
     assert found[2] < found[1] and found[2] < 0.9 * found[0]
 
@@ -54,7 +54,7 @@ def test_a_bias_that_stays_float_is_refined_and_written(refinement):
     proto = residual()
     model, plan = planned(proto, recipe=COARSE)
     assert not list(plan.layout.of_role(Role.BIAS))
-    reports = refine(model, model, plan, refinement, SAMPLES)
+    plan, reports = refine(model, model, plan, refinement, SAMPLES)
     assert "b2" in plan.refined and all(one.after <= one.before for one in reports)
     biases = [name for name in plan.refined if name.startswith("b")]
     own = {name: model.graph.initializers[name].const_value.numpy().copy() for name in biases}
@@ -69,7 +69,7 @@ def test_with_float_biases_every_channel_has_nearly_the_float_mean(value="c2"):
     proto = residual()
     before = np.abs(mean_errors(proto, *planned(proto, recipe=COARSE), value)).max()
     model, plan = planned(proto, recipe=COARSE)
-    refine(model, model, plan, BiasCorrection(), SAMPLES)
+    plan, _ = refine(model, model, plan, BiasCorrection(), SAMPLES)
     assert np.abs(mean_errors(proto, model, plan, value)).max() < 0.3 * before
 
 
@@ -83,7 +83,7 @@ def test_a_float_bias_takes_over_the_whole_mean():
     ones = {"x": np.ones(IMAGE, np.float32)}
     recipe = FLOAT_BIAS.replace(activations=None, weights=IntegerFormat("int4"))
     model, plan = planned(proto, ones, recipe=recipe)
-    refine(model, model, plan, BiasCorrection(), pending(ones))
+    plan, _ = refine(model, model, plan, BiasCorrection(), pending(ones))
     # 0.34, 0.74 and 1.4 are 1.7, 3.7 and 7 steps of 0.2: 2, 4 and 7 of them are 2.6.
     np.testing.assert_allclose(plan.refined["b"], [0.1 + 2.48 - 2.6], atol=1e-6)
     emit(model, plan)
@@ -95,7 +95,7 @@ def test_layers_behind_each_other_whose_activations_stay_float():
     proto = conv_relu_conv()
     model, plan = planned(proto, recipe=recipe)
     before = np.abs(mean_errors(proto, *planned(proto, recipe=recipe), "y")).max()
-    reports = refine(model, model, plan, BiasCorrection(), SAMPLES)
+    plan, reports = refine(model, model, plan, BiasCorrection(), SAMPLES)
     assert len(reports) == 2
     assert np.abs(mean_errors(proto, model, plan, "y")).max() < 0.3 * before
 
@@ -107,7 +107,8 @@ def test_a_float_bias_that_others_see_is_left_alone():
         {"w": normal(2, 3, 1, 1), "b": normal(2), "v": normal(2, 3, 1, 1, seed=1), "k": normal(2, seed=2)},
     )
     model, plan = planned(proto, recipe=FLOAT_BIAS)
-    reports = {one.name: one for one in refine(model, model, plan, BiasCorrection(), SAMPLES)}
+    plan, found = refine(model, model, plan, BiasCorrection(), SAMPLES)
+    reports = {one.name: one for one in found}
     assert "bias 'b' is a graph output" in reports["conv_y"].note
     assert set(plan.refined) == {"k"}
 
@@ -115,14 +116,14 @@ def test_a_float_bias_that_others_see_is_left_alone():
 @pytest.mark.parametrize(("refinement", "method"), [(Rounding(), "rounding"), (QUICK, "adaquant")])
 def test_groups_of_weights_that_share_a_scale(refinement, method):
     model, plan = planned(residual(), recipe=GROUPS)
-    reports = refine(model, model, plan, refinement, pending(*(smooth(seed) for seed in range(30))))
+    plan, reports = refine(model, model, plan, refinement, pending(*(smooth(seed) for seed in range(30))))
     assert all(one.method.startswith(method) and one.after < one.before for one in reports)
     np.testing.assert_array_equal(plan.of("w1").stored(plan.refined["w1"]), plan.refined["w1"])
 
 
 def test_groups_of_weights_are_not_for_adaround():
     model, plan = planned(residual(), recipe=GROUPS)
-    reports = refine(model, model, plan, AdaRound(iterations=10), SAMPLES)
+    plan, reports = refine(model, model, plan, AdaRound(iterations=10), SAMPLES)
     assert all("a scale for each group" in one.note for one in reports) and set(plan.refined) == {"b1", "b2"}
 
 
@@ -136,7 +137,7 @@ def test_blocks_that_cross_groups(channels, declined):
          "k": normal(6, seed=2)},
     )  # fmt: skip
     model, plan = planned(proto, recipe=find_recipe("BFP16"))
-    report = refine(model, model, plan, QUICK, SAMPLES)[1]
+    plan, (_, report) = refine(model, model, plan, QUICK, SAMPLES)
     assert ("hold channels of two groups" in report.note) == declined
     assert ("v" in plan.refined) != declined
 
@@ -158,7 +159,7 @@ def test_what_a_refinement_cannot_do_is_said_before_any_work():
 def test_a_model_that_is_refined_in_float_formats_runs():
     proto = residual()
     model, plan = planned(proto, recipe=find_recipe("BF16"))
-    refine(model, model, plan, QUICK, SAMPLES)
+    plan, _ = refine(model, model, plan, QUICK, SAMPLES)
     emit(model, plan, "cast")
     feeds = {"x": normal(*IMAGE, seed=50)}
     expected, found = Runner(as_ir(proto))(feeds)[0], Runner(model)(feeds)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,8 +44,9 @@ def test_only_what_the_device_can_shift_is_tried():
     source, output = plan.position("x"), plan.position(plan.layout.output_site(layer.node))
     for cut, steps in ((16, [-1]), (0, [1]), (8, [1, -1])):
         position = cut + output - source
-        plan.move("w1", position, "test", "")
-        plan.move("b1", position + source, "test", "")  # where the rule on biases has room on both sides
+        plan = plan.with_position("w1", position, "test", "")
+        # Where the rule on biases has room on both sides.
+        plan = plan.with_position("b1", position + source, "test", "")
         found = [one.weights.position - position for one in scale_candidates(layer, plan, SHIFTS.permits)]
         assert found == steps
 
@@ -74,9 +77,9 @@ def test_a_scale_that_is_far_too_coarse_becomes_finer(recipe):
     for rescale in (False, True):
         model, plan = planned(proto, WIDEST, recipe=coarse)
         if found.weights.power_of_two:
-            plan.move("w1", plan.position("w1") - 1, "test", "")
-        plan.moves.clear()
-        refine(model, model, plan, Rounding(rescale=rescale), pending(*SEEN))
+            plan = plan.with_position("w1", plan.position("w1") - 1, "test", "")
+        plan = replace(plan, moves=())
+        plan, _ = refine(model, model, plan, Rounding(rescale=rescale), pending(*SEEN))
         methods.append([move.rule for move in plan.moves])
         for name in ("w1", "w2"):
             np.testing.assert_array_equal(plan.of(name).stored(plan.refined[name]), plan.refined[name])
@@ -88,9 +91,10 @@ def test_a_scale_that_is_far_too_coarse_becomes_finer(recipe):
 @pytest.mark.parametrize("maker", [residual, leaky])
 def test_the_rules_of_the_device_still_hold(maker):
     model, plan = planned(maker(), SEEN[0])
-    assert SHIFTS.constrain(model, plan) == []
+    plan = SHIFTS.constrain(model, plan)
+    assert SHIFTS.violations(model, plan) == []
     moves = len(plan.moves)
-    refine(model, model, plan, Rounding(rescale=True), pending(*SEEN), permits=SHIFTS.permits)
+    plan, _ = refine(model, model, plan, Rounding(rescale=True), pending(*SEEN), permits=SHIFTS.permits)
     assert SHIFTS.violations(model, plan) == []
     assert all(SHIFTS.permits(node, plan) for node in model.graph)
     assert all(move.rule == SCALE_RULE for move in plan.moves[moves:])

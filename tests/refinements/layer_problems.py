@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from detent.numerics.formats import IntegerFormat, QuantParams
+from detent.refinements.activations import Activation
 from detent.refinements.gradient import GradientSearch
-from detent.refinements.layer_problem import Activation, Floats, LayerProblem, Solution
+from detent.refinements.layer_problem import Floats, LayerProblem, Solution
 
 NOTHING = Activation()
 RELU6 = Activation(0.0, 6.0)

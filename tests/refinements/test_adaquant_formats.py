@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.blocks import BlockFloat, BlockParams
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.named import BLOCK_FORMATS
 from detent.refinements import AdaQuant
 from detent.refinements.adaquant import ChannelGrid, Moving
 from detent.refinements.layer_problem import FormatRounder, LayerProblem, StepRounder

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.refinements.bias_correction import ChannelAnswers, Gate, find_shift
-from detent.refinements.layer_problem import Activation
+from detent.refinements.activations import Activation, Gate
+from detent.refinements.bias_correction import ChannelAnswers, find_shift
 
 LINEAR, RELU = Activation(), Activation(0.0)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.blocks import BlockFloat, BlockParams
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.named import BLOCK_FORMATS
 from detent.recipe.file import find_recipe
 from detent.refine.layers import find_layers
 from detent.refine.problems import weight_rounder

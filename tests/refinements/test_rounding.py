@@ -9,7 +9,8 @@ import pytest
 
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.refinements import Rounding
-from detent.refinements.layer_problem import Activation, LayerProblem
+from detent.refinements.activations import Activation
+from detent.refinements.layer_problem import LayerProblem
 from detent.refinements.least_squares import RowMoments
 
 INT8 = IntegerFormat("int8", scale="power_of_two")

@@ -5,7 +5,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detent.report.charts import (
@@ -35,6 +35,7 @@ def test_steps_are_round(least, step):
     assert round_step(least) == pytest.approx(step)
 
 
+@example([5e-324])
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1))
 def test_an_axis_has_room_for_everything(values):
     axis = Axis.over([*values, math.inf, -math.inf, math.nan])

@@ -4,7 +4,7 @@ import dataclasses
 
 import detent
 from detent.report.documents import text_of
-from detent.report.findings import serious, subject_of
+from detent.report.listings import serious, subject_of
 from detent.results.checked import Finding, grouped
 from tests.models import build, node, normal
 

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from detent.equalizations import CrossLayer
+from detent.numerics import NAMED_FORMATS
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
-from detent.numerics.named import NAMED_FORMATS
 from detent.recipe.file import from_plain
 from detent.recipe.presets import PRESETS
 from detent.report.documents import text_of

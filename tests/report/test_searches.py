@@ -11,7 +11,7 @@ from detent.recipe import Override
 from detent.report.page import page_of
 from detent.report.searches import SHOWN, bar_length
 from detent.results.searched import Sensitivity, SensitivityReport
-from detent.search.proposal import propose
+from detent.search.probing import propose
 from detent.sensitivity_analysis.layer_errors import sensitivity
 from tests.device_check.test_placement import NETWORK
 from tests.models import SMALL_MODELS, XINT8, planned

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import detent
-from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement
+from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement, TensorReport
 from detent.results.verdict import agreement, dead_parts, judge
 from tests.conftest import tiny_model
 
@@ -56,6 +56,7 @@ def test_verdicts_by_noise(figures, level):
         (answers("classify", 0.5, (0.5, 0.5), samples=2), "unclear"),
         (answers("detect", 0.01, (0.0, 0.02), confident=1.0), "close"),
         (answers("detect", 0.01, (0.0, 0.02), confident=0.0), "unclear"),
+        (answers("detect", 0.5, (0.4, 0.6), confident=0.0), "unclear"),
         (answers("detect", None, None), "unclear"),
         (answers("segment", 0.05, (0.04, 0.06)), "worse"),
         (answers("embed", 0.01, None, cosine=0.99), "close"),
@@ -97,6 +98,23 @@ def test_a_dead_part_is_named_with_its_cause():
     assert "'scores' of output 'y0'" in judge(joined).reason
     alone = fidelity(30.0, parts={"y0": [part("a", 1.0), part("b", 30.0)]})
     assert "detent compare" in dead_parts(alone)[0]
+
+
+def test_scores_that_are_joined_in_float_share_no_scale():
+    boxes, scores = part("boxes", 30.0, 640.0), part("scores", 1.0, 0.9)
+    joined = fidelity(30.0, parts={"y0": [boxes, scores]})
+    noise, grid = Closeness(1.0, 0.0, 0.0), ("uint8", 0, 1.0, 128, None, -1.0, 1.0, 0.0, None)
+    inner, output = (TensorReport(n, "activation", node, *grid, noise) for n, node in (("x", "conv"), ("y0", "join")))
+    assert "'conv'" in dead_parts(joined, [inner])[0] and "--postprocessing" not in dead_parts(joined, [inner])[0]
+    assert "--postprocessing float" in dead_parts(joined, [inner, output])[0]
+
+
+def test_scores_of_a_detector_that_is_sure_of_nothing_tell_nothing():
+    unsure = answers("detect", 0.5, (0.4, 0.6), confident=0.0)
+    noisy = fidelity(30.0, parts={"y0": [part("boxes", 30.0, 640.0), part("scores", 1.0, 0.1)]}, agreement=unsure)
+    assert judge(noisy).level == "unclear" and dead_parts(noisy) == []
+    still = fidelity(30.0, parts={"y0": [part("scores", 1.0, 0.1, constant=True)]}, agreement=unsure)
+    assert judge(still).level == "broken"
 
 
 def test_a_count_has_its_interval():

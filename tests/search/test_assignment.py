@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.results.searched import FormatOption
-from detent.search.assignment import assign, bits_of, error_of, hull
+from detent.search.mixed_precision import assign, bits_of, error_of, hull
 
 INT8 = IntegerFormat("int8")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import detent as package
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.file import find_recipe, read_recipe
 from detent.search.mixed_precision import parse_candidates

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job, make_job

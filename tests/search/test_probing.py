@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import detent as package
-from detent.demo.walkthrough import CALIBRATION, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.errors import UsageError
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run

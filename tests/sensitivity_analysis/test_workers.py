@@ -14,9 +14,8 @@ from detent.observe import shards as worker
 from detent.observe.executors import LocalProcesses, sweep_on
 from detent.observe.shards import divide_samples
 from detent.observe.sources import input_specs, open_source
-from detent.sensitivity_analysis.layer_errors import STAGE, sensitivity
+from detent.sensitivity_analysis.layer_errors import STAGE, SampleWorkers, VariantWork, _on_workers, sensitivity
 from detent.sensitivity_analysis.variants import VariantErrors
-from detent.sensitivity_analysis.workers import SampleWorkers, VariantWork, _on_workers
 from tests.execute.test_probe import deep
 from tests.models import SMALL_MODELS, normal, planned
 from tests.observe.shard_readers import Deadly, Faulty, Numbers

@@ -10,8 +10,8 @@ import pytest
 from tools.draw_formats import main, pictures
 from tools.number_line import Line, draw
 
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.floats import FLOAT_NAMES
-from detent.numerics.named import BLOCK_FORMATS
 from tools import draw_flow
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from detent.errors import OutputError
-from detent.tuning.record import BEST, STEPS, Record, contents_of, folder_beside, key_of
+from detent.tuning.tuner import BEST, STEPS, Record, contents_of, folder_beside, key_of
 from tests.conftest import tiny_model
 
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import detent
-from detent.demo.walkthrough import CALIBRATION, FOLDER, MODEL, PREPROCESS
+from detent.demo import CALIBRATION, FOLDER, MODEL, PREPROCESS
 from detent.errors import DataError, UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.observe.sweep import sweep
@@ -17,8 +17,7 @@ from detent.pipeline import observed
 from detent.recipe.file import read_recipe
 from detent.results.task_scores import EXPECTED_LOSS
 from detent.tuning import tuner as tuning
-from detent.tuning.record import folder_beside
-from detent.tuning.tuner import ENDED, MET, OUT_OF_TIME
+from detent.tuning.tuner import ENDED, MET, OUT_OF_TIME, folder_beside
 from tests.models import chain_with_unequal_channels
 
 ROWS = np.random.default_rng(3).standard_normal((48, 3, 8, 8)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from typing import Annotated
@@ -31,8 +32,9 @@ SCRIPTS = "Scripts of other quantizers"
 app = typer.Typer(
     name="detent",
     help="Quantize trained ONNX models for NPUs, and see what it cost.",
+    epilog="First: `detent demo`. Then: `detent quantize model.onnx model_int8.onnx --calib images/`.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 for _panel, _commands in PANELS.items():
@@ -43,7 +45,11 @@ app.command(rich_help_panel=SCRIPTS, context_settings=PASS_THROUGH)(run)
 
 def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
-    signal.signal(signal.SIGINT, _interrupt_once)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # both leave nothing half-written behind
+        signal.signal(ending, _interrupt_once)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except SystemExit as stop:
@@ -64,7 +70,8 @@ def main() -> None:
 
 def _interrupt_once(*_: object) -> None:
     """Let the first Ctrl-C stop the work, and ignore those that follow while files are cleaned up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

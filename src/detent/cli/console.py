@@ -1,8 +1,12 @@
-"""Where commands print, and what they do with a result: show it, print JSON, write a file or a page."""
+"""Where commands print, and what they do with a result: show it, print JSON, write a file or a page.
+
+While a command works, every stage that takes longer than a second has a bar with an estimate.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +15,57 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 from detent.cli.flags import option_of
 from detent.options import VERBOSE
+from detent.progress import Progress, silent
+
+PATIENCE = 1.0  # seconds
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Progress]:
+    """Yield an observer that draws on `console`, or is silent if that is no terminal."""
+    if not console.is_terminal:
+        yield silent
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        stages = _Stages(bars)
+        try:
+            yield stages
+        finally:
+            stages.close()
+
+
+class _Stages:
+    """One bar at a time, shown when its stage has lasted long enough."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._name: str | None = None
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """See `detent.progress.Progress`."""
+        if stage != self._name:
+            self.close()
+            self._name = stage
+            self._task = self._bars.add_task(stage, total=total, visible=False)
+            self._timer = threading.Timer(PATIENCE, self._bars.update, (self._task,), {"visible": True})
+            self._timer.daemon = True
+            self._timer.start()
+        self._bars.update(self._task, completed=done, total=total)
+
+    def close(self) -> None:
+        """Take the current bar away."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._bars.update(self._task, visible=False)
+
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +79,21 @@ AnyModel = Annotated[Path, typer.Argument(help="A float or quantized ONNX model.
 QuantizedModel = Annotated[Path, typer.Argument(help="A quantized ONNX model.", metavar="MODEL")]
 Output = Annotated[Path, typer.Argument(help="Where to write the result.", metavar="OUTPUT")]
 Calib = Annotated[Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")]
-RecipeName = Annotated[str, typer.Option("--recipe", help="A name that `detent recipes` lists, or a .toml file.")]
+
+
+def complete_recipe(begun: str) -> list[str]:
+    """Return the recipes whose names begin like that: what the shell offers at the Tab key."""
+    from detent.recipe.presets import PRESETS
+
+    return [name for name in PRESETS if name.lower().startswith(begun.lower())]
+
+
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        "--recipe", help="A name that `detent recipes` lists, or a .toml file.", autocompletion=complete_recipe
+    ),
+]
 DataOrRandom = Annotated[
     Path | None, typer.Option("--data", help="Folder of images, .npy or .npz; or one file. Without: random data.")
 ]
@@ -58,7 +124,7 @@ def _console(stream: IO[str]) -> Console:
 @contextmanager
 def working() -> Iterator[Progress]:
     """Show progress during the block, and no Python warnings: the result says what they would."""
-    from detent.cli.progress_bar import progress_bar
+    from detent.cli.console import progress_bar
 
     with progress_bar(stderr()) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

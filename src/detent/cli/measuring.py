@@ -162,7 +162,7 @@ def dump(
 
     Example: detent dump mobilenetv2_int8.onnx --data images/ --out codes/ --rounding dpu
     """
-    from detent.comparison.value_files import dump_codes
+    from detent.comparison.folders import dump_codes
     from detent.graph.load import load
     from detent.observe.sources import input_specs, open_source
     from detent.option_values import image_options

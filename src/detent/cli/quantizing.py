@@ -168,7 +168,7 @@ def demo(
     verbose: Annotated[bool, option_of(VERBOSE)] = False,
 ) -> None:
     """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
-    from detent.demo.walkthrough import copy_files, run_demo
+    from detent.demo import copy_files, run_demo
 
     if files is not None:
         copy_files(files)

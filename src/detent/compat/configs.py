@@ -26,9 +26,9 @@ from detent.compat.enums import (
     QuantType,
 )
 from detent.errors import UsageError, nearest
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
-from detent.numerics.named import BLOCK_FORMATS
 from detent.recipe import Recipe
 from detent.recipe.presets import PRESETS
 

@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 import detent
-from detent.comparison.value_files import dump_codes
+from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod, VitisQuantFormat
 from detent.compat.readers import RandomDataReader
@@ -282,6 +282,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "exclude": (*request.exclude, *_matching(request.patterns, model)),
         "fix_shape": request.fix_shapes,
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads", "providers")},
+        "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
     }
     recipe = request.recipe

@@ -27,20 +27,8 @@ from detent.graph.opset import change_opset
 from detent.graph.session import Runner
 from detent.graph.values import Names, add_initializer, constant, cut_inputs, is_unused
 from detent.prepare.base import main_opset
+from detent.qdq import families
 from detent.qdq.builder import FixNeuronWriter, GraphWriter, PairWriter, retarget
-from detent.qdq.families import (
-    MICROSOFT,
-    STANDARD,
-    Family,
-    OperatorName,
-    computes_on_codes,
-    dequantize_family,
-    is_block_format,
-    is_fix_neuron,
-    native_family,
-    quantize_family,
-    twin_name,
-)
 from detent.qdq.functions import add_functions, settle_domains, take_out_functions
 from detent.qdq.reader import Dequantized, LinearParams, code_range, dequantized, params_of
 
@@ -54,27 +42,27 @@ _LEAST_OPSET = 7
 _NOT_CONSTANT = "its scale or zero point is not constant"
 
 
-def _family(node: ir.Node) -> Family | None:
-    return quantize_family(node) or dequantize_family(node)
+def _family(node: ir.Node) -> families.Family | None:
+    return families.quantize_family(node) or families.dequantize_family(node)
 
 
-def _native(node: ir.Node, params: LinearParams, opset: int) -> Family | None:
-    return native_family(params.dtype.name, opset, quantizes=quantize_family(node) is not None)
+def _native(node: ir.Node, params: LinearParams, opset: int) -> families.Family | None:
+    return families.native_family(params.dtype.name, opset, quantizes=families.quantize_family(node) is not None)
 
 
 @dataclass(frozen=True)
 class ToFamily(NodeStep):
     """Q/DQ of other domains and FixNeuron to the Q/DQ of one family; other operators of the tools are renamed."""
 
-    family: Family
+    family: families.Family
     nothing: ClassVar[str] = "it has no Q/DQ or FixNeuron of another kind."
 
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
-        family, old = self.family, OperatorName.of(node)
-        if is_fix_neuron(node):
+        family, old = self.family, families.OperatorName.of(node)
+        if families.is_fix_neuron(node):
             return _split_fix_neuron(edit, node, family)
         if _family(node) is None:
-            if (name := twin_name(node, family)) is not None:
+            if (name := families.twin_name(node, family)) is not None:
                 edit.notes.changed(node, f"{old} became {family.domain}::{name}")
                 node.op_type, node.domain, node.overload = name, family.domain, ""
             return None
@@ -104,13 +92,13 @@ class ToQdq(NodeStep):
     )
 
     def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
-        if is_fix_neuron(node):
+        if families.is_fix_neuron(node):
             return _split_fix_neuron(edit, node, None)
-        if is_block_format(node):
+        if families.is_block_format(node):
             return f"{node.op_type} has an exponent for each block, which Q/DQ cannot express"
-        if _family(node) in (None, STANDARD):
+        if _family(node) in (None, families.STANDARD):
             return None
-        params, old = params_of(node), OperatorName.of(node)
+        params, old = params_of(node), families.OperatorName.of(node)
         if params is None:
             return _NOT_CONSTANT
         if params.dtype.name in _HALF:
@@ -131,8 +119,8 @@ def _to_cast(edit: GraphEdit, node: ir.Node, params: LinearParams) -> str | None
     """Make a Cast of a Q or DQ through a half type that has neither scale nor zero point."""
     if (params.scale != 1).any() or np.asarray(params.zero_point, np.float32).any():
         return f"{params.dtype.name} with a scale or zero point is not a Cast, and Q/DQ do not hold it"
-    target = ir.DataType.from_numpy(params.dtype if quantize_family(node) else params.scale.dtype)
-    old = OperatorName.of(node)
+    target = ir.DataType.from_numpy(params.dtype if families.quantize_family(node) else params.scale.dtype)
+    old = families.OperatorName.of(node)
     cut_inputs(node, 1)  # scale and zero point
     node.op_type, node.domain, node.overload = "Cast", "", ""
     node.attributes.clear()
@@ -140,7 +128,7 @@ def _to_cast(edit: GraphEdit, node: ir.Node, params: LinearParams) -> str | None
     return edit.changed(node, f"{old} became Cast to {target}")
 
 
-def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: Family | None) -> str | None:
+def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: families.Family | None) -> str | None:
     """Replace a FixNeuron by a pair of a family, native without one, and a constant behind it by its codes."""
     read, source = params_of(node), node.inputs[0]
     assert read is not None and source is not None
@@ -155,7 +143,10 @@ def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: Family | None) -> 
         codes = add_initializer(edit.graph, edit.names.fresh(f"{base}_quantized"), params.encode(array))
     nodes.append(writer.dequantize(base, codes, params, parameters))
     edit.replace(node, nodes, like=source)
-    return edit.changed(node, f"FixNeuron became {(family or STANDARD).quantize} and {(family or STANDARD).dequantize}")
+    return edit.changed(
+        node,
+        f"FixNeuron became {(family or families.STANDARD).quantize} and {(family or families.STANDARD).dequantize}",
+    )
 
 
 @dataclass(frozen=True)
@@ -197,7 +188,7 @@ class ToFixNeuron(NodeStep):
 
     def _clean_up(self, edit: GraphEdit) -> None:
         for node in tuple(edit.graph):
-            if quantize_family(node) and is_unused(node.outputs[0]):
+            if families.quantize_family(node) and is_unused(node.outputs[0]):
                 edit.remove(node)
 
 
@@ -246,9 +237,9 @@ class OpsetVersion(ConversionStep):
         names = Names(model)
         for graph in tuple(model.graphs()):
             for node in tuple(graph):
-                params = params_of(node) if _family(node) is STANDARD else None
-                if params is not None and _native(node, params, self.version) is MICROSOFT:
-                    retarget(graph, node, MICROSOFT, params, names)
+                params = params_of(node) if _family(node) is families.STANDARD else None
+                if params is not None and _native(node, params, self.version) is families.MICROSOFT:
+                    retarget(graph, node, families.MICROSOFT, params, names)
                     notes.changed(node, f"{node.op_type} of {params.dtype.name} moved to com.microsoft")
         settle_domains(model)
 
@@ -264,19 +255,21 @@ class ToFloat(NodeStep):
         if read is not None:
             return self._dequantize(edit, node, read)
         source = node.inputs[0] if node.inputs else None
-        if source is not None and (is_fix_neuron(node) or is_block_format(node)):
+        if source is not None and (families.is_fix_neuron(node) or families.is_block_format(node)):
             rounded = None if constant(source) is None else _evaluate(edit.model, node)
             return _take_out(edit, node, source, rounded, f"{node.op_type} removed")
         if source is not None and casts_to(node, ir.DataType.FLOAT):
             return self._cast(edit, node, source)
         return (
-            f"{node.op_type} computes on codes; only Q/DQ models can be converted" if computes_on_codes(node) else None
+            f"{node.op_type} computes on codes; only Q/DQ models can be converted"
+            if families.computes_on_codes(node)
+            else None
         )
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove what nothing reads any more; a QuantizeLinear whose codes something else reads stays."""
         for node in tuple(edit.graph):
-            quantizes, codes = quantize_family(node) is not None, node.outputs[0]
+            quantizes, codes = families.quantize_family(node) is not None, node.outputs[0]
             if (quantizes or casts_to(node, _BFLOAT16)) and is_unused(codes):
                 edit.remove(node)
             elif quantizes:
@@ -330,7 +323,7 @@ def _evaluate(model: ir.Model, node: ir.Node) -> Array:
     """Return what a fused node makes of its constant input. A block format is computed by its function."""
     source = constant(node.inputs[0])
     assert source is not None
-    params = params_of(node) if is_fix_neuron(node) else None
+    params = params_of(node) if families.is_fix_neuron(node) else None
     if params is not None:
         return params.decode(params.encode(source))
     feed = ir.Value(
@@ -371,7 +364,7 @@ class WithoutQdqBetween(NodeStep):
         """Remove rounding that nothing reads any more."""
         # Backwards, so that a DequantizeLinear goes before the QuantizeLinear that only it read.
         for node in reversed(tuple(edit.graph)):
-            if (_family(node) or is_fix_neuron(node)) and is_unused(node.outputs[0]):
+            if (_family(node) or families.is_fix_neuron(node)) and is_unused(node.outputs[0]):
                 edit.remove(node)
 
 
@@ -388,7 +381,7 @@ def _parse_pairs(text: str) -> Iterator[tuple[str, str]]:
 def _unrounded(value: ir.Value | None) -> ir.Value | None:
     """Return what a value was before it was rounded; None if it is not rounded, or rescaled on the way."""
     node = None if value is None else value.producer()
-    if node is not None and is_fix_neuron(node):
+    if node is not None and families.is_fix_neuron(node):
         return node.inputs[0]
     read = dequantized(node)
     return read.source if read is not None and read.only_rounds else None

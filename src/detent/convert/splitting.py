@@ -25,12 +25,12 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-import onnxruntime
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, files_of, load, name_of, read
 from detent.graph.opset import raise_opset
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import check_output, complete_proto, save_together, serialize
 from detent.graph.session import DEFAULT_PROVIDERS, RUNTIME_ERRORS, Runner, first_line, open_session
 from detent.graph.values import drop_if_unused, read_values, values_of

@@ -195,10 +195,10 @@ def quantized_later(model: ir.Model, device: Device, source: str) -> tuple[Check
     recipe = find_recipe(device.recipe)
     try:
         model = raise_opset(model, MINIMUM_OPSET, source)
-        changes = prepare(model, default_passes(None, [make() for make in device.preparations], recipe.without))
+        passes = default_passes(None, [make() for make in device.preparations], recipe.without, fix_batch=True)
+        changes = prepare(model, passes)
         layout = arrange(model, Selection(), recipe, tail=find_postprocessing(model.graph))
-        passes = [step(layout.quantizes) for step in device.substitutions]
-        changes += prepare(model, passes)
+        changes += prepare(model, [step(layout.quantizes) for step in device.substitutions])
     except DetentError as error:
         failed = Finding("error", MODEL, "", "it cannot be quantized", str(error), "see `detent quantize --dry-run`")
         return CheckedNetwork(model, device, (), quantized=False), [], [failed]

@@ -22,7 +22,7 @@ from detent.device_check.network import CheckedNetwork, is_fixed
 from detent.device_check.partition import macs_of
 from detent.devices.catalog import DEVICES
 from detent.devices.device import Device
-from detent.graph.session import RUNTIME_DOMAINS
+from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_standard, static_shape
 from detent.plan.layout import bias_input
 from detent.plan.operators import OPERATORS, operator_of
@@ -125,7 +125,7 @@ def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
             "error",
             f"the batch of input {listed([str(value.name) for value in open_batch])} is not fixed",
             "the device computes one sample at a time; with an open batch everything stays on the CPU",
-            _fix_of(open_batch, "fixed-shapes:batch=1"),
+            "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`; `detent quantize` does it without --keep-batch",
         )
 
 

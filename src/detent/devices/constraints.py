@@ -27,15 +27,13 @@ everything that Concats join, directly or through each other.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import onnx_ir as ir
 
-from detent.numerics.formats import IntegerFormat, QuantParams, holds_integers
-from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
+from detent.numerics.formats import HIGHEST_POSITION, LOWEST_POSITION, IntegerFormat, QuantParams, holds_integers
 from detent.plan.layout import Role, bias_input
 from detent.plan.plan import Move, Plan, make_room_for_biases
 
@@ -73,9 +71,9 @@ class Constraints:
         """Return the names of the rules, in the order in which they are applied."""
         return ()
 
-    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:  # noqa: ARG002
-        """Move the plan's parameters until every rule holds. Return what still does not, as sentences."""
-        return []
+    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> Plan:  # noqa: ARG002
+        """Move the plan's parameters until every rule holds, or none can be moved any further."""
+        return plan
 
     def permits(self, node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:  # noqa: ARG002
         """Return whether the parameters around one node satisfy its rules."""
@@ -89,8 +87,8 @@ class Constraints:
 UNCONSTRAINED = Constraints()
 
 
-Rule = Callable[[ir.Node, Plan], bool]
-"""Moves what has to move around one node, and says whether anything did."""
+Rule = Callable[[ir.Node, Plan], Plan]
+"""Moves what has to move around one node; returns the very plan that it was given if nothing has to."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class ShiftConstraints(Constraints):
         """Return the names of the rules, in the order in which they are applied."""
         return tuple(dict.fromkeys(name for name, _, _ in self.rules))
 
-    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
+    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> Plan:
         """Move positions until every rule holds.
 
         Rules that contradict each other may drive positions apart without end (x beside x * x in a Concat, with x
@@ -112,17 +110,17 @@ class ShiftConstraints(Constraints):
         """
         nodes = [node for node in model.graph if plan.layout.quantizes(node)]
         rules = [(rule, op_types) for name, rule, op_types in self.rules if name not in without]
-        _place_zeros(nodes, plan)
-        chosen, moves = dict(plan.params), len(plan.moves)
+        asked_for = plan = _place_zeros(nodes, plan)
         for _ in range(MAX_ROUNDS):
-            # A sum, not any(): every rule runs in every round, in order.
-            if not sum(rule(node, plan) for rule, op_types in rules for node in nodes if node.op_type in op_types):
-                return []
-            if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
-                plan.params.update(chosen)
-                del plan.moves[moves:]
+            before = plan
+            for rule, op_types in rules:
+                for node in nodes:
+                    plan = rule(node, plan) if node.op_type in op_types else plan
+            if plan is before:
                 break
-        return [str(each) for each in self.violations(model, plan, without)]
+            if not all(LOWEST_POSITION <= position <= HIGHEST_POSITION for position in plan.positions.values()):
+                return asked_for
+        return plan
 
     def permits(self, node: ir.Node, plan: Plan, without: Collection[str] = ()) -> bool:
         """Return whether no rule would move anything around the node."""
@@ -139,7 +137,7 @@ class ShiftConstraints(Constraints):
         ]
 
 
-def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
+def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> Plan:
     """Give tensors that are zero throughout the position of their neighbours, so that they drag none of these along."""
     free = set(plan.free)
     aligned = [node for node in nodes if node.op_type in _NEIGHBOURLY]
@@ -148,53 +146,57 @@ def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> None:
         fixed = [site for site in sites if plan.layout.leader(site) not in free]
         for site in sites if fixed else ():
             if plan.layout.leader(site) in free:
-                plan.move(site, min(plan.position(other) for other in fixed), "zero throughout", str(node.name))
+                position = min(plan.position(other) for other in fixed)
+                plan = plan.with_position(site, position, "zero throughout", str(node.name))
                 free.discard(plan.layout.leader(site))
+    return plan
 
 
 def _first_move(rule: Rule, node: ir.Node, plan: Plan) -> Move | None:
-    """Return what a rule would move first; the plan stays as it is."""
+    """Return what a rule would move first."""
     if not plan.layout.quantizes(node):
         return None
-    trial = dataclasses.replace(plan, params=dict(plan.params), moves=[])
-    return trial.moves[0] if rule(node, trial) else None
+    moves = rule(node, plan).moves[len(plan.moves) :]
+    return moves[0] if moves else None
 
 
 def _clamp(value: int, low: int, high: int) -> int:
     return min(max(value, low), high)
 
 
-def _align(node: ir.Node, plan: Plan) -> bool:
+def _align(node: ir.Node, plan: Plan) -> Plan:
     sites = plan.layout.sites_around(node)
     if plan.layout.output_site(node) is None or len(sites) < 2:
-        return False
+        return plan
     lowest = min(plan.position(site) for site in sites)
-    return sum(plan.move(site, lowest, "align", str(node.name)) for site in sites) > 0
+    for site in sites:
+        plan = plan.with_position(site, lowest, "align", str(node.name))
+    return plan
 
 
-def _shift_read(node: ir.Node, plan: Plan) -> bool:
+def _shift_read(node: ir.Node, plan: Plan) -> Plan:
     sites = plan.layout.input_sites(node)
     if len(sites) != 2:
-        return False
+        return plan
     lowest = min(plan.position(site) for site in sites)
     highest = max(sites, key=plan.position)
-    return plan.position(highest) > lowest + 7 and plan.move(highest, lowest + 7, "shift read", str(node.name))
+    return plan.with_position(highest, min(plan.position(highest), lowest + 7), "shift read", str(node.name))
 
 
 def _shift_write(
     node: ir.Node, plan: Plan, *, of: Callable[[list[int]], int], low: int, high: int, rule: str = "shift write"
-) -> bool:
+) -> Plan:
     """Move the output of a node with two operands to between `low` and `high` from the `of` (min, sum) of theirs."""
     positions = [plan.position(site) for site in plan.layout.input_sites(node)]
     output = plan.layout.output_site(node)
     if len(positions) != 2 or output is None:
-        return False
+        return plan
     position = _clamp(plan.position(output), of(positions) + low, of(positions) + high)
-    return plan.move(output, position, rule, str(node.name))
+    return plan.with_position(output, position, rule, str(node.name))
 
 
-def _shift_swish(node: ir.Node, plan: Plan) -> bool:
-    return _is_swish(node) and _shift_write(node, plan, of=sum, low=-15, high=0, rule="shift swish")
+def _shift_swish(node: ir.Node, plan: Plan) -> Plan:
+    return _shift_write(node, plan, of=sum, low=-15, high=0, rule="shift swish") if _is_swish(node) else plan
 
 
 def _is_swish(node: ir.Node) -> bool:
@@ -207,19 +209,19 @@ def _is_swish(node: ir.Node) -> bool:
     )
 
 
-def _shift_cut(node: ir.Node, plan: Plan) -> bool:
+def _shift_cut(node: ir.Node, plan: Plan) -> Plan:
     output, sites = plan.layout.output_site(node), plan.layout.input_sites(node)
     if output is None or len(sites) != 2:
-        return False
+        return plan
     source, weight = sites
     cut = plan.position(weight) + plan.position(source) - plan.position(output)
-    return plan.move(weight, plan.position(weight) + _clamp(cut, 0, 16) - cut, "shift cut", str(node.name))
+    return plan.with_position(weight, plan.position(weight) + _clamp(cut, 0, 16) - cut, "shift cut", str(node.name))
 
 
-def _shift_bias(node: ir.Node, plan: Plan) -> bool:
+def _shift_bias(node: ir.Node, plan: Plan) -> Plan:
     output, sites, bias = plan.layout.output_site(node), plan.layout.input_sites(node), bias_input(node)
     if output is None or len(sites) != 2 or bias is None or not bias.name or bias.name not in plan.layout.sites:
-        return False
+        return plan
     name, (source, weight) = str(node.name), sites
     products = plan.position(source) + plan.position(weight)
     cut = products - plan.position(output)
@@ -229,18 +231,18 @@ def _shift_bias(node: ir.Node, plan: Plan) -> bool:
     wanted = _clamp(position, products - 15, products - lowest)
     # A bias that would saturate ruins its channel, a coarser weight beside so large a bias does not: the weight moves.
     reached = min(wanted, max(position, plan.finest.get(bias.name, wanted)))
-    moved = plan.move(bias.name, reached, "shift bias", name)
-    return plan.move(weight, plan.position(weight) - (wanted - reached), "shift bias", name) or moved
+    plan = plan.with_position(bias.name, reached, "shift bias", name)
+    return plan.with_position(weight, plan.position(weight) - (wanted - reached), "shift bias", name)
 
 
-def _hard_sigmoid(node: ir.Node, plan: Plan) -> bool:
+def _hard_sigmoid(node: ir.Node, plan: Plan) -> Plan:
     output, sites = plan.layout.output_site(node), plan.layout.input_sites(node)
     if output is None or not sites:
-        return False
+        return plan
     source, name = sites[0], str(node.name)
-    moved = plan.move(source, _clamp(plan.position(source), 0, 15), "hard sigmoid", name)
+    plan = plan.with_position(source, _clamp(plan.position(source), 0, 15), "hard sigmoid", name)
     position = min(max(plan.position(output), 7), 14 + plan.position(source))
-    return plan.move(output, position, "hard sigmoid", name) or moved
+    return plan.with_position(output, position, "hard sigmoid", name)
 
 
 SHIFTS = ShiftConstraints(
@@ -268,16 +270,15 @@ class ConcatConstraints(Constraints):
         """Return the name of the rule, the one that shifting devices have for Concats too."""
         return ("align_concat",)
 
-    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> list[str]:
+    def constrain(self, model: ir.Model, plan: Plan, without: Collection[str] = ()) -> Plan:
         """Give everything that a Concat joins the same parameters. This always succeeds."""
         for group in _joined(model, plan) if "align_concat" not in without else ():
             given = [plan.integers(leader) for leader in group if leader not in plan.free]
             shared = _union(given or [plan.integers(leader) for leader in group], _format(group, plan))
             for leader, node in group.items():
-                plan.assign(leader, shared, "align", node)
+                plan = plan.with_params(leader, shared, "align", node)
         # A tensor that is zero throughout may have got a smaller scale than it had.
-        make_room_for_biases(model, plan)
-        return []
+        return make_room_for_biases(model, plan)
 
 
 CONCATS = ConcatConstraints()

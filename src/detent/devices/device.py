@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from detent.devices.constraints import UNCONSTRAINED, Constraints
+from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
 from detent.errors import UsageError
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
@@ -114,9 +114,13 @@ class Rules:
     model: ir.Model
     without: Collection[str] = ()
 
-    def __call__(self, plan: Plan) -> list[str]:
-        """Move the parameters of a plan until the rules hold, and return what could not be satisfied."""
+    def __call__(self, plan: Plan) -> Plan:
+        """Move the parameters of a plan until the rules hold, as far as they can."""
         return self.device.constraints.constrain(self.model, plan, self.without)
+
+    def violations(self, plan: Plan) -> list[Violation]:
+        """Return the rules that do not hold, node by node."""
+        return self.device.constraints.violations(self.model, plan, self.without)
 
     def permit(self, node: ir.Node, plan: Plan) -> bool:
         """Return whether the parameters around one node satisfy the rules."""

@@ -40,7 +40,7 @@ from detent.emulator.fixed import (
     times_constant,
 )
 from detent.graph.values import constant, constant_scalar
-from detent.numerics.ties import DeviceRounding
+from detent.numerics.codec import DeviceRounding
 
 
 def requantize(builder: ProgramBuilder, operand: Fixed, grid: Grid, rounding: DeviceRounding) -> Fixed:

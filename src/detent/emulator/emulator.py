@@ -31,7 +31,7 @@ from detent.execute.inference import Batch, map_in_order, named_batches
 from detent.execute.output_folder import OutputFolder, new_folder
 from detent.graph.load import ModelLike, load, name_of
 from detent.graph.session import Feeds, Runner
-from detent.numerics.ties import DeviceRounding, check_device_rounding
+from detent.numerics.codec import DeviceRounding, check_device_rounding
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import check_feeds
 from detent.observe.sources import input_specs, open_source

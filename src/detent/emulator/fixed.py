@@ -30,7 +30,7 @@ import onnx_ir as ir
 
 from detent.errors import ModelError
 from detent.graph.values import Names, add_initializer
-from detent.numerics.power_of_two import HIGHEST_POSITION, LOWEST_POSITION
+from detent.numerics.formats import HIGHEST_POSITION, LOWEST_POSITION
 from detent.qdq.families import computes_on_codes, is_native_dequantize, is_native_quantize, is_quantizing
 from detent.qdq.reader import dequantized, params_of
 

@@ -32,7 +32,7 @@ from detent.emulator.fixed import (
 )
 from detent.errors import ModelError
 from detent.graph.values import Names, constant
-from detent.numerics.ties import DeviceRounding, round_by
+from detent.numerics.codec import DeviceRounding, round_by
 from detent.prepare.shapes import infer
 from detent.qdq.families import is_native_dequantize, is_native_quantize
 from detent.results.compared import FloatStep

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -16,7 +17,7 @@ from detent.errors import DetentError, ModelError, UsageError, nearest
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Runner
 from detent.graph.taps import open_exact
-from detent.numerics.ties import DeviceRounding
+from detent.numerics.codec import DeviceRounding
 from detent.observe.preprocess import InputSpec
 from detent.observe.samples import Array, Sample
 from detent.observe.sources import input_specs
@@ -98,9 +99,20 @@ class Candidate:
         """Return all outputs by name. Floating-point inputs are cast to the model's own type."""
         feeds = {name: array.astype(self._types[name], copy=False) for name, array in sample.feeds.items()}
         try:
-            return dict(zip(self.outputs, self._runner(feeds, sample.origin), strict=True))
+            return dict(zip(self.outputs, self._run(feeds, sample.origin), strict=True))
         except DetentError as error:
             raise type(error)(f"{self.name}: {error}") from error
+
+    def _run(self, feeds: dict[str, Array], origin: str) -> list[Array]:
+        """Run the feeds as they are, or row by row if the model is fixed to one sample and the reference is not."""
+        sizes = {array.shape[0] if array.ndim else 1 for array in feeds.values()}
+        if len(sizes) != 1 or sizes == {1} or any(spec.shape[:1] != (1,) for spec in self.inputs):
+            return self._runner(feeds, origin)
+        rows = range(sizes.pop())
+        single = [self._runner({name: array[at : at + 1] for name, array in feeds.items()}, origin) for at in rows]
+        return [
+            np.concatenate(answers) if answers[0].ndim else np.stack(answers) for answers in zip(*single, strict=True)
+        ]
 
     def check_like(self, reference: Candidate) -> None:
         """Raise ModelError unless this model takes the inputs of the reference and gives its outputs."""

@@ -38,7 +38,7 @@ from detent.evaluation.task_measures import task_measure
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read, stored_bytes
 from detent.graph.session import DEFAULT_PROVIDERS
-from detent.numerics.ties import DeviceRounding
+from detent.numerics.codec import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
 from detent.results.evaluated import (

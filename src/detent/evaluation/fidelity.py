@@ -18,7 +18,7 @@ from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answ
 from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
-from detent.numerics.ties import DeviceRounding
+from detent.numerics.codec import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
 from detent.results.tensors import Fidelity, PartCloseness

@@ -224,7 +224,8 @@ def _segmented(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[S
 # --- boxes
 
 
-def _head_of(purpose: Purpose, outputs: Outputs) -> Head:
+def head_of(purpose: Purpose, outputs: Outputs) -> Head:
+    """Return how the outputs of a detector are laid out. Raise ValueError if that is not known."""
     shapes = {name: array.shape for name, array in outputs.items()}
     image = purpose.image or (640, 640)
     head = recognise_head(shapes, image, purpose.classes) or recognise_head(shapes, image)
@@ -235,11 +236,11 @@ def _head_of(purpose: Purpose, outputs: Outputs) -> Head:
 
 def detections_of(purpose: Purpose, outputs: Outputs) -> list[Detections]:
     """Return what each image's detections are. Raise ValueError if the layout of the outputs is not known."""
-    return _head_of(purpose, outputs).detect(outputs, 0.01)
+    return head_of(purpose, outputs).detect(outputs, 0.01)
 
 
 def _detect(purpose: Purpose, expected: Outputs, found: Outputs, _: int) -> list[SampleAnswer]:
-    head = _head_of(purpose, expected)
+    head = head_of(purpose, expected)
     pairs = zip(head.detect(expected, 0.01), head.detect(found, 0.01), strict=True)
     return [SampleAnswer(_compare_detections(one, other)) for one, other in pairs]
 

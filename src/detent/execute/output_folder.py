@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from detent.errors import DataError, OutputError
-from detent.graph.save import output_errors, scratch_folder
+from detent.graph.save import output_errors, replace_file, scratch_folder
 from detent.observe.samples import Array
 
 
@@ -63,12 +63,14 @@ def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
             results.mkdir()
             yield results
             if not filled:
-                results.replace(out)
+                if out.is_dir():
+                    out.rmdir()  # Windows renames no folder onto another, not even onto an empty one
+                replace_file(results, out)
                 return
             for file in sorted(path for path in results.rglob("*") if path.is_file()):
                 place = out / file.relative_to(results)
                 place.parent.mkdir(exist_ok=True)
-                file.replace(place)
+                replace_file(file, place)
 
 
 def _stem(name: str) -> str:
@@ -80,7 +82,15 @@ def _stem(name: str) -> str:
 
 def _safe(name: str) -> str:
     """Return an output's name in characters that a file name can have."""
-    return re.sub(r"[^\w.-]+", "_", name).strip("_") or "output"
+    return _unreserved(re.sub(r"[^\w.-]+", "_", name).strip("_") or "output")
+
+
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
+
+
+def _unreserved(stem: str) -> str:
+    """Return a file name that is no device of Windows, where NUL.npy is the null device in any folder."""
+    return _RESERVED.sub(r"\1_", stem, count=1) if _RESERVED.match(stem) else stem
 
 
 _LONGEST_STEM = 180  # file systems allow 255 bytes, and a number and an extension follow
@@ -92,6 +102,7 @@ def file_stems(names: Sequence[str]) -> list[str]:
     stems = []
     for name in names:
         base = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST_STEM] or "_"
+        base = _unreserved(base)
         stem, number = base, 1
         while stem.lower() in used:  # some file systems do not tell A from a
             number += 1

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError
-from detent.execute.segments import Program, Segment, cut_segments
+from detent.execute.quantized_walk import Program, Segment, cut_segments
 from detent.graph.values import constant, is_constant
 from detent.numerics.interface import Params
 from detent.observe.samples import Sample

@@ -3,26 +3,122 @@
 The quantized prefix is kept and not computed again: at each node the activations that the quantized nodes before it
 give are at hand, on the *frontier*, and those that no later node reads are dropped. Activations that have codes are
 held as these, in a quarter of the memory. Before a segment runs, a visitor may refine the layer in it.
+
+A *segment* runs as one: a value that only one node reads, and that has no codes, stays inside. Each node whose results
+have no codes and one reader joins its reader's segment. So a segment is a tree that ends in one node, and everything it
+reads from outside was computed by segments that end earlier: they can run in the order of their last nodes. A Conv and
+the Relu fused behind it are one segment.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from detent.execute.segments import Program, cut_segments
-from detent.graph.session import usable_cores
+from detent.errors import DataError
+from detent.graph.save import serialize
+from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, session_options, usable_cores
 from detent.graph.values import constant, is_constant, read_values
-from detent.numerics.formats import QuantParams, holds_integers
-from detent.numerics.loops import Array, decode_activation, encode_activation
+from detent.numerics.formats import Array, QuantParams, decode_activation, encode_activation, holds_integers
 from detent.observe.samples import Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
+
+Constants = Callable[[ir.Node, int], Any]
+"""The array that a node reads at a constant input."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Nodes in order, the values that they read from outside, and their results that are read outside or have codes."""
+
+    nodes: Sequence[ir.Node]
+    inputs: Sequence[ir.Value]
+    outputs: Sequence[ir.Value]
+
+
+def cut_segments(model: ir.Model, sites: Collection[str]) -> list[Segment]:
+    """Cut the main graph into segments, in an order in which they can run."""
+    readers: dict[ir.Value, set[ir.Node]] = {}
+    for node in model.graph:
+        for value in read_values(node):
+            readers.setdefault(value, set()).add(node)
+    inside: dict[ir.Node, list[ir.Node]] = {}
+    segments = []
+    for node in model.graph:
+        nodes = [*inside.pop(node, []), node]
+        following = {reader for value in node.outputs for reader in readers.get(value, ())}
+        if len(following) == 1 and not any(value.name in sites for value in node.outputs):
+            inside.setdefault(following.pop(), []).extend(nodes)
+            continue
+        made = {value for member in nodes for value in member.outputs}
+        read = dict.fromkeys(value for member in nodes for value in read_values(member))
+        inputs = [value for value in read if value not in made and not is_constant(value)]
+        outputs = [value for value in node.outputs if value.name in sites or value in readers]
+        segments.append(Segment(nodes, inputs, outputs))
+    return segments
+
+
+class Program:
+    """Nodes that are ready to run on one sample after another, in any number of threads."""
+
+    def __init__(
+        self, model: ir.Model, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], like: Feeds, constants: Constants
+    ) -> None:
+        """Load the nodes. `like` is what goes in, for the types."""
+        self._outputs = [str(value.name) for value in outputs]
+        self._where = f"node '{nodes[-1].name}' ({nodes[-1].op_type})"
+        held: dict[str, onnx.TensorProto] = {}
+        protos = [_with_constants(node, constants, held) for node in nodes]
+        inputs = [_info(name, array) for name, array in like.items()]
+        graph = onnx.helper.make_graph(
+            protos, "segment", inputs, [onnx.ValueInfoProto(name=name) for name in self._outputs], list(held.values())
+        )
+        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
+        proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
+        self._session = open_session(serialize(proto), session_options())
+
+    def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
+        """Return the outputs. Raises DataError, naming the node and the sample."""
+        try:
+            results: list[Any] = self._session.run(self._outputs, dict(feeds))
+        except RUNTIME_ERRORS as error:
+            raise DataError(f"onnxruntime could not run {self._where} on {origin}: {first_line(str(error))}") from error
+        return results
+
+
+def _with_constants(node: ir.Node, constants: Constants, held: dict[str, onnx.TensorProto]) -> onnx.NodeProto:
+    """Return the node with each constant under a name of its own: two readers may see different numbers of one."""
+    proto: onnx.NodeProto = ir.serde.serialize_node(node)
+    for index, value in enumerate(node.inputs):
+        if is_constant(value):
+            name = f"{node.name}/{index}/constant"
+            held[name] = onnx.numpy_helper.from_array(np.asarray(constants(node, index)), name)
+            proto.input[index] = name
+    for value in read_values(node):
+        if is_constant(value) and value.const_value is not None and value not in node.inputs:
+            held[str(value.name)] = ir.to_proto(value.const_value)
+            held[str(value.name)].name = str(value.name)
+    return proto
+
+
+def _info(name: str, value: Any) -> onnx.ValueInfoProto:
+    if isinstance(value, list):
+        first = value[0] if value else np.zeros(0, np.float32)
+        return onnx.helper.make_tensor_sequence_value_info(name, _element_type(first), None)
+    return onnx.helper.make_tensor_value_info(name, _element_type(value), None)
+
+
+def _element_type(array: Any) -> int:
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype))
+
 
 Result = TypeVar("Result")
 Visitor = Callable[[ir.Node], None]
@@ -53,22 +149,21 @@ class Frontier:
     """
 
     def __init__(self, plan: Plan, samples: int) -> None:
-        self._plan = plan
         self._sites = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
         self._params: dict[str, QuantParams] = {}  # of the values that are held as codes
         self._held: dict[str, list[Any]] = {}
         self.samples = samples
 
-    def put(self, name: str, sample: int, result: Any) -> None:
-        """Hold the value of one sample, encoded with the parameters that the plan has now."""
+    def put(self, name: str, sample: int, result: Any, plan: Plan) -> None:
+        """Hold the value of one sample, encoded as planned."""
         entries = self._held.setdefault(name, [None] * self.samples)
         if name not in self._sites:
             entries[sample] = result
             return
-        params = self._plan.of(name)
+        params = plan.of(name)
         if holds_integers(params):
             held = self._params.setdefault(name, params)
-            entries[sample] = encode_activation(result, held, self._plan.layout.ties_of(name))
+            entries[sample] = encode_activation(result, held, plan.layout.ties_of(name))
         else:
             entries[sample] = params.snap(result)
 
@@ -101,7 +196,7 @@ class Frontier:
 
 
 class QuantizedWalk:
-    """The state of a walk: the plan that is simulated, and the frontier."""
+    """The state of a walk: the plan that is simulated, and the frontier. Visitors and searches put in new plans."""
 
     def __init__(self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0) -> None:
         self.model, self.plan = model, plan
@@ -119,7 +214,7 @@ class QuantizedWalk:
         for value in self.model.graph.inputs:
             name = str(value.name)
             default = None if value.const_value is None else value.const_value.numpy()
-            self.frontier.put(name, index, sample.feeds.get(name, default))
+            self.frontier.put(name, index, sample.feeds.get(name, default), self.plan)
 
     def run(self, visit: Visitor, watch: Watcher | None = None, search: ParameterSearch | None = None) -> None:
         """Walk. `visit` is called with each node before it is computed, `watch` with each value after it is.
@@ -170,7 +265,7 @@ class QuantizedWalk:
         def step(sample: int) -> None:
             results = early[sample] if sample < len(early) else program(sample)
             for value, result in zip(wanted, results, strict=True):
-                self.frontier.put(str(value.name), sample, result)
+                self.frontier.put(str(value.name), sample, result, self.plan)
 
         self.map(step)
 

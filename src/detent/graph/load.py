@@ -6,9 +6,7 @@ inside the model's own folder (a model file is untrusted input: it must not make
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -16,6 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
+from detent.graph.message import check_message, external_files, mended
 from detent.graph.opset import raise_opset
 from detent.graph.values import repair_names
 
@@ -46,6 +45,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
         graph_model.meta[FOLDER] = path.parent  # exporters put files about the model beside it
     if not keep_defaults:
         common_passes.RemoveInitializersFromInputsPass()(graph_model)
+        graph_model.ir_version = max(graph_model.ir_version, 4)  # before, an initializer had to be an input as well
     repair_names(graph_model)
     try:
         graph_model.graph.sort()
@@ -73,9 +73,7 @@ def stored_bytes(model: ModelLike) -> int:
 
 def files_of(path: Path) -> list[Path]:
     """Return the model's file and those that hold its external data."""
-    tensors = _external_tensors(read_proto(path))
-    locations = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
-    return [path, *(path.parent / location for location in sorted(locations))]
+    return [path, *(path.parent / location for location in sorted(external_files(read_proto(path))))]
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
@@ -98,49 +96,51 @@ def read_proto(path: Path) -> onnx.ModelProto:
     return proto
 
 
+UNREADABLE = (
+    ir.serde.SerdeError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
+"""What the graph library raises on messages that are no graphs."""
+
+
 def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.Model:
     if not proto.opset_import or not proto.graph.output:
         raise ModelError(f"{where} is not an ONNX model: it has no operator set or no output. Export it again.")
-    _check_external_data(proto, where, folder)
+    _refuse_unknown(proto, where)
+    check_message(proto, where, folder)
     try:
-        model = ir.from_proto(proto)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{where} cannot be understood as an ONNX graph: {error}") from error
+        model = ir.from_proto(mended(proto, owned=folder is not None))
+    except UNREADABLE as error:
+        raise ModelError(f"{where} cannot be understood as an ONNX graph: {_root_cause(error)}") from error
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, str(folder) or ".")
     return model
 
 
-def _check_external_data(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
-    """Check that every external tensor is in a file below the model's folder, which is long enough."""
-    for tensor in _external_tensors(proto):
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        if folder is None:
+def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
+    """Refuse, naming the value, what the graph library has no word for: maps, and sparse initializers."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        kind = value.type
+        while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+            kind = getattr(kind, kind.WhichOneof("value")).elem_type
+        if kind.WhichOneof("value") in ("map_type", "sparse_tensor_type", "opaque_type"):
             raise ModelError(
-                f"Tensor '{tensor.name}' of {where} has its data in another file ('{location}'). Load the model with "
-                "onnx.load(path), which reads it, or give the path."
+                f"'{value.name}' of {where} is a {kind.WhichOneof('value').removesuffix('_type')}, and only tensors "
+                "can be worked with. Export the model without it (scikit-learn: options={'zipmap': False})."
             )
-        file = folder / location
-        if not location or not file.resolve().is_relative_to(folder.resolve()):
-            raise ModelError(
-                f"Tensor '{tensor.name}' of {where} refers to '{location}', outside the model's folder. "
-                "That is not followed; put the data file beside the model and save it with a relative location."
-            )
-        if not file.is_file():
-            raise ModelError(f"Tensor '{tensor.name}' of {where} needs the file {file}, which is not there.")
-        end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
-        if file.stat().st_size < end:
-            raise ModelError(f"{file} is too short: tensor '{tensor.name}' of {where} ends at byte {end:,}.")
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise ModelError(f"Initializer '{name}' of {where} is sparse. Export the model with dense weights.")
 
 
-def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors with data in another file: initializers and attributes, of nested graphs and functions too."""
-    pending: list[Any] = [proto.graph, *proto.functions]
-    while pending:
-        graph = pending.pop()
-        tensors = list(getattr(graph, "initializer", ()))
-        for attribute in (attribute for node in graph.node for attribute in node.attribute):
-            tensors += [attribute.t, *attribute.tensors]
-            pending += [nested for nested in (attribute.g, *attribute.graphs) if nested.node]
-        yield from (tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
+def _root_cause(error: BaseException) -> str:
+    """Return what lies under errors that only say where they passed through."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip() or type(error).__name__

@@ -7,15 +7,14 @@ constants (axes, scales, shapes). So large initializers become inputs for them, 
 from __future__ import annotations
 
 import onnx
+import onnx.shape_inference
 import onnx.version_converter
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
+from detent.graph.message import SMALL
 from detent.graph.values import rank, repair_names
-
-SMALL = 4096
-"""Bytes; constants up to this size stay, since shapes may be computed from them."""
 
 
 def light_proto(model: ir.Model) -> onnx.ModelProto:
@@ -40,16 +39,42 @@ def light_proto(model: ir.Model) -> onnx.ModelProto:
             graph.register_initializer(value)
 
 
+_CONVERTER_ERRORS: tuple[type[Exception], ...] = (
+    onnx.version_converter.ConvertError,
+    onnx.shape_inference.InferenceError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    TypeError,
+)
+"""What the converter raises, of its own and of C++."""
+
 _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 
 
 def raise_opset(model: ir.Model, minimum: int, where: str) -> ir.Model:
     """Return the same model at opset `minimum` or newer; itself if it is there already."""
     version = model.graph.opset_imports.get("", minimum)
+    newest = onnx.defs.onnx_opset_version()
+    if version > newest:
+        raise ModelError(
+            f"{where} has opset {version}, and the newest that onnx {onnx.__version__} knows is {newest}. Install a "
+            f"newer onnx and onnxruntime, or export the model with opset {minimum} to {newest}."
+        )
     if version < minimum:
         model = change_opset(model, minimum, where)
     model.ir_version = max(model.ir_version, _MINIMUM_IR_VERSION)
     return model
+
+
+def lower_ir_version(model: ir.Model) -> None:
+    """Give a model the IR version that its operator sets came with, in place: older runtimes refuse newer files.
+
+    New exporters write the newest one, whatever the model needs. What needs more raises it again.
+    """
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
+    needed = onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+    model.ir_version = min(model.ir_version, max(needed, _MINIMUM_IR_VERSION))
 
 
 def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
@@ -61,7 +86,7 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
     try:
         proto = onnx.version_converter.convert_version(light_proto(model), wanted)
-    except (RuntimeError, ValueError, IndexError) as error:
+    except _CONVERTER_ERRORS as error:
         raise ModelError(
             f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {_reason(error)} "
             f"Export it again with opset {wanted}."

@@ -11,7 +11,9 @@ import errno
 import os
 import secrets
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +24,9 @@ import onnx_ir as ir
 from detent.errors import OutputError
 
 PROTOBUF_LIMIT = 2**31 - 2**24  # a protobuf message ends at 2 GiB; keep room for everything but the tensors
+
+WAITS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8) if sys.platform == "win32" else ()
+"""Seconds to wait before trying again to take a name that another process holds."""
 
 
 def tensor_bytes(model: ir.Model) -> int:
@@ -106,8 +111,8 @@ def _move(files: Sequence[Path], path: Path, *, keep: bool) -> list[tuple[Path, 
         place, before = path.parent / file.name, None
         if keep and place.exists():
             before = file.with_name(f"{file.name}.before")
-            place.replace(before)
-        file.replace(place)
+            replace_file(place, before)
+        replace_file(file, place)
         moved.append((place, before))
     return moved
 
@@ -116,7 +121,7 @@ def _take_back(moved: Sequence[tuple[Path, Path | None]]) -> None:
     for place, before in reversed(moved):
         place.unlink(missing_ok=True)
         if before is not None:
-            before.replace(place)
+            replace_file(before, place)
 
 
 def write_text(text: str, path: Path) -> None:
@@ -131,7 +136,7 @@ def write_bytes(data: bytes, path: Path) -> None:
         temporary = folder / path.name
         temporary.write_bytes(data)
         _flush(temporary)
-        temporary.replace(path)
+        replace_file(temporary, path)
 
 
 def complete_proto(model: ir.Model) -> onnx.ModelProto:
@@ -150,7 +155,7 @@ def scratch_folder(path: Path) -> Iterator[Path]:
     """Make a folder on the same file system as `path`, gone afterwards whatever happens."""
     folder = path.parent / f".{path.name}.{secrets.token_hex(6)}"  # named before it is there, to be found again
     try:
-        folder.mkdir(mode=0o700)
+        folder.mkdir()  # with no mode: on Windows 0o700 would lock out the services that scan new files
         yield folder
     finally:
         try:
@@ -170,6 +175,22 @@ def output_errors(path: Path) -> Iterator[None]:
         raise OutputError(f"Cannot write {path}: {reason}. No part of it was left behind.") from error
 
 
+def replace_file(source: Path, place: Path) -> None:
+    """Rename a file, onto another if there is one.
+
+    On Windows a name that a virus scanner, an indexer or a viewer has open cannot be replaced. They let go within a
+    moment, so try for a second or two.
+    """
+    for wait in WAITS:
+        try:
+            source.replace(place)
+        except PermissionError:
+            time.sleep(wait)
+        else:
+            return
+    source.replace(place)
+
+
 def _flush(file: Path) -> None:
-    with file.open("rb") as handle:
+    with file.open("r+b") as handle:  # Windows flushes only what is open for writing
         os.fsync(handle.fileno())

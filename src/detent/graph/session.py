@@ -12,22 +12,24 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from detent.errors import DataError, ModelError, UsageError, nearest
+from detent.graph.message import RUNTIME_DOMAINS
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
-
-RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
-"""The domains, besides the standard one, whose operators onnxruntime brings along."""
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 
 Feeds = Mapping[str, npt.NDArray[Any]]
 
+_STATE = onnxruntime.capi.onnxruntime_pybind11_state
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
-    *(entry for entry in vars(_state).values() if isinstance(entry, type) and issubclass(entry, Exception)),
+    *(
+        entry
+        for entry in vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+        if isinstance(entry, type) and issubclass(entry, Exception)
+    ),
 )
 """What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base."""
 

@@ -32,11 +32,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-import onnxruntime
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from detent.errors import ModelError
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import serialize, tensor_bytes
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, exact_options, open_session, session_options
 

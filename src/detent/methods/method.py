@@ -17,8 +17,7 @@ import numpy.typing as npt
 from detent.errors import UsageError
 from detent.methods.points import Counts, Points, Range
 from detent.numerics.floats import FloatFormat, FloatParams
-from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.power_of_two import base_position
+from detent.numerics.formats import IntegerFormat, QuantParams, base_position
 
 Vote = Callable[[Counts], int]
 """The position that a method would choose for one sample alone."""

@@ -19,8 +19,7 @@ from detent.errors import UsageError
 from detent.methods.method import Method, ObservedTensor, alternatives, fit
 from detent.methods.points import Points, Range
 from detent.numerics.floats import FloatFormat
-from detent.numerics.formats import IntegerFormat, QuantParams
-from detent.numerics.power_of_two import non_overflow_position
+from detent.numerics.formats import IntegerFormat, QuantParams, non_overflow_position
 
 
 class OfExtremes(Method):

@@ -40,8 +40,14 @@ from detent.methods.method import Method, ObservedTensor, Vote, alternatives, ch
 from detent.methods.percentile import percentile_range, percentile_ranges
 from detent.methods.points import Counts, FloatArray, Points, Range, squared_error
 from detent.numerics.compiled import compiled
-from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams
-from detent.numerics.power_of_two import min_mse_position, min_mse_position_of, scale_of
+from detent.numerics.formats import (
+    LEAST_SCALE,
+    IntegerFormat,
+    QuantParams,
+    min_mse_position,
+    min_mse_position_of,
+    scale_of,
+)
 
 GUESSES = 1 << 14
 

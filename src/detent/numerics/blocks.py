@@ -59,8 +59,8 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import UsageError, check_known, check_within
+from detent.numerics.codec import Rounding, check_rounding, round_by
 from detent.numerics.interface import NumberFormat, Params
-from detent.numerics.ties import Rounding, check_rounding, round_by
 
 Blocks: TypeAlias = npt.NDArray[np.float32]
 

@@ -13,11 +13,23 @@ Fitting a range l..h (widened to hold zero, which must have a code of its own):
 A power-of-two scale is the next one above. An int16 scale is the nearest M / 2^N with N in 0..16 and M in 1..32767: a
 multiplier of 16 bits and a shift can replace the multiplication by a float. M = 0 is left out, since it would turn
 every number into zero; scales below 2^-16 become 2^-16, and those above 32767 become 32767.
+
+Activations are encoded by compiled loops: the arithmetic of `codec` in float32 throughout, saturating at the ends of
+the integer type, since QuantizeLinear has no other bounds. A device may round ties otherwise.
+
+The *position* p of a power-of-two scale is its number of fractional bits: the scale is 2^-p. Three ways to choose p for
+data whose largest magnitude is A, for a format with the codes low..high:
+
+- `base_position`: the scale A / ((high - low) / 2) rounded to the nearest power of two. It may clip by up to sqrt(2).
+- `non_overflow_position`: the largest p at which no value saturates: round(A / 2^-p) has a code.
+- `min_mse_position`: of the five positions base-1 .. base+3, the one with the least sum of squared errors. On equal
+  errors the first wins, that is, the larger scale.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeGuard, get_args
 
@@ -27,8 +39,9 @@ import numpy.typing as npt
 
 from detent.errors import UsageError, nearest
 from detent.numerics import codec
+from detent.numerics.codec import Rounding
+from detent.numerics.compiled import compiled
 from detent.numerics.interface import NumberFormat, Params
-from detent.numerics.ties import Rounding
 
 INTEGER_TYPES = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 Scale = Literal["float", "power_of_two", "int16"]
@@ -274,9 +287,7 @@ class QuantParams(Params):
 
     def rounded(self, values: npt.NDArray[Any], ties: Rounding = "half_even") -> npt.NDArray[np.float32]:
         """Quantize and dequantize an activation as the file, or a device with other `ties`, does."""
-        from detent.numerics import loops  # compiled: not before an activation is rounded
-
-        return loops.decode_activation(loops.encode_activation(values, self, ties), self)
+        return decode_activation(encode_activation(values, self, ties), self)
 
     def clipped(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Tell which of `values` saturate."""
@@ -307,3 +318,147 @@ def has_power_of_two_scale(fmt: NumberFormat | None) -> bool:
 def is_product_bias(fmt: NumberFormat | None) -> bool:
     """Tell whether a bias of this format counts in the unit of its layer's products."""
     return fmt is not None and fmt.counts_products
+
+
+Array = npt.NDArray[Any]
+
+
+def encode_activation(values: Array, params: QuantParams, ties: Rounding = "half_even") -> Array:
+    """Return the codes of an activation, in the format's type; `ties` are numbers halfway between two codes."""
+    codes = np.empty(values.shape, params.format.dtype)
+    limits = np.iinfo(codes.dtype)
+    zero_point = int(params.zero_point)
+    source = np.ascontiguousarray(values, np.float32).reshape(-1)
+    low, high = np.float32(limits.min - zero_point), np.float32(limits.max - zero_point)
+    scale, flat = np.float32(params.scale), codes.reshape(-1)
+    if ties == "half_even":
+        _encode(source, scale, low, high, zero_point, flat)
+    else:
+        _encode_outwards(source, scale, low, high, zero_point, ties == "half_away", flat)
+    return codes
+
+
+def decode_activation(codes: Array, params: QuantParams) -> npt.NDArray[np.float32]:
+    """Return the numbers that codes stand for."""
+    values = np.empty(codes.shape, np.float32)
+    _decode(codes.reshape(-1), np.float32(params.scale), np.float32(params.zero_point), values.reshape(-1))
+    return values
+
+
+@compiled
+def _encode(
+    values: npt.NDArray[np.float32],
+    scale: np.float32,
+    low: np.float32,
+    high: np.float32,
+    zero_point: int,
+    codes: npt.NDArray[Any],
+) -> None:
+    middle = np.int32(zero_point)
+    for i in range(values.size):
+        # The casts keep Numba from widening to 64 bits, so that a vector holds eight values.
+        codes[i] = np.int32(np.int32(np.rint(min(max(values[i] / scale, low), high))) + middle)
+
+
+@compiled
+def _encode_outwards(
+    values: npt.NDArray[np.float32],
+    scale: np.float32,
+    low: np.float32,
+    high: np.float32,
+    zero_point: int,
+    away: bool,
+    codes: npt.NDArray[Any],
+) -> None:
+    """Ties upwards, or `away` from zero. Not floor(x + 0.5): that sum is rounded, the difference here is exact."""
+    middle, half = np.int32(zero_point), np.float32(0.5)
+    for i in range(values.size):
+        value = min(max(values[i] / scale, low), high)
+        nearest = np.rint(value)
+        step = np.int32(nearest)
+        if away and value < 0:
+            step -= np.int32(nearest - value == half)
+        else:
+            step += np.int32(value - nearest == half)
+        codes[i] = np.int32(step + middle)
+
+
+@compiled
+def _decode(
+    codes: npt.NDArray[Any], scale: np.float32, zero_point: np.float32, values: npt.NDArray[np.float32]
+) -> None:
+    for i in range(codes.size):
+        values[i] = (np.float32(codes[i]) - zero_point) * scale
+
+
+@compiled
+def snap_error(values: npt.NDArray[np.float32], scale: float, low: float, high: float) -> float:
+    """Return the sum of (v - s * clip(round_half_even(v / s), low, high))^2, in double precision."""
+    total = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        level = min(max(np.rint(value / scale), low), high)
+        difference = value - level * scale
+        total += difference * difference
+    return total
+
+
+LOWEST_POSITION, HIGHEST_POSITION = -127, 127
+CANDIDATE_OFFSETS = (-1, 0, 1, 2, 3)
+
+
+def scale_of(position: int) -> float:
+    """2^-position, exactly."""
+    return math.ldexp(1.0, -position)
+
+
+def position_of(scale: float) -> int | None:
+    """p where the scale is 2^-p exactly, else None."""
+    if scale <= 0 or not math.isfinite(scale):
+        return None
+    mantissa, exponent = math.frexp(scale)
+    return 1 - exponent if mantissa == 0.5 else None
+
+
+def base_position(largest: float, fmt: IntegerFormat) -> int:
+    """The position whose scale is nearest (in log2) to the one that spreads ±largest over the codes; 0 for no range."""
+    scale = 2.0 * largest / (fmt.high - fmt.low)
+    if scale == 0.0:
+        return 0
+    return int(np.clip(np.rint(-np.log2(scale)), LOWEST_POSITION, HIGHEST_POSITION))
+
+
+def non_overflow_position(minimum: float, maximum: float, fmt: IntegerFormat) -> int:
+    """The largest position at which neither end of minimum..maximum saturates after rounding; 0 for no range.
+
+    A value fits when it rounds to a code, so up to half a step past the last level is no overflow.
+    """
+    if minimum == 0.0 and maximum == 0.0:
+        return 0
+
+    low, high = fmt.levels
+
+    def fits(position: int) -> bool:
+        scale = scale_of(position)
+        return bool(np.rint(minimum / scale) >= low and np.rint(maximum / scale) <= high)
+
+    # The base position is off by less than one either way; the walk makes it exact, ties at half a step included.
+    position = min(base_position(max(-minimum, maximum), fmt) + 2, HIGHEST_POSITION)
+    while position > LOWEST_POSITION and not fits(position):
+        position -= 1
+    return position
+
+
+def min_mse_position(largest: float, fmt: IntegerFormat, squared_error: Callable[[int], float]) -> int:
+    """The candidate position with the least `squared_error(position)`; on ties the first, with the largest scale."""
+    base = base_position(largest, fmt)
+    candidates = [base + offset for offset in CANDIDATE_OFFSETS if base + offset <= HIGHEST_POSITION]
+    return min(candidates, key=squared_error)
+
+
+def min_mse_position_of(values: npt.ArrayLike, fmt: IntegerFormat) -> int:
+    """`min_mse_position` of an array, searched on its elements themselves."""
+    data = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    largest = max(float(data.max(initial=0.0)), -float(data.min(initial=0.0)))
+    low, high = map(float, fmt.levels)
+    return min_mse_position(largest, fmt, lambda position: snap_error(data, scale_of(position), low, high))

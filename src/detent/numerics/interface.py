@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from detent.numerics.ties import Rounding
+from detent.numerics.codec import Rounding
 
 Kind = Literal["integer", "float", "block_float", "microscaling"]
 

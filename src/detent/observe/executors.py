@@ -58,6 +58,7 @@ from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, Observation, fetched
 from detent.progress import Progress, silent
 
 MOST_DEATHS = 3
+MOST_PROCESSES = 61 if sys.platform == "win32" else 1024
 """How many workers may die of one shard before it is an error."""
 
 
@@ -194,6 +195,8 @@ class LocalProcesses(Workers):
     def __init__(self, count: int) -> None:
         if count < 1:
             raise UsageError(f"--workers must be at least 1, not {count}.")
+        if count > MOST_PROCESSES:
+            raise UsageError(f"--workers {count}: Windows waits for at most {MOST_PROCESSES} processes at a time.")
         self.count = count
         self.most_at_once = count + 1  # one more, so that no worker waits for the next
         self._pool: ProcessPoolExecutor | None = None

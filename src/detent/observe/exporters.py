@@ -26,6 +26,7 @@ import onnx_ir as ir
 from detent.graph.load import FOLDER
 from detent.observe.images import GREY
 from detent.observe.preprocess import IMAGENET_MEAN, IMAGENET_STD, DeclaredImages
+from detent.settings import read_text
 
 _PILLOW_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _PIXEL_FORMATS = {"gray8": "GRAY", "rgb8": "RGB", "bgr8": "BGR"}
@@ -163,7 +164,7 @@ def _timm(file: Path) -> DeclaredImages | None:
 
 def _json(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,6 +20,7 @@ import numpy as np
 
 from detent.errors import UsageError, nearest
 from detent.observe.images import GREY, Fit, Geometry, Resample, Size, geometry, read_pixels
+from detent.settings import read_text
 
 Order = Literal["RGB", "BGR", "GRAY"]
 Layout = Literal["NCHW", "NHWC"]
@@ -345,7 +346,7 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path))
     except OSError as error:
         raise UsageError(f"{path}: the preprocess file cannot be read ({error.strerror or error}).") from error
     except ValueError as error:

@@ -145,7 +145,7 @@ def _check_shape(shape: tuple[int, ...], spec: InputSpec, where: str) -> None:
     expected = f"{where} expects shape {spec.shape_text}, found {list(shape)}"
     if len(shape) != len(spec.shape):
         raise DataError(f"{expected}: {len(shape)} axes instead of {len(spec.shape)}.")
-    if 0 in shape:
+    if any(have == 0 != want for want, have in zip(spec.shape, shape, strict=True)):
         what = "an empty batch" if shape[0] == 0 else "an empty array"
         raise DataError(f"{expected}: {what}.")
     for axis, (want, have) in enumerate(zip(spec.shape, shape, strict=True)):

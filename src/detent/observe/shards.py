@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeVar
 
 import onnx
 import onnx_ir as ir
-import onnxruntime
 
 from detent.errors import ModelError, UsageError
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import save
 from detent.graph.session import Runner
 from detent.methods.method import Vote

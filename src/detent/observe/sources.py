@@ -20,16 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.observe.files import (
-    Rows,
-    array_rows,
-    find_files,
-    image_rows,
-    npy_rows,
-    npz_rows,
-    random_rows,
-    single_input,
-)
+from detent.observe import files
 from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
 from detent.observe.samples import (
@@ -75,7 +66,7 @@ def _spec(value: ir.Value, declared: DeclaredImages | None) -> InputSpec:
 class RowSource(Source):
     """Samples from rows that can be counted, stacked into batches of `batch`, all full where `whole`."""
 
-    rows: Rows
+    rows: files.Rows
     inputs: tuple[InputSpec, ...]
     selection: RowSelection
     batch: int
@@ -175,19 +166,19 @@ def open_source(
         raise UsageError("--seed chooses which samples are used, so it needs --limit N beside it.")
     options = preprocess or PreprocessOptions()
     recipe, note = None, ""
-    rows: Rows
+    rows: files.Rows
     if data is None:
-        rows = random_rows(inputs, 0 if seed is None else seed)
+        rows = files.random_rows(inputs, 0 if seed is None else seed)
     elif isinstance(data, (str, os.PathLike)):
-        found = find_files(Path(data))
+        found = files.find_files(Path(data))
         if found.kind == "image":
-            spec = single_input(inputs, "an image", ".npz files with the input names as keys")
+            spec = files.single_input(inputs, "an image", ".npz files with the input names as keys")
             recipe, note = guess_preprocess(spec, options)
-            rows = image_rows(found, inputs, recipe)
+            rows = files.image_rows(found, inputs, recipe)
         else:
-            rows = (npy_rows if found.kind == "npy" else npz_rows)(found, inputs)
+            rows = (files.npy_rows if found.kind == "npy" else files.npz_rows)(found, inputs)
     elif isinstance(data, Mapping) or is_array_like(data):
-        rows = array_rows(data, inputs)
+        rows = files.array_rows(data, inputs)
     else:
         _refuse_options(options)
         if seed is not None:

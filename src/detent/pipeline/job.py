@@ -18,6 +18,7 @@ from detent.errors import UsageError
 from detent.graph.load import ModelLike
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions
+from detent.observe.samples import is_array_like
 from detent.option_values import image_options, names_of, providers_of, shapes_of
 from detent.options import QuantizeOptions, settled
 from detent.plan.select import Selection
@@ -95,6 +96,12 @@ class Job:
     def shapes(self) -> Mapping[str, Sequence[int]] | None:
         """The input shapes to write into the model."""
         return shapes_of(self.options["fix_shape"])
+
+    @property
+    def runs_batches(self) -> bool:
+        """Whether samples may be run several at a time: items of a stream may be batches."""
+        counted = self.calibration is None or isinstance(self.calibration, (str, PathLike, Mapping))
+        return self.options["batch"] not in (None, 1) or not (counted or is_array_like(self.calibration))
 
     @cached_property
     def selection(self) -> Selection:

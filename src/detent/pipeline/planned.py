@@ -60,11 +60,12 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
         _rewrite(model, target.substitutions, layout, notes)
         plan = make_plan(model, layout, observed.observation.statistics, recipe)
         rules = Rules(target, model.clone() if recipe.search_ranges else model, recipe.without)
-        unsettled = rules(plan)
+        plan = rules(plan)
         widening = find_widening(model, plan, observed)
         if widening is not None and widening.tensors:
             plan = make_plan(model, with_wide(layout, widening.names), observed.observation.statistics, recipe)
-            unsettled = rules(plan)
+            plan = rules(plan)
+        unsettled = [str(each) for each in rules.violations(plan)]
         _rewrite(model, target.corrections, layout, notes)
         _run(model, [SaturatingClip(plan)], notes)
     return Planned(observed, model, plan, rules, unsettled, notes, widening)

@@ -25,8 +25,9 @@ from detent.emulator.emulator import check_emulable
 from detent.errors import ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
-from detent.execute.segments import Program
+from detent.execute.quantized_walk import Program
 from detent.graph.load import files_of, load, name_of, read
+from detent.graph.opset import lower_ir_version
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
@@ -116,7 +117,9 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         purpose = purpose_of(model, job.options["task"])
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
-        passes = default_passes(job.shapes, [make() for make in target.preparations], job.recipe.without)
+        for_target = [make() for make in target.preparations]
+        early = fixes_batch(job, target) and not job.runs_batches
+        passes = default_passes(job.shapes, for_target, job.recipe.without, fix_batch=early)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         became = successors(names, model.graph, passes)
         found = find_postprocessing(model.graph)
@@ -127,6 +130,15 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         warnings = (*warnings, found.when_quantized)
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
     return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, warnings, tail)
+
+
+def fixes_batch(job: Job, target: Device) -> bool:
+    """Return whether an open batch becomes 1: that of a model for an NPU, which computes one sample at a time.
+
+    That is done before anything else, because shapes that are computed from a fixed batch are constants; but last if
+    calibration may run several samples at once.
+    """
+    return target.accelerated and not job.options["keep_batch"]
 
 
 def _float_tail(job: Job, found: Postprocessing | None) -> Postprocessing | None:
@@ -167,6 +179,7 @@ def check_recipe(recipe: Recipe, selection: Selection) -> Device:
 def _load_float(job: Job) -> ir.Model:
     """Load the float model, and check that the files to be written can be."""
     model = load(job.model, job.recipe.least_opset)
+    lower_ir_version(model)
     for node in model.graph.all_nodes():
         if node.op_type in QUANTIZED_OPERATORS or node.op_type.startswith("QLinear"):
             raise ModelError(

@@ -70,7 +70,7 @@ class Run:
             return self._decisions()
         written, planned, observed = self.written, self.planned, self.observed
         prepared, observation, plan = self.prepared, self.observed.observation, self.refined.plan
-        notes = Notes(planned.notes.changes, [*planned.notes.declined, *written.declined])
+        notes = Notes([*planned.notes.changes, *written.changes], [*planned.notes.declined, *written.declined])
         calibration = _calibration(prepared.job, observed.source, observation, observed.findings)
         nodes, recipe = list(plan.layout.decisions.values()), prepared.job.recipe
         fidelity, tensors, in_sample = written.fidelity, written.tensors, observation.in_sample

@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from detent.errors import DetentError, UsageError
-from detent.numerics.formats import is_integer
+from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import check_recipe
 from detent.pipeline.run import Run
 from detent.progress import silent
 from detent.recipe import Recipe
 from detent.recipe.file import change, find_recipe, with_settings
-from detent.results.advice import exclusions, refinement_to_try
 from detent.results.quantized import Report, Trial
-from detent.results.verdict import worst_sqnr
+from detent.results.verdict import exclusions, many_clipped, refinement_to_try, worst_sqnr
 
 STAGE = "try"
 LEAST_SECONDS = 10.0
@@ -84,7 +83,7 @@ def _changes(job: Job, report: Report) -> Iterator[_Change]:
     quiet = replace(job, output=None).with_options(save_stats=None, resume=False, progress=silent, executor=None)
     if job.options["postprocessing"] == "keep":
         yield _Change("--postprocessing float", quiet.with_options(postprocessing="float"))
-    for options, changed in changes_of(recipe):
+    for options, changed in changes_of(recipe, many_clipped(report)):
         try:
             check_recipe(changed, job.selection)
         except UsageError:
@@ -97,14 +96,20 @@ def _changes(job: Job, report: Report) -> Iterator[_Change]:
         yield _Change("--recipe BF16", replace(quiet, recipe=find_recipe("BF16")))
 
 
-def changes_of(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Yield changes of the recipe, with the options that make them: first what helps most often, last what learns."""
+def changes_of(recipe: Recipe, clipped: bool = False) -> Iterator[tuple[str, Recipe]]:
+    """Yield changes of the recipe, with the options that make them: first what helps most often, last what learns.
+
+    `clipped`: much is cut off at the ends of the ranges.
+    """
     if is_integer(recipe.activations) and recipe.activations.bits == 8 and not recipe.activations.power_of_two:
         wide = recipe.activations.dtype.replace("8", "16")
         yield f"--activations {wide}", change(recipe, {"activations": wide})
     if is_integer(recipe.weights) and recipe.weights.granularity == "per_tensor" and not recipe.weights.power_of_two:
         setting = "weights.granularity=per_channel"
         yield f"--set {setting}", with_settings(recipe, (setting,))
+    widest = "NonOverflow" if has_power_of_two_scale(recipe.activations) else "MinMax"
+    if clipped and type(recipe.method).__name__ != widest:
+        yield f"--method {widest}", change(recipe, {"method": widest})
     refinement = refinement_to_try(recipe)
     if refinement is not None and recipe.weights is not None:
         yield f"--refine {refinement}", change(recipe, {"refinement": refinement})

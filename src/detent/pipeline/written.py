@@ -24,17 +24,17 @@ from detent.convert.float_types import to_pure_bfloat16
 from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
 from detent.device_check.check import check_graph
 from detent.devices.catalog import device_of
-from detent.emit.dynamic import emit_dynamic
-from detent.emit.emitter import emit
+from detent.emit.emitter import emit, emit_dynamic
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save_together, tensor_bytes
 from detent.graph.session import Runner
 from detent.pipeline.observed import Observed
-from detent.pipeline.prepared import Stopwatch
+from detent.pipeline.prepared import Prepared, Stopwatch, fixes_batch
 from detent.pipeline.refined import Refined
 from detent.plan.plan import Plan
+from detent.prepare import FixBatch, FoldConstants, prepare
 from detent.prepare.base import Change
 from detent.recipe import Recipe
 from detent.results.checked import DeviceCheck
@@ -57,6 +57,7 @@ class Written:
     refined: Refined
     tensors: Sequence[TensorReport]
     fidelity: Fidelity | None
+    changes: Sequence[Change]
     declined: Sequence[Change]
     device: DeviceCheck | None
     protos: Sequence[onnx.ModelProto]
@@ -77,6 +78,7 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
         tensors = [*refined.constants, *describe_activations(plan, observation.statistics, measured)]
     with watch.step("save"):
         final, declined = last_form(first, plan, recipe)
+        changes = _fix_for_device(final, observed.prepared)
         parts, between = _parts(final, observed, first.rounded)
         device = device_of(recipe)
         taken = check_graph(parts[0], device, "the quantized model") if device.takes_models_of(recipe) else None
@@ -84,7 +86,14 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
     cut = None
     if between:
         cut = Cut(None if job.output is None else str(tail_file(job.output)), sizes[1], tuple(between))
-    return Written(refined, tensors, fidelity, declined, taken, protos, sizes[0], first.warnings, cut)
+    return Written(refined, tensors, fidelity, changes, declined, taken, protos, sizes[0], first.warnings, cut)
+
+
+def _fix_for_device(final: ir.Model, prepared: Prepared) -> list[Change]:
+    """Fix an open batch that calibration needed, in place, and return what was changed."""
+    if not fixes_batch(prepared.job, prepared.target) or not prepared.job.runs_batches:
+        return []
+    return [change for change in prepare(final, [FixBatch(), FoldConstants()]) if change.by == FixBatch.__name__]
 
 
 def _parts(
@@ -144,7 +153,7 @@ def last_form(first: FirstForm, plan: Plan, recipe: Recipe) -> tuple[ir.Model, l
     if first.unrounded is not None:
         to_pure_bfloat16(first.unrounded, plan.refined)
         return _loaded(first.unrounded), []
-    return first.model, []
+    return _loaded(first.model), []
 
 
 def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
@@ -177,9 +186,19 @@ def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.Mo
 
 
 def _loaded(model: ir.Model) -> ir.Model:
-    """Return the model after the checker and onnxruntime accepted it."""
+    """Return the model after the checker and onnxruntime accepted it.
+
+    It is opened as its users open it, with all of onnxruntime's rewrites: while it is measured, those for quantized
+    nodes are off.
+    """
     _check(model)
-    Runner(model)
+    try:
+        Runner(model)
+    except ModelError as error:
+        raise ModelError(
+            f"The quantized model does not load, so it is not written. {error} If a node is named, leave it float with "
+            "--exclude, and please report it."
+        ) from error
     return model
 
 

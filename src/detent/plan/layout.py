@@ -9,16 +9,16 @@ sides of a Reshape or a MaxPool) share one position: they have one *leader*, who
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import onnx_ir as ir
 
 from detent.errors import ModelError
-from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by
+from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by, static_shape
+from detent.numerics.codec import Rounding
 from detent.numerics.interface import NumberFormat
-from detent.numerics.ties import Rounding
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
@@ -167,7 +167,7 @@ def lay_out(
                 sites.setdefault(site.value, site)
             leaders |= _shared(node, sites)
     if not sites:
-        raise ModelError(_nothing_to_quantize(decisions))
+        raise ModelError(_nothing_to_quantize(model.graph, decisions))
     return replace(decided, sites=sites, leaders=leaders)
 
 
@@ -215,6 +215,9 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
     inputs = data_inputs(node)
     if not inputs:
         return "holds no float data"
+    empty = [value.name for value in inputs if 0 in (static_shape(value) or ())]
+    if empty:
+        return f"'{empty[0]}' has no elements"
     if all(is_constant(value) for value in inputs) and not _looks_up(node):
         return "its data is constant"
     if node.op_type in ("MatMul", "Gemm") and not recipe.products_of_activations and not is_constant(node.inputs[1]):
@@ -300,7 +303,14 @@ def _on_fused_edge(value: ir.Value, layout: Layout) -> bool:
     return both and consumer.inputs[0] is value and is_fused_edge(producer, consumer, layout.fuse)
 
 
-def _nothing_to_quantize(decisions: Mapping[str, Decision]) -> str:
+def _nothing_to_quantize(nodes: Iterable[ir.Node], decisions: Mapping[str, Decision]) -> str:
     reasons = Counter(decision.reason for decision in decisions.values())
     listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(4))
-    return f"The model has no node to quantize ({listed or 'it is empty'})."
+    wide = any(value.dtype == ir.DataType.DOUBLE for node in nodes for value in node.outputs)
+    if wide:
+        advice = "It computes in float64; export it in float32, which is what can be quantized."
+    elif all(decision.reason.startswith("operator ") for decision in decisions.values()):
+        advice = "`detent recipes` lists recipes; --set all_operators=true quantizes every operator on float data."
+    else:
+        advice = "`detent inspect` shows what is in it."
+    return f"The model has no node to quantize ({listed or 'it is empty'}). {advice}"

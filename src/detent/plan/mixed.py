@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
 from detent.graph.values import Names, values_of
+from detent.numerics.codec import DeviceRounding, Rounding
 from detent.numerics.formats import is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
-from detent.numerics.ties import DeviceRounding, Rounding
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, names_matching, nodes_of

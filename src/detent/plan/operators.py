@@ -56,6 +56,12 @@ def _unusual_hard_sigmoid(node: ir.Node) -> str | None:
     return f"the device has only HardSigmoid with alpha 1/6 and beta 0.5, not {alpha:g} and {beta:g}"
 
 
+def _dilated(node: ir.Node) -> str | None:
+    if set(node.attributes.get_ints("dilations", [1]) or [1]) == {1}:
+        return None
+    return "it is dilated, which onnxruntime's pool on codes does not know"
+
+
 def _infinite_operand(node: ir.Node) -> str | None:
     """Return why an infinite operand stays float: it is compared with, or masks. (NaN is a broken model.)"""
     for value in node.inputs:
@@ -78,7 +84,7 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("MatMul", "PRelu"), _ALL),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _OPERANDS),
     **dict.fromkeys(
-        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "AveragePool", "GlobalAveragePool",
+        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "GlobalAveragePool",
          "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
         _FIRST,
     ),
@@ -87,6 +93,7 @@ OPERATORS: dict[str, Operator] = {
          "DepthToSpace", "SpaceToDepth"),
         _MOVES,
     ),
+    "AveragePool": Operator(data=(0,), declines=_dilated),
     "HardSigmoid": Operator(data=(0,), declines=_unusual_hard_sigmoid),
     "Softmax": Operator(data=(0,), largest=1.0),
     "Where": Operator(data=(1, 2), declines=_infinite_operand),

@@ -1,15 +1,15 @@
 """The plan: the parameters of every site, from the statistics, the weights and the recipe.
 
-A method chooses the parameters of a tensor, a channel or a group. Parameters are the only thing that later stages
-change. Weights are encoded from float once, at emission, from the final parameters; so no adjustment can leave codes
-behind that belong to another scale.
+A method chooses the parameters of a tensor, a channel or a group. Later stages make new plans of it: with other
+parameters, or with other numbers for weights and biases. Weights are encoded from float once, at emission, from the
+final parameters; so no adjustment can leave codes behind that belong to another scale.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -132,9 +132,9 @@ class Move:
     node: str
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """The parameters of every site, and how they came about.
+    """The parameters of every site, and how they came about. Changing it makes a new one.
 
     `params` are those of the leaders; the other sites share theirs. `products` names, for each bias that is counted in
     the unit of its layer's products, the input and the weight whose scales make up its own.
@@ -145,12 +145,12 @@ class Plan:
     """
 
     layout: Layout
-    params: dict[str, Params]
+    params: Mapping[str, Params]
     products: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     finest: Mapping[str, int] = field(default_factory=dict)
     free: frozenset[str] = frozenset()
-    moves: list[Move] = field(default_factory=list)
-    refined: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    moves: tuple[Move, ...] = ()
+    refined: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def of(self, value: str) -> Params:
         """Return the parameters of a site."""
@@ -176,27 +176,31 @@ class Plan:
         """Return the position of a site with a power-of-two scale."""
         return self.integers(value).position
 
-    def move(self, value: str, position: int, rule: str, node: str) -> bool:
-        """Give a site (and all that share with it) another position; whether that changed anything."""
+    def with_position(self, value: str, position: int, rule: str, node: str) -> Plan:
+        """Give a site (and all that share with it) another position. Return this very plan if it has it already."""
         leader = self.layout.leader(value)
         present = self.integers(leader)
-        before = present.position
-        if before == position:
-            return False
-        self.params[leader] = QuantParams.at(present.format, position)
-        self.moves.append(Move(leader, before, position, rule, node))
-        return True
+        if present.position == position:
+            return self
+        return self._moved(
+            QuantParams.at(present.format, position), Move(leader, present.position, position, rule, node)
+        )
 
-    def assign(self, value: str, params: QuantParams, rule: str, node: str) -> bool:
-        """Give a site (and all that share with it) other parameters; whether that changed anything."""
+    def with_params(self, value: str, params: QuantParams, rule: str, node: str) -> Plan:
+        """Give a site (and all that share with it) other parameters. Return this very plan if it has them already."""
         leader = self.layout.leader(value)
         before = self.integers(leader)
         same = np.array_equal(before.scale, params.scale) and np.array_equal(before.zero_point, params.zero_point)
         if same and before.format.dtype == params.format.dtype:
-            return False
-        self.params[leader] = params
-        self.moves.append(Move(leader, float(before.scale.max()), float(params.scale.max()), rule, node))
-        return True
+            return self
+        return self._moved(params, Move(leader, float(before.scale.max()), float(params.scale.max()), rule, node))
+
+    def _moved(self, params: QuantParams, move: Move) -> Plan:
+        return replace(self, params={**self.params, move.value: params}, moves=(*self.moves, move))
+
+    def with_refined(self, numbers: Mapping[str, npt.NDArray[np.float32]]) -> Plan:
+        """Write these numbers instead of the own ones of weights and biases."""
+        return replace(self, refined={**self.refined, **numbers})
 
 
 def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorStatistics], recipe: Recipe) -> Plan:
@@ -219,8 +223,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
             )
     free = frozenset(name for name in params if _is_zero(model, layout.sites[name], statistics))
     plan = Plan(layout, params, _products(model, layout), _finest(model, layout), free)
-    make_room_for_biases(model, plan)
-    return plan
+    return make_room_for_biases(model, plan)
 
 
 def needs_statistics(layout: Layout, site: Site) -> bool:
@@ -341,7 +344,7 @@ def _finest(model: ir.Model, layout: Layout) -> dict[str, int]:
     return finest
 
 
-def make_room_for_biases(model: ir.Model, plan: Plan) -> None:
+def make_room_for_biases(model: ir.Model, plan: Plan) -> Plan:
     """Coarsen weights whose products are counted in so small a unit that the bias would not fit the accumulator.
 
     It happens with 16-bit activations: a bias that saturates ruins its channel, a slightly coarser weight does not.
@@ -357,7 +360,8 @@ def make_room_for_biases(model: ir.Model, plan: Plan) -> None:
             enough = power_of_two_above(needed) if weights.format.power_of_two else needed.astype(np.float32)
             wider = np.where(short, enough, weights.scale)
             roomy = QuantParams(weights.format, wider, weights.zero_point, weights.axis)
-            plan.assign(weight, roomy, "room for the bias", plan.layout.sites[name].node)
+            plan = plan.with_params(weight, roomy, "room for the bias", plan.layout.sites[name].node)
+    return plan
 
 
 def _product(fmt: IntegerFormat, source: QuantParams, weight: QuantParams) -> QuantParams:

@@ -41,7 +41,8 @@ def wide_format(fmt: NumberFormat | None) -> IntegerFormat | None:
 def wide_candidates(model: ir.Model, layout: Layout) -> list[tuple[str, ...]]:
     """Group the activations that may get 16 bits, in graph order.
 
-    Those of a group share their codes, so all of them do or none. A group is a leader with all values that share its parameters, and whatever Concats join with it.
+    Those of a group share their codes, so all of them do or none. A group is a leader with all values that share its
+    parameters, and whatever Concats join with it.
     """
     groups = {
         site.value: {site.value}

@@ -20,13 +20,14 @@ from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
 from detent.prepare.replaced_operators import ReduceMeanToPool, SplitGlobalPool, SplitToSlice
-from detent.prepare.shapes import FixShapes, InferShapes
+from detent.prepare.shapes import FixBatch, FixShapes, InferShapes
 from detent.prepare.write_attributes import WriteAttributes
 
 __all__ = [
     "LEAVABLE",
     "BatchNormToConv",
     "Change",
+    "FixBatch",
     "FixShapes",
     "FoldAffine",
     "FoldBatchNorm",
@@ -77,10 +78,12 @@ def default_passes(
     fix_shapes: Mapping[str, Sequence[int]] | None = None,
     for_target: Iterable[Pass] | None = None,
     without: Collection[str] = (),
+    *,
+    fix_batch: bool = False,
 ) -> list[Pass]:
     """Return all passes, in order. `for_target` are the rewrites that a device asks for; by default all.
 
-    `without` are names of steps (`Pass.step`) that are left out.
+    `without` are names of steps (`Pass.step`) that are left out. `fix_batch`: an open batch becomes 1.
 
     Functions and half types go first, since they hide nodes and constants from the rest. Shapes come before constants,
     because the shape of a static value is one. Operators that were written as subgraphs are found before anything folds
@@ -91,6 +94,7 @@ def default_passes(
         InlineFunctions(),
         HalfToFloat(),
         FixShapes(fix_shapes) if fix_shapes else InferShapes(),
+        *([FixBatch()] if fix_batch else []),
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),

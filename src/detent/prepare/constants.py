@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-import onnxruntime
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from detent.graph.runtime import onnxruntime
 from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
 from detent.graph.values import (
     add_initializer,

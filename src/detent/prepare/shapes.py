@@ -7,6 +7,8 @@ gets a shape.
 FixShapes: a free dimension is fixed to one of the sizes that it could have had, so the model computes for inputs of
 that size what it computed before. The shapes of everything after the inputs were inferred for the old, freer shapes:
 they are cleared and inferred again.
+
+FixBatch: the same for the batch alone, which a device that computes one sample at a time wants to be 1.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ class InferShapes(Pass):
     """Write inferred shapes and types on all values.
 
     Cases:
+    - a graph output, or another value that the model describes, cannot have the shape that is declared for it
+      (onnxruntime runs such models with a warning): the inferred shape is taken;
     - inference as a whole fails (the model contradicts itself): declined with the reason, the model is unchanged;
     - a node's output stays without a shape (an operator that ONNX does not know, a shape that depends on data):
       declined for that node, but not for those behind it, which follow; the others are annotated.
@@ -38,9 +42,11 @@ class InferShapes(Pass):
 def infer(model: ir.Model) -> str | None:
     """Infer shapes; return the reason if inference as a whole failed and nothing was changed."""
     try:
-        proto = onnx.shape_inference.infer_shapes(
-            light_proto(model), check_type=True, strict_mode=False, data_prop=True
-        )
+        light = light_proto(model)
+        proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)
+        if _contradicts_itself(light):
+            _forget_shapes(light)
+            proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return str(error).strip()
     for graph, inferred in zip(model.graphs(), ir.from_proto(proto).graphs(), strict=True):
@@ -50,6 +56,26 @@ def infer(model: ir.Model) -> str | None:
                 value.shape = known[name].shape if known[name].shape is not None else value.shape
                 value.type = known[name].type if known[name].type is not None else value.type
     return None
+
+
+def _contradicts_itself(proto: onnx.ModelProto) -> bool:
+    """Return whether a declared shape is one that the value cannot have."""
+    try:
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        return "existing shape differ" in str(error)
+    except (ValueError, RuntimeError):
+        return False
+    return False
+
+
+def _forget_shapes(proto: onnx.ModelProto) -> None:
+    """Take all declared shapes away but those of inputs and initializers."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    described = [value for value in proto.graph.value_info if value.name not in constants]
+    for value in (*proto.graph.output, *described):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
 
 
 def infer_with_notes(owner: Pass, model: ir.Model) -> None:
@@ -104,18 +130,62 @@ class FixShapes(Pass):
                 self.changed(name, f"shape {_show(value.shape)} fixed to {list(shape)}")
                 value.shape = ir.Shape(shape)
         if self.changes:
-            self._infer_again(model)
+            _infer_again(self, model)
 
-    def _infer_again(self, model: ir.Model) -> None:
-        # Shapes of the old, freer inputs would contradict those that are inferred now.
-        declared = [value.shape for value in model.graph.outputs]
-        for node in model.graph.all_nodes():
-            for value in node.outputs:
-                value.shape = None
-        infer_with_notes(self, model)
-        for value, shape in zip(model.graph.outputs, declared, strict=True):
-            if value.shape is None:
-                value.shape = shape
+
+_NO_BATCH = ("seq", "len", "time", "frame", "token", "step", "height", "width", "point", "past", "chan")
+"""Parts of the names of first dimensions that are open but no batch: those of sequences and of single images."""
+
+
+class FixBatch(Pass):
+    """Set an open batch to 1.
+
+    Cases:
+    - the first dimension of an input, where it is open and its name (if it has one) speaks of nothing else;
+    - every other dimension of an input that has the name of such a batch, as the states of recurrent layers do;
+    - all other open dimensions stay open.
+    """
+
+    def run(self, model: ir.Model) -> None:
+        """Set the dimensions and infer the other shapes again."""
+        shapes = {
+            value: list(value.shape)
+            for value in model.graph.inputs
+            if value.shape is not None and not value.is_initializer()
+        }
+        batches = [shape[0] for shape in shapes.values() if shape and _is_open_batch(shape[0])]
+        names = {batch.value for batch in batches if isinstance(batch, ir.SymbolicDim)} - {None}
+        for value, shape in shapes.items():
+            fixed = [
+                1 if (axis == 0 and _is_open_batch(size)) or _name_of(size) in names else size
+                for axis, size in enumerate(shape)
+            ]
+            if fixed != shape:
+                before, value.shape = value.shape, ir.Shape(fixed)
+                self.changed(str(value.name), f"shape {_show(before)} fixed to {_show(value.shape)}")
+        if self.changes:
+            _infer_again(self, model)
+
+
+def _is_open_batch(size: int | ir.SymbolicDim) -> bool:
+    name = _name_of(size) or ""
+    return not isinstance(size, int) and not any(part in name.lower() for part in _NO_BATCH)
+
+
+def _name_of(size: int | ir.SymbolicDim) -> str | None:
+    return None if isinstance(size, int) else size.value
+
+
+def _infer_again(owner: Pass, model: ir.Model) -> None:
+    # Shapes of the old, freer inputs would contradict those that are inferred now.
+    declared = [value.shape for value in model.graph.outputs]
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            value.shape = None
+    infer_with_notes(owner, model)
+    for value, shape in zip(model.graph.outputs, declared, strict=True):
+        if value.shape is None:
+            value.shape = shape
 
 
 def _check(name: str, old: ir.Shape | None, new: tuple[int, ...]) -> None:

@@ -26,6 +26,7 @@ class WriteAttributes(OperatorPass):
     Cases:
     - kernel_shape from the weight; strides, dilations, pads, output_padding, group, ceil_mode, count_include_pad and
       storage_order, as far as the operator has them in the model's opset;
+    - the dilations of an AveragePool are taken away instead, if they are all 1;
     - auto_pad becomes pads: VALID always, SAME_UPPER and SAME_LOWER when the spatial shape is static;
     - declined: SAME without a static shape or with ceil_mode, ConvTranspose with output_shape, ConvTranspose with SAME
       and an odd padding (runtimes disagree which side gets the odd one), a weight of unknown shape.
@@ -46,6 +47,10 @@ class WriteAttributes(OperatorPass):
         if not isinstance(pads, str):
             defaults["pads"] = pads
             node.attributes.pop("auto_pad", None)
+        if node.op_type == "AveragePool" and set(ints_attribute(node, "dilations") or [1]) == {1}:
+            # onnxruntime has a pool on codes that does not know the attribute, and refuses the whole model over it.
+            del defaults["dilations"]
+            node.attributes.pop("dilations", None)
         written = [name for name in defaults if name in known and name not in node.attributes]
         for name in written:
             node.attributes[name] = _attribute(name, defaults[name])

@@ -38,18 +38,8 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.errors import ModelError, UsageError
-from detent.numerics.blocks import (
-    ELEMENTS,
-    FLOAT_ELEMENTS,
-    GREATEST_EXPONENT,
-    INT8_FRACTION_BITS,
-    LEAST_SCALE_EXPONENT,
-    BlockFloat,
-    Element,
-    FloatElement,
-    Microscaling,
-)
-from detent.numerics.ties import Rounding
+from detent.numerics import blocks
+from detent.numerics.codec import Rounding
 from detent.qdq.function_body import (
     Body,
     Definition,
@@ -262,7 +252,7 @@ def read_block_float(node: ir.Node, opset: int) -> Definition:
         )
     method = string_attribute(node, "bfp_method", "to_bfp", among=_METHODS)
     try:
-        fmt = BlockFloat(
+        fmt = blocks.BlockFloat(
             int_attribute(node, "bit_width", 16),
             int_attribute(node, "block_size", 8),
             int_attribute(node, "sub_block_size", 2) if method == "to_bfp_prime" else None,
@@ -279,7 +269,7 @@ def read_block_float(node: ir.Node, opset: int) -> Definition:
 
 
 def _block_float(
-    fmt: BlockFloat, layout: BlockLayout, from_bfloat16: bool, general: Definition | None = None
+    fmt: blocks.BlockFloat, layout: BlockLayout, from_bfloat16: bool, general: Definition | None = None
 ) -> Definition:
     def write(body: Body) -> ir.Value:
         (x,) = body.inputs
@@ -293,13 +283,13 @@ def _block_float(
     return Definition(label, write, _BLOCK_FLOAT_ATTRIBUTES, fallback=general)
 
 
-def _one_level(body: Body, pieces: Blocks, fmt: BlockFloat) -> ir.Value:
+def _one_level(body: Body, pieces: Blocks, fmt: blocks.BlockFloat) -> ir.Value:
     largest = largest_finite(body, pieces.values, *pieces.axes)
     step = shared_power(body, largest, 1 - fmt.mantissa_bits)
     return with_infinities(body, _to_mantissas(body, pieces.values, step, fmt), pieces.values)
 
 
-def _two_levels(body: Body, pieces: Blocks, fmt: BlockFloat) -> ir.Value:
+def _two_levels(body: Body, pieces: Blocks, fmt: blocks.BlockFloat) -> ir.Value:
     magnitude = body("Abs", pieces.values)
     power = body.reduce("ReduceMax", magnitude, pieces.axes[-1]) if len(pieces.axes) > 1 else magnitude
     power = shared_power(body, power, 1 - fmt.mantissa_bits)
@@ -310,7 +300,7 @@ def _two_levels(body: Body, pieces: Blocks, fmt: BlockFloat) -> ir.Value:
     return _to_mantissas(body, body("Mul", pieces.values, normal), step, fmt)
 
 
-def _to_mantissas(body: Body, x: ir.Value, step: ir.Value, fmt: BlockFloat) -> ir.Value:
+def _to_mantissas(body: Body, x: ir.Value, step: ir.Value, fmt: blocks.BlockFloat) -> ir.Value:
     largest = (1 << fmt.mantissa_bits) - 1
     return to_multiples(body, x, body.cast(step, ir.DataType.FLOAT), -largest, largest, fmt.rounding)
 
@@ -318,10 +308,10 @@ def _to_mantissas(body: Body, x: ir.Value, step: ir.Value, fmt: BlockFloat) -> i
 def read_microscaling(node: ir.Node, opset: int) -> Definition:
     """Read what an MXQuantizeDequantize of a model has to do. Float elements are rounded half to even in any case."""
     del opset
-    element = cast(Element, string_attribute(node, "element_dtype", "int8", among=ELEMENTS))
+    element = cast(blocks.Element, string_attribute(node, "element_dtype", "int8", among=blocks.ELEMENTS))
     rounding = rounding_of(node)
     try:
-        fmt = Microscaling(
+        fmt = blocks.Microscaling(
             element, int_attribute(node, "block_size", 32), rounding if element == "int8" else "half_even"
         )
     except UsageError as error:
@@ -330,11 +320,11 @@ def read_microscaling(node: ir.Node, opset: int) -> Definition:
     return _microscaling(fmt, anywhere.at(node), _microscaling(fmt, anywhere))
 
 
-def _microscaling(fmt: Microscaling, layout: BlockLayout, general: Definition | None = None) -> Definition:
+def _microscaling(fmt: blocks.Microscaling, layout: BlockLayout, general: Definition | None = None) -> Definition:
     def write(body: Body) -> ir.Value:
         pieces = cut(body, body.inputs[0], layout)
         largest = largest_finite(body, pieces.values, *pieces.axes)
-        element = FLOAT_ELEMENTS.get(fmt.element)
+        element = blocks.FLOAT_ELEMENTS.get(fmt.element)
         if element is None:
             snapped = _to_integers(body, pieces.values, largest, fmt)
         else:
@@ -344,16 +334,16 @@ def _microscaling(fmt: Microscaling, layout: BlockLayout, general: Definition | 
     return Definition(_label(fmt) + layout.label, write, _MICROSCALING_ATTRIBUTES, fallback=general)
 
 
-def _to_integers(body: Body, x: ir.Value, largest: ir.Value, fmt: Microscaling) -> ir.Value:
-    step = body.cast(shared_power(body, largest, -INT8_FRACTION_BITS), ir.DataType.FLOAT)
+def _to_integers(body: Body, x: ir.Value, largest: ir.Value, fmt: blocks.Microscaling) -> ir.Value:
+    step = body.cast(shared_power(body, largest, -blocks.INT8_FRACTION_BITS), ir.DataType.FLOAT)
     multiples = to_multiples(body, x, step, -128, 127, fmt.rounding)
     # -128 times the greatest step is past the range of float32: there the lowest element is -127.
-    return body("Clip", multiples, np.float32(-127 * 2.0 ** (GREATEST_EXPONENT - INT8_FRACTION_BITS)))
+    return body("Clip", multiples, np.float32(-127 * 2.0 ** (blocks.GREATEST_EXPONENT - blocks.INT8_FRACTION_BITS)))
 
 
-def _to_floats(body: Body, x: ir.Value, largest: ir.Value, element: FloatElement) -> ir.Value:
+def _to_floats(body: Body, x: ir.Value, largest: ir.Value, element: blocks.FloatElement) -> ir.Value:
     power = shared_power(body, largest, -element.greatest_exponent)
-    scale = body.cast(body("Max", power, np.float64(2.0**LEAST_SCALE_EXPONENT)), ir.DataType.FLOAT)
+    scale = body.cast(body("Max", power, np.float64(2.0**blocks.LEAST_SCALE_EXPONENT)), ir.DataType.FLOAT)
     # The largest element is on the grid, so that clipping may go before rounding; it leaves no infinity behind.
     ratio = body("Clip", body("Div", x, scale), np.float32(-element.largest), np.float32(element.largest))
     least_step = np.float32(2.0 ** (element.least_exponent - element.mantissa_bits))
@@ -361,5 +351,5 @@ def _to_floats(body: Body, x: ir.Value, largest: ir.Value, element: FloatElement
     return body("Mul", body("Mul", body("Round", body("Div", ratio, step)), step), scale)
 
 
-def _label(fmt: BlockFloat | Microscaling) -> str:
+def _label(fmt: blocks.BlockFloat | blocks.Microscaling) -> str:
     return str(fmt).replace(" ", "_").lower()

@@ -35,16 +35,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import Names, add_initializer, constant, input_at, is_standard, take_over, tensor_of
-from detent.qdq.families import (
-    MOVES_CODES,
-    OnCodes,
-    OperatorName,
-    dequantize_family,
-    is_block_format,
-    is_fix_neuron,
-    on_codes,
-    quantize_family,
-)
+from detent.qdq import families
 from detent.qdq.reader import LinearParams, dequantized, params_of
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -88,7 +79,7 @@ class QuantizedNetwork:
 
     model: ir.Model
     codes: Mapping[str, ValueCodes]
-    written: Mapping[str, OperatorName] = field(default_factory=dict)
+    written: Mapping[str, families.OperatorName] = field(default_factory=dict)
 
     @property
     def quantized(self) -> bool:
@@ -119,13 +110,13 @@ class _Reader:
         source = node.inputs[0] if node.inputs else None
         if source is None:
             return
-        if dequantize_family(node) is not None:
+        if families.dequantize_family(node) is not None:
             self._dequantize(node)
-        elif is_fix_neuron(node):
+        elif families.is_fix_neuron(node):
             linear = params_of(node)
             dtype = "" if linear is None else linear.dtype.name
             self._join(node, source, ValueCodes(dtype, linear, node.op_type, node.domain))
-        elif is_block_format(node):
+        elif families.is_block_format(node):
             self._join(node, source, ValueCodes("blocks", None, node.op_type, node.domain))
         elif is_standard(node, "Cast"):
             self._cast(node, source)
@@ -134,7 +125,7 @@ class _Reader:
         """Remove quantizing nodes whose codes nothing reads any more."""
         for node in reversed(tuple(self.graph)):
             output = node.outputs[0]
-            if quantize_family(node) is not None and not output.uses() and not output.is_graph_output():
+            if families.quantize_family(node) is not None and not output.uses() and not output.is_graph_output():
                 self.graph.remove(node, safe=True)
 
     def _dequantize(self, node: ir.Node) -> None:
@@ -210,7 +201,7 @@ _SUFFIXES = ("_QuantizeLinear_Output", "_quantized")
 _CODED_NUMBERS = {"Clip": (1, 2), "Pad": (2,)}
 """Inputs that are codes without a scale of their own."""
 
-_MOVING = (*MOVES_CODES, "MaxPool", "Resize", "Concat", *_CODED_NUMBERS)
+_MOVING = (*families.MOVES_CODES, "MaxPool", "Resize", "Concat", *_CODED_NUMBERS)
 _NOT_THEIRS = ("opset", "channels_last")
 """Attributes that float operators do not have."""
 
@@ -226,7 +217,7 @@ class _Scale:
         return None if scale is None or zero_point is None else LinearParams(scale, zero_point)
 
 
-def _write_out(model: ir.Model) -> dict[str, OperatorName]:
+def _write_out(model: ir.Model) -> dict[str, families.OperatorName]:
     """Replace operators on codes in the main graph, in place; return which operator each node was, by name."""
     work = _WriteOut(model)
     for node in tuple(model.graph):
@@ -239,21 +230,21 @@ class _WriteOut:
 
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
-        self.written: dict[str, OperatorName] = {}
+        self.written: dict[str, families.OperatorName] = {}
         self._names = Names(model)
         self._scales: dict[ir.Value, _Scale] = {}
 
     def visit(self, node: ir.Node) -> None:
         """Replace one node, if it is one on codes."""
-        form = on_codes(node)
+        form = families.on_codes(node)
         if form is not None:
             self._compute(node, form)
         elif is_standard(node, *_MOVING):
             self._move(node)
-        elif quantize_family(node) is not None:
+        elif families.quantize_family(node) is not None:
             self._scales[node.outputs[0]] = _scale_at(node, 1)
 
-    def _compute(self, node: ir.Node, form: OnCodes) -> None:
+    def _compute(self, node: ir.Node, form: families.OnCodes) -> None:
         operands = form.operands or tuple(range(2, len(node.inputs), 3))
         grids, result = [_scale_at(node, index + 1) for index in operands], _scale_at(node, form.result)
         scales = [constant(grid.scale) for grid in (*grids, result)]
@@ -268,7 +259,7 @@ class _WriteOut:
             unit = np.float32(node.attributes.get_float("alpha", 1.0)) * known[0] * known[1]
             scale = add_initializer(self.graph, self._names.fresh(f"{bias.name}_scale"), np.asarray(unit, np.float32))
             inputs.append(self._decoded(node, bias, _Scale(scale, None), axis=0))
-        self.written[str(node.name)] = OperatorName.of(node)
+        self.written[str(node.name)] = families.OperatorName.of(node)
         self._replace(node, form.op_type, inputs, result)
 
     def _move(self, node: ir.Node) -> None:

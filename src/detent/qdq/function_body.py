@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from detent.errors import ModelError, nearest
 from detent.numerics.blocks import ROUNDING_MODES
-from detent.numerics.ties import Rounding
+from detent.numerics.codec import Rounding
 from detent.qdq.families import OperatorName
 
 LABEL = "detent.body"

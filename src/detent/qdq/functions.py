@@ -12,6 +12,19 @@ Where the nodes of one operator would want several bodies, a more general and sl
 format is the same. Or else, if permitted, the others are overloads of the function, which nodes name in their field
 `overload` (since version 10 of ONNX's file format, to which such a model is raised). That is not the default, since
 onnxruntime 1.20 to 1.23 run any one of the overloads for all nodes, without a warning (1.31 honours them).
+
+Extended(De)QuantizeLinear and FixNeuron have a scale and a zero point, for more types than QuantizeLinear has:
+
+    integers     code = saturate(round_half_even(x / scale) + zero_point)       x = (code - zero_point) * scale
+    floats       code = cast(x / scale + zero_point), ties to even              x = (code - zero_point) * scale
+
+x / scale is a division of float32 numbers. The sum with the zero point is exact: in float32 if codes have 8 or 16
+bits (a quotient past 2^24, where float32 is no longer exact, saturates whatever the zero point), and in float64 if
+they have 32. What a NaN becomes among integers is not defined.
+
+If the standard operators hold the type they are the whole body, so that onnxruntime finds its fused kernels.
+Elsewhere a scale per channel is reshaped to stand along `axis`, which costs nothing when shapes are static: it is
+folded when the model is loaded. A zero point of 0 and a scale of 1 go away in the same manner.
 """
 
 from __future__ import annotations
@@ -20,22 +33,152 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from types import MappingProxyType
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError, nearest
+from detent.qdq import families
 from detent.qdq.block_functions import read_block_float, read_microscaling
-from detent.qdq.families import (
-    EXTENDED,
-    FIX_NEURON,
-    FOREIGN_DOMAINS,
-    MICROSOFT,
-    VITIS,
-    Family,
-    OperatorName,
-)
-from detent.qdq.function_body import LABEL, Body, Definition, described
-from detent.qdq.linear_functions import read_dequantize, read_fix_neuron, read_quantize
+from detent.qdq.function_body import LABEL, Body, Definition, described, ref, string_attribute
+
+AXIS = ir.AttrInt64("axis", 1)
+_INPUTS = ("x", "scale", "zero_point")
+
+_WIDE = frozenset({ir.DataType.INT32, ir.DataType.UINT32})
+_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_NARROW = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16})
+_CODE_TYPES = _NARROW | _WIDE | _FLOATS
+
+
+def _standard(op_type: str, fallback: Definition | None = None) -> Definition:
+    """Define an operator as QuantizeLinear or DequantizeLinear: for all types that it has, scalar or per channel."""
+
+    def write(body: Body) -> ir.Value:
+        return body(op_type, *body.inputs, axis=ref("axis", "axis"))
+
+    return Definition("standard", write, (AXIS,), _INPUTS, fallback)
+
+
+def _quantize(dtype: ir.DataType, *, per_axis: bool) -> Definition:
+    """Define numbers to codes of one type, operation by operation."""
+    wide = ir.DataType.DOUBLE if dtype in _WIDE else ir.DataType.FLOAT
+
+    def write(body: Body) -> ir.Value:
+        x, scale, zero_point = _along_axis(body, per_axis)
+        quotient = body("Div", x, scale)
+        if dtype not in _FLOATS:
+            quotient = body("Round", quotient)
+        if wide is ir.DataType.DOUBLE:
+            quotient = body.cast(quotient, wide)
+        codes = body("Add", quotient, body.cast(zero_point, wide))
+        if dtype not in _FLOATS:
+            limits = np.iinfo(dtype.numpy())
+            codes = body("Clip", codes, wide.numpy().type(limits.min), wide.numpy().type(limits.max))
+        return body.cast(codes, dtype)
+
+    fallback = None if per_axis else _quantize(dtype, per_axis=True)
+    return Definition(dtype.name.lower() + "_per_axis" * per_axis, write, (AXIS,), _INPUTS, fallback)
+
+
+def _dequantize(*, exact: bool, per_axis: bool) -> Definition:
+    """Define codes to numbers, operation by operation; `exact` subtracts 32-bit zero points in float64."""
+    wide = ir.DataType.DOUBLE if exact else ir.DataType.FLOAT
+
+    def write(body: Body) -> ir.Value:
+        x, scale, zero_point = _along_axis(body, per_axis)
+        difference = body("Sub", body.cast(x, wide), body.cast(zero_point, wide))
+        if exact:
+            difference = body.cast(difference, ir.DataType.FLOAT)
+        return body("Mul", difference, scale)
+
+    fallback = None if exact and per_axis else _dequantize(exact=True, per_axis=True)
+    label = ("32_bits" if exact else "16_bits") + "_per_axis" * per_axis
+    return Definition(label, write, (AXIS,), _INPUTS, fallback)
+
+
+def _fix_neuron(bits: int) -> Definition:
+    """Define rounding to signed codes and back; the scale and the zero point are scalars."""
+
+    def write(body: Body) -> ir.Value:
+        x, scale, zero_point = body.inputs
+        if bits == 8:  # the bits of its zero point
+            return body("DequantizeLinear", body("QuantizeLinear", x, scale, zero_point), scale, zero_point)
+        offset = body.cast(zero_point, ir.DataType.FLOAT)
+        half = 1 << (bits - 1)
+        codes = body("Add", body("Round", body("Div", x, scale)), offset)
+        codes = body("Clip", codes, np.float32(-half), np.float32(half - 1))
+        return body("Mul", body("Sub", codes, offset), scale)
+
+    attributes = [ir.Attr(name, ir.AttributeType.STRING, None) for name in ("bit_width", "pos")]
+    return Definition(f"{bits}_bits", write, attributes, _INPUTS)
+
+
+def read_quantize(node: ir.Node, opset: int) -> Definition:
+    """Read what an ExtendedQuantizeLinear of a model has to do."""
+    dtype = _code_type(node, _input(node, 2, "zero point"))
+    if _is_standard(dtype, opset):
+        return _standard("QuantizeLinear")
+    return _quantize(dtype, per_axis=_is_per_axis(node))
+
+
+def read_dequantize(node: ir.Node, opset: int) -> Definition:
+    """Read what an ExtendedDequantizeLinear of a model has to do."""
+    dtype = _code_type(node, _input(node, 2, "zero point"))
+    if _is_standard(dtype, opset):
+        return _standard("DequantizeLinear", _dequantize(exact=True, per_axis=True))
+    return _dequantize(exact=dtype in _WIDE, per_axis=_is_per_axis(node))
+
+
+def read_fix_neuron(node: ir.Node, opset: int) -> Definition:
+    """Read what a FixNeuron of a model has to do."""
+    del opset
+    _input(node, 2, "zero point")
+    width = string_attribute(node, "bit_width")
+    if not width.isdecimal() or not 2 <= int(width) <= 16:
+        raise ModelError(f"{described(node)} has bit_width '{width}': it must be a number from 2 to 16.")
+    return _fix_neuron(int(width))
+
+
+def _is_standard(dtype: ir.DataType, opset: int) -> bool:
+    """Return whether the standard operators are the whole definition."""
+    return families.native_family(dtype.name.lower(), opset, quantizes=True) is families.STANDARD
+
+
+def _input(node: ir.Node, index: int, what: str) -> ir.Value:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None:
+        raise ModelError(
+            f"{described(node)} has no {what}: give it one, which may be 0; its type is that of the codes."
+        )
+    return value
+
+
+def _code_type(node: ir.Node, zero_point: ir.Value) -> ir.DataType:
+    dtype = zero_point.dtype
+    if dtype not in _CODE_TYPES or dtype is None:
+        found = "of unknown type" if dtype is None else dtype.name.lower()
+        known = ", ".join(sorted(known.name.lower() for known in _CODE_TYPES))
+        raise ModelError(f"The zero point of {described(node)} is {found}. Known are: {known}.")
+    return dtype
+
+
+def _is_per_axis(node: ir.Node) -> bool:
+    """Return whether there may be more than one scale."""
+    shape = _input(node, 1, "scale").shape
+    return shape is None or any(size != 1 for size in shape)
+
+
+def _along_axis(body: Body, per_axis: bool) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return the inputs of a body; a scale and zero point per channel get a dimension of 1 for each axis behind it."""
+    x, scale, zero_point = body.inputs
+    if not per_axis:
+        return x, scale, zero_point
+    behind = body("Sub", body("Shape", body("Shape", x, start=ref("start", "axis"))), np.array([1]))
+    behind = body("Max", behind, np.array([0]))  # a scalar may come with an axis that x does not have
+    shape = body("Concat", np.array([-1]), body("Expand", np.array([1]), behind), axis=0)
+    return x, body("Reshape", scale, shape), body("Reshape", zero_point, shape)
+
 
 Reader = Callable[[ir.Node, int], Definition]
 """From a node and the opset of its model to the definition that it needs."""
@@ -45,7 +188,7 @@ _IR_VERSION_OF_DEFAULTS = 9
 _IR_VERSION_OF_OVERLOADS = 10
 
 
-def _readers(family: Family) -> dict[OperatorName, Reader]:
+def _readers(family: families.Family) -> dict[families.OperatorName, Reader]:
     by_name: dict[str, Reader] = {
         family.quantize: read_quantize,
         family.dequantize: read_dequantize,
@@ -53,14 +196,16 @@ def _readers(family: Family) -> dict[OperatorName, Reader]:
         family.block_float: read_block_float,
         family.microscaling: read_microscaling,
     }
-    return {OperatorName(family.domain, name): reader for name, reader in by_name.items() if name}
+    return {families.OperatorName(family.domain, name): reader for name, reader in by_name.items() if name}
 
 
-READERS: Mapping[OperatorName, Reader] = MappingProxyType(_readers(FIX_NEURON) | _readers(EXTENDED) | _readers(VITIS))
+READERS: Mapping[families.OperatorName, Reader] = MappingProxyType(
+    _readers(families.FIX_NEURON) | _readers(families.EXTENDED) | _readers(families.VITIS)
+)
 """Every operator that can get a function."""
 
 
-def add_functions(model: ir.Model, *, overloads: bool = False) -> list[OperatorName]:
+def add_functions(model: ir.Model, *, overloads: bool = False) -> list[families.OperatorName]:
     """Add a function for every node of these domains that has none yet, and the opset imports. In place, idempotent.
 
     A function that the model brought along, not written by this module, is left alone and so are its nodes. `overloads`
@@ -68,12 +213,12 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[OperatorN
     returned. ModelError names a node whose operator, attributes or types have no definition, or would need a body of
     its own without `overloads`.
     """
-    calls: dict[OperatorName, list[tuple[ir.Node, Definition]]] = {}
+    calls: dict[families.OperatorName, list[tuple[ir.Node, Definition]]] = {}
     for node in _nodes(model):
         present = model.functions.get(node.op_identifier())
-        if node.domain in FOREIGN_DOMAINS and (present is None or LABEL in present.metadata_props):
+        if node.domain in families.FOREIGN_DOMAINS and (present is None or LABEL in present.metadata_props):
             definition = _definition(node, model.graph.opset_imports[""])
-            calls.setdefault(OperatorName.of(node), []).append((node, definition))
+            calls.setdefault(families.OperatorName.of(node), []).append((node, definition))
     for operator, pairs in calls.items():
         _drop_functions(model, operator)
         for node, definition in _unified(operator, pairs, overloads):
@@ -85,7 +230,7 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[OperatorN
 
 
 def _unified(
-    operator: OperatorName, pairs: list[tuple[ir.Node, Definition]], overloads: bool
+    operator: families.OperatorName, pairs: list[tuple[ir.Node, Definition]], overloads: bool
 ) -> list[tuple[ir.Node, Definition]]:
     """Return the same nodes with one definition that serves them all, or with overloads one for each format."""
     if len({definition.label for _, definition in pairs}) == 1:
@@ -101,10 +246,10 @@ def _unified(
     return general
 
 
-def _drop_functions(model: ir.Model, operator: OperatorName) -> None:
+def _drop_functions(model: ir.Model, operator: families.OperatorName) -> None:
     """Remove what an earlier call wrote for an operator: its nodes may have changed since."""
     for identifier, function in list(model.functions.items()):
-        if OperatorName(function.domain, function.name) == operator and LABEL in function.metadata_props:
+        if families.OperatorName(function.domain, function.name) == operator and LABEL in function.metadata_props:
             del model.functions[identifier]
 
 
@@ -113,7 +258,7 @@ def _nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _definition(node: ir.Node, opset: int) -> Definition:
-    operator = OperatorName.of(node)
+    operator = families.OperatorName.of(node)
     reader = READERS.get(operator)
     if reader is None:
         known = [str(known) for known in READERS]
@@ -129,10 +274,12 @@ def _definition(node: ir.Node, opset: int) -> Definition:
     return definition
 
 
-def _overload(model: ir.Model, operator: OperatorName, definition: Definition) -> str:
+def _overload(model: ir.Model, operator: families.OperatorName, definition: Definition) -> str:
     """Return the overload of the function that is written from `definition`; add it if it is missing."""
     functions = [
-        function for function in model.functions.values() if OperatorName(function.domain, function.name) == operator
+        function
+        for function in model.functions.values()
+        if families.OperatorName(function.domain, function.name) == operator
     ]
     for function in functions:
         if function.metadata_props.get(LABEL) == definition.label:
@@ -149,7 +296,7 @@ def settle_domains(model: ir.Model) -> None:
     add_functions(model)
     common_passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     used = {node.domain for node in _nodes(model)}
-    for domain in (*FOREIGN_DOMAINS, MICROSOFT.domain):
+    for domain in (*families.FOREIGN_DOMAINS, families.MICROSOFT.domain):
         if domain in used:
             model.opset_imports.setdefault(domain, 1)
         else:
@@ -159,5 +306,5 @@ def settle_domains(model: ir.Model) -> None:
 def take_out_functions(model: ir.Model) -> None:
     """Remove the functions of quantizing operators, whose nodes stay."""
     for key, function in tuple(model.functions.items()):
-        if function.domain in FOREIGN_DOMAINS:
+        if function.domain in families.FOREIGN_DOMAINS:
             del model.functions[key]

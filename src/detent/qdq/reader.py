@@ -21,7 +21,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.graph.values import constant, input_at, tensor_of
 from detent.numerics import codec
-from detent.numerics.power_of_two import position_of
+from detent.numerics.formats import position_of
 from detent.qdq.families import dequantize_family, is_fix_neuron, quantize_family
 
 Array = npt.NDArray[Any]

@@ -29,12 +29,13 @@ from detent.equalizations import EQUALIZATIONS, equalization_of, parse_equalizat
 from detent.equalizations.channel_problem import Equalizer
 from detent.errors import UsageError, nearest
 from detent.methods import METHODS, Method, parse_method
+from detent.numerics import NAMED_FORMATS
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.interface import NumberFormat
-from detent.numerics.named import NAMED_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.presets import find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
+from detent.settings import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -75,7 +76,7 @@ def to_toml(recipe: Recipe) -> str:
 def read_recipe(path: Path) -> Recipe:
     """The recipe in a TOML file."""
     try:
-        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+        plain = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise UsageError(
             f"There is no recipe file {path}. `detent recipes XINT8 --toml` prints one to start from."

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, Percentile
+from detent.numerics import BLOCK_FORMATS
 from detent.numerics.floats import FloatFormat, is_float
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.numerics.interface import NumberFormat
-from detent.numerics.named import BLOCK_FORMATS
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import POWER_OF_TWO_INT8
 from detent.refinements import AdaQuant, AdaRound
@@ -24,8 +24,8 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BFLOAT16 = FloatFormat("bfloat16")
 
 PER_CHANNEL_INT8 = IntegerFormat("int8", granularity="per_channel")
-"""Weights of devices with float scales: a scale for each channel costs nothing there, since a product is rescaled in any
-case, and the loss of weights is the least that 8 bits can have."""
+"""Weights of devices with float scales: a scale for each channel costs nothing there, since a product is rescaled in
+any case, and the loss of weights is the least that 8 bits can have."""
 
 TRANSFORMER_SQNR = 20.0
 """What 8-bit activations of a transformer may cost at its outputs, in dB: about what its 8-bit weights cost."""

@@ -11,9 +11,9 @@ from detent.equalizations import GlobalEqualization, equalization_of
 from detent.equalizations.channel_problem import Equalizer
 from detent.errors import UsageError, nearest
 from detent.methods import Method, MinMax, MinMSE, NonOverflow
+from detent.numerics.codec import DeviceRounding, check_device_rounding
 from detent.numerics.formats import IntegerFormat, has_power_of_two_scale
 from detent.numerics.interface import NumberFormat
-from detent.numerics.ties import DeviceRounding, check_device_rounding
 from detent.refinements import BiasCorrection, Refinement
 
 POWER_OF_TWO_INT8 = IntegerFormat("int8", scale="power_of_two")

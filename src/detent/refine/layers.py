@@ -25,13 +25,12 @@ import onnx_ir as ir
 from detent.execute.quantized_walk import PRODUCTS
 from detent.graph.values import constant, constant_scalar, is_constant
 from detent.numerics.compiled import compiled
-from detent.numerics.formats import QuantParams, holds_integers
+from detent.numerics.formats import Array, QuantParams, holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.loops import Array
 from detent.plan.layout import Layout, Role, bias_input
 from detent.plan.plan import Plan
-from detent.refinements.bias_correction import Gate
-from detent.refinements.layer_problem import Activation, Floats
+from detent.refinements.activations import Activation, Gate
+from detent.refinements.layer_problem import Floats
 
 Indices = npt.NDArray[np.int64]
 OUTSIDE = -1
@@ -159,20 +158,19 @@ class LayerChange:
         refined = {name: plan.refined[name] for name in layer.constants if name in plan.refined}
         return cls(report, refined, after.scale if holds_integers(after) and after is not before else None)
 
-    def apply(self, layer: MatrixLayer, plan: Plan) -> None:
-        """Write the change into a plan."""
+    def apply(self, layer: MatrixLayer, plan: Plan) -> Plan:
+        """Return the plan with the change."""
         if self.scale is not None:
-            adopt_scale(replace(plan.integers(str(layer.weight.name)), scale=self.scale), layer, plan)
-        plan.refined.update(self.refined)
+            plan = adopt_scale(replace(plan.integers(str(layer.weight.name)), scale=self.scale), layer, plan)
+        return plan.with_refined(self.refined)
 
 
-def adopt_scale(other: QuantParams, layer: MatrixLayer, plan: Plan) -> None:
-    """Give the weights of a layer another scale."""
+def adopt_scale(other: QuantParams, layer: MatrixLayer, plan: Plan) -> Plan:
+    """Return the plan with another scale for the weights of a layer."""
     name = str(layer.weight.name)
     if other.format.power_of_two and other.axis is None:
-        plan.move(name, other.position, SCALE_RULE, layer.name)
-    else:
-        plan.assign(name, other, SCALE_RULE, layer.name)
+        return plan.with_position(name, other.position, SCALE_RULE, layer.name)
+    return plan.with_params(name, other, SCALE_RULE, layer.name)
 
 
 def find_layers(model: ir.Model, layout: Layout) -> tuple[dict[ir.Node, MatrixLayer], list[LayerReport]]:
@@ -215,18 +213,24 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
 def curves_of(
     layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]
 ) -> tuple[Activation | Gate, Activation | Gate]:
-    """Return the activations behind a layer in the float model and in the quantized one.
+    """Return the activations behind a layer in the float model and in the quantized one."""
+    fused = activation_of(layer, layout)
+    return gates_of(layer, layout, reference) or (fused, fused)
+
+
+def gates_of(layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node]) -> tuple[Gate, Gate] | None:
+    """Return the gates behind a layer in the float model and in the quantized one; None if there are none.
 
     They differ if the device has no Sigmoid. `reference` are the nodes of the float model, by name.
     """
-    fused, readers = activation_of(layer, layout), layer.node.outputs[0].consumers()
+    readers = layer.node.outputs[0].consumers()
     gates = [reader for reader in readers if reader.op_type in _GATES]
-    if not fused.changes_nothing or len(gates) != 1:
-        return fused, fused
+    if not activation_of(layer, layout).changes_nothing or len(gates) != 1:
+        return None
     (gate,) = gates
     others = [reader for reader in readers if reader is not gate]
     if others and not (len(others) == 1 and others[0].op_type == "Mul" and _result_of(gate) in others[0].inputs):
-        return fused, fused
+        return None
     origin = reference.get(str(gate.name), gate)
     return _gate(origin, bool(others)), _gate(gate, bool(others))
 

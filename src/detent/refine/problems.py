@@ -37,6 +37,7 @@ from detent.refine.layers import (
     why_no_rows,
 )
 from detent.refinements import Refinement
+from detent.refinements.activations import Curve
 from detent.refinements.layer_problem import (
     INPUT_CHANNELS,
     Floats,
@@ -242,9 +243,16 @@ def _blocks_cross_groups(layer: MatrixLayer, params: Params) -> bool:
 
 
 def build_problem(
-    layer: MatrixLayer, walk: QuantizedWalk, target: LayerTarget, most_rows: int
+    layer: MatrixLayer,
+    walk: QuantizedWalk,
+    target: LayerTarget,
+    most_rows: int,
+    gates: tuple[Curve, Curve] | None = None,
 ) -> tuple[LayerProblem, LayerProblem]:
-    """Return the problem to solve, and the same layer on samples that are held out to judge the solutions on."""
+    """Return the problem to solve, and the same layer on samples that are held out to judge the solutions on.
+
+    `gates` are those behind the layer in the float model and in the quantized one, if there are any.
+    """
     order, held = _split(len(target.outputs))
     groups, channels, inputs = layer.matrix().shape
     outputs = [target.outputs[sample] for sample in order]
@@ -270,6 +278,7 @@ def build_problem(
         rows=rows,
         target=wanted.reshape(-1, groups, channels),
         float_rows=np.concatenate(given, axis=1) if given else None,
+        gates=gates,
     )
     first_held = int(ends[len(order) - held - 1]) if held else _rows_to_fit(int(ends[-1]))
     return _cut(whole, slice(0, first_held)), _cut(whole, slice(first_held, None))

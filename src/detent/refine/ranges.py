@@ -25,12 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.execute.quantized_walk import QuantizedWalk
-from detent.execute.segments import Program
+from detent.execute.quantized_walk import Program, QuantizedWalk
 from detent.graph.session import Runner
 from detent.graph.values import constant, is_constant, read_values
-from detent.numerics.formats import QuantParams, holds_integers
-from detent.numerics.loops import Array
+from detent.numerics.formats import Array, QuantParams, holds_integers
 from detent.observe.samples import PendingSample
 from detent.plan.layout import Role
 from detent.plan.plan import Plan
@@ -47,7 +45,7 @@ STANDARD_ERRORS = 2.0
 SAMPLES = 32
 """How many are looked at: each runs the rest of the network several times for each activation."""
 
-Constrain = Callable[[Plan], object]
+Constrain = Callable[[Plan], Plan]
 """Moves the parameters of a plan until the target's rules hold."""
 
 Floats = npt.NDArray[np.float64]
@@ -103,8 +101,7 @@ class RangeSearch:
     def _permitted(self, name: str, params: QuantParams, free: set[str]) -> bool:
         """Whether the rules leave all as it is but the value itself and constants of layers to come."""
         plan = self.walk.plan
-        trial = dataclasses.replace(plan, params={**plan.params, name: params}, moves=[])
-        self.constrain(trial)
+        trial = self.constrain(dataclasses.replace(plan, params={**plan.params, name: params}))
         moved = {key for key, each in trial.params.items() if each is not plan.params[key]}
         return trial.params[name] is params and moved - {name} <= free
 
@@ -120,8 +117,9 @@ class RangeSearch:
         errors = [continuation.errors(params) for params in (present, *candidates)]
         best = min(range(len(errors)), key=lambda index: errors[index].mean())
         if best and is_better(errors[best], errors[0]):
-            self.walk.plan.assign(name, candidates[best - 1], RULE, self.walk.plan.layout.sites[name].node)
-            self.constrain(self.walk.plan)
+            plan = self.walk.plan
+            plan = plan.with_params(name, candidates[best - 1], RULE, plan.layout.sites[name].node)
+            self.walk.plan = self.constrain(plan)
 
 
 class _Continuation:
@@ -206,10 +204,11 @@ def search_ranges(
     constrain: Constrain,
     samples: Sequence[PendingSample],
     threads: int = 0,
-) -> None:
+) -> Plan:
     """Settle the scales of all activations on a walk of its own: for a plan whose weights are not refined."""
     chosen = samples[:SAMPLES]
     walk = QuantizedWalk(model, plan, [sample.origin for sample in chosen], threads)
     for index, pending in enumerate(chosen):
         walk.start(index, pending.load())
     walk.run(lambda _: None, search=RangeSearch.on(walk, reference, constrain, chosen))
+    return walk.plan

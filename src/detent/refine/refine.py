@@ -33,6 +33,7 @@ from detent.refine.layers import (
     adopt_scale,
     curves_of,
     find_layers,
+    gates_of,
     take_rows,
 )
 from detent.refine.problems import (
@@ -83,8 +84,8 @@ def refine(
     permits: Permits = lambda *_: True,
     checkpoint: RefinementCheckpoint | None = None,
     progress: Progress = silent,
-) -> list[LayerReport]:
-    """Refine the weights and biases of every layer: fill `plan.refined` and say what became of each layer.
+) -> tuple[Plan, list[LayerReport]]:
+    """Refine the weights and biases of every layer. Return the plan with them, and what became of each layer.
 
     `model` is the float graph as it will be quantized; `reference` computes the targets and has values of the same
     names. Positions are final, except with `constrain`, which keeps the rules of the target: then the scales of
@@ -96,7 +97,7 @@ def refine(
         raise DataError("There are no samples to refine with. Give calibration data.")
     layers, reports = find_layers(model, plan.layout)
     if not layers:
-        return reports
+        return plan, reports
     budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
     walk = QuantizedWalk(model, plan, [sample.origin for sample in budget.samples], threads)
     targets = float_targets(reference, list(layers.values()), budget, walk, progress)
@@ -123,7 +124,7 @@ def refine(
         raise
     if checkpoint is not None:
         checkpoint.remove()
-    return reports
+    return walk.plan, reports
 
 
 def _refine_or_resume(
@@ -132,7 +133,7 @@ def _refine_or_resume(
     """Refine a layer, or apply the change that an earlier run made of it."""
     known = None if checkpoint is None else checkpoint.finished.get(layer.output)
     if known is not None:
-        known.apply(layer, refiner.walk.plan)
+        refiner.walk.plan = known.apply(layer, refiner.walk.plan)
         return known.report
     change = refiner.refine(layer, target)
     if checkpoint is not None:
@@ -151,7 +152,7 @@ class LayerRefiner:
     reference: Mapping[str, ir.Node]
 
     def refine(self, layer: MatrixLayer, target: LayerTarget) -> LayerChange:
-        """Choose the layer's weights, if the refinement does, then its bias. The plan has the change already."""
+        """Choose the layer's weights, if the refinement does, then its bias. The walk's plan has the change then."""
         before = self.walk.plan.of(str(layer.weight.name))
         report = (
             self._choose_weights(layer, target) if self.refinement.learns_weights else self._bias_only(layer, target)
@@ -165,16 +166,18 @@ class LayerRefiner:
             return self._bias_only(layer, target, reason)
         row_bytes = 4 * layer.matrix()[:, 0].size
         most_rows = self.budget.layer_bytes // 2 // row_bytes  # half of it: rows are copied when they are centered
-        problem, held_out = build_problem(layer, self.walk, target, most_rows)
+        gates = gates_of(layer, plan.layout, self.reference)
+        problem, held_out = build_problem(layer, self.walk, target, most_rows, gates)
         scales = scale_candidates(layer, plan, self.permits) if self.refinement.tries_scales else []
         choice = self.refinement.choose(problem, held_out, self.walk.pool, scales)
         if choice.solution is None:
             return self._bias_only(layer, target, choice.reason, choice.before)
         if choice.scale is not None:
-            adopt_scale(choice.scale.weights, layer, plan)
+            plan = adopt_scale(choice.scale.weights, layer, plan)
             problem = choice.scale.of(problem)
-        plan.refined[str(layer.weight.name)] = layer.tensor(choice.solution.codes * problem.weight_scale[..., None])
-        note = set_bias(layer, plan, choice.solution.bias)
+        weights = layer.tensor(choice.solution.codes * problem.weight_scale[..., None])
+        plan = plan.with_refined({str(layer.weight.name): weights})
+        self.walk.plan, note = with_bias(layer, plan, choice.solution.bias)
         if choice.matches_means:
             # Made for the rows of this layer before its activation; what is left after it is corrected on top.
             note = self._correct_bias(layer, target)[1] or note
@@ -199,7 +202,9 @@ class LayerRefiner:
             return replace(found, after=found.before, reason=""), layer.note
         if not found.shift.any():
             return found, ""
-        return found, set_bias(layer, self.walk.plan, bias_of(layer, self.walk.plan) + found.shift)
+        shifted = bias_of(layer, self.walk.plan) + found.shift
+        self.walk.plan, note = with_bias(layer, self.walk.plan, shifted)
+        return found, note
 
 
 def _report(layer: MatrixLayer, method: str, before: float, after: float, *notes: str) -> LayerReport:
@@ -207,15 +212,15 @@ def _report(layer: MatrixLayer, method: str, before: float, after: float, *notes
     return LayerReport(layer.name, layer.node.op_type, method, before, after, text)
 
 
-def set_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> str:
+def with_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> tuple[Plan, str]:
     """Give a layer a bias, as far as it fits the plan's parameters, and note if it does not. A fixed one stays."""
     if layer.bias is None:
-        return layer.note
+        return plan, layer.note
     name, params = str(layer.bias.name), bias_params_of(layer, plan)
     shaped = wanted.reshape(np.asarray(constant(layer.bias)).shape)
-    plan.refined[name] = _stored(shaped, params)
     saturated = 0 if params is None else int(params.clipped(shaped).sum())
-    return f"the bias of {saturated} of {shaped.size} channels saturates" if saturated else ""
+    note = f"the bias of {saturated} of {shaped.size} channels saturates" if saturated else ""
+    return plan.with_refined({name: _stored(shaped, params)}), note
 
 
 def bias_of(layer: MatrixLayer, plan: Plan) -> Floats:
@@ -243,7 +248,7 @@ def scale_candidates(layer: MatrixLayer, plan: Plan, permits: Permits) -> list[S
         if present.format.scale == "float":
             scale = scale.astype(np.float32).astype(np.float64)
         other = replace(present, scale=scale)
-        trial = replace(plan, params={**plan.params, plan.layout.leader(name): other}, moves=[])
+        trial = replace(plan, params={**plan.params, plan.layout.leader(name): other})
         if permits(layer.node, trial):
             each = np.broadcast_to(scale.reshape(-1 if scale.size == 1 else (groups, channels)), (groups, channels))
             bias = None if layer.bias is None else bias_params_of(layer, trial)

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from detent.refinements.activations import Curve
 from detent.refinements.layer_problem import Floats
 from detent.refinements.refinement import Refinement
 
@@ -44,43 +44,6 @@ class BiasCorrection(Refinement):
     def rows_per_sample(self) -> int:
         """How many output positions of each sample a layer learns from."""
         return 32
-
-
-class Curve(Protocol):
-    """An activation, elementwise."""
-
-    def __call__(self, values: Floats) -> Floats:
-        """Activate all values."""
-
-    def derivative(self, values: Floats) -> Floats:
-        """Return the slope at each value."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """sigmoid(z), or z * sigmoid(z) if `gated`. A `hard` one is clip(alpha z + beta, 0, 1)."""
-
-    gated: bool
-    hard: bool = False
-    alpha: float = 1 / 6
-    beta: float = 0.5
-
-    def __call__(self, values: Floats) -> Floats:
-        """Activate all values."""
-        open_share = self._open_share(values)
-        return values * open_share if self.gated else open_share
-
-    def derivative(self, values: Floats) -> Floats:
-        """Return the slope at each value."""
-        share = self._open_share(values)
-        inside = np.where((share > 0.0) & (share < 1.0), self.alpha, 0.0)
-        slope = inside if self.hard else share * (1.0 - share)
-        return np.asarray(share + values * slope if self.gated else slope)
-
-    def _open_share(self, values: Floats) -> Floats:
-        if self.hard:
-            return np.clip(self.alpha * values + self.beta, 0.0, 1.0)
-        return 1.0 / (1.0 + np.exp(-np.clip(values, -60.0, 60.0)))
 
 
 @dataclass(frozen=True, eq=False)

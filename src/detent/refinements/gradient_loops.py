@@ -68,7 +68,7 @@ def _errors_in_place(
     """Turn what enters the activation into the derivative of half the squared error; return the sums of both.
 
     `act` is the activation's low, high and slope; `grid` the output's scale, least and greatest number, and 1 where
-    ties are rounded up and not to even; scale 0 if it is not rounded. The rounding is that of `numerics.loops`,
+    ties are rounded up and not to even; scale 0 if it is not rounded. The rounding is that of `numerics.formats`,
     inlined. It passes the gradient on as if it were not there, except where it saturates.
     """
     low, high, slope = np.float32(act[0]), np.float32(act[1]), np.float32(act[2])

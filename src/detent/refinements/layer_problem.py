@@ -15,20 +15,20 @@ taken as they were.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from detent.numerics import codec
 from detent.numerics.blocks import BlockFormat
+from detent.numerics.codec import Rounding
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.ties import Rounding
+from detent.refinements.activations import Activation, Curve
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Numbers = TypeVar("Numbers", npt.NDArray[np.float32], npt.NDArray[np.float64])
 Where = tuple[slice, slice]
 """Some channels of some groups."""
 
@@ -158,34 +158,6 @@ def why_no_steps(params: Params) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Activation:
-    """What follows the layer before its result is quantized: x below `low` becomes slope * x + (1 - slope) * low,
-    and above `high` it stays at high. Relu is (0, inf, 0), nothing is (-inf, inf, 0), LeakyRelu is (0, inf, slope).
-    """
-
-    low: float = -np.inf
-    high: float = np.inf
-    slope: float = 0.0
-
-    def __call__(self, values: Numbers) -> Numbers:
-        """Activate all values."""
-        if self.slope:
-            below = self.slope * values + (1 - self.slope) * self.low
-            return np.where(values < self.low, below, np.minimum(values, self.high)).astype(values.dtype)
-        return np.clip(values, self.low, self.high)
-
-    def derivative(self, values: Floats) -> Floats:
-        """Return the slope at each value."""
-        inside = np.where(values > self.high, 0.0, 1.0)
-        return np.where(values < self.low, self.slope, inside)
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether the layer's result is its answer."""
-        return self.low == -np.inf and self.high == np.inf
-
-
-@dataclass(frozen=True, eq=False)
 class LayerProblem:
     """One layer, with what goes into it in the quantized model and what should come out.
 
@@ -194,6 +166,9 @@ class LayerProblem:
     output channel (group after group), and their codes are low..high. In formats where a channel has no such steps, a
     `rounder` rounds them; then the scale is 1, and what counts as a code is the rounded number itself. `bias_params`
     tells how the bias is stored, None that it stays float. `output_ties` are the results halfway between two codes.
+
+    `activation` is what is fused behind the layer: its result is rounded. `gates` stand behind the rounded answers, in
+    the float model and in the quantized one, which may have another: x * sigmoid(x) and x * hardsigmoid(x), say.
     """
 
     name: str
@@ -212,6 +187,7 @@ class LayerProblem:
     rounder: Rounder | None = None
     output_ties: Rounding = "half_even"
     bits: int = 8  # of the codes of the weights
+    gates: tuple[Curve, Curve] | None = None
 
     @property
     def samples(self) -> int:
@@ -268,14 +244,28 @@ class LayerProblem:
         weights = (codes * self.weight_scale[..., None]).astype(np.float32)
         found = np.stack([rows @ matrix.T for rows, matrix in zip(self.rows, weights, strict=True)])
         found += stored[:, None, :].astype(np.float32)
-        wanted = self._finish(self.target.transpose(1, 0, 2))
+        wanted = self.wanted()
         error = float(np.square(self._finish(found) - wanted, dtype=np.float64).mean())
         power = float(np.square(wanted, dtype=np.float64).mean())
         return error / (power or 1.0)
 
+    @property
+    def curve(self) -> Curve:
+        """What stands behind the quantized layer."""
+        return self.activation if self.gates is None else self.gates[1]
+
+    def wanted(self) -> npt.NDArray[np.float32]:
+        """Return what the float model makes of each row after the activation: groups, samples, channels."""
+        target = self.target.transpose(1, 0, 2)
+        return self._saturated(self.activation(target)) if self.gates is None else self.gates[0](target)
+
     def _finish(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        activated = self.activation(values)
-        return activated if self.output is None else np.clip(activated, *self.output.span)
+        if self.gates is None:
+            return self._saturated(self.activation(values))
+        return self.gates[1](self._saturated(values))
+
+    def _saturated(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return values if self.output is None else np.clip(values, *self.output.span)
 
 
 @dataclass(frozen=True, eq=False)

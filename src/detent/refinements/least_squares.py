@@ -104,15 +104,16 @@ class RowMoments:
 
     def to_output(self, weight: Floats, damping: float) -> Quadratic:
         """Return the damped error against the float output, whatever the quantized input is."""
-        second, added = self._damped(damping)
+        second, added = self.damped(damping)
         return Quadratic(second, self.cross + added[:, None, None] * weight)
 
     def to_weights(self, weight: Floats, damping: float) -> Quadratic:
         """Return the damped error against what the float weights make of the same quantized input."""
-        second, _ = self._damped(damping)
+        second, _ = self.damped(damping)
         return Quadratic(second, np.matmul(weight, second))
 
-    def _damped(self, damping: float) -> tuple[Floats, Floats]:
+    def damped(self, damping: float) -> tuple[Floats, Floats]:
+        """Return the damped second moments, and what was added to those of each group."""
         power = np.einsum("gkk->gk", self.second).mean(axis=1)
         added = np.where(power > 0.0, damping * power, 1.0)  # a group that sees nothing but zeros keeps its weights
         second = self.second.copy()

@@ -24,6 +24,7 @@ from detent.refinements.least_squares import (
     search_exhaustively,
 )
 from detent.refinements.refinement import Contest, WeightRefinement
+from detent.refinements.through_activation import fit_bias, fit_through_activation
 
 DAMPINGS = (1.0, 3.0, 10.0)
 """Times that of the settings: which is best depends on the layer, and the held-out rows tell."""
@@ -71,8 +72,14 @@ class Rounding(WeightRefinement):
         for damping in dampings:
             if contest.offer(self.round_layer(problem, moments, damping, pool), problem.free_bias):
                 best = damping
+        through = not problem.curve.changes_nothing and problem.weight.shape[2] <= MOST_FACTORED
+        if through:
+            contest.offer(self.round_through(problem, moments, best, pool), problem.free_bias)
         for scale in contest.scales:
-            contest.offer(self.round_layer(scale.of(problem), moments, best, pool), problem.free_bias, scale)
+            rescaled = scale.of(problem)
+            contest.offer(self.round_layer(rescaled, moments, best, pool), problem.free_bias, scale)
+            if through:
+                contest.offer(self.round_through(rescaled, moments, best, pool), problem.free_bias, scale)
         return None
 
     def dampings(self, problem: LayerProblem) -> list[float]:
@@ -85,6 +92,15 @@ class Rounding(WeightRefinement):
         error = moments.to_output(problem.weight, damping)
         codes = problem.codes_of_steps(self.best_steps(problem, error, pool))
         return Solution(codes, moments.bias(problem, codes), f"rounding, damping {damping:g}")
+
+    def round_through(self, problem: LayerProblem, moments: RowMoments, damping: float, pool: Executor) -> Solution:
+        """Return the solution whose activated answers are closest, for a damping."""
+        weights, _ = fit_through_activation(problem, moments, damping)
+        centered = replace(problem, weight=weights)
+        steps = self.best_steps(centered, moments.to_weights(weights, damping), pool)
+        codes = problem.codes_of_steps(steps)
+        bias = fit_bias(problem, codes, moments.bias(problem, codes))
+        return Solution(codes, bias, f"rounding through the activation, damping {damping:g}")
 
     def best_steps(self, problem: LayerProblem, error: Quadratic, pool: Executor) -> Floats:
         """Return the steps of the least error that is found, no further than the span from the weights."""

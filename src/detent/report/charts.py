@@ -9,6 +9,7 @@ by itself, 1000 pixels wide, with its own colors.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,9 @@ class Axis:
     @classmethod
     def over(cls, values: Iterable[float]) -> Axis:
         """Return an axis that has room for all finite values, and ends at round numbers."""
-        finite = [value for value in values if math.isfinite(value)] or [0.0]
+        # Below the least normal number a step between two ticks would itself round to 0.
+        tiny = sys.float_info.min * TICKS
+        finite = [value if abs(value) > tiny else 0.0 for value in values if math.isfinite(value)] or [0.0]
         low, high = min(finite), max(finite)
         if not high > low:
             low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)

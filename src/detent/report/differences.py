@@ -11,27 +11,8 @@ from typing import Any, Literal
 from detent.convert import Conversion
 from detent.convert.splitting import BetweenTensor, Split
 from detent.prepare.base import Change
+from detent.report import document as doc
 from detent.report.charts import DepthChart, Point
-from detent.report.document import (
-    Block,
-    Cell,
-    Column,
-    Document,
-    Figure,
-    KeyFigure,
-    Note,
-    NoteList,
-    Paragraph,
-    Section,
-    Table,
-    Verdict,
-    figure,
-    name,
-    named,
-    number,
-    table,
-    worded,
-)
 from detent.report.figures import SQNR, command, decibels, listed, size
 from detent.results.compared import MEASURES, Emulation, FolderComparison, ModelComparison, TensorDifference
 from detent.results.verdict import CLOSE_DB
@@ -54,7 +35,7 @@ _MEANINGS = {
 }
 
 
-def comparison_document(result: ModelComparison) -> Document:
+def comparison_document(result: ModelComparison) -> doc.Document:
     """Build the document of two models: the outputs first, then every tensor of one name in both."""
     outputs = [tensor for tensor in result.tensors if tensor.is_output]
     inside = [tensor for tensor in result.worst_first() if not tensor.is_output]
@@ -64,24 +45,26 @@ def comparison_document(result: ModelComparison) -> Document:
     following = command("evaluate", result.before, result.after, "--data", "LABELLED")
     if mean < CLOSE_DB:
         following = command("sensitivity", result.before, "--calib", "DATA")
-    return Document(
+    return doc.Document(
         "comparison",
         f"{Path(result.after).name} against {Path(result.before).name}",
         [f"{result.after} against {result.before}, on {result.data}."],
         [result.note],
-        Verdict("plain", "The same" if mean == math.inf else "Compared", text),
+        doc.Verdict("plain", "The same" if mean == math.inf else "Compared", text),
         [
-            KeyFigure("Output SQNR" if outputs else "Least SQNR", f"{decibels(mean)} dB", SQNR),
-            KeyFigure("Cosine", f"{worst.mean('cosine'):.5f}", "1 if both have one direction; the mean over samples."),
-            KeyFigure("Samples", str(len(worst.samples)), f"The hardest is {worst.worst_samples(1)[0]}."),
-            KeyFigure("Tensors", str(len(result.tensors)), "Tensors of one name and one shape in both models."),
+            doc.KeyFigure("Output SQNR" if outputs else "Least SQNR", f"{decibels(mean)} dB", SQNR),
+            doc.KeyFigure(
+                "Cosine", f"{worst.mean('cosine'):.5f}", "1 if both have one direction; the mean over samples."
+            ),
+            doc.KeyFigure("Samples", str(len(worst.samples)), f"The hardest is {worst.worst_samples(1)[0]}."),
+            doc.KeyFigure("Tensors", str(len(result.tensors)), "Tensors of one name and one shape in both models."),
         ],
         [_difference_along(result), _tensors("Outputs", outputs), _tensors("Tensors", inside), *_remarks(result)],
         [text, f"Next: {following}"],
     )
 
 
-def _difference_along(result: ModelComparison) -> Section | None:
+def _difference_along(result: ModelComparison) -> doc.Section | None:
     if len(result.tensors) < 2:
         return None
     points = [
@@ -89,43 +72,43 @@ def _difference_along(result: ModelComparison) -> Section | None:
         for each in result.tensors
     ]
     meaning = f"SQNR of each tensor, in the order of the first model. {SQNR}"
-    chart = Figure(DepthChart([points], "SQNR in dB"))
-    return Section("Difference along the network", meaning, [chart], folded=False, on="page")
+    chart = doc.Figure(DepthChart([points], "SQNR in dB"))
+    return doc.Section("Difference along the network", meaning, [chart], folded=False, on="page")
 
 
-def _tensors(title: str, tensors: Sequence[TensorDifference]) -> Section | None:
+def _tensors(title: str, tensors: Sequence[TensorDifference]) -> doc.Section | None:
     if not tensors:
         return None
     columns = [
-        Column(
+        doc.Column(
             "Tensor",
-            cell=lambda tensor: name(tensor.name, badges=["scales undone"] if tensor.rescaled else []),
+            cell=lambda tensor: doc.name(tensor.name, badges=["scales undone"] if tensor.rescaled else []),
         ),
         *(_mean_column(measure) for measure in MEASURES),
-        named("Worst sample", lambda tensor: tensor.worst_samples(1)[0], minor=True),
+        doc.named("Worst sample", lambda tensor: tensor.worst_samples(1)[0], minor=True),
     ]
     meaning = "Means over the samples, the least SQNR first. Below each: the worst sample."
     head = "outputs" if title == "Outputs" else "worst tensors of the same name"
-    rows = table("tensors", columns, tensors, order=(1, True), shown=MOST_TENSORS, title=head)
-    return Section(title, meaning, [rows, Paragraph("", on="terminal")], folded=False, count=str(len(tensors)))
+    rows = doc.table("tensors", columns, tensors, order=(1, True), shown=MOST_TENSORS, title=head)
+    return doc.Section(title, meaning, [rows, doc.Paragraph("", on="terminal")], folded=False, count=str(len(tensors)))
 
 
-def _remarks(result: ModelComparison) -> Iterable[Section]:
+def _remarks(result: ModelComparison) -> Iterable[doc.Section]:
     if result.rescaling:
-        yield Section("Channels", blocks=[Paragraph(result.rescaling)])
+        yield doc.Section("Channels", blocks=[doc.Paragraph(result.rescaling)])
     if result.skipped:
-        yield Section(
+        yield doc.Section(
             "Not compared",
             "Tensors of one name that have other shapes or types.",
-            [table("tensors", [named("Tensor", str)], result.skipped)],
+            [doc.table("tensors", [doc.named("Tensor", str)], result.skipped)],
             count=str(len(result.skipped)),
             brief=f"Not compared, for their shapes or types: {listed(list(result.skipped), 3)}.",
         )
 
 
-def _mean_column(measure: str) -> Column:
+def _mean_column(measure: str) -> doc.Column:
     """Return the mean of a measure, with its worst value below."""
-    return figure(
+    return doc.figure(
         f"{_MEANINGS[measure][0]}: mean",
         lambda tensor: tensor.mean(measure),
         lambda value: _text(measure, value),
@@ -148,36 +131,36 @@ def _text(measure: str, value: float) -> str:
     return f"{value:.5f}" if measure in ("cosine", "ssim") else f"{value:.3g}"
 
 
-def folders_document(result: FolderComparison) -> Document:
+def folders_document(result: FolderComparison) -> doc.Document:
     """Build the document of two folders of answers."""
     measures = [measure for measure in ("cosine", "psnr_db", "ssim", "l1", "l2") if measure in result.measures()]
     figures = []
     for measure in measures[:4]:
         worst = result.worst(measure)
         meaning = f"{_MEANINGS[measure][1]} Worst: {_text(measure, worst.value)}, in {worst.file}."
-        figures.append(KeyFigure(_MEANINGS[measure][0], _text(measure, result.mean(measure)), meaning))
+        figures.append(doc.KeyFigure(_MEANINGS[measure][0], _text(measure, result.mean(measure)), meaning))
     means = [
-        worded("Measure", lambda measure: _MEANINGS[measure][0]),
-        figure("Mean", result.mean, ".6g"),
-        figure("Worst", lambda measure: result.worst(measure).value, ".6g"),
-        named("In", lambda measure: result.worst(measure).file, "The file of the worst value.", minor=True),
+        doc.worded("Measure", lambda measure: _MEANINGS[measure][0]),
+        doc.figure("Mean", result.mean, ".6g"),
+        doc.figure("Worst", lambda measure: result.worst(measure).value, ".6g"),
+        doc.named("In", lambda measure: result.worst(measure).file, "The file of the worst value.", minor=True),
     ]
-    files = [named("File", "name"), *map(_file_column, measures)]
+    files = [doc.named("File", "name"), *map(_file_column, measures)]
     ordered = sorted(result.files, key=lambda file: file.cosine)
     least = result.worst("cosine")
-    return Document(
+    return doc.Document(
         "comparison",
         f"{Path(result.other).resolve().name} against {Path(result.baseline).resolve().name}",
         [f"{len(result.files)} files compared: {result.other} against {result.baseline}."],
         (),
-        Verdict("plain", "Compared", f"{len(result.files)} files; the figures below are means over them."),
+        doc.Verdict("plain", "Compared", f"{len(result.files)} files; the figures below are means over them."),
         figures,
         [
-            Section("Measures", "Over all files.", [table("measures", means, measures)]),
-            Section(
+            doc.Section("Measures", "Over all files.", [doc.table("measures", means, measures)]),
+            doc.Section(
                 "Files",
                 "Every file, the least cosine first.",
-                [table("files", files, ordered, order=(1, True))],
+                [doc.table("files", files, ordered, order=(1, True))],
                 folded=False,
                 on="verbose",
             ),
@@ -190,47 +173,49 @@ def folders_document(result: FolderComparison) -> Document:
     )
 
 
-def _file_column(measure: str) -> Column:
+def _file_column(measure: str) -> doc.Column:
     title, meaning = _MEANINGS[measure]
-    return figure(title, measure, lambda value: _text(measure, value), meaning, **_importance(measure))
+    return doc.figure(title, measure, lambda value: _text(measure, value), meaning, **_importance(measure))
 
 
-def emulation_document(emulation: Emulation) -> Document:
+def emulation_document(emulation: Emulation) -> doc.Document:
     """Build the document of an emulation: what was computed how, and each output against onnxruntime's."""
     report = emulation.report
     lines = [
-        Paragraph(f"{report.integer_steps} nodes in integers, {report.quantized_tensors} tensors of codes."),
+        doc.Paragraph(f"{report.integer_steps} nodes in integers, {report.quantized_tensors} tensors of codes."),
     ]
     kinds = Counter((step.op_type, step.reason) for step in report.float_steps)
     lines += [
-        Paragraph(f"In float, on the host: {count} x {op_type}: {reason}.")
+        doc.Paragraph(f"In float, on the host: {count} x {op_type}: {reason}.")
         for (op_type, reason), count in kinds.most_common()
     ]
     lines += [
-        Paragraph(f"'{node}': {count:,} sums left the 32 bits of the accumulator.", "bad")
+        doc.Paragraph(f"'{node}': {count:,} sums left the 32 bits of the accumulator.", "bad")
         for node, count in report.overflows.items()
     ]
     columns = [
-        named("Output", "name"),
-        figure("Elements", "elements"),
-        figure("Differ", "differing"),
-        figure("By at most", "farthest", ".6g"),
-        Column(
+        doc.named("Output", "name"),
+        doc.figure("Elements", "elements"),
+        doc.figure("Differ", "differing"),
+        doc.figure("By at most", "farthest", ".6g"),
+        doc.Column(
             "Same top-1",
             "Rows with the same largest element, if the output looks like class scores.",
             numeric=True,
-            cell=lambda each: Cell(f"{each.same_top1} of {each.rows}", each.same_top1) if each.rows else number(None),
+            cell=lambda each: (
+                doc.Cell(f"{each.same_top1} of {each.rows}", each.same_top1) if each.rows else doc.number(None)
+            ),
         ),
     ]
-    outputs = table("outputs", columns, emulation.outputs, title="output, against onnxruntime")
-    warning = [Paragraph("The data was random: give --data to see what real inputs do.", "warn")]
-    return Document(
+    outputs = doc.table("outputs", columns, emulation.outputs, title="output, against onnxruntime")
+    warning = [doc.Paragraph("The data was random: give --data to see what real inputs do.", "warn")]
+    return doc.Document(
         "emulation",
         "Emulated in integers",
         [f"Emulated in integers on {emulation.data}, rounding {report.rounding}."],
         [emulation.note],
         sections=[
-            Section(
+            doc.Section(
                 "Outputs",
                 "Each output against onnxruntime's.",
                 [*(warning if emulation.random else []), *lines, outputs],
@@ -249,47 +234,49 @@ def _emulation_closing(emulation: Emulation) -> list[str]:
     return [f"{written}{found}", f"Next: {command(*following, emulation.report.rounding)}"]
 
 
-def conversion_document(conversion: Conversion) -> Document:
+def conversion_document(conversion: Conversion) -> doc.Document:
     """Build the document of a conversion: a model before and after, and what each step did and declined."""
-    sections = [Section("Contents", "What differs, and the size.", [_contents(conversion)], folded=False)]
+    sections = [doc.Section("Contents", "What differs, and the size.", [_contents(conversion)], folded=False)]
     for step in dict.fromkeys(change.by for change in (*conversion.changes, *conversion.declined)):
         done = [change for change in conversion.changes if change.by == step]
         left = [change for change in conversion.declined if change.by == step]
-        blocks: list[Block] = [Paragraph(f"{step}: {_counted(done) or 'nothing'}.")]
+        blocks: list[doc.Block] = [doc.Paragraph(f"{step}: {_counted(done) or 'nothing'}.")]
         blocks.append(
-            NoteList([Note("left", "plain", change.what, f"'{change.node}'") for change in left], shown=_SHOWN)
+            doc.NoteList([doc.Note("left", "plain", change.what, f"'{change.node}'") for change in left], shown=_SHOWN)
         )
-        sections.append(Section(step, blocks=blocks, folded=False))
+        sections.append(doc.Section(step, blocks=blocks, folded=False))
     headline = [f"{conversion.source} -> {conversion.output}", ", ".join(conversion.steps)]
     following = ("compare", conversion.source, conversion.output, "--data", "DATA")
     closing = [f"Wrote {conversion.output}: {size(conversion.after.bytes)}.", f"Next: {command(*following)}"]
-    return Document("conversion", Path(conversion.source).name, headline, sections=sections, closing=closing)
+    return doc.Document("conversion", Path(conversion.source).name, headline, sections=sections, closing=closing)
 
 
-def split_document(done: Split) -> Document:
+def split_document(done: Split) -> doc.Document:
     """Build the document of a model that was cut in two."""
     sizes = f"{done.body_nodes} and {done.tail_nodes} nodes, {size(done.body_bytes)} and {size(done.tail_bytes)}"
     headline = [f"{done.source} -> {done.body} + {done.tail}", sizes]
     about = [f"Cut where the post-processing of detections starts ({done.sign})."] if done.sign else []
     run = f'detent.Pipeline("{done.body}", "{done.tail}") runs them as one; evaluate, compare and infer take --tail.'
     between = between_table(done.between)
-    sections = [Section("Between them", "What the first gives to the second.", [between, Paragraph(run)], folded=False)]
+    sections = [
+        doc.Section("Between them", "What the first gives to the second.", [between, doc.Paragraph(run)], folded=False)
+    ]
     closing = [
         f"Wrote {done.body}, for the device, and {done.tail}, for the CPU.",
         f"Next: {command('quantize', done.body, 'OUTPUT', '--calib', 'DATA')}",
     ]
-    return Document("split", Path(done.source).name, headline, about, sections=sections, closing=closing)
+    return doc.Document("split", Path(done.source).name, headline, about, sections=sections, closing=closing)
 
 
-def between_table(tensors: Sequence[BetweenTensor]) -> Table:
+def between_table(tensors: Sequence[BetweenTensor]) -> doc.Table:
     """Return the tensors that go from the body of a model to its tail."""
     columns = [
-        named("Tensor", "name"),
-        worded("Type", "type"),
-        worded("Shape", lambda each: " x ".join("?" if side is None else str(side) for side in each.shape)),
-        worded("", lambda each: "also: it leads around the cut" if each.added else ""),
+        doc.named("Tensor", "name"),
+        doc.worded("Type", "type"),
+        doc.worded("Shape", lambda each: " x ".join("?" if side is None else str(side) for side in each.shape)),
+        doc.worded("", lambda each: "also: it leads around the cut" if each.added else ""),
     ]
-    return table("tensors", columns, tensors)
+    return doc.table("tensors", columns, tensors)
 
 
 def _counted(changes: Sequence[Change]) -> str:
@@ -304,7 +291,7 @@ def _counted(changes: Sequence[Change]) -> str:
     return "; ".join(shown) + (f"; and {rest} more" if rest else "")
 
 
-def _contents(conversion: Conversion) -> Table:
+def _contents(conversion: Conversion) -> doc.Table:
     """List each figure that differs, and always the size."""
     before, after = conversion.before, conversion.after
     rows: list[tuple[str, str, int | None, int | None]] = [("file", " bytes", before.bytes, after.bytes)]
@@ -319,12 +306,12 @@ def _contents(conversion: Conversion) -> Table:
             if old.get(key) != new.get(key)
         ]
 
-    def count(row: tuple[str, str, int | None, int | None], at: Literal[2, 3]) -> Cell:
-        return number(row[at], f"{row[at]:,}{row[1]}" if row[at] is not None else None)
+    def count(row: tuple[str, str, int | None, int | None], at: Literal[2, 3]) -> doc.Cell:
+        return doc.number(row[at], f"{row[at]:,}{row[1]}" if row[at] is not None else None)
 
     columns = [
-        worded("", lambda row: row[0]),
-        Column("Before", numeric=True, cell=lambda row: count(row, 2)),
-        Column("After", numeric=True, cell=lambda row: count(row, 3)),
+        doc.worded("", lambda row: row[0]),
+        doc.Column("Before", numeric=True, cell=lambda row: count(row, 2)),
+        doc.Column("After", numeric=True, cell=lambda row: count(row, 3)),
     ]
-    return table("figures", columns, rows, shown=MOST_FIGURES)
+    return doc.table("figures", columns, rows, shown=MOST_FIGURES)

@@ -6,8 +6,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection
-from detent.comparison.value_files import Dump
 from detent.convert import Conversion
 from detent.convert.splitting import Split
 from detent.errors import UsageError
@@ -20,8 +20,8 @@ from detent.report.differences import (
     split_document,
 )
 from detent.report.document import Document
-from detent.report.findings import check_document
 from detent.report.listings import (
+    check_document,
     dump_document,
     inspection_document,
     recipe_document,
@@ -67,6 +67,14 @@ def document_of(result: object) -> Document:
             f"There is no page for {type(result).__name__}: give what quantize, evaluate, sensitivity or tune returned."
         )
     return builder(result)
+
+
+def line_of(result: object, width: int = 160) -> str:
+    """Return a result in one line: <Report: model.onnx -> model_int8.onnx. Close to float.>"""
+    document = document_of(result)
+    said = document.verdict.title if document.verdict is not None else next(iter(document.closing), "")
+    words = " ".join(". ".join(part for part in (next(iter(document.headline), ""), said) if part).split())
+    return f"<{type(result).__name__}: {words if len(words) <= width else words[: width - 1] + '…'}>"
 
 
 def text_of(result: object, width: int = 120, *, verbose: bool = False) -> str:

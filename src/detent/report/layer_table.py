@@ -8,21 +8,8 @@ from dataclasses import dataclass, replace
 
 from detent.plan.layout import Decision
 from detent.refine.layers import LayerReport
+from detent.report import document as doc
 from detent.report.charts import ChannelChart, DepthChart, HistogramChart, Point
-from detent.report.document import (
-    Block,
-    Cell,
-    Column,
-    Facts,
-    Figure,
-    Paragraph,
-    Section,
-    figure,
-    number,
-    table,
-    worded,
-    words,
-)
 from detent.report.figures import SQNR, decibels, extent, percent, step
 from detent.results.quantized import Report
 from detent.results.tensors import TensorReport
@@ -74,7 +61,7 @@ def layers_of(report: Report) -> list[LayerRow]:
     return layers
 
 
-def error_along(layers: Sequence[LayerRow], outputs: Sequence[str]) -> Section | None:
+def error_along(layers: Sequence[LayerRow], outputs: Sequence[str]) -> doc.Section | None:
     """Draw the SQNR of each layer's result; None if fewer than two were measured."""
     points = [
         Point(f"{layer.node}: {decibels(layer.sqnr)} dB", layer.sqnr, layer.id, layer.tensor.name in outputs)
@@ -87,12 +74,12 @@ def error_along(layers: Sequence[LayerRow], outputs: Sequence[str]) -> Section |
         f"SQNR of each layer's result. {SQNR} Errors add up on the way, so a line that falls slowly is normal; "
         "a sudden drop points at the layer to look at. Each dot opens its layer."
     )
-    return Section(
-        "Error along the network", meaning, [Figure(DepthChart([points], "SQNR in dB"))], folded=False, on="page"
+    return doc.Section(
+        "Error along the network", meaning, [doc.Figure(DepthChart([points], "SQNR in dB"))], folded=False, on="page"
     )
 
 
-def layer_section(report: Report, layers: Sequence[LayerRow]) -> Section:
+def layer_section(report: Report, layers: Sequence[LayerRow]) -> doc.Section:
     """List every layer, the worst first if they were measured."""
     measured = any(layer.sqnr is not None for layer in layers)
     if measured:
@@ -107,84 +94,86 @@ def layer_section(report: Report, layers: Sequence[LayerRow]) -> Section:
     )
     if fused > 0:
         meaning += f" {fused} more nodes are fused with the layer before them, such as a Relu after a Conv."
-    drawn = table("layers", _LAYER_COLUMNS, layers, order=(3 if measured else 0, True), shown=WORST)
+    drawn = doc.table("layers", _LAYER_COLUMNS, layers, order=(3 if measured else 0, True), shown=WORST)
     rows = [
         replace(row, id=layer.id, opens=_opened(report, layer, moved, refined))
         for row, layer in zip(drawn.rows, layers, strict=True)
     ]
     worst = replace(drawn, rows=rows, title="worst tensors", on="both" if measured else "page")
-    return Section("Layers", meaning, [worst], folded=False, count=str(len(rows)))
+    return doc.Section("Layers", meaning, [worst], folded=False, count=str(len(rows)))
 
 
-def _layer_cell(layer: LayerRow) -> Cell:
+def _layer_cell(layer: LayerRow) -> doc.Cell:
     tensor = layer.tensor
     below = layer.reason if tensor is None else tensor.name if tensor.name != layer.node else ""
     short = None if tensor is None else tensor.name
     key = f"{layer.node} {below}"
-    return Cell(layer.node, key, name=True, below=below, below_is_name=tensor is not None, short=short)
+    return doc.Cell(layer.node, key, name=True, below=below, below_is_name=tensor is not None, short=short)
 
 
-def _of_tensor(get: Callable[[TensorReport], Cell], otherwise: Cell | None = None) -> Callable[[LayerRow], Cell]:
+def _of_tensor(
+    get: Callable[[TensorReport], doc.Cell], otherwise: doc.Cell | None = None
+) -> Callable[[LayerRow], doc.Cell]:
     """Return a cell about the tensor of a layer; a node that was left float has none."""
-    return lambda layer: (otherwise or number(None)) if layer.tensor is None else get(layer.tensor)
+    return lambda layer: (otherwise or doc.number(None)) if layer.tensor is None else get(layer.tensor)
 
 
-def _range_cell(tensor: TensorReport) -> Cell:
+def _range_cell(tensor: TensorReport) -> doc.Cell:
     low, high = tensor.minimum, tensor.maximum
-    return number(None if low is None or high is None else high - low, extent(low, high))
+    return doc.number(None if low is None or high is None else high - low, extent(low, high))
 
 
 _LAYER_COLUMNS = (
-    figure("#", "place", ",", "The place in the network.", minor=True, on="page"),
-    Column(
+    doc.figure("#", "place", ",", "The place in the network.", minor=True, on="page"),
+    doc.Column(
         "Layer",
         "The node, and below it the tensor that is rounded on its account. Open it for its pictures.",
         cell=_layer_cell,
     ),
-    worded("Operator", "op_type", minor=True, on="page"),
-    figure(
+    doc.worded("Operator", "op_type", minor=True, on="page"),
+    doc.figure(
         "SQNR dB",
         "sqnr",
         decibels,
         f"{SQNR} Measured in the quantized network, with the errors of all layers before.",
     ),
-    Column(
+    doc.Column(
         "Clipped",
         "The share of values that lie beyond the largest code.",
         numeric=True,
-        cell=_of_tensor(lambda tensor: number(tensor.clipped, percent(tensor.clipped))),
+        cell=_of_tensor(lambda tensor: doc.number(tensor.clipped, percent(tensor.clipped))),
     ),
-    Column(
+    doc.Column(
         "Range",
         "The least and the greatest value that calibration saw.",
         numeric=True,
         minor=True,
         cell=_of_tensor(_range_cell),
     ),
-    Column(
+    doc.Column(
         "Step",
         "The distance between two codes.",
         numeric=True,
         minor=True,
-        cell=_of_tensor(lambda tensor: Cell(step(tensor), tensor.scale)),
+        cell=_of_tensor(lambda tensor: doc.Cell(step(tensor), tensor.scale)),
     ),
-    Column(
+    doc.Column(
         "Type",
         "The number format of the codes.",
         minor=True,
         on="page",
-        cell=_of_tensor(lambda tensor: words(tensor.dtype), words("float")),
+        cell=_of_tensor(lambda tensor: doc.words(tensor.dtype), doc.words("float")),
     ),
 )
 
 
 def _opened(
     report: Report, layer: LayerRow, moved: Mapping[str, Sequence[str]], refined: Mapping[str, LayerReport]
-) -> list[Block]:
+) -> list[doc.Block]:
     """Return what a row opens into."""
     tensor = layer.tensor
     if tensor is None:
-        return [Paragraph(f"Left float: {layer.reason}.")]
+        return [doc.Paragraph(f"Left float: {layer.reason}.")]
     close = tensor.closeness
     facts = {
         "Tensor": tensor.name,
@@ -199,21 +188,21 @@ def _opened(
         facts[f"{each.role.capitalize()} moved by rules"] = "; ".join(moved.get(each.name, ())) or None
     if layer.constants and layer.node in refined:
         facts["Refined"] = _refined_layer(refined[layer.node])
-    return [*_pictures(report, layer, tensor), Facts(facts)]
+    return [*_pictures(report, layer, tensor), doc.Facts(facts)]
 
 
-def _pictures(report: Report, layer: LayerRow, tensor: TensorReport) -> list[Block]:
+def _pictures(report: Report, layer: LayerRow, tensor: TensorReport) -> list[doc.Block]:
     """Return the histogram of the activation, and the channels of the weights."""
-    found: list[Block] = []
+    found: list[doc.Block] = []
     seen = report.pictures.distributions.get(tensor.shares or tensor.name)
     if seen is not None:
         clip = f"{percent(tensor.clipped)} of them clip" if tensor.clipped else "none of them clips"
-        found.append(Figure(HistogramChart(seen, f"{seen.values:,} values of the activation; {clip}.")))
+        found.append(doc.Figure(HistogramChart(seen, f"{seen.values:,} values of the activation; {clip}.")))
     for each in layer.constants:
         sizes = report.pictures.channels.get(each.name)
         if sizes is not None:
             label = f"Largest weight of each of {sizes.channels} channels, before and after equalization: flat is good."
-            found.append(Figure(ChannelChart(sizes, label)))
+            found.append(doc.Figure(ChannelChart(sizes, label)))
     return found
 
 

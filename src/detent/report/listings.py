@@ -1,4 +1,4 @@
-"""The documents of what is only looked at: recipes, the contents of a model, dumped codes, statistics."""
+"""The documents of what is only looked at: recipes, what a model contains, dumped codes, statistics, device checks."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 
+from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
-from detent.comparison.value_files import Dump
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
-from detent.report.document import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Document,
-    Paragraph,
-    Section,
-    figure,
-    named,
-    number,
-    table,
-    worded,
-)
-from detent.report.figures import command, size
+from detent.report import document as doc
+from detent.report.figures import command, listed, size
+from detent.results.checked import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
 from detent.results.summarized import StatisticsView, TensorSummary
 
 SHOWN = 8
@@ -42,7 +31,7 @@ To edit:      detent recipes XINT8 --toml > my.toml; detent quantize MODEL OUTPU
 One field:    detent quantize MODEL OUTPUT --recipe A8W8 --set weights.granularity=per_channel"""
 
 
-def recipes_document(recipes: Sequence[Recipe]) -> Document:
+def recipes_document(recipes: Sequence[Recipe]) -> doc.Document:
     """Build a list of recipes, by target; fine-tuned twins are named beside the recipe that they are of."""
     names = {recipe.name for recipe in recipes}
     shown = [recipe for recipe in recipes if not _is_twin(recipe, names)]
@@ -53,9 +42,9 @@ def recipes_document(recipes: Sequence[Recipe]) -> Document:
             formats = (_formats(recipe, role) for role in ("activations", "weights"))
             rows.append([recipe.name, *formats, _calibration(recipe), _tuning(recipe, names)])
     titles = ("Recipe", "Activations", "Weights", "Calibration", "Fine-tuned")
-    columns = [worded(title, itemgetter(at)) for at, title in enumerate(titles)]
-    blocks: list[Block] = [table("recipes", columns, rows), Paragraph(LEGEND)]
-    return Document("recipes", "Recipes", (), sections=[Section("Recipes", blocks=blocks, folded=False)])
+    columns = [doc.worded(title, itemgetter(at)) for at, title in enumerate(titles)]
+    blocks: list[doc.Block] = [doc.table("recipes", columns, rows), doc.Paragraph(LEGEND)]
+    return doc.Document("recipes", "Recipes", (), sections=[doc.Section("Recipes", blocks=blocks, folded=False)])
 
 
 def _is_twin(recipe: Recipe, names: Collection[str]) -> bool:
@@ -82,7 +71,7 @@ def _tuning(recipe: Recipe, names: Collection[str]) -> str:
     return " ".join(twin for twin in TWINS if recipe.name + twin in names) or own
 
 
-def recipe_document(recipe: Recipe) -> Document:
+def recipe_document(recipe: Recipe) -> doc.Document:
     """Build the document of one recipe: a sentence, what it does and all of its fields."""
     steps = [] if recipe.equalize is None else ["equalize channels"]
     steps = ["equalize layer by layer"] if recipe.equalize is not None and recipe.equalize.by_layers else steps
@@ -94,10 +83,10 @@ def recipe_document(recipe: Recipe) -> Document:
     if refinement is not None:
         steps.append(refinement.name if refinement.learns_weights else "correct biases")
     about = f"Steps: {', '.join([*steps, f'write as {recipe.format}'])}. Target: {recipe.target}."
-    file = Section("File", blocks=[Code(to_toml(recipe), on="both")], folded=False)
+    file = doc.Section("File", blocks=[doc.Code(to_toml(recipe), on="both")], folded=False)
     closing = [f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--recipe', recipe.name)}"]
     headline = [f"{recipe.name}: {recipe.description}"]
-    return Document("recipe", recipe.name, headline, [about], sections=[file], closing=closing)
+    return doc.Document("recipe", recipe.name, headline, [about], sections=[file], closing=closing)
 
 
 def _calibrates(recipe: Recipe) -> bool:
@@ -105,7 +94,7 @@ def _calibrates(recipe: Recipe) -> bool:
     return any(fmt is not None and fmt.needs_data for fmt in formats)
 
 
-def inspection_document(inspection: Inspection, *, nodes: bool = False) -> Document:
+def inspection_document(inspection: Inspection, *, nodes: bool = False) -> doc.Document:
     """Build the document of the contents of a model, with a list of its nodes if that is asked for."""
     opset = ", ".join(f"{domain} {version}" for domain, version in inspection.opset.items())
     made_by = f", made by {inspection.producer}" if inspection.producer else ""
@@ -113,21 +102,21 @@ def inspection_document(inspection: Inspection, *, nodes: bool = False) -> Docum
     values = (("input", inspection.inputs), ("output", inspection.outputs))
     about = [f"{kind} {value}: {typed}" for kind, named in values for value, typed in named.items()]
     about += [f"constants {dtype}: {size(stored)}" for dtype, stored in inspection.constants.items()]
-    operators = [worded("Operator", itemgetter(0)), figure("Nodes", itemgetter(1), "")]
+    operators = [doc.worded("Operator", itemgetter(0)), doc.figure("Nodes", itemgetter(1), "")]
     listed = [
-        named("Node", "name"),
-        worded("Operator", "op_type"),
-        figure("Inputs", "inputs"),
-        figure("Of them quantized", "quantized_inputs"),
+        doc.named("Node", "name"),
+        doc.worded("Operator", "op_type"),
+        doc.figure("Inputs", "inputs"),
+        doc.figure("Of them quantized", "quantized_inputs"),
     ]
     tables = [
-        table("operators", operators, inspection.operators.items(), shown=SHOWN),
-        table("tensors", _QUANTIZED, inspection.quantized, shown=SHOWN),
-        *([table("nodes", listed, inspection.nodes)] if nodes else []),
+        doc.table("operators", operators, inspection.operators.items(), shown=SHOWN),
+        doc.table("tensors", _QUANTIZED, inspection.quantized, shown=SHOWN),
+        *([doc.table("nodes", listed, inspection.nodes)] if nodes else []),
     ]
-    sections = [Section(each.what.capitalize(), blocks=[each]) for each in tables if each.rows]
+    sections = [doc.Section(each.what.capitalize(), blocks=[each]) for each in tables if each.rows]
     headline = f"{size(inspection.bytes)}, {count} nodes, opset {opset}{made_by}"
-    return Document("inspection", "Contents", [headline], about, sections=sections, closing=_contents(inspection))
+    return doc.Document("inspection", "Contents", [headline], about, sections=sections, closing=_contents(inspection))
 
 
 def _contents(inspection: Inspection) -> list[str]:
@@ -140,60 +129,71 @@ def _contents(inspection: Inspection) -> list[str]:
     return [f"{kinds.total()} quantized tensors: {counts}.", f"Next: {command('check', model)}"]
 
 
-def _scale_cell(tensor: QuantizedTensor) -> Cell:
-    return Cell(f"{tensor.channels} channels") if tensor.scale is None else number(tensor.scale, f"{tensor.scale:.6g}")
+def _scale_cell(tensor: QuantizedTensor) -> doc.Cell:
+    return (
+        doc.Cell(f"{tensor.channels} channels")
+        if tensor.scale is None
+        else doc.number(tensor.scale, f"{tensor.scale:.6g}")
+    )
 
 
 _QUANTIZED = (
-    named("Quantized tensor", "name"),
-    worded("Kind", lambda tensor: "constant" if tensor.constant else "activation"),
-    worded("Type", "dtype"),
-    Column("Scale", numeric=True, cell=_scale_cell),
-    figure("Zero point", "zero_point", ""),
-    figure("Position", "position", ""),
+    doc.named("Quantized tensor", "name"),
+    doc.worded("Kind", lambda tensor: "constant" if tensor.constant else "activation"),
+    doc.worded("Type", "dtype"),
+    doc.Column("Scale", numeric=True, cell=_scale_cell),
+    doc.figure("Zero point", "zero_point", ""),
+    doc.figure("Position", "position", ""),
 )
 
 
-def dump_document(dump: Dump) -> Document:
+def dump_document(dump: Dump) -> doc.Document:
     """Build the document of dumped codes: what was written where."""
     floats = f", {len(dump.floats)} float values" if dump.floats else ""
     codes = f"codes of {dump.activations} tensors and {dump.constants} constants{floats}"
     following = command("emulate", dump.source or "MODEL", "--data", "DATA")
     closing = [f"Wrote {dump.folder}: {codes} for {dump.origin}, each as .bin and .txt.", f"Next: {following}"]
-    return Document("dump", dump.origin, (), closing=closing)
+    return doc.Document("dump", dump.origin, (), closing=closing)
 
 
-def statistics_document(view: StatisticsView) -> Document:
+def statistics_document(view: StatisticsView) -> doc.Document:
     """Build the document of statistics: the facts of each tensor, then the choices of the methods."""
     near_zero = "Closer to zero than 1/4096 of the largest magnitude."
     columns = [
-        figure("#", "number"),
-        named("Tensor", "name"),
-        figure("Minimum", "minimum", ".4g"),
-        figure("Maximum", "maximum", ".4g"),
-        figure("Near zero", "near_zero", lambda share: f"{100 * share:.1f} %", near_zero),
-        figure("Outliers", "outlier_ratio", ".1f", "The largest magnitude over that of the 99.9th percentile."),
+        doc.figure("#", "number"),
+        doc.named("Tensor", "name"),
+        doc.figure("Minimum", "minimum", ".4g"),
+        doc.figure("Maximum", "maximum", ".4g"),
+        doc.figure("Near zero", "near_zero", lambda share: f"{100 * share:.1f} %", near_zero),
+        doc.figure("Outliers", "outlier_ratio", ".1f", "The largest magnitude over that of the 99.9th percentile."),
     ]
     legend = (
         "outliers: the largest magnitude over that of the 99.9th percentile. "
         "near zero: closer to it than 1/4096 of the largest."
     )
     sections = [
-        Section(
+        doc.Section(
             "Tensors",
-            blocks=[table("tensors", columns, view.tensors, shown=SHOWN), Paragraph(legend, quiet=True, on="verbose")],
+            blocks=[
+                doc.table("tensors", columns, view.tensors, shown=SHOWN),
+                doc.Paragraph(legend, quiet=True, on="verbose"),
+            ],
             folded=False,
         )
     ]
     methods = list(dict.fromkeys(method for tensor in view.tensors for method in tensor.choices))
     if methods:
-        ranges = [Column(method, numeric=True, verbatim=True, cell=partial(_range_cell, method)) for method in methods]
-        head = Paragraph("\nThe range that each method would choose:", on="terminal")
-        chosen = table("tensors", [figure("#", "number"), *ranges], view.tensors)
-        sections.append(Section("Choices", "The range that each method would choose.", [head, chosen], on="verbose"))
+        ranges = [
+            doc.Column(method, numeric=True, verbatim=True, cell=partial(_range_cell, method)) for method in methods
+        ]
+        head = doc.Paragraph("\nThe range that each method would choose:", on="terminal")
+        chosen = doc.table("tensors", [doc.figure("#", "number"), *ranges], view.tensors)
+        sections.append(
+            doc.Section("Choices", "The range that each method would choose.", [head, chosen], on="verbose")
+        )
     shown = "" if len(view.tensors) == view.of else f"{len(view.tensors)} of "
     headline = f"{shown}{view.of} tensors, counted over {view.samples} samples: {view.description}"
-    return Document("statistics", view.description, [headline], sections=sections, closing=_outliers(view))
+    return doc.Document("statistics", view.description, [headline], sections=sections, closing=_outliers(view))
 
 
 def _outliers(view: StatisticsView) -> list[str]:
@@ -205,6 +205,117 @@ def _outliers(view: StatisticsView) -> list[str]:
     return [found, f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--stats', 'FILE')}"]
 
 
-def _range_cell(method: str, tensor: TensorSummary) -> Cell:
+def _range_cell(method: str, tensor: TensorSummary) -> doc.Cell:
     choice = tensor.choices.get(method)
-    return number(None) if choice is None else number(choice[1] - choice[0], f"{choice[0]:.3g} .. {choice[1]:.3g}")
+    return (
+        doc.number(None) if choice is None else doc.number(choice[1] - choice[0], f"{choice[0]:.3g} .. {choice[1]:.3g}")
+    )
+
+
+SHOWN_FINDINGS = 5
+"""Findings that a short answer lists."""
+
+_VERDICTS: dict[str, tuple[str, doc.Level]] = {
+    "accepted": ("takes it", "good"),
+    "partly": ("takes part of it", "warn"),
+    "rejected": ("not as it is", "bad"),
+}
+_FINDING_LEVELS: dict[str, doc.Level] = {"error": "bad", "warning": "warn", "note": "plain"}
+_SHOWN_NODES = 4
+
+
+def check_document(check: DeviceCheck) -> doc.Document:
+    """Build the document of a check for a device."""
+    left = ", ".join(f"{op_type} {count}" for op_type, count in operators_left(check).items())
+    on_cpu = [doc.Paragraph(f"On the CPU: {left}.")] if left and check.target != "cpu" else []
+    notes = doc.NoteList([_finding_note(group) for group in grouped(check.findings)], shown=SHOWN_FINDINGS)
+    found = doc.Section("Findings", blocks=[notes, *on_cpu], on="terminal")
+    text, level = _VERDICTS[check.verdict]
+    verdict = doc.Verdict(level, f"{check.target} {text}", summary(check))
+    sections = [found, device_section(check)]
+    closing = [summary(check), _next(check)]
+    figures = [device_figure(check)]
+    return doc.Document("check", Path(check.source).name, [check.source], (), verdict, figures, sections, closing)
+
+
+def _next(check: DeviceCheck) -> str:
+    """Return the command to type next."""
+    if not check.accepted:
+        return "Next: the fixes above, those of errors first."
+    if check.quantized:
+        return f"Next: {command('evaluate', 'FLOAT_MODEL', check.source, '--data', 'LABELLED')}"
+    recipe = ["--recipe", check.recipe] if check.recipe else []
+    return f"Next: {command('quantize', check.source, 'OUTPUT', '--calib', 'DATA', *recipe)}"
+
+
+def _finding_note(group: FindingGroup) -> doc.Note:
+    finding = group.finding
+    details = [finding.why, f"fix: {finding.fix}" if finding.fix else ""]
+    level = _FINDING_LEVELS[finding.level]
+    return doc.Note(finding.level, level, finding.what, subject_of(group), [detail for detail in details if detail])
+
+
+def device_figure(check: DeviceCheck) -> doc.KeyFigure:
+    """Return the verdict as a figure."""
+    text, level = _VERDICTS[check.verdict]
+    regions = f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"
+    meaning = f"{check.device_nodes} of {check.device_nodes + check.cpu_nodes} nodes on the device, in {regions}"
+    if check.verdict == "rejected":
+        meaning += ", once what concerns all of it is mended: see What to know"
+    return doc.KeyFigure(check.target, text.capitalize(), f"{meaning}.", level)
+
+
+def device_section(check: DeviceCheck) -> doc.Section:
+    """Build the section of what a device makes of a model: findings, and where each node runs."""
+    found = [_finding_note(group) for group in grouped(check.findings)]
+    columns = [
+        doc.named("Node", "node"),
+        doc.worded("Operator", "op_type", minor=True),
+        doc.worded(
+            "Runs in",
+            lambda place: "CPU" if place.subgraph is None else f"subgraph {place.subgraph}",
+            "The region that the device computes as one, or the CPU.",
+        ),
+        doc.figure("Multiplications", "macs", ",", "Of one sample, in layers.", minor=True),
+    ]
+    return doc.Section(
+        f"Device {check.target}",
+        "Whether the device that the recipe is for takes the file, node by node. Data travels at the borders of "
+        "subgraphs: one is best.",
+        [
+            doc.Paragraph(summary(check), "bad" if check.verdict == "rejected" else "plain", on="page"),
+            doc.NoteList(found, on="page")
+            if found
+            else doc.Paragraph("There is nothing in the way.", on="page", quiet=True),
+            doc.table("nodes", columns, check.nodes),
+        ],
+        count=_VERDICTS[check.verdict][0],
+        on="verbose",
+    )
+
+
+def subject_of(group: FindingGroup) -> str:
+    """Name the nodes that a finding is about, or the model."""
+    if group.finding.node == MODEL:
+        return "the model"
+    if len(group.operators) == 1:
+        names = listed([f"'{node}'" for node in group.nodes], _SHOWN_NODES)
+        return f"{group.finding.op_type} {names}"
+    counts = sorted(group.operators.items(), key=lambda item: -item[1])
+    return f"{len(group.nodes)} nodes ({', '.join(f'{op_type} {count}' for op_type, count in counts)})"
+
+
+def serious(check: DeviceCheck) -> list[tuple[bool, str]]:
+    """Return what is in the way as sentences, and whether the device takes nothing of the model for it: these first."""
+    found = []
+    for group in grouped([finding for finding in check.findings if finding.level != "note"]):
+        finding = group.finding
+        about_all = finding.node == MODEL or not check.device_nodes
+        is_error = check.verdict == "rejected" and finding.level == "error" and about_all
+        found.append((is_error, f"{subject_of(group)}: {finding.what}; {finding.why}. Fix: {finding.fix}."))
+    return found
+
+
+def rejections(check: DeviceCheck) -> list[str]:
+    """Say why the device takes nothing of the model as it is."""
+    return [f"{check.target} does not take {text}" for is_error, text in serious(check) if is_error]

@@ -8,27 +8,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from detent.report import document as doc
 from detent.report.charts import Estimate, IntervalChart
-from detent.report.document import (
-    Block,
-    Cell,
-    Column,
-    Document,
-    Figure,
-    KeyFigure,
-    Level,
-    Note,
-    NoteList,
-    Paragraph,
-    Section,
-    Verdict,
-    figure,
-    name,
-    named,
-    number,
-    table,
-    worded,
-)
 from detent.report.figures import (
     SQNR,
     command,
@@ -40,19 +21,7 @@ from detent.report.figures import (
     size,
     unit_of,
 )
-from detent.results.evaluated import (
-    CHANCE,
-    NO_ANSWER,
-    Answers,
-    ChangedAnswer,
-    Deviation,
-    Evaluation,
-    Loss,
-    ModelResult,
-    SampleScores,
-    Scores,
-    WholeScore,
-)
+from detent.results import evaluated
 from detent.results.paired import interval_text, wilson_interval
 from detent.results.task_scores import TaskFigure, TaskScores
 
@@ -69,17 +38,17 @@ DISPUTED = "Whether a loss may be chance is judged by McNemar's exact test; the 
 INTERVAL = "95 % interval"
 INTERVAL_MEANING = "Below: where the figure of all possible samples lies, with 95 % confidence."
 
-_TITLES: dict[Level, str] = {"good": "As good as the first", "plain": "Compared", "warn": "Worse, beyond chance"}
+_TITLES: dict[doc.Level, str] = {"good": "As good as the first", "plain": "Compared", "warn": "Worse, beyond chance"}
 _KINDS = ("became wrong", "became right", "wrong before and after", "")
 _TOPS = {1: "Samples whose top answer is their label.", 5: "Samples whose label is among the first five answers."}
 
 
-def evaluation_document(result: Evaluation) -> Document:
+def evaluation_document(result: evaluated.Evaluation) -> doc.Document:
     """Build the document of an evaluation: the losses first, then the models and the changed answers."""
     first, *others = result.models
     names = " and ".join(Path(model.model).name for model in result.models[:2])
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    return Document(
+    return doc.Document(
         "evaluation",
         f"{names}{more}",
         [f"Evaluated on {result.data}."],
@@ -98,7 +67,7 @@ def evaluation_document(result: Evaluation) -> Document:
     )
 
 
-def _next(first: ModelResult, others: Sequence[ModelResult]) -> str:
+def _next(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]) -> str:
     """Return the command to type next, for the model that lost most."""
     if not others:
         return f"Next: {command('quantize', first.model, 'OUTPUT', '--calib', 'DATA')}"
@@ -108,19 +77,19 @@ def _next(first: ModelResult, others: Sequence[ModelResult]) -> str:
     return f"Next: {command('check', worst.model)}"
 
 
-def _verdict(first: ModelResult, others: Sequence[ModelResult]) -> Verdict:
+def _verdict(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]) -> doc.Verdict:
     if not others:
         alone = f"{first.model} was measured alone; give a second model to compare with it."
-        return Verdict("plain", "Measured", alone)
+        return doc.Verdict("plain", "Measured", alone)
     losses = [(Path(result.model).name, result.loss) for result in others if result.loss is not None]
     levels = [_level(loss) for _, loss in losses]
-    level: Level = "warn" if "warn" in levels else "plain" if "plain" in levels else "good"
+    level: doc.Level = "warn" if "warn" in levels else "plain" if "plain" in levels else "good"
     worse = levels.count("warn")
     title = f"{worse} of {len(levels)} are worse, beyond chance" if worse and len(levels) > 1 else _TITLES[level]
-    return Verdict(level, title, " ".join(f"{model} {_loss_text(loss)}." for model, loss in losses))
+    return doc.Verdict(level, title, " ".join(f"{model} {_loss_text(loss)}." for model, loss in losses))
 
 
-def _loss_text(loss: Loss) -> str:
+def _loss_text(loss: evaluated.Loss) -> str:
     verb = "gains" if loss.points < 0 else "loses"
     form = loss_form(loss.unit, loss.points, loss.interval)
     ends = "" if loss.interval is None else f" ({INTERVAL} of the loss: {interval_text(loss.interval, form)})"
@@ -134,12 +103,12 @@ def _loss_text(loss: Loss) -> str:
     return f"{text}: McNemar's exact test decides that (p {p}), and the interval is only approximate"
 
 
-def chance_text(loss: Loss) -> str:
+def chance_text(loss: evaluated.Loss) -> str:
     """Say whether the loss may be chance, in two words."""
     return "hardly chance" if loss.beyond_chance else "could be chance"
 
 
-def _level(loss: Loss) -> Level:
+def _level(loss: evaluated.Loss) -> doc.Level:
     """Return a warning if there is a loss beyond chance, and good if no large one can be; only if labels tell.
 
     What a user's own measure or a changed answer is worth, only the user knows.
@@ -151,17 +120,17 @@ def _level(loss: Loss) -> Level:
     return "good" if loss.interval[1] <= SMALL_LOSS else "plain"
 
 
-def _figures(first: ModelResult, others: Sequence[ModelResult]) -> list[KeyFigure]:
+def _figures(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]) -> list[doc.KeyFigure]:
     figures = []
     for result in (first, *others)[:4]:
         figure = _key_figure(result.scores)
         if figure is not None:
-            figures.append(KeyFigure("", *figure, name=_short(result.model)))
+            figures.append(doc.KeyFigure("", *figure, name=_short(result.model)))
     for result in others[:2]:
         if first.bytes is not None and result.bytes is not None:
             meaning = f"{size(first.bytes)} before, {ratio(first.bytes, result.bytes)}."
             of = "" if len(others) == 1 else _short(result.model)
-            figures.append(KeyFigure("Size", size(result.bytes), meaning, name=of))
+            figures.append(doc.KeyFigure("Size", size(result.bytes), meaning, name=of))
     return figures
 
 
@@ -171,52 +140,52 @@ def _short(model: str) -> str:
     return path.stem if path.suffix == ".onnx" else path.name
 
 
-def _key_figure(scores: Scores | None) -> tuple[str, str] | None:
+def _key_figure(scores: evaluated.Scores | None) -> tuple[str, str] | None:
     """Return the one number of a model, and its meaning."""
-    if isinstance(scores, Answers):
+    if isinstance(scores, evaluated.Answers):
         meaning = f"{_TOPS[1].rstrip('.')}; {INTERVAL} {interval_text(scores.interval())}."
         return f"{scores.accuracy():.2f} %", meaning
     if isinstance(scores, TaskScores):
         figure = scores.figures[0]
         return f"{figure.value:.2f} {figure.name}", f"{figure.meaning} {INTERVAL} {interval_text(figure.interval)}."
-    if isinstance(scores, SampleScores):
+    if isinstance(scores, evaluated.SampleScores):
         form = _score_form(scores)
         ends = interval_text(scores.interval(), form)
         return f"{scores.mean:{form}}", f"Mean of {scores.metric}; {INTERVAL} {ends}."
-    if isinstance(scores, WholeScore):
+    if isinstance(scores, evaluated.WholeScore):
         return f"{scores.value:.4g}", f"{scores.metric} of all samples together."
-    if isinstance(scores, Deviation) and scores.agreeing is not None:
+    if isinstance(scores, evaluated.Deviation) and scores.agreeing is not None:
         return f"{scores.agreeing} of {len(scores.names)}", "Samples with the top answer of the first model."
-    if isinstance(scores, Deviation):
+    if isinstance(scores, evaluated.Deviation):
         worst = min(closeness.sqnr_db for closeness in scores.outputs.values())
         return f"{decibels(worst)} dB", f"SQNR of its worst output. {SQNR}"
     return None if scores is None else (scores.summary, "On all samples.")
 
 
-def _score_form(scores: SampleScores) -> str:
+def _score_form(scores: evaluated.SampleScores) -> str:
     return form_of(scores.mean, *(scores.interval() or ()))
 
 
-def _models(result: Evaluation) -> Section | None:
+def _models(result: evaluated.Evaluation) -> doc.Section | None:
     scored = [model for model in result.models if model.scores is not None]
     columns = _score_columns(scored[0].scores)
     if not columns:
         return None
-    sizes = figure("Size", "bytes", size, "Of the file, with its data.", minor=True, on="page")
-    models = table("models", [named("Model", "model"), *columns, sizes], scored)
-    return Section("Models", f"All models on the same {result.samples} samples.", [models], folded=False)
+    sizes = doc.figure("Size", "bytes", size, "Of the file, with its data.", minor=True, on="page")
+    models = doc.table("models", [doc.named("Model", "model"), *columns, sizes], scored)
+    return doc.Section("Models", f"All models on the same {result.samples} samples.", [models], folded=False)
 
 
-def _score_columns(scores: Scores | None) -> list[Column]:
+def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:
     """Return the columns for models that have scores of this kind."""
-    if isinstance(scores, Answers):
+    if isinstance(scores, evaluated.Answers):
         return [_accuracy_column(top) for top in scores.tops]
     if isinstance(scores, TaskScores):
         return [_task_column(at, shown) for at, shown in enumerate(scores.figures)]
-    if isinstance(scores, SampleScores):
+    if isinstance(scores, evaluated.SampleScores):
         form = _score_form(scores)
         return [
-            figure(
+            doc.figure(
                 f"mean of {scores.metric}",
                 "scores.mean",
                 form,
@@ -226,15 +195,15 @@ def _score_columns(scores: Scores | None) -> list[Column]:
                 verbatim=True,
             )
         ]
-    if isinstance(scores, WholeScore):
-        return [figure(scores.metric, "scores.value", ".6g", verbatim=True)]
-    if not isinstance(scores, Deviation):
-        return [worded("Score", "scores.summary")]
+    if isinstance(scores, evaluated.WholeScore):
+        return [doc.figure(scores.metric, "scores.value", ".6g", verbatim=True)]
+    if not isinstance(scores, evaluated.Deviation):
+        return [doc.worded("Score", "scores.summary")]
     return [] if scores.agreeing is None else [_agreement_column(len(scores.names))]
 
 
-def _accuracy_column(top: int) -> Column:
-    return figure(
+def _accuracy_column(top: int) -> doc.Column:
+    return doc.figure(
         f"Top-{top} %",
         lambda model: model.scores.accuracy(top),
         ".2f",
@@ -245,13 +214,15 @@ def _accuracy_column(top: int) -> Column:
     )
 
 
-def _agreement_column(samples: int) -> Column:
-    def interval(model: ModelResult) -> str:
-        assert isinstance(model.scores, Deviation) and model.scores.agreeing is not None, "all models have one kind"
+def _agreement_column(samples: int) -> doc.Column:
+    def interval(model: evaluated.ModelResult) -> str:
+        assert isinstance(model.scores, evaluated.Deviation) and model.scores.agreeing is not None, (
+            "all models have one kind"
+        )
         low, high = wilson_interval(model.scores.agreeing, samples)
         return f"{interval_text((100 * low, 100 * high))} %"
 
-    return figure(
+    return doc.figure(
         "Same top answer",
         "scores.agreeing",
         lambda agreeing: f"{agreeing} of {samples}",
@@ -261,8 +232,8 @@ def _agreement_column(samples: int) -> Column:
     )
 
 
-def _task_column(at: int, shown: TaskFigure) -> Column:
-    return figure(
+def _task_column(at: int, shown: TaskFigure) -> doc.Column:
+    return doc.figure(
         shown.name,
         lambda model: model.scores.figures[at].value,
         ".2f",
@@ -274,28 +245,28 @@ def _task_column(at: int, shown: TaskFigure) -> Column:
     )
 
 
-def _outputs(models: Sequence[ModelResult]) -> Section | None:
+def _outputs(models: Sequence[evaluated.ModelResult]) -> doc.Section | None:
     """Compare models by their outputs."""
     rows = [
         (model.model, output, close)
         for model in models
-        if isinstance(model.scores, Deviation)
+        if isinstance(model.scores, evaluated.Deviation)
         for output, close in model.scores.outputs.items()
     ]
     if not rows:
         return None
     direction = "1 if it has the direction of the first model's."
     columns = [
-        named("Model", itemgetter(0)),
-        named("Output", itemgetter(1)),
-        figure("SQNR dB", lambda row: row[2].sqnr_db, decibels, SQNR),
-        figure("Cosine", lambda row: row[2].cosine, ".5f", direction, minor=True),
+        doc.named("Model", itemgetter(0)),
+        doc.named("Output", itemgetter(1)),
+        doc.figure("SQNR dB", lambda row: row[2].sqnr_db, decibels, SQNR),
+        doc.figure("Cosine", lambda row: row[2].cosine, ".5f", direction, minor=True),
     ]
-    drawn = table("outputs", columns, rows, shown=MOST_OUTPUTS)
-    return Section("Outputs", "Each output against that of the first model.", [drawn], folded=False)
+    drawn = doc.table("outputs", columns, rows, shown=MOST_OUTPUTS)
+    return doc.Section("Outputs", "Each output against that of the first model.", [drawn], folded=False)
 
 
-def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None:
+def _losses(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult]) -> doc.Section | None:
     losses = [(result, loss) for result in others for loss in result.losses]
     if not losses:
         return None
@@ -315,73 +286,75 @@ def _losses(first: ModelResult, others: Sequence[ModelResult]) -> Section | None
         f"How much worse than {Path(first.model).name}, sample by sample: a dot for the loss, a line for its 95 % "
         f"interval. Left of zero the model is better; {chance}"
     )
-    blocks: list[Block] = [
-        Paragraph("", on="terminal"),
-        Figure(IntervalChart(charted, None, unit_of(leading.unit))),
-        table("losses", _loss_columns(counted), losses, title=f"loss against {first.model}"),
+    blocks: list[doc.Block] = [
+        doc.Paragraph("", on="terminal"),
+        doc.Figure(IntervalChart(charted, None, unit_of(leading.unit))),
+        doc.table("losses", _loss_columns(counted), losses, title=f"loss against {first.model}"),
     ]
     if any(loss.is_disputed for _, loss in losses):
-        blocks.append(Paragraph(DISPUTED, on="terminal"))
-    return Section("Loss", meaning, blocks, folded=False)
+        blocks.append(doc.Paragraph(DISPUTED, on="terminal"))
+    return doc.Section("Loss", meaning, blocks, folded=False)
 
 
-def _loss_columns(counted: bool) -> list[Column | None]:
+def _loss_columns(counted: bool) -> list[doc.Column | None]:
     """Return the columns for pairs of a model and one of its losses. `counted`: with what became wrong or right."""
 
-    def model_cell(row: tuple[ModelResult, Loss]) -> Cell:
-        return name(row[0].model, short=None if row[1] is row[0].losses[0] else "")
+    def model_cell(row: tuple[evaluated.ModelResult, evaluated.Loss]) -> doc.Cell:
+        return doc.name(row[0].model, short=None if row[1] is row[0].losses[0] else "")
 
-    def loss_cell(row: tuple[ModelResult, Loss]) -> Cell:
+    def loss_cell(row: tuple[evaluated.ModelResult, evaluated.Loss]) -> doc.Cell:
         loss = row[1]
         form = loss_form(loss.unit, loss.points, loss.interval)
         ends = "" if loss.interval is None else interval_text(loss.interval, form)
-        return number(loss.points, f"{loss.points:{form}}", ends)
+        return doc.number(loss.points, f"{loss.points:{form}}", ends)
 
-    def chance_cell(row: tuple[ModelResult, Loss]) -> Cell:
+    def chance_cell(row: tuple[evaluated.ModelResult, evaluated.Loss]) -> doc.Cell:
         p = row[1].p_value
-        return number(p, "-" if p is None else f"{probability(p)} ({chance_text(row[1])})")
+        return doc.number(p, "-" if p is None else f"{probability(p)} ({chance_text(row[1])})")
 
     against = f"Against the first model; below zero it is better. {INTERVAL_MEANING}"
     wrong, right = (f"Samples that only {which} model gets right." for which in ("the first", "this"))
     exact = "McNemar's exact test: how often chance alone would be this uneven."
-    chance = f"{exact} Below {CHANCE} the loss is called hardly chance."
+    chance = f"{exact} Below {evaluated.CHANCE} the loss is called hardly chance."
     return [
-        Column("Model", cell=model_cell),
-        Column("Loss", against, numeric=True, below=INTERVAL, cell=loss_cell),
-        figure("Became wrong", lambda row: row[1].became_wrong, ",", wrong, minor=True) if counted else None,
-        figure("Became right", lambda row: row[1].became_right, ",", right, minor=True) if counted else None,
-        Column("McNemar's p", chance, numeric=True, minor=True, cell=chance_cell) if counted else None,
-        worded("In", lambda row: unit_of(row[1].unit), "The unit of the loss."),
+        doc.Column("Model", cell=model_cell),
+        doc.Column("Loss", against, numeric=True, below=INTERVAL, cell=loss_cell),
+        doc.figure("Became wrong", lambda row: row[1].became_wrong, ",", wrong, minor=True) if counted else None,
+        doc.figure("Became right", lambda row: row[1].became_right, ",", right, minor=True) if counted else None,
+        doc.Column("McNemar's p", chance, numeric=True, minor=True, cell=chance_cell) if counted else None,
+        doc.worded("In", lambda row: unit_of(row[1].unit), "The unit of the loss."),
     ]
 
 
-def _unanswered(result: Evaluation) -> Section | None:
+def _unanswered(result: evaluated.Evaluation) -> doc.Section | None:
     notes = [
-        Note("Warning", "warn", f"{each.model} answers {each.scores.unanswered} samples with NaN: they count as wrong.")
+        doc.Note(
+            "Warning", "warn", f"{each.model} answers {each.scores.unanswered} samples with NaN: they count as wrong."
+        )
         for each in result.models
-        if isinstance(each.scores, Answers) and each.scores.unanswered
+        if isinstance(each.scores, evaluated.Answers) and each.scores.unanswered
     ]
     notes += [
-        Note("Warning", "warn", f"{each.model}: {warning}")
+        doc.Note("Warning", "warn", f"{each.model}: {warning}")
         for each in result.models
         if isinstance(each.scores, TaskScores)
         for warning in each.scores.warnings
     ]
-    return Section("Answers that are none", blocks=[NoteList(notes)], folded=False) if notes else None
+    return doc.Section("Answers that are none", blocks=[doc.NoteList(notes)], folded=False) if notes else None
 
 
-def _changes(result: ModelResult) -> Section | None:
+def _changes(result: evaluated.ModelResult) -> doc.Section | None:
     """List the samples that a model answers differently: those that became wrong, then right, then the others."""
     changed = result.loss.changed if result.loss is not None else ()
     if not changed:
         return None
     labelled = changed[0].label is not None
     columns = [
-        named("Sample", "name"),
-        figure("Label", "label", "", "The class that is right.") if labelled else None,
-        figure("Before", "before", _answer, "The top answer of the first model."),
-        figure("After", "after", _answer, "The top answer of this model."),
-        worded("So it", change_kind) if labelled else None,
+        doc.named("Sample", "name"),
+        doc.figure("Label", "label", "", "The class that is right.") if labelled else None,
+        doc.figure("Before", "before", _answer, "The top answer of the first model."),
+        doc.figure("After", "after", _answer, "The top answer of this model."),
+        doc.worded("So it", change_kind) if labelled else None,
     ]
     ordered = sorted(changed, key=lambda change: _KINDS.index(change_kind(change)))
     meaning = "Samples whose top answer is another than that of the first model."
@@ -389,25 +362,25 @@ def _changes(result: ModelResult) -> Section | None:
 
 
 def _answer(answer: int) -> str:
-    return "NaN" if answer == NO_ANSWER else str(answer)
+    return "NaN" if answer == evaluated.NO_ANSWER else str(answer)
 
 
 def _samples(
-    result: ModelResult,
+    result: evaluated.ModelResult,
     what: str,
     meaning: str,
-    columns: Sequence[Column | None],
+    columns: Sequence[doc.Column | None],
     changed: Sequence[Any],
     unit: str = "",
-) -> Section:
+) -> doc.Section:
     """Return a section on samples that changed, of which a short answer lists a few."""
     title = f"changed {what} of {result.model} ({len(changed)}){unit and f', {unit}'}"
-    drawn = table("samples", columns, changed, shown=MOST_CHANGES, title=title)
+    drawn = doc.table("samples", columns, changed, shown=MOST_CHANGES, title=title)
     head = f"Changed {what} of {Path(result.model).name}"
-    return Section(head, meaning, [Paragraph("", on="terminal"), drawn], count=str(len(changed)))
+    return doc.Section(head, meaning, [doc.Paragraph("", on="terminal"), drawn], count=str(len(changed)))
 
 
-def _changed_samples(first: ModelResult, result: ModelResult) -> Section | None:
+def _changed_samples(first: evaluated.ModelResult, result: evaluated.ModelResult) -> doc.Section | None:
     """List the samples that get less from a model than from the first, and those that get more."""
     before, after = first.scores, result.scores
     if not isinstance(before, TaskScores) or not isinstance(after, TaskScores):
@@ -416,16 +389,16 @@ def _changed_samples(first: ModelResult, result: ModelResult) -> Section | None:
     if not changed:
         return None
     columns = [
-        named("Sample", "name"),
-        figure("Before", "before", ".1f", f"From the first model: {after.value_name}."),
-        figure("After", "after", ".1f", f"From this model: {after.value_name}."),
-        figure("Loss", lambda change: change.before - change.after, ".1f", "The difference."),
+        doc.named("Sample", "name"),
+        doc.figure("Before", "before", ".1f", f"From the first model: {after.value_name}."),
+        doc.figure("After", "after", ".1f", f"From this model: {after.value_name}."),
+        doc.figure("Loss", lambda change: change.before - change.after, ".1f", "The difference."),
     ]
     meaning = f"What each sample got, {after.value_name}: the worst losses first."
     return _samples(result, "samples", meaning, columns, changed, after.value_name)
 
 
-def change_kind(change: ChangedAnswer) -> str:
+def change_kind(change: evaluated.ChangedAnswer) -> str:
     """Say what became of a labelled sample; nothing if there is no label."""
     if change.label is None:
         return ""

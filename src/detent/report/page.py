@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,17 @@ def page_of(result: object) -> str:
             script=Markup(script),
             version=__version__,
         )
+    )
+
+
+def summary_frame(result: object) -> str:
+    """Return the page up to its first pictures, in a frame of its own: a notebook's styles do not touch it."""
+    document = document_of(result)
+    shown = [section for section in document.sections if section is not None and section.on != "terminal"]
+    pictures = [at for at, section in enumerate(shown) if any(isinstance(block, Figure) for block in section.blocks)]
+    summary = replace(document, sections=shown[: pictures[0] + 1 if pictures else 1])
+    return str(
+        Markup('<iframe srcdoc="{}" width="100%" height="480" style="border:0"></iframe>').format(page_of(summary))
     )
 
 

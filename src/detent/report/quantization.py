@@ -10,37 +10,18 @@ from pathlib import Path
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
+from detent.prepare import FixBatch
 from detent.recipe.file import to_toml
 from detent.refine.ranges import RULE as RANGES
-from detent.report.document import (
-    Block,
-    Code,
-    Column,
-    Document,
-    KeyFigure,
-    Level,
-    Note,
-    NoteList,
-    Paragraph,
-    Section,
-    Table,
-    Verdict,
-    bar,
-    figure,
-    named,
-    table,
-    worded,
-    words,
-)
+from detent.report import document as doc
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
-from detent.report.findings import SHOWN, device_figure, device_section, rejections, serious
 from detent.report.layer_table import error_along, layer_section, layers_of
-from detent.results.advice import helpful_trials, refinement_to_try
+from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
 from detent.results.tensors import Closeness, Fidelity, in_integers
-from detent.results.verdict import agreement_interval
+from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
 
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
@@ -59,21 +40,27 @@ RULES = {
 LISTED = 6
 """Operators that a short answer names."""
 
-_LEVELS: dict[str, Level] = {"close": "good", "unclear": "plain", "worse": "warn", "broken": "bad", "unknown": "warn"}
+_LEVELS: dict[str, doc.Level] = {
+    "close": "good",
+    "unclear": "plain",
+    "worse": "warn",
+    "broken": "bad",
+    "unknown": "warn",
+}
 
 
-def quantization_document(report: Report) -> Document:
+def quantization_document(report: Report) -> doc.Document:
     """Build the document of a quantization."""
     destination = report.output or ("nothing written (dry run)" if report.dry_run else "in memory")
     sizes = size(report.bytes_before)
     if report.bytes_after is not None:
         sizes += f" -> {size(report.bytes_after)} ({ratio(report.bytes_before, report.bytes_after)})"
     layers = layers_of(report)
-    return Document(
+    return doc.Document(
         "quantization",
         Path(report.source).name,
         [f"{report.source} -> {destination}", f"{report.recipe.name} for {report.recipe.target}, {sizes}"],
-        [*_about_data(report), *_about_postprocessing(report)],
+        [*_about_data(report), *_about_batch(report), *_about_postprocessing(report)],
         _verdict(report),
         _figures(report),
         [
@@ -89,10 +76,10 @@ def quantization_document(report: Report) -> Document:
             layer_section(report, layers),
             _left_float(report),
             None if report.device is None else device_section(report.device),
-            Section(
+            doc.Section(
                 "Recipe",
                 "All settings of this run, as a file for --recipe.",
-                [Code(to_toml(report.recipe))],
+                [doc.Code(to_toml(report.recipe))],
                 count=report.recipe.name,
                 on="page",
             ),
@@ -130,7 +117,7 @@ def _next(report: Report) -> str:
         return "Next: what the first warning above says."
     if judgement.level in ("close", "unclear"):
         if report.device is not None and report.device.verdict == "rejected":
-            return "Next: the fix that the first error above names."
+            return "Next: the fix that the first warning above names."
         return f"Next: {command('evaluate', report.source, report.output or 'OUTPUT', '--data', 'LABELLED')}"
     helpful, tried = helpful_trials(report), {trial.options for trial in report.trials}
     if helpful:
@@ -151,6 +138,15 @@ def _about_data(report: Report) -> list[str]:
     return [f"{verb} on {calibration.source}, method {type(report.recipe.method).__name__}.", calibration.note]
 
 
+def _about_batch(report: Report) -> list[str]:
+    """Say that an open batch was fixed."""
+    fixed = [change for change in report.changes if change.by == FixBatch.__name__ and change.node != "model"]
+    if not fixed:
+        return []
+    inputs = listed([f"'{change.node}'" for change in fixed], LISTED)
+    return [f"Batch of {inputs} fixed to 1: an NPU computes one sample at a time (--keep-batch leaves it open)."]
+
+
 def _about_postprocessing(report: Report) -> list[str]:
     tail = report.postprocessing
     if tail is None:
@@ -163,48 +159,48 @@ def _about_postprocessing(report: Report) -> list[str]:
     return lines
 
 
-def _verdict(report: Report) -> Verdict:
+def _verdict(report: Report) -> doc.Verdict:
     """Say how good the result is, as far as that is known."""
     fidelity = report.fidelity
     if report.dry_run:
-        return Verdict("plain", "Dry run", "Only what needs no data was decided; nothing was computed or written.")
+        return doc.Verdict("plain", "Dry run", "Only what needs no data was decided; nothing was computed or written.")
     if fidelity is None:
-        return Verdict("plain", "Not measured", "There was no data to run the float and the quantized model on.")
+        return doc.Verdict("plain", "Not measured", "There was no data to run the float and the quantized model on.")
     judgement = report.judgement
     assert judgement is not None, "there are figures"
     if report.calibration is not None and report.calibration.random:
-        return Verdict("warn", "Not real data", "Random numbers were used instead of data: no figure here is real.")
+        return doc.Verdict("warn", "Not real data", "Random numbers were used instead of data: no figure here is real.")
     kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
     kind += in_integers(fidelity.emulated)
     level = _LEVELS[judgement.level]
     if judgement.level == "unknown":
-        return Verdict(level, judgement.title, f"{judgement.reason}.")
+        return doc.Verdict(level, judgement.title, f"{judgement.reason}.")
     if judgement.reason:
         hint = " More samples, or `detent evaluate` on labelled ones, can tell." if level == "plain" else ""
-        return Verdict(level, judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.{hint}")
-    return Verdict(level, judgement.title, f"Measured on {fidelity.samples} {kind}.")
+        return doc.Verdict(level, judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.{hint}")
+    return doc.Verdict(level, judgement.title, f"Measured on {fidelity.samples} {kind}.")
 
 
-def _figures(report: Report) -> list[KeyFigure]:
+def _figures(report: Report) -> list[doc.KeyFigure]:
     fidelity, figures = report.fidelity, []
     if fidelity is not None and fidelity.same_top1 is not None:
         ends = interval_text(agreement_interval(fidelity.same_top1, fidelity.samples), ".0f")
         meaning = f"Samples whose largest class score is that of the float model; 95 % interval {ends} %."
         same = f"{fidelity.same_top1} of {fidelity.samples}"
         assert report.judgement is not None, "there are figures"
-        figures.append(KeyFigure("Same top-1 as float", same, meaning, _LEVELS[report.judgement.level]))
+        figures.append(doc.KeyFigure("Same top-1 as float", same, meaning, _LEVELS[report.judgement.level]))
     if fidelity is not None and fidelity.outputs:
         of, worst = worst_output(fidelity)
-        figures.append(KeyFigure("Output SQNR", f"{decibels(worst.sqnr_db)} dB", f"{of and f'Of {of}. '}{SQNR}"))
+        figures.append(doc.KeyFigure("Output SQNR", f"{decibels(worst.sqnr_db)} dB", f"{of and f'Of {of}. '}{SQNR}"))
     if report.bytes_after is None:
-        figures.append(KeyFigure("Size", size(report.bytes_before), "Of the float model's file, with its data."))
+        figures.append(doc.KeyFigure("Size", size(report.bytes_before), "Of the float model's file, with its data."))
     else:
         meaning = f"{size(report.bytes_before)} before, {ratio(report.bytes_before, report.bytes_after)}."
-        figures.append(KeyFigure("Size", size(report.bytes_after), meaning))
+        figures.append(doc.KeyFigure("Size", size(report.bytes_after), meaning))
     quantized = sum(node.quantized for node in report.nodes)
     others = "The others are computed" if quantized < len(report.nodes) else "None is computed"
     figures.append(
-        KeyFigure("Nodes quantized", f"{quantized} of {len(report.nodes)}", f"{others} in float, as before.")
+        doc.KeyFigure("Nodes quantized", f"{quantized} of {len(report.nodes)}", f"{others} in float, as before.")
     )
     if report.device is not None:
         figures.append(device_figure(report.device))
@@ -222,26 +218,27 @@ def worst_output(fidelity: Fidelity) -> tuple[str, Closeness]:
     return f"'{part.label}' in '{output}', the worst part of any output", part.closeness
 
 
-def _what_to_know(report: Report) -> Section | None:
+def _what_to_know(report: Report) -> doc.Section | None:
     """List errors, warnings and suggestions; on a terminal also what the device minds, which a page has apart."""
-    errors = [] if report.device is None else rejections(report.device)
-    first = [Note("Error", "bad", text) for text in (*errors, *report.errors)]
-    first += [Note("Warning", "warn", text) for text in report.warnings]
+    refused = [] if report.device is None else rejections(report.device)
+    first = [doc.Note("Error", "bad", text) for text in report.errors]
+    # The file is written and runs, so it is no error of this command, whose exit code says so too.
+    first += [doc.Note("Warning", "warn", text) for text in (*refused, *report.warnings)]
     minded = [] if report.device is None else [text for is_error, text in serious(report.device) if not is_error]
-    on_device = [Note("Warning", "warn", text) for text in minded]
-    last = [Note("Suggestion", "plain", text) for text in report.suggestions]
+    on_device = [doc.Note("Warning", "warn", text) for text in minded]
+    last = [doc.Note("Suggestion", "plain", text) for text in report.suggestions]
     if not (first or on_device or last):
         return None
     blocks = [
-        NoteList([*first, *last], on="page"),
-        NoteList(first, on="terminal"),
-        NoteList(on_device, on="terminal", shown=SHOWN),
-        NoteList(last, on="terminal"),
+        doc.NoteList([*first, *last], on="page"),
+        doc.NoteList(first, on="terminal"),
+        doc.NoteList(on_device, on="terminal", shown=SHOWN),
+        doc.NoteList(last, on="terminal"),
     ]
-    return Section("What to know", blocks=blocks, folded=False, on="both" if first or last else "terminal")
+    return doc.Section("What to know", blocks=blocks, folded=False, on="both" if first or last else "terminal")
 
 
-def _operators(report: Report) -> Section:
+def _operators(report: Report) -> doc.Section:
     quantized = Counter(node.op_type for node in report.nodes if node.quantized)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for node in report.left_float():
@@ -257,43 +254,43 @@ def _operators(report: Report) -> Section:
     if left_float:
         brief += f"; left float: {listed([f'{op_type} {count}' for op_type, count in left_float], LISTED)}"
     columns = [
-        worded("Operator", str),
-        figure("Quantized", lambda op_type: quantized[op_type] or None, ",", "Nodes that compute on codes."),
-        figure("Left float", lambda op_type: reasons[op_type].total() or None, ",", "Nodes that compute in float."),
-        worded("Why", why, "What decided that they are left float."),
+        doc.worded("Operator", str),
+        doc.figure("Quantized", lambda op_type: quantized[op_type] or None, ",", "Nodes that compute on codes."),
+        doc.figure("Left float", lambda op_type: reasons[op_type].total() or None, ",", "Nodes that compute in float."),
+        doc.worded("Why", why, "What decided that they are left float."),
     ]
     op_types = sorted({node.op_type for node in report.nodes}, key=lambda each: (-quantized[each], each))
     meaning = "How many nodes of each operator were quantized."
-    tables = [table("operators", columns, op_types)]
-    return Section("Operators", meaning, tables, count=str(len(op_types)), brief=f"{brief}.")
+    tables = [doc.table("operators", columns, op_types)]
+    return doc.Section("Operators", meaning, tables, count=str(len(op_types)), brief=f"{brief}.")
 
 
-def _preparation(report: Report) -> Section | None:
+def _preparation(report: Report) -> doc.Section | None:
     done = [change for change in report.changes if change.by != "InferShapes"]  # which only annotates
     changes = [*((change, "done") for change in done), *((change, "left") for change in report.declined)]
     columns = [
-        named("Node", lambda each: each[0].node),
-        worded("What", lambda each: each[0].what, "What was done, or why not."),
-        worded("Step", lambda each: each[0].by, minor=True),
-        worded("", itemgetter(1)),
+        doc.named("Node", lambda each: each[0].node),
+        doc.worded("What", lambda each: each[0].what, "What was done, or why not."),
+        doc.worded("Step", lambda each: each[0].by, minor=True),
+        doc.worded("", itemgetter(1)),
     ]
     counts = ", ".join(f"{by} {count}" for by, count in Counter(change.by for change in done).items())
     return _rows_section(
         "Preparation",
         "What was rewritten before quantizing, so that less is left to round, and what was looked at and left.",
-        table("notes", columns, changes),
+        doc.table("notes", columns, changes),
         f"Rewritten: {counts}." if counts else "",
     )
 
 
-def _rows_section(title: str, meaning: str, rows: Table, brief: str = "") -> Section | None:
+def _rows_section(title: str, meaning: str, rows: doc.Table, brief: str = "") -> doc.Section | None:
     """Return a section that is one table, with its rows counted; None if there are none."""
     if not rows.rows:
         return None
-    return Section(title, meaning, [rows], count=str(len(rows.rows)), brief=brief, on="verbose")
+    return doc.Section(title, meaning, [rows], count=str(len(rows.rows)), brief=brief, on="verbose")
 
 
-def _rescaling(report: Report) -> Section | None:
+def _rescaling(report: Report) -> doc.Section | None:
     """Tell what was done to the float model before it was calibrated."""
     lines = [] if report.smoothing is None else [_smoothing(report.smoothing)]
     lines += [] if report.absorption is None else [_absorption(report.absorption)]
@@ -304,16 +301,16 @@ def _rescaling(report: Report) -> Section | None:
     before = "The largest weight of all channels over that of the middle channel."
     after = "The same after equalization: near 1, one step is right for all channels."
     columns = [
-        named("Layer", lambda each: nodes.get(each[0], each[0])),
-        figure("Channels", lambda each: each[1].channels, ",", "Output channels of its weight."),
-        figure("Before", lambda each: each[1].spread_before, ".2f", before),
-        figure("After", lambda each: each[1].spread_after, ".2f", after),
+        doc.named("Layer", lambda each: nodes.get(each[0], each[0])),
+        doc.figure("Channels", lambda each: each[1].channels, ",", "Output channels of its weight."),
+        doc.figure("Before", lambda each: each[1].spread_before, ".2f", before),
+        doc.figure("After", lambda each: each[1].spread_after, ".2f", after),
     ]
     channels = report.pictures.channels
-    blocks: list[Block] = [Paragraph(line) for line in lines]
-    blocks += [table("layers", columns, channels.items())] if channels else []
+    blocks: list[doc.Block] = [doc.Paragraph(line) for line in lines]
+    blocks += [doc.table("layers", columns, channels.items())] if channels else []
     meaning = "Channels are rescaled, which does not change the float model, so that one step fits all of a tensor."
-    return Section("Weights per channel", meaning, blocks, count=str(len(channels) or ""), on="verbose")
+    return doc.Section("Weights per channel", meaning, blocks, count=str(len(channels) or ""), on="verbose")
 
 
 def _smoothing(done: Smoothing) -> str:
@@ -339,7 +336,7 @@ def _equalization(done: Equalization) -> str:
     return f"{text}: {10 * math.log10(done.noise_before / done.noise_after):.1f} dB less rounding noise expected."
 
 
-def _wide(report: Report) -> Section | None:
+def _wide(report: Report) -> doc.Section | None:
     """Tell which activations got 16 bits, and what 8 would have cost."""
     done = report.widening
     if done is None:
@@ -349,12 +346,12 @@ def _wide(report: Report) -> Section | None:
     )
     count = f"{len(done.tensors)} of {done.candidates}"
     columns = [
-        named("Activation", "name"),
-        worded("Between", "role", "What computes it, and what reads it."),
-        figure(
+        doc.named("Activation", "name"),
+        doc.worded("Between", "role", "What computes it, and what reads it."),
+        doc.figure(
             "SQNR dB", lambda each: -10 * math.log10(each.cost), decibels, "At the outputs, if it alone had 8 bits."
         ),
-        figure(
+        doc.figure(
             "Channels",
             "channel_ratio",
             ".3g",
@@ -364,55 +361,54 @@ def _wide(report: Report) -> Section | None:
     brief = f"16 bits for {count} activations, where 8 cost most: {before} at the outputs without them, {after} with."
     if not done.tensors:
         brief = f"8 bits for all {done.candidates} activations: {before} at the outputs."
-    return Section(
+    return doc.Section(
         "16-bit activations",
-        "Activations of which a few channels are far larger than the others: 8 bits would cost too much at the outputs.",
-        [table("wide", columns, done.tensors)] if done.tensors else [],
+        "A few of their channels are far larger than the others, so that 8 bits would cost too much at the outputs.",
+        [doc.table("wide", columns, done.tensors)] if done.tensors else [],
         count=count,
         brief=brief,
-        on="verbose",
     )
 
 
-def _moves(report: Report) -> Section | None:
+def _moves(report: Report) -> doc.Section | None:
     counts = ", ".join(f"{rule} {count}" for rule, count in Counter(move.rule for move in report.moves).most_common())
     before = "The position p of the scale 2^-p that calibration chose, or the scale itself."
     why = "The rule of the device that moved it, or the search for ranges, and what it asks for."
     columns = [
-        named("Tensor", "value"),
-        figure("Before", "before", ".4g", before),
-        figure("After", "after", ".4g", "What the rule asks for; a smaller position is a coarser step."),
-        Column("Why", why, cell=lambda move: words(move.rule, RULES.get(move.rule, ""))),
-        named("At node", "node", "Where the rule applies.", minor=True),
+        doc.named("Tensor", "value"),
+        doc.figure("Before", "before", ".4g", before),
+        doc.figure("After", "after", ".4g", "What the rule asks for; a smaller position is a coarser step."),
+        doc.Column("Why", why, cell=lambda move: doc.words(move.rule, RULES.get(move.rule, ""))),
+        doc.named("At node", "node", "Where the rule applies.", minor=True),
     ]
     return _rows_section(
         "Scales moved by rules",
         f"Scales that {report.recipe.target} allows only in relation to others: {counts}.",
-        table("moves", columns, report.moves),
+        doc.table("moves", columns, report.moves),
         f"Scales moved by the rules of {report.recipe.target}: {counts}.",
     )
 
 
-def _refinement(report: Report) -> Section | None:
+def _refinement(report: Report) -> doc.Section | None:
     before = "The error of its output, relative to the float output's mean square."
     after = "The same afterwards, on samples that were held out if the method learns."
     columns = [
-        named("Layer", "name"),
-        worded("Method", "method", "How its numbers were chosen."),
-        figure("Before", "before", ".3g", before),
-        figure("After", "after", ".3g", after),
-        worded("Note", "note", minor=True),
+        doc.named("Layer", "name"),
+        doc.worded("Method", "method", "How its numbers were chosen."),
+        doc.figure("Before", "before", ".3g", before),
+        doc.figure("After", "after", ".3g", after),
+        doc.worded("Note", "note", minor=True),
     ]
     methods = Counter(layer.method for layer in report.refined)
     return _rows_section(
         "Refinement",
         "Weights and biases that were chosen so that each layer answers as in float, after the layers before it.",
-        table("layers", columns, report.refined),
+        doc.table("layers", columns, report.refined),
         f"Refined layer by layer: {', '.join(f'{method} {count}' for method, count in methods.most_common())}.",
     )
 
 
-def _outputs(report: Report) -> Section | None:
+def _outputs(report: Report) -> doc.Section | None:
     fidelity = report.fidelity
     if fidelity is None or not fidelity.outputs:
         return None
@@ -424,40 +420,40 @@ def _outputs(report: Report) -> Section | None:
         rows += [(part.name_in(output), part.closeness) for part in fidelity.parts.get(output, ())]
     same = "The same against the largest value instead of the mean power."
     columns = [
-        named("Output", itemgetter(0)),
-        figure("SQNR dB", lambda row: row[1].sqnr_db, decibels, SQNR),
-        figure("PSNR dB", lambda row: row[1].psnr_db, decibels, same),
-        figure("Cosine", lambda row: row[1].cosine, ".5f", "1 if the output has the direction of the float one."),
+        doc.named("Output", itemgetter(0)),
+        doc.figure("SQNR dB", lambda row: row[1].sqnr_db, decibels, SQNR),
+        doc.figure("PSNR dB", lambda row: row[1].psnr_db, decibels, same),
+        doc.figure("Cosine", lambda row: row[1].cosine, ".5f", "1 if the output has the direction of the float one."),
     ]
-    blocks: list[Block] = [table("outputs", columns, rows, title=f"output, {where}")]
+    blocks: list[doc.Block] = [doc.table("outputs", columns, rows, title=f"output, {where}")]
     if fidelity.agreement is not None:
         told = fidelity.agreement
-        blocks.append(Paragraph(f"As {told.task} ({told.why}): {told.summary}."))
+        blocks.append(doc.Paragraph(f"As {told.task} ({told.why}): {told.summary}."))
     meaning = f"Each output, and the parts that it is joined from, {where}."
     of, worst = worst_output(fidelity)
     brief = f"Output SQNR {decibels(worst.sqnr_db)} dB{of and f' of {of}'}, {where}."
-    return Section("Outputs", meaning, blocks, count=str(len(fidelity.outputs)), brief=brief)
+    return doc.Section("Outputs", meaning, blocks, count=str(len(fidelity.outputs)), brief=brief)
 
 
-def _left_float(report: Report) -> Section | None:
+def _left_float(report: Report) -> doc.Section | None:
     columns = [
-        named("Node", "node"),
-        worded("Operator", "op_type", minor=True),
-        worded("Why", "reason", "What decided that it is not quantized."),
+        doc.named("Node", "node"),
+        doc.worded("Operator", "op_type", minor=True),
+        doc.worded("Why", "reason", "What decided that it is not quantized."),
     ]
-    rows = table("nodes", columns, report.left_float())
+    rows = doc.table("nodes", columns, report.left_float())
     return _rows_section("Left float", "Nodes that compute in float, as in the original model.", rows)
 
 
-def _seconds(report: Report) -> Section:
+def _seconds(report: Report) -> doc.Section:
     total = f"{sum(report.seconds.values()):.1f} s"
     longest = max(report.seconds.values(), default=0.0) or 1.0
     columns = [
-        worded("Stage", itemgetter(0)),
-        figure("Seconds", itemgetter(1), ".1f"),
-        Column("", cell=lambda each: bar(each[1], each[1] / longest)),
+        doc.worded("Stage", itemgetter(0)),
+        doc.figure("Seconds", itemgetter(1), ".1f"),
+        doc.Column("", cell=lambda each: doc.bar(each[1], each[1] / longest)),
     ]
-    rows = table("stages", columns, report.seconds.items(), on="page")
+    rows = doc.table("stages", columns, report.seconds.items(), on="page")
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.seconds.items())
-    line = Paragraph(f"{total}: {stages}", on="terminal", quiet=True)
-    return Section("Time", "How long each stage took.", [rows, line], count=total, on="verbose")
+    line = doc.Paragraph(f"{total}: {stages}", on="terminal", quiet=True)
+    return doc.Section("Time", "How long each stage took.", [rows, line], count=total, on="verbose")

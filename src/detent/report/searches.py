@@ -10,42 +10,12 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
+from detent.report import document as doc
 from detent.report.charts import DepthChart, Estimate, IntervalChart, Point
-from detent.report.document import (
-    Block,
-    Cell,
-    Code,
-    Column,
-    Document,
-    Figure,
-    KeyFigure,
-    Level,
-    Paragraph,
-    Section,
-    Verdict,
-    bar,
-    figure,
-    name,
-    named,
-    number,
-    table,
-    worded,
-    words,
-)
 from detent.report.figures import command, loss_form, percent, ratio, recipe_words, size, unit_of
 from detent.report.losses import INTERVAL
+from detent.results import searched
 from detent.results.paired import interval_text
-from detent.results.searched import (
-    LayerSensitivity,
-    PrecisionReport,
-    Proposal,
-    Sensitivity,
-    SensitivityReport,
-    StepOutcome,
-    Tuning,
-    Way,
-    decibels,
-)
 
 ERROR = "The power of the error at the outputs over that of the signal: -20 dB is 1 %; more negative is better."
 
@@ -61,14 +31,14 @@ BAR_DECIBELS = 30.0
 LEAST = 1e-6
 """Of the largest error: what is less is drawn as if it were that, because it does not matter."""
 
-_WAYS: dict[Way, str] = {
+_WAYS: dict[searched.Way, str] = {
     "exclude": "leave float",
     "a16": "give 16 bits to",
     "w8": "give 8 bits to the weights of",
 }
 
 
-def sensitivity_document(report: SensitivityReport) -> Document:
+def sensitivity_document(report: searched.SensitivityReport) -> doc.Document:
     """Build the document of a sensitivity analysis: the whole error, where it comes from, and what to do about it."""
     found = report.found
     how = "" if found.exact else "; --exact takes all, and measures what each layer gains if it is left float"
@@ -77,7 +47,7 @@ def sensitivity_document(report: SensitivityReport) -> Document:
         whole += f" at {found.part}, the worst part of the outputs"
     if found.changed is not None:
         whole += f", another top answer on {found.changed} of {found.samples}"
-    return Document(
+    return doc.Document(
         "sensitivity",
         Path(report.source).name,
         [f"{report.source}, {report.recipe.name}"],
@@ -89,11 +59,11 @@ def sensitivity_document(report: SensitivityReport) -> Document:
     )
 
 
-def _closing(report: SensitivityReport) -> list[str]:
+def _closing(report: searched.SensitivityReport) -> list[str]:
     """Say where the error comes from or where the recipe is, what the device makes of it, and what to type next."""
     found, proposal = report.found, report.proposal
     if proposal is None:
-        error = decibels(found.total)
+        error = searched.decibels(found.total)
         better = f"{math.floor(error) - MUCH_BETTER}dB" if math.isfinite(error) else "-25dB"
         goal = ["--max-error", better, "--toml", "better.toml"]
         following = command("sensitivity", report.source, "--calib", "DATA", *recipe_words(report.recipe), *goal)
@@ -105,51 +75,51 @@ def _closing(report: SensitivityReport) -> list[str]:
     return [written, *device, f"Next: {command('quantize', report.source, 'OUTPUT', '--calib', 'DATA', *recipe)}"]
 
 
-def _verdict(report: SensitivityReport) -> Verdict:
+def _verdict(report: searched.SensitivityReport) -> doc.Verdict:
     proposal, found = report.proposal, report.found
     if not found.layers:
-        return Verdict("plain", "Nothing to measure", "No layer is quantized.")
+        return doc.Verdict("plain", "Nothing to measure", "No layer is quantized.")
     if proposal is None:
         leading = found.worst_first()[:3]
         share = _share(found, sum(layer.error for layer in leading))
         text = f"{len(leading)} of {len(found.layers)} layers have {100 * share:.0f} % of all errors."
-        return Verdict("plain", "Where the error comes from", text)
+        return doc.Verdict("plain", "Where the error comes from", text)
     price = report.device is not None and report.device.is_worse
     better = "A better recipe, but less of it on the device" if price else "A better recipe"
     title = better if proposal.nodes or proposal.tensors else "Good enough as it is"
     text = f"{_promise(proposal)} {report.device}." if price else _promise(proposal)
-    level: Level = "good" if proposal.reached and not price else "warn"
-    return Verdict(level, title if proposal.reached else "Not within reach", text)
+    level: doc.Level = "good" if proposal.reached and not price else "warn"
+    return doc.Verdict(level, title if proposal.reached else "Not within reach", text)
 
 
-def _figures(report: SensitivityReport) -> list[KeyFigure]:
+def _figures(report: searched.SensitivityReport) -> list[doc.KeyFigure]:
     found = report.found
-    figures = [KeyFigure("Error, all quantized", f"{_decibels(found.total)} dB", ERROR)]
+    figures = [doc.KeyFigure("Error, all quantized", f"{_decibels(found.total)} dB", ERROR)]
     if found.changed is not None:
         meaning = "Samples whose top answer is another than in float, with everything quantized."
-        figures.append(KeyFigure("Other answers", f"{found.changed} of {found.samples}", meaning))
+        figures.append(doc.KeyFigure("Other answers", f"{found.changed} of {found.samples}", meaning))
     if found.layers:
         worst = found.worst_first()[0]
         meaning = f"Of all errors alone, '{worst.node}' has this share."
-        figures.append(KeyFigure("Worst layer", f"{100 * _share(found, worst.error):.0f} %", meaning))
+        figures.append(doc.KeyFigure("Worst layer", f"{100 * _share(found, worst.error):.0f} %", meaning))
     how = "" if found.exact else " --exact takes all, and measures what each layer gains if it is left float."
-    figures.append(KeyFigure("Samples", str(found.samples), f"What the errors were measured on.{how}"))
+    figures.append(doc.KeyFigure("Samples", str(found.samples), f"What the errors were measured on.{how}"))
     if report.device is not None:
         now = report.device.after
-        level: Level = "warn" if report.device.is_worse else "good"
+        level: doc.Level = "warn" if report.device.is_worse else "good"
         figure = f"{now.device_nodes} of {now.device_nodes + now.cpu_nodes}"
         meaning = f"With the proposed recipe: {report.device}."
-        figures.append(KeyFigure(f"Nodes on {now.target}", figure, meaning, level))
+        figures.append(doc.KeyFigure(f"Nodes on {now.target}", figure, meaning, level))
     return figures
 
 
-def _share(found: Sensitivity, part: float) -> float:
+def _share(found: searched.Sensitivity, part: float) -> float:
     """Return the share of the sum of all errors; an infinite error is all of it."""
     whole = sum(layer.error for layer in found.layers)
     return 1.0 if part == math.inf else part / whole if whole else 0.0
 
 
-def _promise(proposal: Proposal) -> str:
+def _promise(proposal: searched.Proposal) -> str:
     if not proposal.nodes and not proposal.tensors:
         return f"The error is below {_decibels(proposal.wanted)} dB already: nothing needs to change."
     text = f"{_changes(proposal)}: the error is expected to fall to {_decibels(proposal.predicted)} dB"
@@ -158,52 +128,56 @@ def _promise(proposal: Proposal) -> str:
     return f"{text}." if proposal.reached else f"{text}; {_decibels(proposal.wanted)} dB cannot be reached this way."
 
 
-def _changes(proposal: Proposal) -> str:
+def _changes(proposal: searched.Proposal) -> str:
     count = len(proposal.nodes) or len(proposal.tensors)
     changed = {"exclude": "nodes left float", "a16": "activations with 16 bits", "w8": "layers with 8-bit weights"}
     return f"{count} {changed[proposal.way]}"
 
 
-def _proposal(report: SensitivityReport) -> Section | None:
+def _proposal(report: searched.SensitivityReport) -> doc.Section | None:
     proposal = report.proposal
     if proposal is None:
         return None
     names = ", ".join((*proposal.nodes, *proposal.tensors))
-    what = [Paragraph(f"Proposal: {_WAYS[proposal.way]} {names}.", on="terminal", strong=True)] if names else []
-    return Section(
+    what = [doc.Paragraph(f"Proposal: {_WAYS[proposal.way]} {names}.", on="terminal", strong=True)] if names else []
+    return doc.Section(
         "Proposed recipe",
         f"{_changes(proposal)}, as a file for --recipe.",
         [
             *what,
-            Code(report.to_toml()),
+            doc.Code(report.to_toml()),
         ],
         count=proposal.recipe.name,
     )
 
 
-def _error_along(found: Sensitivity) -> Section | None:
+def _error_along(found: searched.Sensitivity) -> doc.Section | None:
     if len(found.layers) < 2:
         return None
     chart = DepthChart(
         [_line(found, kind) for kind in ("weights", "activations")], "Error in dB", ("weights", "activations")
     )
     meaning = f"What quantizing one thing alone does to the outputs. {ERROR}"
-    return Section("Errors along the network", meaning, [Figure(chart)], folded=False, on="page")
+    return doc.Section("Errors along the network", meaning, [doc.Figure(chart)], folded=False, on="page")
 
 
-def _line(found: Sensitivity, kind: str) -> list[Point | None]:
+def _line(found: searched.Sensitivity, kind: str) -> list[Point | None]:
     """Return the errors of one kind; None for layers that have none."""
     errors: list[float] = [getattr(layer, kind) or 0.0 for layer in found.layers]
     floor = max((error for error in errors if math.isfinite(error)), default=0.0) * LEAST
     return [
-        Point(f"{layer.node}, {kind}: {decibels(error):.1f} dB", decibels(max(error, floor)), f"layer-{place}")
+        Point(
+            f"{layer.node}, {kind}: {searched.decibels(error):.1f} dB",
+            searched.decibels(max(error, floor)),
+            f"layer-{place}",
+        )
         if error
         else None
         for place, (layer, error) in enumerate(zip(found.layers, errors, strict=True), 1)
     ]
 
 
-def _layers(found: Sensitivity) -> Section:
+def _layers(found: searched.Sensitivity) -> doc.Section:
     scores = any(layer.changed is not None for layer in found.layers)
     largest = max((layer.error for layer in found.layers), default=0.0)
     places = {layer.node: place for place, layer in enumerate(found.layers, 1)}
@@ -211,93 +185,100 @@ def _layers(found: Sensitivity) -> Section:
     gain = "By how much the whole error falls if this layer alone is left float."
     answers = "Samples with another top answer: by weights, by activations."
     columns = [
-        figure("#", lambda layer: places[layer.node], ",", "The place in the network.", minor=True, on="page"),
-        Column("Layer", cell=_layer_cell),
-        worded("Operator", "op_type", minor=True),
-        Column("Error", errors, cell=lambda layer: bar(layer.error, bar_length(layer.error, largest))),
-        figure("Weights dB", "weights", _decibels, "The error if its weights alone are quantized."),
-        figure("Activations dB", "activations", _decibels, "The error if its activations alone are quantized."),
-        figure("Gain left float", partial(_gain, found), "{:+.1f} %".format, gain, minor=True) if found.exact else None,
-        Column("Other answers", answers, minor=True, cell=_answers_cell) if scores else None,
-        worded("At", "part", "The part of the outputs where it makes most error.") if found.part else None,
-        figure("Parameters", "parameters", ",", "Numbers in its weights.", minor=True, on="page"),
+        doc.figure("#", lambda layer: places[layer.node], ",", "The place in the network.", minor=True, on="page"),
+        doc.Column("Layer", cell=_layer_cell),
+        doc.worded("Operator", "op_type", minor=True),
+        doc.Column("Error", errors, cell=lambda layer: doc.bar(layer.error, bar_length(layer.error, largest))),
+        doc.figure("Weights dB", "weights", _decibels, "The error if its weights alone are quantized."),
+        doc.figure("Activations dB", "activations", _decibels, "The error if its activations alone are quantized."),
+        doc.figure("Gain left float", partial(_gain, found), "{:+.1f} %".format, gain, minor=True)
+        if found.exact
+        else None,
+        doc.Column("Other answers", answers, minor=True, cell=_answers_cell) if scores else None,
+        doc.worded("At", "part", "The part of the outputs where it makes most error.") if found.part else None,
+        doc.figure("Parameters", "parameters", ",", "Numbers in its weights.", minor=True, on="page"),
     ]
     worst = found.worst_first()
-    drawn = table("layers", columns, worst, order=(3, False), shown=SHOWN)
+    drawn = doc.table("layers", columns, worst, order=(3, False), shown=SHOWN)
     rows = [replace(row, id=f"layer-{places[layer.node]}") for row, layer in zip(drawn.rows, worst, strict=True)]
     meaning = "Every quantized layer, the one that costs most first."
-    return Section("Layers", meaning, [replace(drawn, rows=rows)], folded=False, count=str(len(rows)))
+    return doc.Section("Layers", meaning, [replace(drawn, rows=rows)], folded=False, count=str(len(rows)))
 
 
-def _layer_cell(layer: LayerSensitivity) -> Cell:
+def _layer_cell(layer: searched.LayerSensitivity) -> doc.Cell:
     others = [node for node in layer.members if node != layer.node]
-    return name(layer.node, below=f"with {', '.join(others)}" if others else "", below_is_name=True)
+    return doc.name(layer.node, below=f"with {', '.join(others)}" if others else "", below_is_name=True)
 
 
-def _gain(found: Sensitivity, layer: LayerSensitivity) -> float | None:
+def _gain(found: searched.Sensitivity, layer: searched.LayerSensitivity) -> float | None:
     return None if layer.gain is None or not found.total else 100 * layer.gain / found.total
 
 
-def _answers_cell(layer: LayerSensitivity) -> Cell:
-    return Cell("-") if layer.changed is None else Cell("{}, {}".format(*layer.changed), max(layer.changed))
+def _answers_cell(layer: searched.LayerSensitivity) -> doc.Cell:
+    return doc.Cell("-") if layer.changed is None else doc.Cell("{}, {}".format(*layer.changed), max(layer.changed))
 
 
 def bar_length(error: float, largest: float) -> float:
     """Return 1 for the largest error, 0 for one that is BAR_DECIBELS below it or less."""
     if error <= 0 or largest <= 0 or not math.isfinite(largest):
         return 0.0
-    return max(0.0, 1 - (decibels(largest) - decibels(error)) / BAR_DECIBELS)
+    return max(0.0, 1 - (searched.decibels(largest) - searched.decibels(error)) / BAR_DECIBELS)
 
 
 def _decibels(error: float | None) -> str:
-    return "-" if error is None else f"{decibels(error):.1f}"
+    return "-" if error is None else f"{searched.decibels(error):.1f}"
 
 
-def precision_document(report: PrecisionReport) -> Document:
+def precision_document(report: searched.PrecisionReport) -> doc.Document:
     """Build the document of a search for mixed precision: each layer's format, what it costs, and what it saves."""
     found = report.found
-    return Document(
+    return doc.Document(
         "mixed precision",
         Path(report.source).name,
         [f"{report.source}, {report.base.name}: the format of each layer's {found.what}"],
         (),
-        Verdict("good" if found.reached else "warn", "Reached" if found.reached else "Not reached", _saved(report)),
+        doc.Verdict("good" if found.reached else "warn", "Reached" if found.reached else "Not reached", _saved(report)),
         [
-            KeyFigure("Error", f"{_decibels(found.error)} dB", ERROR),
-            KeyFigure("Bits", f"{found.mean_bits:.2f}", f"On average, for each number of the {found.what}."),
+            doc.KeyFigure("Error", f"{_decibels(found.error)} dB", ERROR),
+            doc.KeyFigure("Bits", f"{found.mean_bits:.2f}", f"On average, for each number of the {found.what}."),
         ],
         [
             _formats(report),
             _whole(report),
-            Section("Recipe", "As a file for --recipe.", [Code(report.to_toml())], count=report.recipe.name, on="page"),
+            doc.Section(
+                "Recipe", "As a file for --recipe.", [doc.Code(report.to_toml())], count=report.recipe.name, on="page"
+            ),
         ],
         _precision_closing(report),
     )
 
 
-def _precision_closing(report: PrecisionReport) -> list[str]:
+def _precision_closing(report: searched.PrecisionReport) -> list[str]:
     written = "" if report.file is None else f"Wrote {report.file}. "
     found = f"Error {_decibels(report.found.error)} dB with {report.found.mean_bits:.2f} bits on average."
     following = ("quantize", report.source, "OUTPUT", "--calib", "DATA", "--recipe", report.file or "RECIPE.toml")
     return [f"{written}{_saved(report)}", f"{found} Next: {command(*following)}"]
 
 
-def _formats(report: PrecisionReport) -> Section:
+def _formats(report: searched.PrecisionReport) -> doc.Section:
     numbers = "How many have this format; of an activation, for one sample."
     columns = [
-        named("Layer" if report.found.what == "weights" else "Activation", itemgetter(0)),
-        worded("Format", lambda each: each[1].format.label),
-        figure("Numbers", lambda each: each[1].numbers, ",", numbers),
-        figure(
-            "Error alone dB", lambda each: decibels(each[1].error), ".1f", "The error if nothing else is quantized."
+        doc.named("Layer" if report.found.what == "weights" else "Activation", itemgetter(0)),
+        doc.worded("Format", lambda each: each[1].format.label),
+        doc.figure("Numbers", lambda each: each[1].numbers, ",", numbers),
+        doc.figure(
+            "Error alone dB",
+            lambda each: searched.decibels(each[1].error),
+            ".1f",
+            "The error if nothing else is quantized.",
         ),
     ]
     choice = report.found.choice
-    rows = table("formats", columns, choice.items(), shown=SHOWN)
-    return Section("Formats", "The format that each one gets.", [rows], folded=False, count=str(len(choice)))
+    rows = doc.table("formats", columns, choice.items(), shown=SHOWN)
+    return doc.Section("Formats", "The format that each one gets.", [rows], folded=False, count=str(len(choice)))
 
 
-def _whole(report: PrecisionReport) -> Section:
+def _whole(report: searched.PrecisionReport) -> doc.Section:
     found = report.found
     counts = Counter(option.format.label for option in found.choice.values())
     mixed = "mixed: " + ", ".join(f"{count} {label}" for label, count in sorted(counts.items()))
@@ -306,24 +287,24 @@ def _whole(report: PrecisionReport) -> Section:
         (mixed, found.mean_bits, report.bits, found.error),
     ]
     columns = [
-        worded("Whole model", itemgetter(0)),
-        figure("Bits", itemgetter(1), lambda bits: f"{bits:.2f}" if isinstance(bits, float) else str(bits)),
-        figure("Size", itemgetter(2), lambda bits: size(bits / 8)),
-        figure("Error dB", lambda each: decibels(each[3]), ".1f", ERROR),
+        doc.worded("Whole model", itemgetter(0)),
+        doc.figure("Bits", itemgetter(1), lambda bits: f"{bits:.2f}" if isinstance(bits, float) else str(bits)),
+        doc.figure("Size", itemgetter(2), lambda bits: size(bits / 8)),
+        doc.figure("Error dB", lambda each: searched.decibels(each[3]), ".1f", ERROR),
     ]
-    blocks: list[Block] = [
-        Paragraph("", on="terminal"),
-        table("choices", columns, choices),
-        Paragraph(_saved(report), on="page"),
+    blocks: list[doc.Block] = [
+        doc.Paragraph("", on="terminal"),
+        doc.table("choices", columns, choices),
+        doc.Paragraph(_saved(report), on="page"),
     ]
     if not found.reached and report.max_error is not None:
-        blocks.append(Paragraph(_missed(report, report.max_error), "warn"))
-    blocks.append(Paragraph(f"Measured on {found.samples} samples, nothing refined.", quiet=True))
+        blocks.append(doc.Paragraph(_missed(report, report.max_error), "warn"))
+    blocks.append(doc.Paragraph(f"Measured on {found.samples} samples, nothing refined.", quiet=True))
     meaning = "The choice beside one format throughout."
-    return Section("Whole model", meaning, blocks, folded=False)
+    return doc.Section("Whole model", meaning, blocks, folded=False)
 
 
-def _saved(report: PrecisionReport) -> str:
+def _saved(report: searched.PrecisionReport) -> str:
     """Say how much smaller or larger the result is than with the recipe that the search began with."""
     what = report.found.what.capitalize()
     difference = report.bits_before - report.bits
@@ -334,7 +315,7 @@ def _saved(report: PrecisionReport) -> str:
     return f"{what} take {size(abs(difference) / 8)} {less} than with {report.base.name} ({share:.1f} %)."
 
 
-def _missed(report: PrecisionReport, wanted: float) -> str:
+def _missed(report: searched.PrecisionReport, wanted: float) -> str:
     formats = ", ".join(fmt.label for fmt, _ in report.found.uniform_errors())
     return (
         f"{_decibels(wanted)} dB cannot be reached by choosing from {formats}: the best is "
@@ -343,10 +324,10 @@ def _missed(report: PrecisionReport, wanted: float) -> str:
     )
 
 
-def tuning_document(result: Tuning) -> Document:
+def tuning_document(result: searched.Tuning) -> doc.Document:
     """Build the document of a tuning: the verdict, the steps that were tried, and the recipe that was taken."""
     outcome = result.outcome
-    level: Level = "good" if result.met else "warn"
+    level: doc.Level = "good" if result.met else "warn"
     within = f"{'within' if result.met else 'above'} the {result.max_drop:g} asked for"
     remarks = list(_tuning_remarks(result))
     verdict = " ".join([f"'{outcome.name}' loses {_rung_loss(outcome)}, {within}.", *remarks])
@@ -355,29 +336,29 @@ def tuning_document(result: Tuning) -> Document:
     told = [judged, result.note, result.blame, *remarks]
     if result.kept is not None:
         told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
-    blocks = [Paragraph("\n" + taken, level), *(Paragraph(line) for line in told if line)]
-    return Document(
+    blocks = [doc.Paragraph("\n" + taken, level), *(doc.Paragraph(line) for line in told if line)]
+    return doc.Document(
         "tuning",
         Path(result.source).name,
         (),
         (),
-        Verdict(level, "Reached" if result.met else "Not reached", verdict),
+        doc.Verdict(level, "Reached" if result.met else "Not reached", verdict),
         _tuning_figures(result, level),
         [
             # The steps were printed as they were tried: a terminal only needs the end.
-            Section("Result", blocks=blocks, on="terminal"),
-            Section(
+            doc.Section("Result", blocks=blocks, on="terminal"),
+            doc.Section(
                 "About",
-                blocks=[Paragraph(line) for line in (_destination(result), judged, result.note) if line],
+                blocks=[doc.Paragraph(line) for line in (_destination(result), judged, result.note) if line],
                 folded=False,
                 on="page",
             ),
             _tuning_chart(result),
             _tuning_steps(result),
-            Section(
+            doc.Section(
                 "Recipe",
                 "The one that was taken, as a file for --recipe.",
-                [Code(result.to_toml())],
+                [doc.Code(result.to_toml())],
                 count=result.recipe.name,
                 on="page",
             ),
@@ -386,7 +367,7 @@ def tuning_document(result: Tuning) -> Document:
     )
 
 
-def _tuning_closing(result: Tuning, cost: str) -> list[str]:
+def _tuning_closing(result: searched.Tuning, cost: str) -> list[str]:
     files = " and ".join(file for file in (result.output, result.file) if file)
     written = f"Wrote {files}" if files else "The quantized model is in memory"
     following = command("check", result.output or "OUTPUT")
@@ -395,11 +376,11 @@ def _tuning_closing(result: Tuning, cost: str) -> list[str]:
     return [f"{written}, in {result.seconds:.0f} s.", f"{cost} Next: {following}"]
 
 
-def _destination(result: Tuning) -> str:
+def _destination(result: searched.Tuning) -> str:
     return f"{result.source} -> {result.output or 'kept in memory'}"
 
 
-def _tuning_remarks(result: Tuning) -> list[str]:
+def _tuning_remarks(result: searched.Tuning) -> list[str]:
     ends = result.outcome.interval
     if not result.met:
         activations = result.recipe.activations
@@ -411,14 +392,14 @@ def _tuning_remarks(result: Tuning) -> list[str]:
     return [f"{chance} More evaluation data would tell."]
 
 
-def step_line(outcome: StepOutcome) -> str:
+def step_line(outcome: searched.StepOutcome) -> str:
     """Return one line for a step that was tried: what it lost, and in what time."""
     took = "known from before" if outcome.resumed else f"{outcome.seconds:.0f} s"
     mark = "+" if outcome.kept else "-"
     return f"{mark} {outcome.name:<16} {_rung_loss(outcome):<44} {took:>7}   {outcome.what}"
 
 
-def _rung_loss(outcome: StepOutcome) -> str:
+def _rung_loss(outcome: searched.StepOutcome) -> str:
     form = loss_form(outcome.unit, outcome.loss, outcome.interval)
     text = f"{outcome.loss:{form}} {unit_of(outcome.unit)}"
     if outcome.interval is None:
@@ -427,56 +408,62 @@ def _rung_loss(outcome: StepOutcome) -> str:
     return f"{text} ({low:{form}} to {high:{form}})"
 
 
-def _tuning_figures(result: Tuning, level: Level) -> list[KeyFigure]:
+def _tuning_figures(result: searched.Tuning, level: doc.Level) -> list[doc.KeyFigure]:
     outcome = result.outcome
     form = loss_form(outcome.unit, outcome.loss, outcome.interval)
     ends = f" {INTERVAL} {interval_text(outcome.interval, form)}." if outcome.interval is not None else ""
     meaning = f"In {unit_of(outcome.unit)}, against the float model.{ends}"
-    figures = [KeyFigure("Loss", f"{outcome.loss:{form}}", meaning, level)]
+    figures = [doc.KeyFigure("Loss", f"{outcome.loss:{form}}", meaning, level)]
     if outcome.bytes_after is not None:
         before = result.bytes_before
         meaning = "" if before is None else f"{size(before)} before, {ratio(before, outcome.bytes_after)}."
-        figures.append(KeyFigure("Size", size(outcome.bytes_after), meaning))
-    figures.append(KeyFigure("Steps tried", str(len(result.rungs)), f"Stopped because {result.stopped}."))
+        figures.append(doc.KeyFigure("Size", size(outcome.bytes_after), meaning))
+    figures.append(doc.KeyFigure("Steps tried", str(len(result.rungs)), f"Stopped because {result.stopped}."))
     judged = f"Every step was judged on {result.samples} samples."
-    return [*figures, KeyFigure("Time", f"{result.seconds:.0f} s", judged)]
+    return [*figures, doc.KeyFigure("Time", f"{result.seconds:.0f} s", judged)]
 
 
-def _tuning_chart(result: Tuning) -> Section:
+def _tuning_chart(result: searched.Tuning) -> doc.Section:
     losses = [Estimate(rung.name, rung.loss, rung.interval, rung.name == result.taken) for rung in result.rungs]
     meaning = (
         "Each way to quantize that was tried, in order: a dot for its loss, a line for the 95 % interval. The one that "
         "was taken is filled."
     )
     chart = IntervalChart(losses, result.max_drop, unit_of(result.outcome.unit))
-    return Section("Ladder", meaning, [Figure(chart)], folded=False, on="page")
+    return doc.Section("Ladder", meaning, [doc.Figure(chart)], folded=False, on="page")
 
 
-def _tuning_steps(result: Tuning) -> Section:
-    def spelled(get: Callable[[StepOutcome, str], Cell]) -> Callable[[tuple[int, StepOutcome]], Cell]:
+def _tuning_steps(result: searched.Tuning) -> doc.Section:
+    def spelled(
+        get: Callable[[searched.StepOutcome, str], doc.Cell],
+    ) -> Callable[[tuple[int, searched.StepOutcome]], doc.Cell]:
         return lambda each: get(each[1], loss_form(each[1].unit, each[1].loss, each[1].interval))
 
-    def ends(rung: StepOutcome, form: str) -> Cell:
-        return number(None if rung.interval is None else rung.interval[0], interval_text(rung.interval, form))
+    def ends(rung: searched.StepOutcome, form: str) -> doc.Cell:
+        return doc.number(None if rung.interval is None else rung.interval[0], interval_text(rung.interval, form))
 
-    def state(rung: StepOutcome) -> str:
+    def state(rung: searched.StepOutcome) -> str:
         return "taken" if rung.name == result.taken else "better than below" if rung.kept else "no better"
 
     loss = f"In {unit_of(result.outcome.unit)}, against the float model."
     error = "Noise power over signal power on calibration samples held out."
     columns = [
-        figure("#", itemgetter(0), ",", "The order of trying.", minor=True),
-        Column("Step", "The way to quantize, and what it does.", cell=lambda each: words(each[1].name, each[1].what)),
-        Column("Loss", loss, numeric=True, cell=spelled(lambda rung, form: number(rung.loss, f"{rung.loss:{form}}"))),
-        Column(INTERVAL, "Where the loss on all possible samples lies.", numeric=True, cell=spelled(ends)),
-        figure("Output error", lambda each: each[1].output_error, percent, error, minor=True),
-        Column("Seconds", "To quantize and to judge.", numeric=True, minor=True, cell=lambda each: _took(each[1])),
-        figure("Size", lambda each: each[1].bytes_after, size, minor=True),
-        worded("", lambda each: state(each[1]), minor=True),
+        doc.figure("#", itemgetter(0), ",", "The order of trying.", minor=True),
+        doc.Column(
+            "Step", "The way to quantize, and what it does.", cell=lambda each: doc.words(each[1].name, each[1].what)
+        ),
+        doc.Column(
+            "Loss", loss, numeric=True, cell=spelled(lambda rung, form: doc.number(rung.loss, f"{rung.loss:{form}}"))
+        ),
+        doc.Column(INTERVAL, "Where the loss on all possible samples lies.", numeric=True, cell=spelled(ends)),
+        doc.figure("Output error", lambda each: each[1].output_error, percent, error, minor=True),
+        doc.Column("Seconds", "To quantize and to judge.", numeric=True, minor=True, cell=lambda each: _took(each[1])),
+        doc.figure("Size", lambda each: each[1].bytes_after, size, minor=True),
+        doc.worded("", lambda each: state(each[1]), minor=True),
     ]
-    steps = table("steps", columns, enumerate(result.rungs, 1))
-    return Section("Steps", "The same as numbers.", [steps], folded=False, count=str(len(result.rungs)), on="page")
+    steps = doc.table("steps", columns, enumerate(result.rungs, 1))
+    return doc.Section("Steps", "The same as numbers.", [steps], folded=False, count=str(len(result.rungs)), on="page")
 
 
-def _took(rung: StepOutcome) -> Cell:
-    return number(rung.seconds, "known" if rung.resumed else f"{rung.seconds:.1f}")
+def _took(rung: searched.StepOutcome) -> doc.Cell:
+    return doc.number(rung.seconds, "known" if rung.resumed else f"{rung.seconds:.1f}")

@@ -15,22 +15,10 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from detent.report.document import (
-    Audience,
-    Block,
-    Cell,
-    Code,
-    Column,
-    Document,
-    Level,
-    NoteList,
-    Paragraph,
-    Section,
-    Table,
-)
+from detent.report import document as doc
 from detent.report.figures import printable, printable_lines
 
-_STYLES: dict[Level, str] = {"good": "green", "warn": "yellow", "bad": "red", "plain": ""}
+_STYLES: dict[doc.Level, str] = {"good": "green", "warn": "yellow", "bad": "red", "plain": ""}
 BAR = 20
 """Characters of a full bar."""
 
@@ -48,7 +36,7 @@ class PlainConsole(Console):
 
 
 def print_document(
-    document: Document, console: Console, *, verbose: bool = False, beside: Sequence[str | PathLike[str]] = ()
+    document: doc.Document, console: Console, *, verbose: bool = False, beside: Sequence[str | PathLike[str]] = ()
 ) -> None:
     """Print a document: the headline, what it is about, its sections, and the closing lines.
 
@@ -70,11 +58,11 @@ def print_document(
             console.print(Text(printable(line), "bold"), soft_wrap=True)
 
 
-def _is_shown(on: Audience, verbose: bool) -> bool:
+def _is_shown(on: doc.Audience, verbose: bool) -> bool:
     return verbose if on == "verbose" else on != "page"
 
 
-def _print_section(section: Section, console: Console, verbose: bool) -> None:
+def _print_section(section: doc.Section, console: Console, verbose: bool) -> None:
     if section.brief:
         console.print(Text(printable_lines(section.brief)))
     if verbose or not section.brief:
@@ -83,21 +71,21 @@ def _print_section(section: Section, console: Console, verbose: bool) -> None:
                 _print_block(block, console, verbose)
 
 
-def _print_block(block: Block, console: Console, verbose: bool) -> None:
-    if isinstance(block, Paragraph):
+def _print_block(block: doc.Block, console: Console, verbose: bool) -> None:
+    if isinstance(block, doc.Paragraph):
         style = _STYLES[block.level] or ("bold" if block.strong else "dim" if block.quiet else "")
         console.print(Text(printable_lines(block.text), style))
-    elif isinstance(block, Table):
+    elif isinstance(block, doc.Table):
         shown = len(block.rows) if verbose or block.shown is None else block.shown
         console.print(_table(block, shown, verbose))
         _print_hidden(len(block.rows) - shown, console)
-    elif isinstance(block, NoteList):
+    elif isinstance(block, doc.NoteList):
         _print_notes(block, console, verbose)
-    elif isinstance(block, Code):
+    elif isinstance(block, doc.Code):
         console.print(Text(f"\n{printable_lines(block.text)}"), end="", soft_wrap=True)
 
 
-def _print_notes(block: NoteList, console: Console, verbose: bool) -> None:
+def _print_notes(block: doc.NoteList, console: Console, verbose: bool) -> None:
     shown = len(block.notes) if verbose or block.shown is None else block.shown
     for note in block.notes[:shown]:
         subject = f"{note.subject}: " if note.subject else ""
@@ -113,7 +101,7 @@ def _print_hidden(count: int, console: Console) -> None:
         console.print(Text(f"and {count} more; --verbose lists them.", "dim"))
 
 
-def _table(table: Table, shown: int, verbose: bool) -> RichTable:
+def _table(table: doc.Table, shown: int, verbose: bool) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     kept = [(at, column) for at, column in enumerate(table.columns) if _is_shown(column.on, verbose)]
     for place, (_, column) in enumerate(kept):
@@ -127,14 +115,14 @@ def _table(table: Table, shown: int, verbose: bool) -> RichTable:
     return drawn
 
 
-def _title(column: Column) -> str:
+def _title(column: doc.Column) -> str:
     """Begin a title with a small letter, but leave names and abbreviations (SQNR, McNemar) as they are."""
     first = column.title.partition(" ")[0]
     kept = column.verbatim or first[1:].lower() != first[1:]
     return column.title if kept else column.title[:1].lower() + column.title[1:]
 
 
-def _texts(cell: Cell, column: Column) -> Sequence[Text]:
+def _texts(cell: doc.Cell, column: doc.Column) -> Sequence[Text]:
     shown = "#" * round(BAR * cell.bar) if cell.bar is not None else cell.text if cell.short is None else cell.short
     texts = [Text(printable(shown))]
     return [*texts, Text(printable(cell.below or "-"))] if column.below else texts

@@ -1,6 +1,6 @@
 """What every verb returns: frozen types, and their JSON. Nothing here draws or prints.
 
-quantized   Report of `quantize`, with its advice (advice.py) and what is said about each tensor (tensors.py)
+quantized   Report of `quantize`, with its advice (verdict.py) and what is said about each tensor (tensors.py)
 evaluated   Evaluation, and the scores that it is made of; their statistics are in paired.py
 searched    SensitivityReport, PrecisionReport, Tuning
 compared    ModelComparison, FolderComparison, Emulation
@@ -52,6 +52,20 @@ class Result:
     def __str__(self) -> str:
         """Return the short answer."""
         return self.to_text()
+
+    def __init_subclass__(cls) -> None:
+        # Before @dataclass sees the class: it would write a __repr__ of every field, which floods a notebook.
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return one line: the kind of result, what it is of, and what it says."""
+        line: str = importlib.import_module("detent.report.documents").line_of(self)
+        return line
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the summary of the page, with its first pictures."""
+        html: str = importlib.import_module("detent.report.page").summary_frame(self)
+        return html
 
 
 def plain(value: Any) -> Any:

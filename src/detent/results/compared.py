@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from detent.numerics.ties import DeviceRounding
+from detent.numerics.codec import DeviceRounding
 from detent.results import Result
 
 MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")

@@ -20,17 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import UsageError
-from detent.results import Result, plain
-from detent.results.paired import (
-    Floats,
-    Interval,
-    mcnemar_exact,
-    mean_interval,
-    mean_ratio,
-    paired_loss_interval,
-    resampled,
-    wilson_interval,
-)
+from detent.results import Result, paired, plain
 from detent.results.tensors import Closeness
 
 Integers = npt.NDArray[np.int64]
@@ -67,7 +57,7 @@ class Loss:
 
     points: float
     unit: str
-    interval: Interval | None
+    interval: paired.Interval | None
     samples: int
     became_wrong: int | None = None
     became_right: int | None = None
@@ -109,7 +99,7 @@ class Scores(ABC):
     def _losses(self, before: Any) -> tuple[Loss, ...]:
         """Return the losses against scores of the same kind."""
 
-    def drawn_losses(self, before: Scores | None) -> Floats | None:  # noqa: ARG002  (not all kinds have any)
+    def drawn_losses(self, before: Scores | None) -> paired.Floats | None:  # noqa: ARG002  (not all kinds have any)
         """Return the loss against `before` on draws of the samples, which are the same for all models; None: no draws.
 
         The draws of two models are compared in pairs, which tells them apart where their intervals overlap.
@@ -160,9 +150,9 @@ class Answers(Scores):
         """Return the percentage of the samples whose label is among the first `top` answers."""
         return 100 * float(self.right(top).mean())
 
-    def interval(self, top: int = 1) -> Interval:
+    def interval(self, top: int = 1) -> paired.Interval:
         """Return Wilson's 95 % interval of the accuracy."""
-        return _percent(wilson_interval(int(self.right(top).sum()), len(self.ranks)))
+        return _percent(paired.wilson_interval(int(self.right(top).sum()), len(self.ranks)))
 
     @property
     def tops(self) -> tuple[int, ...]:
@@ -184,18 +174,18 @@ class Answers(Scores):
         return Loss(
             points=100 * (wrong - right) / samples,
             unit=POINTS.format(top=top),
-            interval=_percent(paired_loss_interval(wrong, right, samples)),
+            interval=_percent(paired.paired_loss_interval(wrong, right, samples)),
             samples=samples,
             became_wrong=wrong,
             became_right=right,
-            p_value=mcnemar_exact(wrong, right),
+            p_value=paired.mcnemar_exact(wrong, right),
             changed=_changed(self.names, self.labels, before.answers, self.answers) if top == 1 else (),
         )
 
-    def drawn_losses(self, before: Scores | None) -> Floats:
+    def drawn_losses(self, before: Scores | None) -> paired.Floats:
         """Return the loss of top-1 on each draw."""
         assert isinstance(before, Answers), "losses are of the same kind of scores"
-        return 100 * resampled(before.right().astype(np.float64) - self.right())
+        return 100 * paired.resampled(before.right().astype(np.float64) - self.right())
 
     @property
     def summary(self) -> str:
@@ -220,7 +210,7 @@ class SampleScores(Scores):
     """The user's own measure for each sample."""
 
     names: Sequence[str]
-    values: Floats
+    values: paired.Floats
     metric: str
     lower_is_better: bool
 
@@ -229,22 +219,22 @@ class SampleScores(Scores):
         """The mean over all samples."""
         return float(self.values.mean())
 
-    def interval(self) -> Interval | None:
+    def interval(self) -> paired.Interval | None:
         """Return the 95 % interval of the mean."""
-        return mean_interval(self.values)
+        return paired.mean_interval(self.values)
 
     def _losses(self, before: SampleScores) -> tuple[Loss, ...]:
         check_same_samples(before.names, self.names)
         worse = self._worse(before)
-        return (Loss(float(worse.mean()), f"units of {self.metric}", mean_interval(worse), len(worse)),)
+        return (Loss(float(worse.mean()), f"units of {self.metric}", paired.mean_interval(worse), len(worse)),)
 
-    def _worse(self, before: SampleScores) -> Floats:
+    def _worse(self, before: SampleScores) -> paired.Floats:
         return self.values - before.values if self.lower_is_better else before.values - self.values
 
-    def drawn_losses(self, before: Scores | None) -> Floats:
+    def drawn_losses(self, before: Scores | None) -> paired.Floats:
         """Return the loss on each draw."""
         assert isinstance(before, SampleScores), "losses are of the same kind of scores"
-        return resampled(self._worse(before))
+        return paired.resampled(self._worse(before))
 
     @property
     def summary(self) -> str:
@@ -292,8 +282,8 @@ class Deviation(Scores):
 
     names: Sequence[str]
     outputs: Mapping[str, Closeness]
-    noise: Floats
-    signal: Floats
+    noise: paired.Floats
+    signal: paired.Floats
     expected: Integers | None
     answers: Integers | None
 
@@ -306,10 +296,10 @@ class Deviation(Scores):
         """Return the share of changed top answers or, if outputs are not class scores, their error."""
         samples = len(self.names)
         if self.expected is None or self.answers is None:
-            ratio, interval = mean_ratio(self.noise, self.signal)
+            ratio, interval = paired.mean_ratio(self.noise, self.signal)
             return (Loss(100 * ratio, OUTPUT_ERROR, None if interval is None else _percent(interval), samples),)
         changed = _changed(self.names, None, self.expected, self.answers)
-        interval = _percent(wilson_interval(len(changed), samples))
+        interval = _percent(paired.wilson_interval(len(changed), samples))
         return (Loss(100 * len(changed) / samples, CHANGED, interval, samples, changed=changed),)
 
     @property
@@ -325,7 +315,7 @@ class Deviation(Scores):
     def _agreement(self) -> dict[str, Any] | None:
         if self.agreeing is None:
             return None
-        interval = _percent(wilson_interval(self.agreeing, len(self.names)))
+        interval = _percent(paired.wilson_interval(self.agreeing, len(self.names)))
         return {"count": self.agreeing, "percent": 100 * self.agreeing / len(self.names), "interval": interval}
 
 
@@ -342,7 +332,7 @@ def check_same_samples(before: Sequence[str], after: Sequence[str]) -> None:
         raise UsageError("Scores of different samples cannot be paired. Evaluate both models on the same data.")
 
 
-def _percent(interval: Interval) -> Interval:
+def _percent(interval: paired.Interval) -> paired.Interval:
     return 100 * interval[0], 100 * interval[1]
 
 

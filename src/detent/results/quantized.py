@@ -1,6 +1,6 @@
 """The report of a quantization: everything that `quantize` decided and measured, as plain data.
 
-A report is built once, from facts. What to warn of and what to try next follow from these facts (advice.py), and are
+A report is built once, from facts. What to warn of and what to try next follow from these facts (verdict.py), and are
 computed when they are asked for.
 """
 
@@ -19,6 +19,7 @@ from detent.convert.splitting import Cut
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
+from detent.errors import UsageError
 from detent.plan.layout import Decision
 from detent.plan.plan import Move
 from detent.plan.postprocessing import Postprocessing
@@ -27,10 +28,9 @@ from detent.recipe import Recipe
 from detent.recipe.file import to_plain
 from detent.refine.layers import LayerReport
 from detent.results import Result, plain
-from detent.results.advice import suggestions_for, warnings_for
 from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, Pictures, TensorReport
-from detent.results.verdict import Judgement, agreement_interval, dead_parts, judge
+from detent.results.verdict import Judgement, agreement_interval, dead_parts, judge, suggestions_for, warnings_for
 
 
 @dataclass
@@ -164,6 +164,16 @@ class Report(Result):
         """Return the tensors furthest from their float originals, the worst first."""
         measured = [tensor for tensor in self.tensors if tensor.closeness is not None]
         return sorted(measured, key=lambda tensor: tensor.closeness.sqnr_db if tensor.closeness else math.inf)[:count]
+
+    def to_frame(self) -> Any:
+        """Return the tensors as a pandas DataFrame, the names as its index. Raise UsageError without pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UsageError("to_frame() needs pandas, which is not installed: `pip install pandas`.") from error
+        rows = [plain(tensor) for tensor in self.tensors]
+        flat = [{**row, **(row.pop("closeness") or {})} for row in rows]
+        return pandas.DataFrame(flat).set_index("name") if flat else pandas.DataFrame()
 
     def left_float(self) -> list[Decision]:
         """Return the nodes that were not quantized."""

@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from detent.graph.values import constant
 from detent.methods.points import Points
+from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
-from detent.numerics.ties import DeviceRounding
 from detent.observe.counting import BINS, HALF
 from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site

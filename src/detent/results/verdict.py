@@ -9,6 +9,8 @@ A task that counts right answers is judged by the share of them that is expected
 
 Encoders are judged by the ranking of similarities, images by PSNR, other numbers by the SQNR of the worst part of any
 output. The verdict of doubtful data is "unknown" where it would be close or unclear.
+
+Beside it stand warnings of what is wrong, and suggestions of what to try.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
 
+from detent.numerics.formats import is_integer
+from detent.plan.layout import Decision
+from detent.recipe import Recipe
 from detent.results.paired import Interval, interval_text, wilson_interval
 from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgreement, TensorReport
 
@@ -37,6 +43,9 @@ CLOSE_DB = 20.0  # the quantization noise is a tenth of the signal
 CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
 DEAD_DB = 3.0
 APART = 30.0
+UNSURE_SCORE = 0.25
+"""A score that users do not show."""
+
 FAINT = 1e-3
 """An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data."""
 
@@ -84,9 +93,10 @@ def agreement_interval(same: int, samples: int) -> Interval:
 
 def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list[str]:
     """Name each output, or part of one, that says nothing any more, with its node and the likely cause."""
-    found = []
-    for output, parts in fidelity.parts.items():
-        found += [f"{_dead_text(output, part)}: {_cause(part, parts, tensors)}" for part in parts if _is_dead(part)]
+    found = [
+        f"{_dead_text(output, part)}: {_cause(output, part, fidelity.parts[output], tensors)}"
+        for output, part in _dead(fidelity)
+    ]
     if fidelity.agreement is None or fidelity.agreement.task != "classify":
         found += [
             f"Output '{output}' says nothing any more ({_decibels(close)}): {_first_broken(tensors)}"
@@ -102,7 +112,7 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     everything = [*measured.values(), *fidelity.tensors.values()]
     if any(close.sqnr_db == -math.inf for close in everything):
         return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
-    dead = [(output, part) for output, parts in fidelity.parts.items() for part in parts if _is_dead(part)]
+    dead = _dead(fidelity)
     if dead and not (fidelity.agreement is not None and fidelity.agreement.task == "classify"):
         return "broken", _dead_text(*dead[0])
     if faint and len(faint) == len(fidelity.outputs):
@@ -129,14 +139,15 @@ def _by_task(found: TaskAgreement) -> tuple[Level, str]:
     if found.loss is None or found.interval is None:
         return "unclear", "the float model itself finds nothing in these samples"
     low, high = found.interval
+    if found.task == "detect" and not found.figures.get("confident", 1.0):
+        # What float itself would not show is mostly background noise: keeping it or not says nothing of detections.
+        return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if found.samples < LEAST_SAMPLES:
         return ("close" if high < CLOSE_LOSS else "unclear"), found.summary
     if low > BROKEN_LOSS:
         return "broken", found.summary
     if low > WORSE_LOSS and found.loss > WORSE_ESTIMATE:
         return "worse", found.summary
-    if found.task == "detect" and not found.figures.get("confident", 1.0):
-        return "unclear", f"the float model is sure of nothing in these samples; {found.summary}"
     if high < CLOSE_LOSS or (found.loss < SMALL_LOSS and found.samples >= MANY_SAMPLES):
         return "close", found.summary
     return "unclear", found.summary
@@ -185,8 +196,20 @@ def _faint(fidelity: Fidelity) -> dict[str, float]:
     return {name: peak for name, peak in fidelity.silent.items() if peak < FAINT}
 
 
-def _is_dead(part: PartCloseness) -> bool:
-    return part.peak >= FAINT and (part.constant or part.closeness.sqnr_db < DEAD_DB)
+def _dead(fidelity: Fidelity) -> list[tuple[str, PartCloseness]]:
+    """Return each part, with its output, that says nothing any more.
+
+    Scores of a detector that is sure of nothing are not exercised: then only a constant is dead, noise is not.
+    """
+    agreement = fidelity.agreement
+    unsure = agreement is not None and agreement.task == "detect" and not agreement.figures.get("confident", 1.0)
+    found = []
+    for output, parts in fidelity.parts.items():
+        for part in parts:
+            exercised = part.peak >= (UNSURE_SCORE if unsure else FAINT)
+            if part.peak >= FAINT and (part.constant or (exercised and part.closeness.sqnr_db < DEAD_DB)):
+                found.append((output, part))
+    return found
 
 
 def _dead_text(output: str, part: PartCloseness) -> str:
@@ -200,9 +223,10 @@ def _decibels(close: Closeness) -> str:
     return f"SQNR {close.sqnr_db:.1f} dB"
 
 
-def _cause(part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
+def _cause(output: str, part: PartCloseness, parts: Sequence[PartCloseness], tensors: Sequence[TensorReport]) -> str:
     larger = [other for other in parts if other.peak > APART * part.peak]
-    if not larger:
+    one_scale = not tensors or any(tensor.name == output for tensor in tensors)
+    if not larger or not one_scale:  # what is joined in float does not share a scale
         return _first_broken(tensors)
     other = max(larger, key=lambda each: each.peak)
     return (
@@ -216,3 +240,116 @@ def _first_broken(tensors: Sequence[TensorReport]) -> str:
         if tensor.role == "activation" and tensor.closeness is not None and tensor.closeness.sqnr_db < DEAD_DB:
             return f"the error begins at node '{tensor.node}': try --exclude {shlex.quote(tensor.node)}"
     return "compare it layer by layer with `detent compare`"
+
+
+if TYPE_CHECKING:
+    from detent.results.quantized import Report, Trial
+
+FEW_SAMPLES = 32
+MOST_CULPRITS = 3
+MUCH_CLIPPED = 0.01
+LEAST_GAIN = 1.0
+"""In dB: less is not worth another format or a longer run."""
+
+
+def warnings_for(report: Report) -> list[str]:
+    """Return what makes the result untrustworthy, or is likely to surprise."""
+    # What is wrong with the data comes first: nothing else is worth reading then.
+    found = [] if report.calibration is None else list(report.calibration.findings)
+    found += [note.what for note in report.declined if note.what.startswith("shape inference failed")]
+    seen = [tensor for tensor in report.tensors if tensor.role == "activation" and tensor.minimum is not None]
+    still = [tensor.name for tensor in seen if tensor.minimum == tensor.maximum]
+    if still:
+        found.append(f"'{still[0]}' had the same value in all samples ({len(still)} such in all). Is the data right?")
+    found += _measured_warnings(report.fidelity, report.in_sample)
+    if any(change.by == "HalfToFloat" for change in report.changes):
+        found.append("The model was float16: it was converted, and its inputs and outputs are float32 now.")
+    if report.calibration is not None and report.calibration.random:
+        found.append(
+            "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
+            if report.calibration.samples
+            else "Measured on random data, so how close it is to float is not real. Give --calib."
+        )
+    hardened = [change.node for change in report.changes if change.by == "SigmoidToHardSigmoid"]
+    if hardened:
+        found.append(
+            f"{len(hardened)} Sigmoid became HardSigmoid, the only one that the device has ('{hardened[0]}'). They "
+            "differ by up to 0.07; where that matters, as in a detector's scores, leave the node float with --exclude."
+        )
+    inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
+    if inside:
+        found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")
+    return found
+
+
+def _measured_warnings(fidelity: Fidelity | None, in_sample: bool) -> list[str]:
+    if fidelity is None:
+        return ["Not measured: there was no data. Give --calib beside --stats to see how close the result is to float."]
+    found = []
+    if fidelity.resized:
+        found.append(f"The shape of '{fidelity.resized[0]}' depends on the data and changed: it could not be compared.")
+    measured = {**fidelity.tensors, **fidelity.outputs}
+    broken = [name for name, closeness in measured.items() if closeness.sqnr_db == -math.inf]
+    if broken:
+        found.append(f"'{broken[0]}' is NaN or infinite in the quantized model, or not zero where float is.")
+    if in_sample:
+        found.append("No samples were held out: the figures are measured on calibration data, and flatter the result.")
+    return found
+
+
+def suggestions_for(report: Report) -> list[str]:
+    """Return what to try if the loss is large: of other settings, only what was measured to help."""
+    judgement = report.judgement
+    if judgement is None or judgement.level not in ("worse", "broken"):
+        return []
+    found = []
+    calibration = report.calibration
+    if calibration is not None and calibration.note.startswith("Guessed"):
+        found.append(
+            "The preprocessing was guessed. If it is not the one of training, every range is wrong: check it first."
+        )
+    if calibration is not None and 0 < calibration.samples < FEW_SAMPLES:
+        found.append(f"Few calibration samples ({calibration.samples}): 100 to 500 give steadier ranges.")
+    found += [
+        f"{trial.options}: measured here, {trial.before:.1f} dB -> {trial.after:.1f} dB."
+        for trial in helpful_trials(report)
+    ]
+    return found
+
+
+def refinement_to_try(recipe: Recipe) -> str | None:
+    """Name the refinement of the weights that a recipe lacks; None if it has one."""
+    if recipe.refinement is not None and recipe.refinement.learns_weights:
+        return None
+    return "Rounding" if is_integer(recipe.weights) else "AdaQuant"
+
+
+def helpful_trials(report: Report) -> list[Trial]:
+    """Return what was tried and helped, the best first; another recipe last, since it may be for another device."""
+    helped = [trial for trial in report.trials if trial.gain >= LEAST_GAIN]
+    return sorted(helped, key=lambda trial: (trial.options.startswith("--recipe"), -trial.after))
+
+
+def many_clipped(report: Report) -> bool:
+    """Tell whether an activation clips so much that a wider range may be the better one."""
+    return any(tensor.role == "activation" and tensor.clipped > MUCH_CLIPPED for tensor in report.tensors)
+
+
+def exclusions(report: Report) -> tuple[list[str], str]:
+    """Return the nodes at which the error grows most, and the options that leave them float."""
+    nodes = _where_it_falls(report.tensors, report.nodes)
+    return nodes, " ".join(f"--exclude {shlex.quote(node)}" for node in nodes)
+
+
+def _where_it_falls(tensors: Sequence[TensorReport], nodes: Sequence[Decision]) -> list[str]:
+    """Return the nodes at whose output the SQNR drops most from one tensor to the next, in graph order."""
+    order = {node.node: index for index, node in enumerate(nodes)}
+    along = [tensor for tensor in tensors if tensor.closeness is not None and tensor.node in order]
+    along.sort(key=lambda tensor: order[tensor.node])
+    drops: list[tuple[float, str]] = []
+    for before, after in pairwise(along):
+        assert before.closeness is not None and after.closeness is not None
+        drop = before.closeness.sqnr_db - after.closeness.sqnr_db
+        if math.isfinite(drop) and drop > 3.0:
+            drops.append((drop, after.node))
+    return [name for _, name in sorted(drops, reverse=True)[:MOST_CULPRITS]]

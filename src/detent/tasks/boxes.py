@@ -86,6 +86,15 @@ def overlaps(first: Floats, second: Floats, crowds: npt.NDArray[np.bool_] | None
     return shares
 
 
+def overlaps_in_pairs(first: Floats, second: Floats) -> npt.NDArray[np.float64]:
+    """Return the intersection over union of each box with the one at the same place."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    common = np.clip(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0.0, None).prod(-1)
+    sizes = [np.clip(each[:, 2:] - each[:, :2], 0.0, None).prod(-1) for each in (a, b)]
+    union = sizes[0] + sizes[1] - common
+    return np.asarray(np.divide(common, union, out=np.zeros_like(common), where=union > 0.0))
+
+
 def suppress(found: Detections, overlap: float = 0.7, most: int = 300) -> Detections:
     """Keep the best of boxes of one class that overlap by more than `overlap`: non-maximum suppression."""
     order = np.argsort(-found.scores, kind="stable")

@@ -46,10 +46,21 @@ class Head:
     def detect(self, outputs: Mapping[str, npt.NDArray[np.generic]], least: float = LEAST_SCORE) -> list[Detections]:
         """Return what is detected in each image of a batch, after non-maximum suppression."""
         arrays = [np.asarray(outputs[name], np.float32) for name in self.outputs]
-        read = _READERS[self.layout]
         if self.layout == "lists":  # torchvision's models take one image at a time
-            return [read(self, [arrays[0], *arrays[1:]], least)]
-        return [read(self, [array[at] for array in arrays], least) for at in range(len(arrays[0]))]
+            return [_lists(self, arrays, least)]
+        if self.layout == "final":
+            return [_final(self, [array[at] for array in arrays], least) for at in range(len(arrays[0]))]
+        return [_several(*each, least) for each in self.dense(outputs)]
+
+    def dense(self, outputs: Mapping[str, npt.NDArray[np.generic]]) -> list[tuple[Floats, Floats]]:
+        """Return the corners (positions, 4) and scores (positions, classes) of each image, before any suppression.
+
+        Raise ValueError for lists of objects, which have no positions.
+        """
+        if self.layout not in _DENSE:
+            raise ValueError(f"outputs laid out as {self.layout} have no positions")
+        arrays = [np.asarray(outputs[name], np.float32) for name in self.outputs]
+        return [_DENSE[self.layout](self, [array[at] for array in arrays]) for at in range(len(arrays[0]))]
 
 
 def recognise_head(shapes: Mapping[str, Shape], image: tuple[int, int], classes: int | None = None) -> Head | None:
@@ -124,16 +135,16 @@ def _several(boxes: Floats, scores: Floats, least: float) -> Detections:
     return suppress(Detections(boxes[at], scores[at, kind], kind.astype(np.int64)))
 
 
-def _columns(head: Head, outputs: Sequence[Floats], least: float) -> Detections:
+def _columns(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     rows = outputs[0].T
-    return _several(_corners(rows), rows[:, 4 : 4 + head.classes], least)
+    return _corners(rows), rows[:, 4 : 4 + head.classes]
 
 
-def _rows(head: Head, outputs: Sequence[Floats], least: float) -> Detections:
+def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     rows = outputs[0]
     if _is_on_grid(rows, head.image):
         rows = _off_grid(rows, head.image)
-    return _several(_corners(rows), rows[:, 4:5] * rows[:, 5 : 5 + head.classes], least)
+    return _corners(rows), rows[:, 4:5] * rows[:, 5 : 5 + head.classes]
 
 
 def _is_on_grid(rows: Floats, image: tuple[int, int]) -> bool:
@@ -159,7 +170,7 @@ def _final(head: Head, outputs: Sequence[Floats], least: float) -> Detections:  
     return Detections(rows[order, :4], rows[order, 4], rows[order, 5].astype(np.int64))
 
 
-def _pair(head: Head, outputs: Sequence[Floats], least: float) -> Detections:
+def _pair(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     boxes, scores = outputs[0].reshape(-1, 4), outputs[1].reshape(-1, head.classes)
     if scores.min(initial=0.0) < 0.0 or scores.max(initial=0.0) > 1.0:
         scores = np.asarray(1 / (1 + np.exp(-scores)), np.float32)
@@ -168,7 +179,7 @@ def _pair(head: Head, outputs: Sequence[Floats], least: float) -> Detections:
         boxes = _corners(boxes)
     if np.abs(boxes).max(initial=0.0) <= 2.0:
         boxes = boxes * np.array([head.image[1], head.image[0]] * 2, np.float32)
-    return _several(boxes, scores, least)
+    return boxes, scores
 
 
 def _lists(head: Head, outputs: Sequence[Floats], least: float) -> Detections:  # noqa: ARG001
@@ -182,4 +193,4 @@ def _lists(head: Head, outputs: Sequence[Floats], least: float) -> Detections:  
     return Detections(boxes[order], scores[order], labels[order].astype(np.int64))
 
 
-_READERS = {"columns": _columns, "rows": _rows, "final": _final, "pair": _pair, "lists": _lists}
+_DENSE = {"columns": _columns, "rows": _rows, "pair": _pair}

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from detent.errors import DataError
 from detent.observe.files import load_npz, npz_shapes
 from detent.observe.images import Size
+from detent.settings import read_text
 from detent.tasks.boxes import Floats, Truths
 from detent.tasks.task import Task
 
@@ -398,11 +399,13 @@ def read_pairs(file: Path) -> PairFile:
 def label_text(file: Path) -> str:
     """Return the text of a file of labels. Raise DataError if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return read_text(file)
     except OSError as error:
         raise DataError(f"Cannot read {file}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from error
+        raise DataError(
+            f"{file} is not a text file in UTF-8 or marked UTF-16: {error.reason} at byte {error.start}."
+        ) from error
 
 
 def check_partners(

@@ -1,0 +1,136 @@
+"""How far answers are from those of the float model, as one number to choose by: it follows the task, and is smooth.
+
+A count of kept answers hardly moves between two ways to quantize. What moves with them, and tells which is better on a
+few samples, is
+
+    classify   the divergence of the probabilities, sum of p (log p - log q)
+    detect     at the positions that either model takes for an object: the squared error of the scores, relative to
+               those of the float model; and 1 - the overlap of the boxes, each weighing as much as its score
+    segment    the divergence, mean over the positions
+    embed      1 - the cosine
+    others     the squared error of every part of every output, relative to its signal
+
+The error of several samples is the mean over its parts of sum(wrong) / sum(right). Parts count alike, however large
+their numbers are: boxes of 0..640 do not outweigh scores of 0..1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from detent.evaluation.task_agreement import Purpose, class_scores, compare_answers, head_of, probabilities
+from detent.tasks.boxes import overlaps_in_pairs
+from detent.tasks.parts import OutputPart
+from detent.tasks.task import Task
+
+Outputs = Mapping[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float64]
+Sums = dict[str, tuple[float, float]]
+"""What is wrong and what it is to be compared with, by the name of the part."""
+
+LEAST_SCORE = 0.1
+"""Positions below this score in both models hold nothing."""
+
+BOX_WEIGHT = 4.0
+"""A box that overlaps its partner by 0.05 less fails one of COCO's ten thresholds; scores have to keep their order."""
+
+LEAST_SHARE = 1e-6
+_WHOLE = OutputPart("", 0, 0, 1 << 62)
+
+
+def error_sums(
+    purpose: Purpose, parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, found: Outputs, samples: int
+) -> Sums:
+    """Return the sums of one inference of `samples` samples."""
+    try:
+        with np.errstate(all="ignore"):  # what is not finite ends as an infinite error
+            sums = _BY_TASK[purpose.task](purpose, expected, found, samples) if purpose.task in _BY_TASK else {}
+    except (ValueError, IndexError, KeyError, StopIteration):  # an output of another shape than the task's
+        sums = {}
+    return sums or _of_parts(parts, expected, found)
+
+
+def total_error(each: Sequence[Sums]) -> float:
+    """Return the error of several inferences; infinity if it is not finite."""
+    names = dict.fromkeys(name for sums in each for name in sums)
+    totals = [np.sum([sums[name] for sums in each if name in sums], axis=0) for name in names]
+    shares = [wrong / right for wrong, right in totals if right > 0.0 or not np.isfinite(wrong)]
+    error = float(np.mean(shares)) if shares else 0.0
+    return error if np.isfinite(error) else float("inf")
+
+
+def _of_classes(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
+    name, first = class_scores(expected, samples)
+    second = np.asarray(found[name], np.float64).reshape(first.shape)
+    return {name: (float(_divergence(first, second).mean(axis=-1).sum()), float(samples))}
+
+
+def _of_maps(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
+    name, first = next((name, array) for name, array in expected.items() if array.ndim == 4 and array.dtype.kind == "f")
+    second = found[name]
+    axis = 1 if first.shape[1] <= first.shape[3] else 3  # channels are fewer than pixels
+    one, other = (np.moveaxis(np.asarray(array, np.float64), axis, -1) for array in (first, second))
+    return {name: (float(_divergence(one, other).mean()) * samples, float(samples))}
+
+
+def _divergence(first: Floats, second: Floats) -> Floats:
+    """Return the divergence of each row of scores."""
+    if first.shape[-1] == 1:  # one score: of a logit or a probability
+        first, second = (np.concatenate([each, _other(each)], axis=-1) for each in (first, second))
+    p = probabilities(first)
+    q = second if p is first else np.exp(second - second.max(-1, keepdims=True))
+    shares = [np.maximum(each / each.sum(-1, keepdims=True), LEAST_SHARE) for each in (p, q)]
+    return np.asarray((shares[0] * (np.log(shares[0]) - np.log(shares[1]))).sum(-1))
+
+
+def _other(scores: Floats) -> Floats:
+    """Return the score of the other class: what is left of a probability, 0 beside a logit."""
+    return 1.0 - scores if probabilities(scores) is scores else np.zeros_like(scores)
+
+
+def _of_detections(purpose: Purpose, expected: Outputs, found: Outputs, _: int) -> Sums:
+    head = head_of(purpose, expected)
+    wrong = np.zeros(2)
+    right = np.zeros(2)
+    for (boxes, scores), (other_boxes, other_scores) in zip(head.dense(expected), head.dense(found), strict=True):
+        if not (np.isfinite(other_scores).all() and np.isfinite(other_boxes).all()):
+            return {"scores": (float("inf"), 1.0)}
+        hot = np.maximum(scores, other_scores) > LEAST_SCORE
+        best = scores.max(axis=1)
+        there = best > LEAST_SCORE
+        apart = 1.0 - overlaps_in_pairs(boxes[there], other_boxes[there])
+        wrong += float(np.square(other_scores[hot] - scores[hot]).sum()), float((best[there] * apart).sum())
+        right += float(np.square(scores[hot]).sum()), float(best[there].sum())
+    # With nothing to see in any sample there are no sums, and parts tell.
+    sums = {"scores": (wrong[0], right[0]), "boxes": (BOX_WEIGHT * wrong[1], right[1])}
+    return {name: (float(one), float(other)) for name, (one, other) in sums.items()} if right[0] else {}
+
+
+def _of_vectors(purpose: Purpose, expected: Outputs, found: Outputs, samples: int) -> Sums:
+    pairs = [answer.numbers["cosine"] for answer in compare_answers(purpose, expected, found, samples)]
+    return {"cosine": (sum(1.0 - cosine for cosine in pairs), float(len(pairs)))} if pairs else {}
+
+
+def _of_parts(parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, found: Outputs) -> Sums:
+    sums = {}
+    for name, right in expected.items():
+        wrong = found.get(name)
+        if wrong is None or right.dtype.kind != "f" or right.shape != wrong.shape:
+            continue
+        for part in parts.get(name, (_WHOLE,)):
+            x, y = (array if part is _WHOLE else part.of(array) for array in (right, wrong))
+            x = x.astype(np.float64)
+            sums[f"{name}: {part.label}"] = float(np.square(y - x).sum()), float(np.square(x).sum())
+    return sums
+
+
+_BY_TASK = {
+    Task.CLASSIFY: _of_classes,
+    Task.DETECT: _of_detections,
+    Task.SEGMENT: _of_maps,
+    Task.EMBED: _of_vectors,
+}

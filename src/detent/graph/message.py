@@ -1,0 +1,266 @@
+"""Check and mend the message of a model file before it becomes a graph: a file is untrusted input.
+
+Checked, without reading any data: every tensor has a type that is known, sizes that are none below zero, and as many
+bytes as these say (a few bytes that declare a terabyte are refused here, not by the machine); external data lies below
+the model's own folder, in a file that is long enough.
+
+Mended, because onnxruntime takes it and exporters write it; nothing that is computed changes:
+
+- a dimension below zero is one that is not known;
+- the domain "ai.onnx" is the standard one, "";
+- operators that onnxruntime brings along need no import of their domain;
+- a graph without a name gets one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from detent.errors import ModelError
+
+RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
+"""The domains, besides the standard one, whose operators onnxruntime brings along."""
+
+SMALL = 4096
+"""Bytes; constants up to this size stay with the graph, since shapes may be computed from them."""
+
+MOST_BYTES = 2**40
+"""No tensor is larger than this, whatever it declares."""
+
+_WIDTHS: dict[int, int] = {
+    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT64, TensorProto.COMPLEX64), 64),
+    **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32), 32),
+    **dict.fromkeys((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT16, TensorProto.UINT16), 16),
+    **dict.fromkeys((TensorProto.INT8, TensorProto.UINT8, TensorProto.BOOL), 8),
+    **{code: 8 for name, code in TensorProto.DataType.items() if name.startswith("FLOAT8")},
+    **{code: 4 for name, code in TensorProto.DataType.items() if name in ("INT4", "UINT4", "FLOAT4E2M1")},
+    **{code: 2 for name, code in TensorProto.DataType.items() if name in ("INT2", "UINT2")},
+    TensorProto.COMPLEX128: 128,
+}
+"""Bits of an element."""
+
+_FIELDS: dict[int, str] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.COMPLEX64: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.COMPLEX128: "double_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+}
+"""Where elements stand that are not raw bytes; those of the other types are in int32_data."""
+
+
+def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:
+    """Raise ModelError, naming the tensor, for one whose data is not what it declares or is not to be read.
+
+    Data that is small, or that is not an initializer of the main graph, is read into the message if it is external.
+    """
+    for tensor in proto.graph.initializer:
+        _check_tensor(tensor, where, folder, most_inside=SMALL)
+    for tensor in _other_tensors(proto):
+        _check_tensor(tensor, where, folder, most_inside=MOST_BYTES)
+
+
+def _check_tensor(tensor: onnx.TensorProto, where: str, folder: Path | None, most_inside: int) -> None:
+    """Check one tensor. External data up to `most_inside` bytes is read into it."""
+    size = _declared_bytes(tensor, where)
+    if tensor.data_location != TensorProto.EXTERNAL:
+        _check_elements(tensor, where, size)
+        return
+    start, length, file = _external_place(tensor, where, folder, size)
+    if length <= most_inside:
+        _read_into(tensor, file, start, length)
+
+
+def _other_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield all tensors but the main graph's initializers: attributes, and what nested graphs and functions hold."""
+    for graph in all_graphs(proto):
+        if graph is not proto.graph:
+            yield from getattr(graph, "initializer", ())
+        for sparse in getattr(graph, "sparse_initializer", ()):
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+
+
+def all_graphs(proto: onnx.ModelProto) -> Iterator[Any]:
+    """Yield the main graph, the functions and all graphs inside them."""
+    pending: list[Any] = [proto.graph, *proto.functions]
+    while pending:
+        graph = pending.pop()
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                pending += [attribute.g] if attribute.HasField("g") else []
+                pending += attribute.graphs
+
+
+def external_files(proto: onnx.ModelProto) -> set[str]:
+    """Return the locations of external data."""
+    return {
+        str(entry.value)
+        for tensor in (*proto.graph.initializer, *_other_tensors(proto))
+        if tensor.data_location == TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _declared_bytes(tensor: onnx.TensorProto, where: str) -> int:
+    """Return the bytes that type and sizes of a tensor ask for; 0 for text, which has no size of its own."""
+    if tensor.data_type == TensorProto.STRING:
+        width = 0
+    elif tensor.data_type in _WIDTHS:
+        width = _WIDTHS[tensor.data_type]
+    else:
+        raise ModelError(f"Tensor '{tensor.name}' of {where} has the data type {tensor.data_type}, which ONNX has not.")
+    if any(size < 0 for size in tensor.dims):
+        raise ModelError(f"Tensor '{tensor.name}' of {where} has the shape {list(tensor.dims)}, with a size below 0.")
+    size = -(-math.prod(int(dim) for dim in tensor.dims) * width // 8)
+    if size > MOST_BYTES:
+        raise ModelError(f"Tensor '{tensor.name}' of {where} declares the shape {list(tensor.dims)}: {size:,} bytes.")
+    return size
+
+
+def _check_elements(tensor: onnx.TensorProto, where: str, size: int) -> None:
+    """Check that a tensor in the file itself has the data that it declares."""
+    count = math.prod(tensor.dims)
+    if tensor.HasField("raw_data"):
+        found, expected, unit = len(tensor.raw_data), size, "bytes"
+    elif tensor.data_type == TensorProto.STRING:
+        found, expected, unit = len(tensor.string_data), count, "texts"
+    else:
+        complex_parts = 2 if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
+        found, unit = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))), "numbers"
+        # Several elements of less than a byte share a number.
+        expected = size if _WIDTHS[tensor.data_type] < 8 else count * complex_parts
+    if found != expected:
+        raise ModelError(
+            f"Tensor '{tensor.name}' of {where} has the shape {list(tensor.dims)}, which is {expected:,} {unit}, but "
+            f"the file holds {found:,} of them. Export or download it again."
+        )
+
+
+def _external_place(tensor: onnx.TensorProto, where: str, folder: Path | None, size: int) -> tuple[int, int, Path]:
+    """Return where external data starts, its bytes and its file, below the model's folder and long enough."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ModelError(
+            f"Tensor '{tensor.name}' of {where} has its data in another file ('{location}'). Load the model with "
+            "onnx.load(path), which reads it, or give the path."
+        )
+    file = folder / location
+    try:
+        inside = bool(location) and file.resolve().is_relative_to(folder.resolve())
+        found = file.stat().st_size if inside and file.is_file() else None
+    except (ValueError, OSError, RuntimeError):  # a NUL in it, a name too long, a circle of links
+        inside, found = False, None
+    if not inside:
+        raise ModelError(
+            f"Tensor '{tensor.name}' of {where} refers to {location!r}, outside the model's folder. "
+            "That is not followed; put the data file beside the model and save it with a relative location."
+        )
+    if found is None:
+        raise ModelError(f"Tensor '{tensor.name}' of {where} needs the file {file}, which is not there.")
+    start, length = _number(entries, "offset", 0, tensor, where), _number(entries, "length", size, tensor, where)
+    if length != size:
+        raise ModelError(
+            f"Tensor '{tensor.name}' of {where} has the shape {list(tensor.dims)}, which is {size:,} bytes, but says "
+            f"that {length:,} of {file} are its own. Export it again."
+        )
+    if found < start + length:
+        raise ModelError(f"{file} is too short: tensor '{tensor.name}' of {where} ends at byte {start + length:,}.")
+    return start, length, file
+
+
+def _number(entries: dict[str, str], key: str, default: int, tensor: onnx.TensorProto, where: str) -> int:
+    """Return an entry of external data as a number that is not below 0."""
+    text = entries.get(key, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ModelError(f"Tensor '{tensor.name}' of {where} has the {key} {text!r} in its external data: no number.")
+    return int(text)
+
+
+def _read_into(tensor: onnx.TensorProto, file: Path, start: int, length: int) -> None:
+    with file.open("rb") as handle:
+        handle.seek(start)
+        tensor.raw_data = handle.read(length)
+    tensor.data_location = TensorProto.DEFAULT
+    del tensor.external_data[:]
+
+
+def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
+    """Return the message with what onnxruntime would forgive put right; a copy if it is the caller's."""
+    if not _needs_mending(proto):
+        return proto
+    if not owned:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        proto = copy
+    proto.graph.name = proto.graph.name or "graph"
+    _use_standard_domain(proto)
+    _import_domains(proto)
+    for graph in all_graphs(proto):
+        for dim in _dimensions(graph):
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
+    return proto
+
+
+def _needs_mending(proto: onnx.ModelProto) -> bool:
+    graphs = list(all_graphs(proto))
+    domains = _domains(proto)
+    imported = {entry.domain for entry in proto.opset_import}
+    return (
+        not proto.graph.name
+        or "ai.onnx" in imported | domains
+        or any(domain in RUNTIME_DOMAINS for domain in domains - imported)
+        or any(dim.dim_value < 0 for graph in graphs for dim in _dimensions(graph))
+    )
+
+
+def _domains(proto: onnx.ModelProto) -> set[str]:
+    return {node.domain for graph in all_graphs(proto) for node in graph.node}
+
+
+def _dimensions(graph: Any) -> Iterator[Any]:
+    """Yield every dimension that a graph declares."""
+    for value in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *getattr(graph, "value_info", ())):
+        kind = getattr(value, "type", None)  # inputs of a function are names
+        while kind is not None and kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+            kind = getattr(kind, kind.WhichOneof("value")).elem_type
+        if kind is not None and kind.HasField("tensor_type"):
+            yield from kind.tensor_type.shape.dim
+
+
+def _use_standard_domain(proto: onnx.ModelProto) -> None:
+    """Write the standard domain as the empty text; of two versions the newer holds, as in onnxruntime."""
+    for imports in (proto.opset_import, *(function.opset_import for function in proto.functions)):
+        standard = [entry.version for entry in imports if entry.domain in ("", "ai.onnx")]
+        others = [entry for entry in imports if entry.domain not in ("", "ai.onnx")]
+        if standard:
+            kept = [onnx.helper.make_opsetid("", max(standard)), *others]
+            del imports[:]
+            imports.extend(kept)
+    for graph in all_graphs(proto):
+        for node in graph.node:
+            if node.domain == "ai.onnx":
+                node.domain = ""
+
+
+def _import_domains(proto: onnx.ModelProto) -> None:
+    imported = {entry.domain for entry in proto.opset_import}
+    for domain in sorted(_domains(proto) - imported):
+        if domain in RUNTIME_DOMAINS:
+            proto.opset_import.append(onnx.helper.make_opsetid(domain, 3 if domain == "ai.onnx.ml" else 1))

@@ -1,0 +1,65 @@
+"""Manners of the command line: short flags, pipes that close, encodings that lack a character, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import onnx
+import pytest
+
+from tests.conftest import tiny_model
+
+DETENT = [sys.executable, "-m", "detent"]
+
+
+def test_help_has_a_short_flag_and_says_what_to_do_first():
+    for words in (["-h"], []):
+        shown = subprocess.run([*DETENT, *words], capture_output=True, text=True, encoding="utf-8", check=False)
+        assert "detent demo" in shown.stdout + shown.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    process = subprocess.Popen([*DETENT, "recipes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    process.wait()
+    assert said == b""
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "cp437", "ascii"])
+def test_a_name_that_the_terminal_cannot_show_is_spelled_out(tmp_path, encoding):
+    proto = tiny_model()
+    proto.graph.node[0].name = "卷积"
+    onnx.save(proto, tmp_path / "m.onnx")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    shown = subprocess.run(
+        [*DETENT, "inspect", str(tmp_path / "m.onnx"), "--verbose"], capture_output=True, env=environment, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    shown.stdout.decode(encoding)
+
+
+def test_termination_leaves_nothing_behind(tmp_path):
+    onnx.save(tiny_model(), tmp_path / "m.onnx")
+    before = sorted(tmp_path.iterdir())
+    words = ["quantize", str(tmp_path / "m.onnx"), str(tmp_path / "out.onnx")]
+    process = subprocess.Popen([*DETENT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode in (130, -signal.SIGTERM, 0)
+    left = sorted(tmp_path.iterdir())
+    assert left == before or left == sorted([*before, tmp_path / "out.onnx"])
+
+
+def test_recipes_are_offered_at_the_tab_key():
+    from detent.cli.console import complete_recipe
+
+    assert complete_recipe("xint8")[0] == "XINT8"
+    assert complete_recipe("nothing") == []

@@ -1,0 +1,75 @@
+"""The error that candidates are judged by: it follows the task, and known answers have known errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from detent.evaluation.answer_errors import BOX_WEIGHT, error_sums, total_error
+from detent.evaluation.task_agreement import Purpose
+from detent.tasks.parts import OutputPart
+from detent.tasks.task import Task
+from tests.models import normal
+
+
+def error(task, expected, found, parts=None, samples=1):
+    purpose = Purpose(task, "", classes=2, image=(64, 64))
+    return total_error([error_sums(purpose, parts or {}, {"y": expected}, {"y": found}, samples)])
+
+
+@pytest.mark.parametrize("task", [Task.CLASSIFY, Task.SEGMENT, Task.EMBED, Task.REGRESS, Task.IMAGE])
+def test_the_same_answers_have_no_error(task):
+    answers = normal(2, 5, 8, 8) if task in (Task.SEGMENT, Task.IMAGE) else normal(2, 5)
+    assert error(task, answers, answers, samples=2) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_classes_are_compared_by_the_divergence_of_their_probabilities():
+    logits = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
+    found = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
+    wanted = 0.5 * np.log(2) - 0.25 * np.log(2)
+    assert error(Task.CLASSIFY, logits, found) == pytest.approx(wanted, rel=1e-5)
+    assert error(Task.CLASSIFY, np.exp(logits), np.exp(found)) == pytest.approx(wanted, rel=1e-5)
+    # A constant on all logits changes no answer, whatever it does to the squared error.
+    assert error(Task.CLASSIFY, 3 * logits, 3 * logits + 5) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_one_score_has_another_class_beside_it():
+    one, other = np.array([[0.75]], np.float32), np.array([[0.5]], np.float32)
+    wanted = 0.75 * np.log(1.5) + 0.25 * np.log(0.5)
+    assert error(Task.CLASSIFY, one, other) == pytest.approx(wanted, rel=1e-5)
+    logits = np.array([[np.log(3.0), 0.0]], np.float32)[:, :1]
+    assert error(Task.CLASSIFY, logits - 2, logits - 2) == pytest.approx(0.0, abs=1e-9)
+
+
+def detections(score, width, background=0.0):
+    """One object among 84 positions of a 64 x 64 image: center and size, then two scores."""
+    output = np.zeros((1, 6, 84), np.float32)
+    output[0, :4] = np.array([32, 32, 20, 20], np.float32)[:, None]
+    output[0, 4:] = background
+    output[0, 2, 7], output[0, 4, 7] = width, score
+    return output
+
+
+def test_detections_are_compared_where_there_are_any():
+    same = error(Task.DETECT, detections(0.8, 20), detections(0.8, 20, background=0.05))
+    assert same == pytest.approx(0.0, abs=1e-9)  # noise below every threshold changes nothing
+    assert error(Task.DETECT, detections(0.8, 20), detections(0.4, 20)) == pytest.approx(0.25 / 2, rel=1e-5)
+    assert error(Task.DETECT, detections(0.8, 20), detections(0.8, 10)) == pytest.approx(0.5 * BOX_WEIGHT / 2, rel=1e-5)
+    assert error(Task.DETECT, detections(0.8, 20), detections(np.nan, 20)) == np.inf
+
+
+def test_with_nothing_detected_the_parts_tell():
+    parts = {"y": [OutputPart("boxes", 1, 0, 4), OutputPart("scores", 1, 4, 6)]}
+    found = detections(0.04, 20)
+    assert error(Task.DETECT, detections(0.08, 20), found, parts) == pytest.approx(0.25 / 2, rel=1e-5)
+
+
+def test_outputs_of_another_shape_than_the_tasks_are_compared_as_numbers():
+    answers = normal(3, 2, 2, 2, 2)
+    assert error(Task.CLASSIFY, answers, 0.5 * answers) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_parts_count_alike():
+    sums = [{"small": (1.0, 10.0), "large": (3e6, 1e7)}, {"small": (3.0, 10.0), "large": (1e6, 1e7)}]
+    assert total_error(sums) == pytest.approx((0.2 + 0.2) / 2)
+    assert total_error([{"dead": (float("nan"), 0.0)}]) == np.inf

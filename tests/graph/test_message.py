@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from detent.errors import ModelError
+from detent.graph.load import files_of, load, read
+from detent.graph.session import Runner
+from tests.conftest import tiny_model
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("threshold", [0, 100])
+def test_external_data_of_any_size_and_opset_is_that_beside_the_model(tmp_path, monkeypatch, samples, opset, threshold):
+    model = tiny_model(opset=opset)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": samples})[0]
+    folder = tmp_path / "a folder with ünicode"
+    folder.mkdir()
+    path = folder / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=threshold)
+    (tmp_path / "m.data").write_bytes(bytes(path.with_name("m.data").stat().st_size))  # not to be read
+    monkeypatch.chdir(tmp_path)
+    np.testing.assert_allclose(Runner(load(path))({"x": samples})[0], expected, rtol=1e-5, atol=1e-6)
+    assert files_of(path) == [path, folder / "m.data"]
+
+
+def test_external_data_of_a_constant_inside_a_branch(tmp_path):
+    """Where onnx converts the opset, only what is in the message comes through."""
+    path = tmp_path / "m.onnx"
+    array = np.arange(2048, dtype=np.float32)
+    (tmp_path / "w.bin").write_bytes(array.tobytes())
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2048], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="w.bin")
+    out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2048])]
+    branch = helper.make_graph([helper.make_node("Constant", [], ["y"], value=tensor)], "b", [], out)
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    inputs = [helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    graph = helper.make_graph([node], "g", inputs, out)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    np.testing.assert_array_equal(Runner(load(path))({"c": np.array(True)})[0], array)
+
+
+def broken(change):
+    model = tiny_model()
+    change(model.graph.initializer[0])
+    return model
+
+
+def declare(tensor, **entries):
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.dims.__setitem__(0, 2_000_000_000),
+        lambda tensor: tensor.dims.__setitem__(0, -1),
+        lambda tensor: tensor.dims.extend([2**40, 2**40]),
+        lambda tensor: setattr(tensor, "data_type", 99),
+        lambda tensor: setattr(tensor, "data_type", TensorProto.DOUBLE),
+        lambda tensor: setattr(tensor, "raw_data", tensor.raw_data[:-1]),
+        lambda tensor: declare(tensor, location="w.bin", offset="-4"),
+        lambda tensor: declare(tensor, location="w.bin", offset="four"),
+        lambda tensor: declare(tensor, location="w.bin", length="8"),
+        lambda tensor: declare(tensor, location="w.bin", offset="9" * 30),
+        lambda tensor: declare(tensor, location="w\0.bin"),
+        lambda tensor: declare(tensor, location="w" * 5000),
+        declare,
+    ],
+)
+def test_a_tensor_that_is_not_what_it_declares_is_named(tmp_path, change):
+    model = broken(change)
+    (tmp_path / "w.bin").write_bytes(bytes(100_000))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=f"'{model.graph.initializer[0].name}'"):
+        load(path)
+
+
+def test_a_dimension_below_zero_is_not_known(samples):
+    model = tiny_model()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    before = model.SerializeToString(deterministic=True)
+    loaded = load(model)
+    assert not isinstance(loaded.graph.inputs[0].shape[0], int)
+    assert model.SerializeToString(deterministic=True) == before
+    assert len(Runner(loaded)({"x": samples})[0]) == len(samples)
+
+
+@pytest.mark.parametrize("opset", [11, 16])
+def test_the_standard_domain_by_its_long_name(opset, samples):
+    model = tiny_model(opset=opset)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": samples})[0]
+    model.opset_import[0].domain = "ai.onnx"
+    for node in model.graph.node:
+        node.domain = "ai.onnx"
+    loaded = load(model)
+    assert dict(loaded.opset_imports) == {"": 17}
+    np.testing.assert_allclose(Runner(loaded)({"x": samples})[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_operators_that_onnxruntime_brings_along_need_no_import():
+    node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    model = helper.make_model(
+        helper.make_graph([node], "g", values[:1], values[1:]),
+        opset_imports=[helper.make_opsetid("", 12)],
+        ir_version=8,
+    )
+    assert load(model).opset_imports["com.microsoft"] == 1
+
+
+def test_a_graph_without_a_name_and_ir_version_3(samples):
+    model = tiny_model(opset=9)
+    model.ir_version, model.graph.name = 3, ""
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    loaded = read(model)
+    assert loaded.graph.name
+    assert len(Runner(loaded)({"x": samples})[0]) == len(samples)
+
+
+def test_maps_sparse_weights_and_names_twice_are_model_errors():
+    value = helper.make_value_info(
+        "m", helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, []))
+    )
+    with_map, sparse, twice = tiny_model(), tiny_model(), tiny_model()
+    with_map.graph.output.append(value)
+    values = numpy_helper.from_array(np.ones(1, np.float32), "thin")
+    indices = numpy_helper.from_array(np.zeros(1, np.int64), "thin_indices")
+    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    twice.graph.node[1].output[0] = twice.graph.node[0].output[0]
+    for model, named in ((with_map, "'m'"), (sparse, "'thin'"), (twice, f"'{twice.graph.node[0].output[0]}'")):
+        with pytest.raises(ModelError, match=named):
+            load(model)
+
+
+def test_an_opset_of_the_future_says_which_are_known():
+    model = tiny_model()
+    model.opset_import[0].version = 4000
+    with pytest.raises(ModelError, match=str(onnx.defs.onnx_opset_version())):
+        load(model)

@@ -1,0 +1,101 @@
+"""Models as others write them: what onnxruntime runs is quantized, and what is written loads as a user opens it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import detent
+from tests.conftest import tiny_model
+
+RNG = np.random.default_rng(0)
+IMAGES = [RNG.standard_normal((1, 4, 8, 8)).astype(np.float32) for _ in range(4)]
+
+
+def model_of(nodes, arrays, opset=17, outputs=("y",), shape=(1, 4, 8, 8)):
+    """A model of these nodes from x to its outputs."""
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "g", inputs, values, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def conv(source="x", output="c"):
+    return helper.make_node("Conv", [source, "w"], [output], pads=[1, 1, 1, 1], name=f"make_{output}")
+
+
+WEIGHT = {"w": RNG.standard_normal((4, 4, 3, 3)).astype(np.float32) / 4}
+
+
+def opened(report):
+    """The session of a user."""
+    return onnxruntime.InferenceSession(report.model.SerializeToString())
+
+
+@pytest.mark.parametrize("opset", [17, 19, 21])
+@pytest.mark.parametrize("recipe", ["XINT8", "A8W8"])
+def test_pools_of_every_opset_load_as_a_user_opens_them(opset, recipe):
+    pool = helper.make_node("AveragePool", ["c"], ["p"], kernel_shape=[2, 2], strides=[2, 2])
+    last = helper.make_node("GlobalAveragePool", ["p"], ["y"])
+    report = detent.quantize(model_of([conv(), pool, last], WEIGHT, opset), None, IMAGES, recipe)
+    assert opened(report).run(None, {"x": IMAGES[0]})[0].shape == (1, 4, 1, 1)
+
+
+def test_a_dilated_pool_stays_float():
+    pool = helper.make_node("AveragePool", ["c"], ["y"], kernel_shape=[2, 2], dilations=[2, 2], name="pool")
+    report = detent.quantize(model_of([conv(), pool], WEIGHT, 19), None, IMAGES)
+    assert [decision.node for decision in report.left_float()] == ["pool"]
+    assert opened(report)
+
+
+def test_what_a_user_could_not_open_is_not_written(tmp_path, monkeypatch):
+    """onnxruntime's own rewrites of quantized nodes can fail, and are off while a model is measured."""
+    from detent.plan.operators import OPERATORS, Operator
+
+    monkeypatch.setitem(OPERATORS, "AveragePool", Operator(data=(0,)))
+    pool = helper.make_node("AveragePool", ["c"], ["y"], kernel_shape=[2, 2], dilations=[2, 2], name="pool")
+    with pytest.raises(detent.ModelError, match="pool"):
+        detent.quantize(model_of([conv(), pool], WEIGHT, 19), tmp_path / "out.onnx", IMAGES)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_weight_without_elements_stays_float():
+    arrays = {"a": np.ones((4, 0), np.float32), "b": np.ones((0, 4), np.float32), "w": np.eye(4, dtype=np.float32)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["d"], name="down"),
+        helper.make_node("MatMul", ["d", "b"], ["u"], name="up"),
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="main"),
+        helper.make_node("Add", ["m", "u"], ["y"], name="sum"),
+    ]
+    data = [RNG.standard_normal((4, 4)).astype(np.float32) for _ in range(4)]
+    report = detent.quantize(model_of(nodes, arrays, shape=(4, 4)), None, data)
+    assert {"down", "up"} <= {decision.node for decision in report.left_float()}
+    np.testing.assert_allclose(opened(report).run(None, {"x": data[0]})[0], data[0], atol=0.1)
+
+
+def test_a_model_in_float64_says_so():
+    values = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, [1, 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(detent.ModelError, match="float64"):
+        detent.quantize(model)
+
+
+def test_an_output_that_declares_a_wrong_shape_gets_the_right_one():
+    model = model_of([conv(output="y")], WEIGHT)
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2, 8, 8]))
+    report = detent.quantize(model, None, IMAGES)
+    assert [dim.dim_value for dim in report.model.graph.output[0].type.tensor_type.shape.dim] == [1, 4, 8, 8]
+
+
+def test_a_file_in_a_folder_with_spaces_and_unicode(tmp_path):
+    folder = tmp_path / "mein Ordner ü 模型"
+    folder.mkdir()
+    onnx.save(tiny_model(), folder / "m o.onnx", save_as_external_data=True, location="da ta.bin", size_threshold=0)
+    detent.quantize(folder / "m o.onnx", folder / "aus gabe.onnx", None)
+    assert onnxruntime.InferenceSession(str(folder / "aus gabe.onnx"))
