@@ -26,7 +26,7 @@ from tests.emit.forms import emitted, snapped
 from tests.models import IMAGE, as_ir, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
 
 INT8, INT16, BF16 = IntegerFormat("int8"), IntegerFormat("int16"), FloatFormat("bfloat16")
-A8W8 = PRESETS["A8W8"].replace(method=MinMax())
+A8W8 = PRESETS["A8W8"].replace(method=MinMax(), weights=IntegerFormat("int8"))
 FREE = A8W8.replace(biases=None, target="cpu")
 FEEDS = {"x": normal(*IMAGE, seed=9)}
 

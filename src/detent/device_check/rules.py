@@ -361,7 +361,8 @@ def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     types, wide = network.device.types, _wide_device(network)
     for role, dtype in sorted({(role, each.dtype) for role, _, each in network.roles(node)}):
         if wide is not None and role == "activations" and dtype in wide.types[role] and dtype not in types[role]:
-            if node.op_type not in wide.operators and node.op_type not in wide.likely:
+            missing = node.op_type not in wide.operators and node.op_type not in wide.likely
+            if missing and node.op_type in network.device.operators:  # else it was found to be missing there
                 yield _error(
                     node,
                     f"{_subject_of(role)} {dtype}",
@@ -376,8 +377,9 @@ def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _wide_device(network: CheckedNetwork) -> Device | None:
-    """Return the device that computes single tensors with more bits, if there is one."""
-    return DEVICES[network.device.wide] if network.device.wide else None
+    """Return the device that computes single tensors with more bits; None if all have more, or there is no such."""
+    mixed = bool(network.activation_types.intersection(network.device.types.get("activations", ())))
+    return DEVICES[network.device.wide] if network.device.wide and mixed else None
 
 
 def _says_what_wide_costs(network: CheckedNetwork) -> Iterator[Finding]:
@@ -393,7 +395,7 @@ def _says_what_wide_costs(network: CheckedNetwork) -> Iterator[Finding]:
         read = any(is_wide for value, is_wide in held if value in node.inputs)
         macs[read] += macs_of(node) or 0
     count = sum(tensors.values())
-    if count and count < len(tensors):
+    if count:
         share = (
             f" and {100 * macs[True] / sum(macs.values()):.0f} % of the multiplications" if any(macs.values()) else ""
         )

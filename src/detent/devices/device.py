@@ -84,12 +84,6 @@ class Device:
         """Raise UsageError if the recipe has scales or types that a shifting device cannot compute with."""
         if not self.shifts:
             return
-        if recipe.widen is not None:
-            raise UsageError(
-                f"The target {recipe.target} stores activations as {' or '.join(self.types['activations'])}, and "
-                f"recipe {recipe.name} gives some of them 16 bits (widen): leave that out, or choose another target, "
-                "such as npu-a8w8."
-            )
         for role, part, fmt in role_formats(recipe):
             has = instead_of_shifts(fmt)
             if has is not None:
@@ -104,6 +98,12 @@ class Device:
                     f" of recipe {recipe.name} are {dtype_of(fmt)}. Choose such a type, or another target: npu-a16w8 "
                     "for activations of 16 bits (recipe A16W8), cpu for any."
                 )
+        if recipe.widen is not None:
+            raise UsageError(
+                f"The target {recipe.target} stores activations as {' or '.join(self.types['activations'])}, and "
+                f"recipe {recipe.name} gives some of them 16 bits (widen): leave that out, or choose another target, "
+                "such as npu-a8w8."
+            )
 
 
 @dataclass(frozen=True, eq=False)

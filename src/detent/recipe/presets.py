@@ -86,8 +86,7 @@ def _npu() -> Iterator[Recipe]:
     )
     a8w8 = _integers(
         "A8W8",
-        "8-bit activations and weights, symmetric, float scales, a scale for each channel of a weight, MinMSE; where a "
-        "transformer's activations need it, 16 bits; for NPUs with float scales",
+        "8-bit activations and weights, float scales, MinMSE; 16 bits where a transformer needs them; for NPUs",
         IntegerFormat("int8"),
         PER_CHANNEL_INT8,
         MinMSE(),
