@@ -255,15 +255,15 @@ def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):
-            return _as_quark_writes(PRESETS[name])
+            return as_quark_writes(PRESETS[name])
     for preset in PRESETS.values():
-        for form in (preset, _as_quark_writes(preset)):
+        for form in (preset, as_quark_writes(preset)):
             if recipe.replace(name=preset.name, description=preset.description) == form:
                 return form
     return recipe
 
 
-def _as_quark_writes(preset: Recipe) -> Recipe:
+def as_quark_writes(preset: Recipe) -> Recipe:
     """Return a preset with the layout of tensors that Quark's own of that name has: what a script was tried with.
 
     There a weight has one scale unless per_channel is asked for, no activation gets more bits, and nothing is smoothed
