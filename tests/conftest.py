@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +17,9 @@ from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
+
+# Trying each model file in a process of its own takes a moment; tests/graph/test_guard.py does.
+os.environ["DETENT_TRUST"] = "1"
 
 # A busy machine is not a fault of the code under test.
 settings.register_profile("unhurried", deadline=None)

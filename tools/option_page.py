@@ -20,8 +20,9 @@ detent run quantize.py model.onnx model_int8.onnx
 ```
 
 Its `extra_options` ({len(OPTIONS)} names) are *honoured* (a field of the recipe, in brackets, or an argument of
-`detent.quantize`), *met* (Detent does that anyway, or never needs it) or *refused* with a message that says what to do
-instead. None is ignored: an unknown name is an error, and so is a value that asks for something else than what is done.
+`detent.quantize`), *met* (Detent does that anyway, or never needs it), *noted* (the file is right without it, and a
+line says what is not done) or *refused* with a message that says what to do instead. None is ignored silently: an
+unknown name is noted with the nearest one, and so is a value that has no effect beside the rest of the configuration.
 
 This page is written by `python -m tools.option_page docs/options.md`.
 """

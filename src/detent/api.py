@@ -7,15 +7,18 @@ the work is imported inside the functions, so that `import detent` and `detent -
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from typing_extensions import Unpack
 
 from detent.errors import UsageError
+from detent.graph.guard import guarded
 from detent.options import (
     CompareOptions,
     EmulateOptions,
@@ -42,27 +45,51 @@ if TYPE_CHECKING:
     from detent.results.quantized import Report
     from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
 
-    FloatModel = str | PathLike[str] | onnx.ModelProto
+    FloatModel = str | PathLike[str] | onnx.ModelProto | Any  # Any: torch's types, which are not required
     AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model | Pipeline
     RecipeLike = str | PathLike[str] | Recipe
 
 
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def _tried(*models: str) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
+    """Let a verb's model files be tried in a process of its own while it starts (see graph/guard.py)."""
+
+    def wrap(verb: Callable[Given, Answer]) -> Callable[Given, Answer]:
+        order = list(signature(verb).parameters)
+
+        @wraps(verb)
+        def run(*args: Given.args, **options: Given.kwargs) -> Answer:
+            given = {**dict(zip(order, args, strict=False)), **options}
+            named = [given.get(name) for name in models]
+            files = [file for each in named for file in (each if isinstance(each, (list, tuple)) else [each])]
+            with guarded(*files, trust=bool(given.get("trust"))):
+                return verb(*args, **options)
+
+        return run
+
+    return wrap
+
+
 @documented(QuantizeOptions)
+@_tried("model")
 def quantize(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
-    recipe: RecipeLike = "XINT8",
+    recipe: RecipeLike | None = None,
     **options: Unpack[QuantizeOptions],
 ) -> Report:
     """Quantize `model` and write it to `output`; return what was done and what it cost.
 
     Args:
-        model: a path, or a ModelProto. Never modified.
+        model: a path, a ModelProto, a PyTorch module or exported program. Never modified.
         output: where to write; None: the quantized model is `report.model`.
         calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
             torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).
-        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe.
+        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe; None: XINT8, or what suits the `device`.
         options: as listed below; the command line has them under the same names.
 
     Raises:
@@ -81,11 +108,12 @@ def quantize(
 
 
 @documented(TuneOptions)
+@_tried("model")
 def tune(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
-    recipe: RecipeLike = "XINT8",
+    recipe: RecipeLike | None = None,
     **options: Unpack[TuneOptions],
 ) -> Tuning:
     """Try better and better ways to quantize `model`, and stop at the first that loses little enough.
@@ -114,6 +142,7 @@ def tune(
 
 
 @documented(MixOptions)
+@_tried("model")
 def mix(
     model: FloatModel,
     calibration: Any = None,
@@ -149,6 +178,7 @@ def mix(
 
 
 @documented(SensitivityOptions)
+@_tried("model")
 def sensitivity(
     model: FloatModel,
     calibration: Any = None,
@@ -186,6 +216,7 @@ def sensitivity(
 
 
 @documented(EvaluateOptions)
+@_tried("models")
 def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack[EvaluateOptions]) -> Evaluation:
     """Measure models on the same data, and what each lost against the first, paired sample by sample.
 
@@ -227,6 +258,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
 
 
 @documented(CompareOptions)
+@_tried("before", "after")
 def compare(
     before: AnyModel, after: AnyModel, data: Any = None, **options: Unpack[CompareOptions]
 ) -> ModelComparison | FolderComparison:
@@ -281,6 +313,7 @@ def compare(
 
 
 @documented(InferOptions)
+@_tried("model")
 def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Unpack[InferOptions]) -> list[Path]:
     """Run a model on data and save each output as .npy, under the name of its sample; return the files.
 
@@ -313,6 +346,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
 
 
 @documented(EmulateOptions)
+@_tried("model")
 def emulate(
     model: FloatModel,
     data: Any = None,
@@ -350,22 +384,25 @@ def emulate(
     )
 
 
-def check(model: FloatModel, target: str = "npu-xint8") -> DeviceCheck:
+@_tried("model")
+def check(model: FloatModel, device: str = "npu-xint8", *, target: str | None = None) -> DeviceCheck:
     """Say whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
 
     Args:
         model: a path, or a ModelProto.
-        target: "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16" or "cpu".
+        device: "phx", "hpt", "stx", "krk", "strix-halo" or "cpu"; or "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16".
+        target: the earlier name of `device`.
 
     Raises:
         DetentError: UsageError for an unknown target, ModelError for a file that is not a model.
     """
     from detent.device_check.check import check as run_check
 
-    return run_check(_path_or_proto(model), target)
+    return run_check(_path_or_proto(model), device if target is None else target)
 
 
 @documented(SplitOptions)
+@_tried("model")
 def split(
     model: FloatModel, body: str | PathLike[str], tail: str | PathLike[str], **options: Unpack[SplitOptions]
 ) -> Split:

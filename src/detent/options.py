@@ -53,9 +53,9 @@ Names = str | Sequence[str]
 class Flag:
     """How the command line has an option.
 
-    `name` is the flag, if it is not made from the option's name. `reads` is the type of the text, if it is not the
-    option's own type. `default` is that of Python and the command line alike; with `hidden`, help does not show it.
-    `python` says what else the Python call takes.
+    `name` is the flag, or several, if it is not made from the option's name. `reads` is the type of the text, if it is
+    not the option's own type. `default` is that of Python and the command line alike; with `hidden`, help does not show
+    it. `python` says what else the Python call takes.
     """
 
     help: str
@@ -183,19 +183,35 @@ class ProgressOptions(TypedDict, total=False):
     progress: Annotated[Progress | None, PythonOnly("called as progress(stage, done, total)")]
 
 
+class TrustOptions(TypedDict, total=False):
+    """What a model file may do to this process."""
+
+    trust: Annotated[
+        bool,
+        Flag("Do not first try the model file in a process of its own.", "--trust", default=False),
+    ]
+
+
 class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total=False):
     """Which samples are read, and how."""
 
 
-class ReadingOptions(ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, total=False):
+class ReadingOptions(
+    ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False
+):
     """How samples are read into a float model that is to be quantized."""
 
+    example_inputs: Annotated[
+        Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
+    ]
     keep_batch: Annotated[
         bool, Flag("Leave an open batch open. Else it becomes 1 for an NPU.", "--keep-batch", default=False)
     ]
 
 
-class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, ProgressOptions, total=False):
+class RunningOptions(
+    LimitOptions, BatchOptions, ImageOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False
+):
     """How finished models are run on samples."""
 
     providers: Annotated[Names, Flag("onnxruntime's.", reads=list[str], default=(), metavar="PROVIDER")]
@@ -205,7 +221,7 @@ class RunningOptions(LimitOptions, BatchOptions, ImageOptions, ThreadOptions, Pr
     ]
 
 
-class SplitOptions(ShapeOptions, total=False):
+class SplitOptions(ShapeOptions, TrustOptions, total=False):
     """Options of `split`."""
 
     at: Annotated[
@@ -242,10 +258,24 @@ class RoundingOptions(TypedDict, total=False):
     ]
 
 
-class RecipeOptions(SettingOptions, total=False):
+class DeviceOptions(TypedDict, total=False):
+    """What the result is for."""
+
+    device: Annotated[
+        str | None,
+        Flag(
+            "phx, hpt, stx, krk, strix-halo or cpu (`detent devices`); or a flow: npu-xint8, npu-a8w8, npu-a16w8, "
+            "npu-vaiml, npu-bf16. Else: what all of them take.",
+            "--device --target",
+            metavar="NAME",
+        ),
+    ]
+    target: Annotated[str | None, OldName("device")]
+
+
+class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     """Fields of the recipe that have a flag of their own."""
 
-    target: Annotated[str | None, Flag("npu-xint8, npu-a8w8, npu-a16w8, npu-vaiml, npu-bf16 or cpu.")]
     method: Annotated[Method | str | None, Flag("MinMSE, Percentile:percentile=99.99, ...", reads=str)]
     activations: Annotated[
         NumberFormat | str | None, Flag("int8, uint16, bfloat16, ..., if not the recipe's.", reads=str)
@@ -453,6 +483,7 @@ class TuneOptions(
     TuningGoalOptions,
     TaskOptions,
     JudgeOptions,
+    DeviceOptions,
     SettingOptions,
     PostprocessingOptions,
     RoundingOptions,
@@ -499,6 +530,7 @@ class FormatSearchOptions(TypedDict, total=False):
 
 class MixOptions(
     FormatSearchOptions,
+    DeviceOptions,
     SettingOptions,
     PostprocessingOptions,
     MeasuredSampleOptions,
@@ -531,6 +563,7 @@ class ProposalOptions(TypedDict, total=False):
 
 class SensitivityOptions(
     ProposalOptions,
+    DeviceOptions,
     SettingOptions,
     PostprocessingOptions,
     MeasuredSampleOptions,
@@ -583,7 +616,7 @@ class InferOptions(RunningOptions, total=False):
     """Options of `infer`."""
 
 
-class EmulateOptions(SampleOptions, ProgressOptions, total=False):
+class EmulateOptions(SampleOptions, ProgressOptions, TrustOptions, total=False):
     """Options of `emulate`."""
 
     rounding: Annotated[str, Flag("half-even, as the file says, or dpu: ties upwards.", default="half-even")]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import pickle
 
@@ -9,12 +8,14 @@ import pytest
 from detent.compat.algorithms import (
     AdaQuantConfig,
     AdaRoundConfig,
+    AlgoConfig,
     AutoMixprecisionConfig,
     CLEConfig,
     GPTQConfig,
     refinement_of,
 )
 from detent.compat.configs import DEFAULT_ADAQUANT_PARAMS, DEFAULT_ADAROUND_PARAMS
+from detent.compat.option_rows import ScriptNote
 from detent.compat.option_rules import Request
 from detent.compat.table import apply_options
 from detent.errors import UsageError
@@ -78,18 +79,29 @@ def test_the_newer_configurations_say_the_same():
     [
         ({"NumIteration": 5}, "no 'NumIteration'. Did you mean 'NumIterations'"),
         ({"OptimAlgorithm": "adam"}, "adaround or adaquant"),
-        ({"OptimDevice": "cuda:0"}, "OptimDevice='cuda:0'"),
-        ({"OutputIndex": 2}, "OutputIndex"),
-        ({"RefModelPath": "float.onnx"}, "RefModelPath"),
-        ({"TargetOpType": ["Conv"]}, "leaves out ConvTranspose, Gemm, MatMul"),
-        ({"UpdateBias": True}, "UpdateBias=True: .*adaround"),
-        ({"OptimAlgorithm": "adaquant", "WarmStart": 0.5}, "WarmStart=0.5: .*adaquant"),
         ({"DropRatio": 2.0}, "quantized_share"),
     ],
 )
 def test_what_cannot_be_had_is_named(params, message):
     with pytest.raises(UsageError, match=message):
         refinement_of(params)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"OptimDevice": "cuda:0"}, "OptimDevice='cuda:0'"),
+        ({"OutputIndex": 2}, "OutputIndex"),
+        ({"RefModelPath": "float.onnx"}, "RefModelPath"),
+        ({"TargetOpType": ["Conv"]}, "TargetOpType"),
+        ({"UpdateBias": True}, "UpdateBias=True: .*adaround"),
+        ({"OptimAlgorithm": "adaquant", "WarmStart": 0.5}, "WarmStart=0.5: .*adaquant"),
+    ],
+)
+def test_what_the_result_is_right_without_is_noted(params, message):
+    algorithm = {name: value for name, value in params.items() if name == "OptimAlgorithm"}
+    with pytest.warns(ScriptNote, match=message):
+        assert refinement_of(params) == refinement_of(algorithm)
 
 
 FIELDS = {
@@ -99,7 +111,9 @@ FIELDS = {
     "select_max_mem_layer num_workers pin_memory use_gds",
     AutoMixprecisionConfig: "target_layer_config target_op_type subgraph_json include_layers exclude_layers data_size "
     "metric_output_index metric_distance_fn metric_evaluate_fn metric_default metric_threshold metric_optimize_object "
-    "sensitivity_cache_file worker_num dual_quant_nodes no_input_qdq_shared shared_param_mode",
+    "sensitivity_cache_file worker_num dual_quant_nodes no_input_qdq_shared shared_param_mode target_quant_type "
+    "act_target_quant_type weight_target_quant_type bias_target_quant_type l2_target auto_mix_use_fast_ft output_index "
+    "evaluate_function top1_acc_target num_target target_indices exclude_indices",
     GPTQConfig: "bits block_size group_size perc_damp act_order per_channel mse weight_symmetric",
     CLEConfig: "cle_balance_method cle_steps cle_weight_threshold cle_scale_append_bias cle_scale_use_threshold "
     "cle_total_layer_diff_threshold",
@@ -117,8 +131,12 @@ def test_configurations_are_records():
     assert pickle.loads(pickle.dumps(config)) == config
     assert (config.num_iterations, config.learning_rate, config.lr_adjust) == (7, 1e-5, (1.0, 0.5))
     assert repr(GPTQConfig(bits=4)).startswith("GPTQConfig(bits=4, block_size=128")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.num_iterations = 8
+    config.num_iterations = 8
+    assert config.get_options()["FastFinetune"]["NumIterations"] == 8
+    assert config.to_dict() == {"name": "adaquant", "num_iterations": 8, "lr_adjust": [1.0, 0.5]}
+    assert AlgoConfig.from_dict({"name": "cle", "cle_steps": 2}) == CLEConfig(cle_steps=2)
+    with pytest.raises(UsageError, match="adarond"):
+        AlgoConfig.from_dict({"name": "adarond"})
 
 
 def recipe_of(base="A8W8", **options):
@@ -142,10 +160,6 @@ def test_scales_of_groups_and_channels():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"GPTQParams": {"Bits": 8}}, "without UseGPTQ=True"),
-        ({"UseGPTQ": True, "GPTQParams": {"Bits": 4}}, "Bits 4, and the weights are int8"),
-        ({"UseGPTQ": True, "GPTQParams": {"MSE": True}}, "MSE"),
-        ({"UseGPTQ": True, "GPTQParams": {"WeightSymmetric": False}}, "WeightSymmetric"),
         ({"UseGPTQ": True, "GPTQParams": {"ActOder": True}}, "ActOrder"),
         ({"UseGPTQ": True, "FastFinetune": {"NumIterations": 3}}, "one of them"),
     ],
@@ -153,6 +167,21 @@ def test_scales_of_groups_and_channels():
 def test_what_gptq_cannot_do_is_named(options, message):
     with pytest.raises(UsageError, match=message):
         recipe_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"GPTQParams": {"Bits": 8}}, "without UseGPTQ=True"),
+        ({"UseGPTQ": True, "GPTQParams": {"Bits": 4}}, "Bits=4"),
+        ({"UseGPTQ": True, "GPTQParams": {"MSE": True}}, "MSE"),
+        ({"UseGPTQ": True, "GPTQParams": {"WeightSymmetric": False}}, "WeightSymmetric"),
+    ],
+)
+def test_what_gptq_does_not_change_is_noted(options, message):
+    switch = {name: value for name, value in options.items() if name == "UseGPTQ"}
+    with pytest.warns(ScriptNote, match=message):
+        assert recipe_of(**options) == recipe_of(**switch)
 
 
 def test_only_integers():

@@ -101,7 +101,6 @@ def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, sha
         ({"MetricThreshold": 0.5, "TargetLayerConfig": QLayerConfig(Int8Spec(), BFP16Spec())}, "weights of the target"),
         ({"Top1AccTarget": 0.1}, "Top1AccTarget=0.1"),
         ({"MetricEvaluateFn": print}, "MetricEvaluateFn"),
-        ({"MetricOutputIndex": 1}, "MetricOutputIndex"),
         ({"ExcludeLayers": ["a"]}, "ExcludeLayers is for a search"),
         ({"TargetLayerConfg": None}, "no 'TargetLayerConfg'. Did you mean 'TargetLayerConfig'"),
         ({"TargetLayerConfig": None}, "TargetLayerConfig is None"),

@@ -182,7 +182,6 @@ def test_nothing_that_a_specification_says_is_lost():
         (lambda: QConfig(INT8, specific_layer_config={ENTROPY_LAYER: ["head"]}), "one calibrates the whole model"),
         (lambda: QConfig(INT8, algo_config=["cle"]), "algo_config lists 'cle'"),
         (lambda: QConfig(INT8, exclude=[3]), "A subgraph to exclude is 3"),
-        (lambda: QConfig(INT8, AlginConcat=True), "no option 'AlginConcat'. Did you mean 'AlignConcat'"),
     ],
 )
 def test_what_cannot_be_had_is_named(config, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,11 @@ from detent.compat.enums import (
     PowerOfTwoMethod,
     QuantType,
 )
+from detent.compat.option_rows import ScriptNote
 from detent.compat.table import OPTIONS, SECTIONS
 from detent.compat.translate import translate
+from detent.convert.float_types import ToBfloat16
+from detent.convert.quantizing_nodes import WithoutOutputQdq
 from detent.devices.catalog import check_steps
 from detent.equalizations import CrossLayer, GlobalEqualization
 from detent.errors import UsageError
@@ -28,7 +32,7 @@ from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
 from detent.recipe.recipe import FUSED_ACTIVATIONS
-from detent.refinements import AdaRound
+from detent.refinements import AdaRound, Gptq
 
 NPU = {"calibrate_method": PowerOfTwoMethod.MinMSE, "activation_type": QuantType.QUInt8, "enable_npu_cnn": True}
 FLOAT = {}
@@ -169,6 +173,11 @@ BESIDE = {
         [("Conv", "Relu"), ["Mul", "Add"]],
         {"conversions": ("without-qdq-between:pairs=Conv/Relu+Mul/Add",)},
     ),
+    "OpTypesToExcludeOutputQuantization": (
+        ["MatMul", "Gemm"],
+        {"conversions": (WithoutOutputQdq(op_types="MatMul+Gemm"),)},
+    ),
+    "NodesToExcludeOutputQuantization": (["a"], {"conversions": (WithoutOutputQdq(nodes=("a",)),)}),
     "FixShapes": ("x:[1,3,8,8]; y:[2]", {"fix_shapes": {"x": [1, 3, 8, 8], "y": [2]}}),
     "NodesToQuantize": (["a"], {"include": ("a",)}),
     "InputNodes": (["a"], {"start": ("a",)}),
@@ -184,7 +193,7 @@ BESIDE = {
 ELSEWHERE = {
     *("SimulateDPU", "NPULimitationCheck", "IPULimitationCheck", "CalibTensorRangeSymmetric", "MinMSEModeFloatScale"),
     *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha", "MatMulNBitsParams"),
-    *("UseGPTQ", "GPTQParams"),
+    *("UseGPTQ", "GPTQParams", "EnableVaimlBF16", "ShapeShifterYaml", "PreprocessYAML"),
 }
 """Options with a test of their own, below or in test_algorithms.py."""
 
@@ -243,25 +252,50 @@ def test_switches_that_ask_for_the_usual_change_nothing():
         assert recipe(NPU, **{name: True}) == recipe(NPU)
     for name in ("AdjustShiftCut", "ConvertSplitToSlice", "AlignConcat"):
         assert recipe(FLOAT, **{name: False}) == recipe(FLOAT)
-    with pytest.raises(UsageError, match="AlignPool=True: the target cpu does not do that"):
-        recipe(FLOAT, AlignPool=True)
+    with pytest.warns(ScriptNote, match="AlignPool=True: the target cpu does not do that"):
+        assert recipe(FLOAT, AlignPool=True) == recipe(FLOAT)
 
 
 def test_options_that_must_agree_with_others():
     assert recipe(NPU, CalibTensorRangeSymmetric=True) == recipe(NPU)
-    with pytest.raises(UsageError, match="Give ActivationSymmetric=True"):
-        recipe(FLOAT, CalibTensorRangeSymmetric=True)
-    with pytest.raises(UsageError, match="UsePowerOf2Scale=True.*calibrate_method"):
-        recipe(FLOAT, UsePowerOf2Scale=True)
-    with pytest.raises(UsageError, match="fixed zero point"):
-        recipe(NPU, ActivationSymmetric=False)
-    with pytest.raises(UsageError, match="no effect without SmoothQuant"):
-        recipe(FLOAT, SmoothQuantAlpha=0.3)
+    assert recipe(FLOAT, CalibTensorRangeSymmetric=True) == recipe(FLOAT, ActivationSymmetric=True)
+    assert recipe(NPU, CalibTensorRangeSymmetric=False) == recipe(NPU)
     assert recipe(FLOAT, SmoothQuant=True, SmoothQuantAlpha=0.3).smooth == 0.3
     assert recipe(FLOAT, **MINMSE, MinMSEModeFloatScale="Percentile").weight_method == MinMSE("Percentile")
     assert recipe(FLOAT, **MINMSE, MinMSEModeFloatScale="HistCenter").weight_method == MinMSE("All")
-    with pytest.raises(UsageError, match="MinMSEModeFloatScale"):
-        recipe(FLOAT, MinMSEModeFloatScale="All")
+
+
+NO_EFFECT = [
+    (FLOAT, {"UsePowerOf2Scale": True}, "UsePowerOf2Scale=True.*calibrate_method"),
+    (NPU, {"ActivationSymmetric": False}, "fixed zero point"),
+    (FLOAT, {"SmoothQuantAlpha": 0.3}, "no effect without SmoothQuant"),
+    (FLOAT, {"MinMSEModeFloatScale": "All"}, "MinMSEModeFloatScale"),
+    (FLOAT, {"MatMulNBitsParams": {"GroupSize": 32}}, "no effect without UseMatMulNBits=True"),
+    (NPU, {"Percentile": 99.0}, "Percentile=99.0: .* Percentile, .* MinMSE"),
+    (FLOAT, {"LWPMetric": "mse"}, "LWPMetric='mse': .* LayerwisePercentile"),
+    (FLOAT, {"MinMSEModePof2Scale": "All"}, "is for MinMSE"),
+    (FLOAT, {"BFPAttributes": {}}, "BFPAttributes: no tensor"),
+    (NPU, {"BF16QDQToCast": True}, "BF16QDQToCast=True.*bfloat16"),
+    (FLOAT, {"BF16WithClip": True}, "BF16WithClip=True.*bfloat16"),
+    (FLOAT, {"ActivationScaled": True}, "ActivationScaled=True.*bfloat16"),
+    (FLOAT, {"EnableVaimlBF16": True}, "EnableVaimlBF16=True.*bfloat16"),
+    (FLOAT, {"NumBins": 1 << 20}, "NumBins"),
+    (FLOAT, {"UseFP32Scale": False}, "UseFP32Scale=False"),
+    (FLOAT, {"RemoveInputInit": False}, "RemoveInputInit=False"),
+    (FLOAT, {"calibrate": 1}, "no option 'calibrate'"),
+    (FLOAT, {"FastFinetune": {"NumIterations": 5}}, "FastFinetune .*include_fast_ft"),
+    (FLOAT, {"AutoMixprecision": {"OutputIndex": 5}}, "AutoMixprecision .*include_auto_mp"),
+]
+
+
+@pytest.mark.parametrize(("fields", "options", "message"), NO_EFFECT)
+def test_what_has_no_effect_beside_the_rest_is_noted(fields, options, message):
+    with pytest.warns(ScriptNote, match=message):
+        assert recipe(fields, **options) == recipe(fields)
+
+
+def test_weights_in_bfloat16_alone():
+    assert request(BF16, EnableVaimlBF16=True).conversions == ("float", ToBfloat16(form="simulated"))
 
 
 def test_random_data():
@@ -277,8 +311,10 @@ def test_formats_without_scales_need_no_calibration():
 def test_few_bits_have_parameters():
     found = recipe(FLOAT, UseMatMulNBits=True, MatMulNBitsParams={"GroupSize": 32, "Symmetric": False})
     assert found.weights == IntegerFormat("uint4", symmetric=False, granularity="per_group:32")
-    with pytest.raises(UsageError, match="no effect without UseMatMulNBits=True"):
-        recipe(FLOAT, MatMulNBitsParams={"GroupSize": 32})
+    learned = recipe(FLOAT, UseMatMulNBits=True, MatMulNBitsParams={"Algorithm": "GPTQ"})
+    assert (learned.refinement, learned.weights.dtype) == (Gptq(), "int4")
+    chosen = recipe(FLOAT, UseMatMulNBits=True, MatMulNBitsParams={"Algorithm": "HQQ"})
+    assert (chosen.weight_method, chosen.weights.dtype) == (MinMSE(), "uint4")
 
 
 def test_small_floats_are_pairs_of_casts_or_of_custom_operators():
@@ -297,8 +333,6 @@ def test_tensors_take_the_scales_of_the_rest_of_the_model():
 
 def test_a_percentage_is_for_methods_that_cut():
     assert recipe(NPU, Percentile=99.0, MinMSEMode="Percentile").method == MinMSE("Percentile", 99.0)
-    with pytest.raises(UsageError, match="Percentile=99.0: .* Percentile, .* MinMSE"):
-        recipe(NPU, Percentile=99.0)
 
 
 def test_methods_of_weights():
@@ -313,6 +347,7 @@ def test_without_activations_there_is_no_unit_for_wide_biases():
 
 REFUSED = [name for name, option in OPTIONS.items() if option.verdict == "refused"]
 MET = [name for name, option in OPTIONS.items() if option.verdict == "met"]
+NOTED = [name for name, option in OPTIONS.items() if option.verdict == "noted"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -323,15 +358,24 @@ def test_a_refused_option_is_named_with_what_to_do(name):
 
 
 @pytest.mark.parametrize("name", MET)
-def test_a_met_option_changes_nothing_or_says_that_it_cannot_be_had(name):
-    plain, changed = recipe(FLOAT), 0
+def test_a_met_option_changes_nothing_and_says_where_it_was_asked_for_another_thing(name):
+    said = 0
     for value in (True, False, "something"):
-        try:
-            assert recipe(FLOAT, **{name: value}) == plain
-        except UsageError as error:
-            changed += 1
-            assert f"{name}={value!r}" in str(error)
-    assert changed < 3
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            assert recipe(FLOAT, **{name: value}) == recipe(FLOAT)
+        said += len(notes)
+        assert all(f"{name}={value!r}" in str(note.message) for note in notes)
+    assert said < 3
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_a_noted_option_says_that_it_is_not_done(name):
+    with pytest.warns(ScriptNote, match=f"{name}='something'"):
+        assert recipe(FLOAT, **{name: "something"}) == recipe(FLOAT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert recipe(FLOAT, **{name: None}) == recipe(FLOAT)
 
 
 @pytest.mark.parametrize(
@@ -343,24 +387,16 @@ def test_a_met_option_changes_nothing_or_says_that_it_cannot_be_had(name):
         ({"RemoveQDQBetweenOps": "Conv,Relu"}, "RemoveQDQBetweenOps"),
         ({"FixShapes": "x=1,3"}, "expected 'input:"),
         ({"ConvertOpsetVersion": "21"}, "ConvertOpsetVersion='21'"),
-        ({"Percentile": 99.9}, "Percentile=99.9: .* Percentile"),
-        ({"LWPMetric": "mse"}, "LWPMetric='mse': .* LayerwisePercentile"),
-        ({"MinMSEModePof2Scale": "All"}, "is for MinMSE"),
         ({"WeightCalibrateMethod": PowerOfTwoMethod.MinMSE}, "not for weights"),
-        ({"BFPAttributes": {}}, "BFPAttributes: no tensor"),
-        ({"BF16WithClip": True}, "BF16WithClip=True.*bfloat16"),
-        ({"ActivationScaled": True}, "ActivationScaled=True.*bfloat16"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Bits": 3}}, "Bits 3"),
         ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Size": 3}}, "no 'Size'"),
-        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "HQQ"}}, "HQQ"),
+        ({"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "AWQ"}}, "AWQ"),
         ({"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}, "'x': .*'scale'"),
         ({"TensorQuantOverrides": {"x": [{"rmin": 1.0}]}}, "one of rmin and rmax"),
         ({"TensorQuantOverrides": {"x": []}}, "one entry for each tensor"),
-        ({"NumBins": 1 << 20}, "NumBins"),
         ({"NumBins": "many"}, "NumBins='many'.*number"),
         ({"CalibDataSize": 1.5}, "CalibDataSize=1.5.*whole number"),
         ({"CalibWorkerNum": None}, "CalibWorkerNum=None.*number"),
-        ({"EnableNPUCnn": True, "calibrate": 1}, "no option 'calibrate'"),
     ],
 )
 def test_bad_values_are_named(options, message):

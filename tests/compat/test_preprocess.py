@@ -95,7 +95,5 @@ def test_bad_input(tmp_path):
         tools.quant_pre_process(tmp_path / "none.onnx", tmp_path / "p.onnx")
     with pytest.raises(UsageError, match="needs input_model"):
         tools.quant_pre_process(output_model_path=tmp_path / "p.onnx")
-    with pytest.raises(UsageError, match="guess_output_rank"):
-        tools.quant_pre_process("a", "b", guess_output_rank=True)
     with pytest.raises(TypeError):
         tools.quant_pre_process("a", "b", skip_everything=True)

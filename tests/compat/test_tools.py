@@ -11,11 +11,8 @@ from tests.conftest import tiny_model
 from tests.models import build, node, normal, run
 
 REFUSED = (
-    "convert_a8w8_npu_to_a8w8_cpu",
     "convert_lstm_to_customlstm",
     "convert_resize_fs_to_pof2s",
-    "convert_u16u8_to_u8u8",
-    "print_a16w8_a8w8_nodes",
     "save_tensor_hist",
     "save_weights_hist",
 )
@@ -164,7 +161,5 @@ def test_bad_arguments(tiny, tmp_path):
         run_tool("convert_quant_to_float", [str(tiny)])
     with pytest.raises(UsageError, match="--format is 'f'"):
         run_tool("convert_fp32_to_bf16", ["--input", str(tiny), "--output", "b", "--format", "f"])
-    with pytest.raises(UsageError, match="format=extended-qdq"):
-        run_tool("convert_fp32_to_bf16", [str(tiny), "b", "--format", "vitisqdq"])
     with pytest.raises(UsageError, match="--fix_shapes x=1"):
         run_tool("fix_shapes", [str(tiny), str(tmp_path / "o.onnx"), "--fix_shapes", "x=1"])

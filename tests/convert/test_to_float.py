@@ -197,3 +197,19 @@ def test_block_formats_change_their_generation(op, older):
     back, _ = converted(result, "extended-qdq")
     assert ops(back) == ops(proto)
     same(proto, back, [{"x": normal(4, 48, seed=4)}])
+
+
+@pytest.mark.parametrize(("dtype", "low"), [("uint8", 0), ("int8", -128)])
+@pytest.mark.parametrize(("scale", "kept"), [(0.05, "Relu"), (6 / 255, "Clip")])
+def test_an_activation_that_a_zero_point_stands_for_is_written_again(dtype, low, scale, kept):
+    """onnxruntime's quantizer leaves the Relu behind a layer out where the lowest code is 0."""
+    proto = pair(dtype, low, scale)
+    proto.graph.node.insert(0, node("MatMul", "x w", "m"))
+    proto.graph.node[1].input[0] = "m"
+    proto.graph.initializer.append(numpy_helper.from_array(normal(6, 6), "w"))
+    result, _ = converted(proto, "float")
+    assert ops(result) == ["MatMul", kept]
+    x = normal(4, 6) * 4
+    product = run(result, {"x": x})["y"]
+    assert product.min() == 0.0
+    np.testing.assert_allclose(run(proto, {"x": x})["y"], np.minimum(product, 255 * scale), atol=scale)

@@ -20,7 +20,7 @@ def single(**changes) -> LayerNoise:
     layer = LayerNoise(
         inputs=np.array([[0]]),
         outputs=np.array([[1]]),
-        weight=np.array([[[3.0]]]),
+        weight=np.array([[[3.0]]], np.float32),
         taps=1,
         energy=np.array([[9.0]]),
         largest=np.array([[2.0]]),
@@ -80,7 +80,9 @@ def random_layer(seed: int, groups: int, outputs: int, inputs: int, count: int) 
     return LayerNoise(
         inputs=random.integers(-1, count, (groups, inputs)),
         outputs=random.integers(-1, count, (groups, outputs)),
-        weight=positive(groups, outputs, inputs) * (random.random((groups, outputs, inputs)) > 0.2),
+        weight=(positive(groups, outputs, inputs) * (random.random((groups, outputs, inputs)) > 0.2)).astype(
+            np.float32
+        ),
         taps=int(random.integers(1, 10)),
         energy=positive(groups, inputs),
         largest=positive(groups, inputs),
@@ -163,8 +165,8 @@ def test_one_factor_for_a_whole_value_changes_nothing(seed, factor):
 
 def test_nothing_overflows_at_the_bounds():
     layers = [random_layer(seed, 2, 3, 3, 3) for seed in range(20)]
-    tiny = [replace(each, weight=each.weight * 1e-30, largest=each.largest * 1e-30) for each in layers]
-    zero = [replace(each, weight=each.weight * 0.0) for each in layers]
+    tiny = [replace(each, weight=each.weight * np.float32(1e-30), largest=each.largest * 1e-30) for each in layers]
+    zero = [replace(each, weight=each.weight * np.float32(0.0)) for each in layers]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for point in (np.array([5.0, -5.0, 5.0]), np.array([-5.0, -5.0, 5.0])):

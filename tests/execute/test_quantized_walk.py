@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
-from detent.execute.quantized_walk import QuantizedWalk, cut_segments
+from detent.execute.quantized_walk import Program, QuantizedWalk, cut_segments
 from detent.graph.load import load
 from detent.graph.session import Runner
+from detent.graph.values import constant
 from detent.numerics.formats import QuantParams
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Sample
@@ -25,7 +27,7 @@ from detent.plan.plan import make_plan
 from detent.plan.select import Selection
 from detent.prepare import default_passes, prepare
 from detent.recipe.file import find_recipe
-from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned
+from tests.models import IMAGE, SMALL_MODELS, XINT8, build, info, node, normal, planned, run
 
 FEEDS = [{"x": normal(*IMAGE, seed=seed)} for seed in (9, 10, 11)]
 
@@ -213,3 +215,68 @@ def test_the_demo():
     plan = target.constraints.constrain(model, plan)
     correct(model, plan)
     assert_simulates(model, plan, [pending.load().feeds for pending in source])
+
+
+def looping():
+    """A Conv, and a Loop that starts from a constant which its body reads by name as well."""
+    body = helper.make_graph(
+        [node("Add", "sum start", "more"), node("Identity", "again", "going")],
+        "body",
+        [info("i", [], TensorProto.INT64), info("again", [], TensorProto.BOOL), info("sum", [1])],
+        [info("going", [], TensorProto.BOOL), info("more", [1])],
+    )
+    return build(
+        [
+            node("Conv", "x w", "c"),
+            node("Loop", "times true start", "total", name="loop", body=body),
+            node("Mul", "c total", "y"),
+        ],
+        [info("y", [1, 4, 8, 8])],
+        {
+            "w": normal(4, 3, 1, 1),
+            "times": np.array(3, np.int64),
+            "true": np.array(True),
+            "start": np.array([0.5], np.float32),
+        },
+    )
+
+
+def test_a_constant_that_a_loop_captures_and_has_as_an_input():
+    model = load(looping())
+    (loop,) = [each for each in model.graph if each.op_type == "Loop"]
+    program = Program(model, [loop], loop.outputs, {}, lambda node, index: constant(node.inputs[index]))
+    np.testing.assert_array_equal(program({}, "a sample")[0], [2.0])
+
+
+def test_a_model_with_such_a_loop_is_quantized():
+    data = [{"x": normal(1, 3, 8, 8, seed=seed)} for seed in range(4)]
+    report = detent.quantize(looping(), None, data)
+    found, expected = (run(proto, data[0])["y"] for proto in (report.model, looping()))
+    np.testing.assert_allclose(found, expected, atol=0.1 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_the_size_of_the_frontier_is_known_from_the_shapes(name):
+    model, plan = planned(SMALL_MODELS[name]())
+    prepare(model, default_passes())
+    walk, found = QuantizedWalk(model, plan, ["the sample"], 1), [0]
+    walk.start(0, Sample(0, "the sample", FEEDS[0]))
+    walk.run(lambda _: None, lambda _, frontier: found.append(frontier.nbytes))
+    assert walk.expected_bytes(FEEDS[0]) in (max(found), None)
+
+
+def test_an_open_batch_is_that_of_the_sample():
+    proto = build([node("Relu", "x", "y")], [info("y", ["n", 4])], inputs=[info("x", ["n", 4])])
+    model, plan = planned(proto, {"x": normal(3, 4)})
+    assert QuantizedWalk(model, plan, ["the sample"], 1).expected_bytes({"x": normal(3, 4)}) == 2 * 3 * 4
+    model.graph.outputs[0].shape = None
+    assert QuantizedWalk(model, plan, ["the sample"], 1).expected_bytes({"x": normal(3, 4)}) is None
+
+
+def test_a_constant_may_be_a_node():
+    """Models of Paddle are full of them; before preparation nobody has made initializers of them."""
+    held = helper.make_node("Constant", [], ["w"], value=helper.make_tensor("", TensorProto.FLOAT, [2], [1.0, 2.0]))
+    model = load(build([held, node("Add", "x w", "y")], [info("y", [2])], inputs=[info("x", [2])]))
+    add = model.graph[1]
+    program = Program(model, [add], add.outputs, {"x": normal(2)}, lambda each, index: constant(each.inputs[index]))
+    np.testing.assert_array_equal(program({"x": np.float32([1, 1])}, "the sample")[0], [2, 3])

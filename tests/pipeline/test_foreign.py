@@ -99,3 +99,28 @@ def test_a_file_in_a_folder_with_spaces_and_unicode(tmp_path):
     onnx.save(tiny_model(), folder / "m o.onnx", save_as_external_data=True, location="da ta.bin", size_threshold=0)
     detent.quantize(folder / "m o.onnx", folder / "aus gabe.onnx", None)
     assert onnxruntime.InferenceSession(str(folder / "aus gabe.onnx"))
+
+
+def test_what_draws_random_numbers_is_quantized_and_said():
+    nodes = [
+        conv(),
+        helper.make_node("RandomNormalLike", ["c"], ["n"], name="draw"),
+        helper.make_node("Add", ["c", "n"], ["y"]),
+    ]
+    report = detent.quantize(model_of(nodes, WEIGHT), None, IMAGES)
+    assert any("'draw'" in warning for warning in report.warnings)
+    assert opened(report)
+
+
+def test_sequences_inside_a_bfloat16_model_and_as_an_output():
+    at = {"i": np.array(0, np.int64)}
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
+        helper.make_node("SequenceAt", ["s", "i"], ["y"]),
+    ]
+    assert detent.quantize(model_of(nodes, at), None, IMAGES, "BF16").model is not None
+    with_sequence = model_of(nodes, at)
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    with_sequence.graph.output.append(sequence)
+    with pytest.raises(detent.ModelError, match="'s'"):
+        detent.quantize(with_sequence, None, IMAGES, "BF16")

@@ -197,7 +197,7 @@ def test_float16_models_are_converted(samples):
     assert any(change.by == "HalfToFloat" for change in report.changes)
     assert report.model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
     plain = detent.quantize(tiny_model(), calibration=samples)
-    assert report.fidelity.outputs["y"].sqnr_db == pytest.approx(plain.fidelity.outputs["y"].sqnr_db, abs=1.5)
+    assert report.fidelity.outputs["y"].sqnr_db == pytest.approx(plain.fidelity.outputs["y"].sqnr_db, abs=3)
 
 
 def with_if(model):

@@ -199,3 +199,23 @@ def test_what_the_runtime_refuses_is_noted():
     prepare(model, [step])
     assert "could not be evaluated" in step.declined[0].what
     assert len(model.graph) == 2
+
+
+def test_shapes_that_are_computed_one_from_the_other_through_many_layers():
+    # Shape inference does not follow Mod: each Reshape's shape is known only when the Mod before it was evaluated.
+    count = 12
+    nodes = [
+        each
+        for i in range(count)
+        for each in (
+            node("Shape", f"r{i}", f"s{i}"),
+            node("Mod", f"s{i} large", f"m{i}"),
+            node("Reshape", f"r{i} m{i}", f"r{i + 1}"),
+        )
+    ]
+    done = check(
+        FoldConstants(),
+        make(nodes, {"r0": [2, 3]}, {f"r{count}": [2, 3]}, {"large": np.array(100, np.int64)}),
+        exact=True,
+    )
+    assert done.ops == ["Reshape"] * count

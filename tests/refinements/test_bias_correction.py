@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.refinements.activations import Activation, Gate
+from detent.refinements.activations import Activation, Gate, activate_all, add_pulls
 from detent.refinements.bias_correction import ChannelAnswers, find_shift
 
 LINEAR, RELU = Activation(), Activation(0.0)
@@ -81,3 +81,21 @@ def test_what_is_not_finite_or_has_no_rows_is_left_alone():
     assert not found.shift.any() and "not finite" in found.reason
     empty = np.zeros((0, 2))
     assert "no rows" in find_shift(answers([empty], [empty])).reason
+
+
+@pytest.mark.parametrize(
+    "curve", [LINEAR, RELU, Activation(0.0, 6.0), Activation(0.0, slope=0.1), Gate(True), Gate(False, hard=True)]
+)
+def test_compiled_curves_are_those_of_arrays(curve):
+    """Two channels in parts of 3 and 4 rows, the second shifted by 0.5: sum(s^2), and sum(s r) of each part."""
+    values = np.linspace(-7.0, 7.0, 14, dtype=np.float32).reshape(7, 2)
+    activated, target, shift = np.empty((7, 2)), np.arange(14.0).reshape(7, 2), np.array([0.0, 0.5])
+    activate_all(values, curve.numbers, activated)
+    np.testing.assert_allclose(activated, curve(values.astype(np.float64)), rtol=1e-14)
+    weight, pulls = np.zeros(2), np.zeros((2, 2))
+    add_pulls(values, target, shift, curve.numbers, np.array([3, 7]), weight, pulls)
+    moved = values + shift
+    slope = curve.derivative(moved)
+    np.testing.assert_allclose(weight, np.square(slope).sum(0), rtol=1e-12)
+    left = slope * (target - curve(moved))
+    np.testing.assert_allclose(pulls, [left[:3].sum(0), left[3:].sum(0)], rtol=1e-12)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typing_extensions import Unpack
 
 from detent.cli.console import AnyModel, Output, PrintOptions, echo_json
-from detent.options import SplitOptions
+from detent.graph.guard import guarded
+from detent.options import ImageOptions, SplitOptions, settled
+
+if TYPE_CHECKING:
+    from detent.results.checked import DeviceCheck
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Do not first try the model file in a process of its own.", show_default=False)
+]
 
 NOT_TAKEN = 6
 """The exit code if the device does not take all of the model."""
@@ -17,9 +26,22 @@ NOT_TAKEN = 6
 
 def check(
     model: AnyModel,
-    target: Annotated[
-        str, typer.Option("--target", help="npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu.")
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            "--target",
+            help="phx, hpt, stx, krk, strix-halo or cpu; or npu-xint8, npu-a8w8, npu-a16w8, npu-bf16.",
+        ),
     ] = "npu-xint8",
+    ep_report: Annotated[
+        Path | None,
+        typer.Option("--ep-report", help="A placement report of the EP, or a folder of them.", metavar="FILE"),
+    ] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Also measure the model on this CPU, beside the estimate.")
+    ] = False,
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -27,19 +49,84 @@ def check(
 
     Exit code 0: it takes all of it; 6: it does not.
 
-    Example: detent check model_int8.onnx --target npu-xint8
+    Example: detent check model_int8.onnx --device stx
     """
     from detent.device_check.check import check as run
 
-    result = run(model, target)
+    with guarded(model, trust=trust):
+        result = run(model, device)
+    if ep_report is not None:
+        _tell_report(model, result, ep_report, printing)
+        return
+    if time and result.cost is not None:
+        from detent.device_check.timing import cpu_milliseconds
+
+        result = replace(result, cost=replace(result.cost, cpu=cpu_milliseconds(model)))
     printing.tell(result)
     if not result.accepted:
         raise typer.Exit(NOT_TAKEN)
 
 
+def _tell_report(model: Path, result: DeviceCheck, file: Path, printing: PrintOptions) -> None:
+    """Print a report of the EP beside the prediction, or a table of several."""
+    from detent.device_check.ep_report import compare_report, report_table
+
+    if file.is_dir():
+        typer.echo(report_table(file))
+        return
+    found = compare_report(model, result, file)
+    if printing.json:
+        echo_json(found.to_json())
+    else:
+        typer.echo(str(found))
+
+
+def deploy(
+    model: AnyModel,
+    folder: Annotated[Path, typer.Argument(help="Where to write; a new or empty folder.", metavar="DIR")],
+    device: Annotated[str, typer.Option("--device", "--target", help="phx, hpt, stx, krk or strix-halo.")],
+    tail: Annotated[Path | None, typer.Option("--tail", help="The second part of a model that was cut.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of images, .npy or .npz for the samples. Without: random.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="How many of them.", min=1)] = 4,
+    software: Annotated[
+        str, typer.Option("--software", help="Of Ryzen AI: 1.6, 1.7 or 1.8. Else: the last for the device.")
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Also if the device is known not to take it.")] = False,
+    *,
+    printing: PrintOptions,
+    **options: Unpack[ImageOptions],
+) -> None:
+    """Write a folder to copy to the laptop: MODEL, a program that runs it on the NPU, samples and expected answers.
+
+    Example: detent deploy mobilenetv2_int8.onnx npu/ --device stx --data images/
+    """
+    from detent.deploy.folder import deploy as run
+    from detent.option_values import image_options
+
+    images = image_options(settled(ImageOptions, options))
+    done = run(
+        model,
+        folder,
+        device,
+        tail=tail,
+        data=data,
+        samples=samples,
+        software=software,
+        force=force,
+        preprocess=images,
+    )
+    if printing.json:
+        echo_json(done.to_json())
+    else:
+        typer.echo(str(done))
+
+
 def inspect(
     model: AnyModel,
     nodes: Annotated[bool, typer.Option("--nodes", help="Also list every node.")] = False,
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -47,7 +134,8 @@ def inspect(
     from detent.comparison.inspection import inspect_model
     from detent.report.listings import inspection_document
 
-    inspection = inspect_model(model)
+    with guarded(model, trust=trust):
+        inspection = inspect_model(model)
     if printing.json:
         echo_json(inspection.to_dict())
     else:
@@ -87,6 +175,7 @@ def convert(
             "--to", help="What to convert to, such as float16 or opset:version=21; may be repeated.", metavar="STEP"
         ),
     ] = [],  # noqa: B006
+    trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
@@ -96,7 +185,8 @@ def convert(
     """
     from detent.convert import convert as run
 
-    printing.tell(run(model, output, to))
+    with guarded(model, trust=trust):
+        printing.tell(run(model, output, to))
 
 
 def split(

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, make_dataclass, replace
-from typing import Any
+from dataclasses import field, make_dataclass, replace
+from typing import Any, ClassVar
 
 from detent.compat.auto_mixprecision import MIXED_DEFAULTS
 from detent.compat.option_rows import (
     NO_FIELD,
+    NoEffect,
     Option,
     Reader,
     apply_rows,
@@ -26,10 +27,12 @@ from detent.compat.option_rows import (
     defaults_of,
     honoured,
     met,
-    refused,
+    note,
+    noted,
     table_of,
 )
-from detent.errors import UsageError
+from detent.compat.serialization import Serializable, plain
+from detent.errors import UsageError, nearest
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.refinements import AdaQuant, AdaRound, Gptq
@@ -53,7 +56,7 @@ def _learned(name: str, default: Any, field: str, read: Reader) -> tuple[Any, Op
         # Scripts pass the parameters of both algorithms along without meaning those of the other one.
         if value in (default, None):
             return refinement
-        raise UsageError(f"it is not for {type(refinement).__name__.lower()}. Delete it.")
+        raise NoEffect(f"it is not for {type(refinement).__name__.lower()}.")
 
     return default, honoured(name, f"`{field}`" if len(owners) == 2 else f"`{owners[0]}.{field}`", rule)
 
@@ -66,24 +69,21 @@ def _pair(value: Any) -> tuple[float, float] | None:
     return (float(value[0]), float(value[1])) if value else None
 
 
-def _on_cpu(refinement: Any, device: Any) -> Any:
-    if not str(device).lower().startswith("cpu"):
-        raise UsageError("Detent refines on the CPU: give 'cpu'.")
-    return refinement
+_CPU = "layers are refined on the CPU"
+_ON_CPU = ("cpu", "CPU", None)
+_SOME_LAYERS = "every layer is refined, not only these types"
 
 
 def _all_layers(refinement: Any, op_types: Any) -> Any:
-    if left := sorted(set(_LAYERS) - set(op_types)):
-        raise UsageError(f"it leaves out {', '.join(left)}. Detent refines every layer: delete it.")
+    if set(_LAYERS) - set(op_types):
+        raise NoEffect(f"{_SOME_LAYERS}.")
     return refinement
 
 
-_CPU = "layers are refined on the CPU: give 'cpu'"
-_ALL_LAYERS = "every layer is refined: name at least all four types, or delete it"
 _ROWS: tuple[tuple[Any, Option], ...] = (
     (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", _chosen_before)),
-    ("cpu", Option("OptimDevice", "refused", _CPU, _on_cpu)),
-    ("cpu", Option("InferDevice", "refused", _CPU, _on_cpu)),
+    ("cpu", noted("OptimDevice", _CPU, _ON_CPU)),
+    ("cpu", noted("InferDevice", _CPU, _ON_CPU)),
     _learned("FixedSeed", 1705472343, "seed", int),
     _learned("DataSize", ALL_DATA, "samples", lambda size: MOST_SAMPLES if size >= ALL_DATA else size),
     _learned("BatchSize", 1, "batch", lambda images: images * ROWS),
@@ -91,11 +91,11 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     _learned("NumIterations", 1000, "iterations", int),
     _learned("LearningRate", 0.1, "learning_rate", float),
     _learned("EarlyStop", False, "early_stop", bool),
-    (0, refused("OutputIndex", "all outputs count alike")),
+    (0, noted("OutputIndex", "all outputs count alike")),
     _learned("LRAdjust", None, "learning_rate_above", _pair),
     (
         (*_LAYERS, "InstanceNormalization", "LayerNormalization"),
-        Option("TargetOpType", "refused", _ALL_LAYERS, _all_layers),
+        Option("TargetOpType", "noted", _SOME_LAYERS, _all_layers),
     ),
     _learned("SelectiveUpdate", False, "selective_update", bool),
     _learned("UpdateBias", False, "update_bias", bool),
@@ -104,7 +104,7 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     (1, met("MemOptLevel", "only the current layer's rows are kept")),
     (None, met("CacheDir", "nothing is written to disk")),
     (100, met("LogPeriod", "progress is shown by the bar")),
-    (None, refused("RefModelPath", "the float model is the reference")),
+    (None, noted("RefModelPath", "the float model is the reference")),
     (False, met("DynamicBatch", "samples of any batch size can be read")),
     (False, met("Parallel", "layers depend on each other and are taken in order")),
     _learned("RegParam", 0.01, "penalty", float),
@@ -145,12 +145,10 @@ def gptq_of(given: Mapping[str, Any], weights: NumberFormat | None) -> dict[str,
         raise UsageError("GPTQ is for weights that are integers, and this configuration has others. Delete it.")
     chosen = {key: value for key, value in given.items() if value is not None}
     params = {**_GPTQ, "Bits": weights.bits, "WeightSymmetric": weights.symmetric, **chosen}
-    if params["Bits"] != weights.bits:
-        raise UsageError(f"Bits {params['Bits']}, and the weights are {weights.dtype}. Change either.")
-    if params["WeightSymmetric"] != weights.symmetric:
-        raise UsageError("WeightSymmetric is not what the weights of the configuration are. Delete it.")
-    if params["MSE"]:
-        raise UsageError("MSE is not part of Detent. Delete it; the recipe's weight_method chooses scales.")
+    # Quark rounds to 8 bits, in the symmetry of the weights, whatever these say.
+    for key, present in (("Bits", weights.bits), ("WeightSymmetric", weights.symmetric), ("MSE", False)):
+        if params[key] != present:
+            note(f"GPTQParams, {key}={params[key]!r}: the weights of the configuration decide, which has {present}.")
     if params["GroupSize"] > 0:
         weights = weights.replace(granularity=f"per_group:{params['GroupSize']}")
     elif params["PerChannel"]:
@@ -163,27 +161,55 @@ def gptq_of(given: Mapping[str, Any], weights: NumberFormat | None) -> dict[str,
 # -- configurations ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AlgoConfig:
-    """Base of all."""
+class AlgoConfig(Serializable):
+    """Base of all. `name` is how a configuration is called where it is written down."""
+
+    name: ClassVar[str] = ""
 
     def options(self) -> dict[str, Any]:
         """Return the extra options that this asks for."""
         raise UsageError(f"{type(self).__name__} asks for nothing: list one of its subclasses in algo_config.")
 
+    def get_options(self) -> dict[str, Any]:
+        """Return the extra options that this asks for, by its other name."""
+        return self.options()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name, and the fields that differ from their defaults."""
+        usual = type(self)()
+        given = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
+        return {"name": self.name, **{name: plain(value) for name, value in given.items()}}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> AlgoConfig:
+        """Return the configuration that a dictionary with its `name` describes."""
+        given = dict(values)
+        name = str(given.pop("name", ""))
+        if name not in ALGO_NAME_TO_CLASS:
+            raise UsageError(
+                f"An algorithm is called '{name}'.{nearest(name, ALGO_NAME_TO_CLASS)} "
+                f"Choose from {', '.join(ALGO_NAME_TO_CLASS)}."
+            )
+        made: AlgoConfig = ALGO_NAME_TO_CLASS[name](**given)
+        return made
+
 
 def _config(
-    name: str, doc: str, defaults: Mapping[str, Any], options: Callable[[dict[str, Any]], dict[str, Any]]
+    name: str, called: str, doc: str, defaults: Mapping[str, Any], options: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Any:
-    """Make a configuration whose fields are the keys of a dictionary: `num_iterations` is NumIterations."""
+    """Make a configuration whose fields are the keys of a dictionary: `num_iterations` is NumIterations.
+
+    A key without a field in the newest version has one that is not set: older versions had it.
+    """
     keys = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", key).lower(): key for key in defaults}
 
     def of(self: AlgoConfig) -> dict[str, Any]:
-        return options({key: getattr(self, field) for field, key in keys.items()})
+        given = {key: getattr(self, name) for name, key in keys.items()}
+        return options({key: value for key, value in given.items() if value is not NO_FIELD})
 
-    fields = [(field, Any, defaults[key]) for field, key in keys.items()]
-    namespace = {"__doc__": doc, "__module__": __name__, "options": of}
-    return make_dataclass(name, fields, bases=(AlgoConfig,), frozen=True, namespace=namespace)
+    own = [(name, Any, field(default=defaults[key], repr=defaults[key] is not NO_FIELD)) for name, key in keys.items()]
+    namespace = {"__doc__": doc, "__module__": __name__, "options": of, "name": called}
+    return make_dataclass(name, own, bases=(AlgoConfig,), namespace=namespace)
 
 
 def _tuning(algorithm: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -197,35 +223,55 @@ _CLE = {
     **{"CLEScaleUseThreshold": True, "CLETotalLayerDiffThreshold": 1.9e-7},
 }
 _TUNING = defaults_of(_ROWS)
-CLEConfig = _config("CLEConfig", "Cross-layer equalization.", _CLE, dict)
+CLEConfig = _config("CLEConfig", "cle", "Cross-layer equalization.", _CLE, dict)
 SmoothQuantConfig = _config(
     "SmoothQuantConfig",
+    "smooth_quant",
     "SmoothQuant: outliers move into the weights.",
     {"Alpha": 0.5},
     lambda given: {"SmoothAlpha": given["Alpha"]},
 )
-BiasCorrectionConfig = _config("BiasCorrectionConfig", "Bias correction.", {}, lambda _: {"BiasCorrection": True})
+BiasCorrectionConfig = _config(
+    "BiasCorrectionConfig", "bias_correction", "Bias correction.", {}, lambda _: {"BiasCorrection": True}
+)
 GPTQConfig = _config(
-    "GPTQConfig", "Weights rounded by GPTQ.", _GPTQ, lambda given: {"UseGPTQ": True, "GPTQParams": given}
+    "GPTQConfig", "gptq", "Weights rounded by GPTQ.", _GPTQ, lambda given: {"UseGPTQ": True, "GPTQParams": given}
 )
 AdaRoundConfig = _config(
-    "AdaRoundConfig", "Each weight learns to round up or down.", _TUNING, lambda given: _tuning("adaround", given)
+    "AdaRoundConfig",
+    "adaround",
+    "Each weight learns to round up or down.",
+    _TUNING,
+    lambda given: _tuning("adaround", given),
 )
 AdaQuantConfig = _config(
     "AdaQuantConfig",
+    "adaquant",
     "Weights learn their codes.",
     {**_TUNING, "NumIterations": 3000, "LearningRate": 1e-5},
     lambda given: _tuning("adaquant", given),
 )
 AutoMixprecisionConfig = _config(
     "AutoMixprecisionConfig",
+    "auto_mixprecision",
     "Formats chosen layer by layer.",
     MIXED_DEFAULTS,
     lambda given: {"AutoMixprecision": given},
 )
 QuarotConfig = _config(
     "QuarotConfig",
+    "quarot",
     "Rotations of a language model, which Detent does not do: the options are refused.",
     {"RMatrixDim": 4096, "UseRandomHad": False, "RConfigPath": None},
     dict,
 )
+
+ALGO_NAME_TO_CLASS: dict[str, Any] = {
+    kind.name: kind
+    for kind in (
+        *(SmoothQuantConfig, CLEConfig, BiasCorrectionConfig, GPTQConfig, AutoMixprecisionConfig, AdaRoundConfig),
+        *(AdaQuantConfig, QuarotConfig),
+    )
+}
+"""The configurations by the names that `to_dict` gives them."""
+from_dict = AlgoConfig.from_dict

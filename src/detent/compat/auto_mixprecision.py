@@ -26,9 +26,9 @@ from detent.compat.option_rows import (
     Reader,
     apply_rows,
     as_given,
-    defaults_of,
     honoured,
     met,
+    noted,
     number,
     refused,
     table_of,
@@ -71,13 +71,13 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     (None, _kept("IncludeLayers", "only these nodes (`nodes`)")),
     (None, _kept("ExcludeLayers", "not these nodes; with a threshold")),
     (0, _kept("DataSize", "the most samples that a search measures on (0: 32)")),
-    (0, refused("MetricOutputIndex", "all outputs count alike", "Delete it.")),
+    (0, noted("MetricOutputIndex", "all outputs count alike")),
     (None, refused("MetricDistanceFn", _CALLED, _TUNE)),
     (None, refused("MetricEvaluateFn", _CALLED, _TUNE)),
     ("l2", _kept("MetricDefault", "what the threshold bounds: sqnr, l2 or cosine, as the power of the error")),
     (0, _kept("MetricThreshold", "a search (`detent.search.mixed`) for layers; 0: all of them", _threshold)),
     ("speed", met("MetricOptimizeObject", "a search takes as few bits as the threshold allows")),
-    (None, refused("SensitivityCacheFile", "no ranking is kept: a search takes a few walks", "Delete it.")),
+    (None, noted("SensitivityCacheFile", "no ranking is kept: a search takes a few walks")),
     (1, met("WorkerNum", "all layers are measured at once")),
     (False, met("DualQuantNodes", _CONVERTED)),
     (False, met("NoInputQDQShared", _CONVERTED)),
@@ -85,6 +85,7 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     *((NO_FIELD, _kept(key, f"the older name: {', '.join(roles)}", format_of)) for key, roles in _OLDER.items()),
     (NO_FIELD, _kept("L2Target", "the older name: MetricThreshold of l2", _threshold)),
     (NO_FIELD, met("AutoMixUseFastFT", "include_fast_ft decides")),
+    (NO_FIELD, noted("OutputIndex", "all outputs count alike")),
     (NO_FIELD, refused("EvaluateFunction", _CALLED, _TUNE)),
     (NO_FIELD, refused("Top1AccTarget", _CALLED, _TUNE)),
     (NO_FIELD, refused("NumTarget", "how many layers change follows from the threshold", "Give MetricThreshold.")),
@@ -93,7 +94,7 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
 )
 """In the order of the fields of AutoMixprecisionConfig, with their defaults; then what older versions had."""
 AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
-MIXED_DEFAULTS = defaults_of(_ROWS)
+MIXED_DEFAULTS = {option.name: default for default, option in _ROWS}
 
 
 def mixed_of(given: Mapping[str, Any]) -> Override | MixedSearch:

@@ -25,6 +25,7 @@ from detent.compat.enums import (
     QuantFormat,
     QuantType,
 )
+from detent.compat.serialization import Serializable
 from detent.errors import UsageError, nearest
 from detent.numerics import BLOCK_FORMATS
 from detent.numerics.formats import has_power_of_two_scale, is_integer
@@ -34,7 +35,7 @@ from detent.recipe.presets import PRESETS
 
 
 @dataclass
-class QuantizationConfig:
+class QuantizationConfig(Serializable):
     """Quark's older configuration."""
 
     calibrate_method: Any = CalibrationMethod.MinMax
@@ -76,7 +77,7 @@ class QuantizationConfig:
 
 
 @dataclass
-class Config:
+class Config(Serializable):
     """What ModelQuantizer takes: one configuration for the whole model."""
 
     global_quant_config: QuantizationConfig
@@ -86,7 +87,7 @@ class Config:
 
 
 @dataclass(init=False)
-class QConfig:
+class QConfig(Serializable):
     """Quark's newer configuration: specifications for the model, for layers and for operator types."""
 
     global_config: QLayerConfig
@@ -118,6 +119,26 @@ class QConfig:
 
     def __str__(self) -> str:
         return _text_of(self, QConfig(None))  # type: ignore[arg-type]  # only to compare with
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> QConfig:
+        """Return what `to_dict` has made plain; layers come as pairs of a specification and a list."""
+        if "global_config" not in values:
+            raise UsageError("The dictionary of a QConfig has no 'global_config'.")
+
+        def layers(key: str) -> dict[Any, list[str]]:
+            pairs = values.get(key) or ()
+            return {None if layer is None else QLayerConfig.from_dict(layer): list(each) for layer, each in pairs}
+
+        return QConfig(
+            QLayerConfig.from_dict(values["global_config"]),
+            layers("specific_layer_config"),
+            layers("layer_type_config"),
+            exclude=list(values.get("exclude") or []),
+            algo_config=[AlgoConfig.from_dict(each) for each in values.get("algo_config") or ()],
+            use_external_data_format=values.get("use_external_data_format", False),
+            extra_options=dict(values.get("extra_options") or {}),
+        )
 
     @staticmethod
     def get_default_config(name: str) -> Config:
@@ -261,6 +282,17 @@ PRESET_FIELDS: dict[str, dict[str, Any]] = {name: _fields(name, recipe) for name
 """By preset: the fields of QuantizationConfig that differ from their defaults."""
 
 
+def get_default_config_mapping() -> dict[str, QuantizationConfig]:
+    """Return all presets by name."""
+    return {name: get_default_config(name) for name in PRESET_FIELDS}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DefaultConfigMapping":  # made anew for each script, which may change what is in it
+        return get_default_config_mapping()
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
 def get_default_config(config_name: str) -> QuantizationConfig:
     """Return the preset of that name, with or without `_CONFIG` behind it, to change freely."""
     name = config_name.upper().removesuffix("_CONFIG")
@@ -301,4 +333,8 @@ def any_constant(name: str) -> QConfig | QuantizationConfig | None:
     """Make the constant of that name, such as XINT8_QCONFIG or XINT8_CONFIG, if there is one."""
     if name.endswith("_CONFIG") and name.removesuffix("_CONFIG") in PRESET_FIELDS:
         return get_default_config(name)
+    if name == "XINT8_WEIGHTSONLY_ADAROUND_CONFIG":  # a constant that is not among the presets
+        config = get_default_config("XINT8_ADAROUND")
+        config.extra_options["WeightsOnly"] = True
+        return config
     return qconfig_constant(name)

@@ -4,20 +4,21 @@ A DataType is what Quark's newer specifications name; the older tools name the m
 BFP and MX are families: the attributes say which member. Rounding 2 is half to even, 0 half away from zero (which is
 what Quark's BFP16 specification has, unlike its preset of that name).
 
-QTensorConfig specifies a tensor, QLayerConfig a layer. Both are hashable: a layer's specification is the key of
-`specific_layer_config`. A named kind is a constructor with defaults: `Int8Spec(calibration_method=CalibMethod.MinMax)`.
+QTensorConfig specifies a tensor, QLayerConfig a layer. Scripts change both after they were made, by assignment or by
+`set_...`, and a layer's specification is the key of `specific_layer_config`: so they compare by value and hash by
+identity. A named kind is a subclass with other defaults: `Int8Spec(calibration_method=CalibMethod.MinMax)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar
 
 from detent.compat.enums import CalibMethod, ExtendedQuantType, QuantGranularity, QuantType, ScaleType, ToolEnum
 from detent.compat.option_rows import check_keys
-from detent.errors import UsageError
+from detent.compat.serialization import Serializable, member_of
+from detent.errors import UsageError, nearest
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, Scale
@@ -28,6 +29,8 @@ _TWO_LEVELS = {
     **{"bfp_method": "to_bfp_prime", "axis": 1, "bit_width": 13, "block_size": 16, "sub_block_size": 2},
     **{"sub_block_shift_bits": 1, "rounding_mode": 2},
 }
+DEFAULT_BFP_PARAMS, DEFAULT_MICROEXPONENTS_PARAMS = _BLOCK_FLOAT, _TWO_LEVELS
+DEFAULT_MICROSCALING_PARAMS = {"element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 2}
 _ELEMENTS = {
     **{"MXFP4E2M1": "fp4_e2m1", "MXFP6E3M2": "fp6_e3m2", "MXFP6E2M3": "fp6_e2m3", "MXFP8E5M2": "fp8_e5m2"},
     **{"MXFP8E4M3": "fp8_e4m3", "MXInt8": "int8"},
@@ -36,10 +39,7 @@ _ELEMENTS = {
 BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "BFP16": ("BFP", _BLOCK_FLOAT),
     **{name: ("BFP", {**_TWO_LEVELS, "bit_width": bits}) for name, bits in (("MX4", 11), ("MX6", 13), ("MX9", 16))},
-    **{
-        name: ("MX", {"element_dtype": element, "axis": 1, "block_size": 32, "rounding_mode": 2})
-        for name, element in _ELEMENTS.items()
-    },
+    **{name: ("MX", {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element}) for name, element in _ELEMENTS.items()},
 }
 """Formats with an exponent for each block: the family, and what BFPAttributes or MXAttributes say of the member."""
 
@@ -69,25 +69,82 @@ _SCALES: dict[ToolEnum, Scale] = {
 }
 
 
-@dataclass(frozen=True)
-class QTensorConfig:
+def parse_data_type(dtype_name: str | None) -> Any:
+    """Return the type of that name, such as Int8; None for None."""
+    if dtype_name is None:
+        return None
+    if dtype_name not in TYPES:
+        raise UsageError(f"There is no data type '{dtype_name}'.{nearest(str(dtype_name), TYPES)}")
+    return TYPES[dtype_name]
+
+
+@dataclass
+class QTensorConfig(Serializable):
     """How a tensor is quantized."""
 
     symmetric: bool = True
     scale_type: ToolEnum = ScaleType.Float32
     calibration_method: ToolEnum = CalibMethod.MinMax
     quant_granularity: ToolEnum = QuantGranularity.Tensor
-    data_type: type[DataType] = TYPES["Int8"]
+    data_type: Any = field(default=TYPES["Int8"])  # the class, or an instance of it
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QTensorConfig) and self.values == other.values
+
+    @property
+    def kind(self) -> type[DataType]:
+        """The class of the data type."""
+        kind: type[DataType] = self.data_type if isinstance(self.data_type, type) else type(self.data_type)
+        return kind
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What it says, by field; kinds with the same values ask for the same."""
+        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "data_type": self.kind}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: names of members, and of the data type."""
+        return {**super().to_dict(), "data_type": self.kind.__name__}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> QTensorConfig:
+        """Return what `to_dict` has made plain."""
+        parsed = {name: member_of(value) for name, value in values.items()}
+        return QTensorConfig(**{**parsed, "data_type": parse_data_type(values.get("data_type", "Int8"))})
 
 
-def _specs() -> dict[str, Callable[..., QTensorConfig]]:
-    found = {f"{name}Spec": partial(QTensorConfig, data_type=kind) for name, kind in TYPES.items()}
+def _setter(name: str) -> Callable[[QTensorConfig, Any], None]:
+    def set_value(self: QTensorConfig, value: Any) -> None:
+        setattr(self, name, value)
+
+    set_value.__name__, set_value.__doc__ = f"set_{name}", f"Set `{name}`."
+    return set_value
+
+
+for _each in fields(QTensorConfig):
+    setattr(QTensorConfig, f"set_{_each.name}", _setter(_each.name))
+
+
+def _spec(name: str, base: Any = QTensorConfig, **defaults: Any) -> Any:
+    """Make a kind of specification: a class with these defaults."""
+    changed = [(field, Any, value) for field, value in defaults.items()]
+    doc = {"__doc__": f"How a tensor is quantized, by default as {name.removesuffix('Spec')}.", "__module__": __name__}
+    return make_dataclass(name, changed, bases=(base,), eq=False, namespace=doc)
+
+
+def _specs() -> dict[str, Any]:
+    found = {f"{name}Spec": _spec(f"{name}Spec", data_type=kind) for name, kind in TYPES.items()}
     for name in _INTEGERS:
-        found[f"{name}Spec"] = partial(
-            found[f"{name}Spec"], symmetric=not name.startswith("U"), calibration_method=CalibMethod.Percentile
+        found[f"{name}Spec"] = _spec(
+            f"{name}Spec",
+            symmetric=not name.startswith("U"),
+            calibration_method=CalibMethod.Percentile,
+            data_type=TYPES[name],
         )
     device = {"calibration_method": CalibMethod.MinMSE, "scale_type": ScaleType.PowerOf2}
-    return {**found, "XInt8Spec": partial(found["Int8Spec"], **device)}
+    return {**found, "XInt8Spec": _spec("XInt8Spec", found["Int8Spec"], **device)}
 
 
 SPECS = _specs()
@@ -101,8 +158,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
-@dataclass(frozen=True)
-class QLayerConfig:
+@dataclass
+class QLayerConfig(Serializable):
     """How the tensors of a layer are quantized. `activation` is the older name of `input_tensors`."""
 
     activation: QTensorConfig | None = None
@@ -111,9 +168,18 @@ class QLayerConfig:
     bias: QTensorConfig | None = None
     output_tensors: QTensorConfig | None = None
 
+    __hash__ = object.__hash__
+
     def __post_init__(self) -> None:
         if self.activation is not None and self.input_tensors is not None:
             raise UsageError("QLayerConfig has both activation and input_tensors, its newer name. Give one of them.")
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> QLayerConfig:
+        """Return what `to_dict` has made plain."""
+        return QLayerConfig(
+            **{name: None if each is None else QTensorConfig.from_dict(each) for name, each in values.items()}
+        )
 
     @property
     def inputs(self) -> QTensorConfig | None:
@@ -134,7 +200,7 @@ _NOT_DONE = ("convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel")
 def format_of(
     quant_type: Any, *, symmetric: bool = True, scale: Scale = "float", attributes: Mapping[str, Any] | None = None
 ) -> NumberFormat:
-    """Return the format for a member of QuantType or its relatives, or for a DataType.
+    """Return the format for a member of QuantType or its relatives, or for a DataType, or for an instance of one.
 
     `attributes` replace the type's own; block formats have them.
     """

@@ -15,20 +15,22 @@ from collections.abc import Callable
 from dataclasses import make_dataclass
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
+import onnxruntime
 
 import detent
 from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
-from detent.compat.enums import PowerOfTwoMethod, VitisQuantFormat
+from detent.compat.enums import PowerOfTwoMethod
+from detent.compat.option_rows import note
 from detent.compat.readers import RandomDataReader
 from detent.compat.translate import translate
-from detent.convert.conversion import parse_steps
-from detent.convert.step import ConversionNotes
-from detent.errors import DataError, UsageError
+from detent.convert.conversion import parse_step
+from detent.convert.step import ConversionNotes, ConversionStep
+from detent.errors import DataError, UsageError, nearest
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
 from detent.pipeline.job import make_job
@@ -161,7 +163,6 @@ vai_quantize_static = _function(
     "enable_npu_transformer convert_fp16_to_fp32 convert_nchw_to_nhwc debug_mode include_cle include_sq "
     "include_fast_ft include_auto_mp print_summary extra_options",
     defaults={
-        "quant_format": VitisQuantFormat.FixNeuron,
         "calibrate_method": PowerOfTwoMethod.MinMSE,
         "include_cle": False,
     },
@@ -226,12 +227,9 @@ def dump_model(
     dump_codes(model_input, dict(feeds), Path(output_dir), floats=dump_float, overwrite=True)
 
 
-def get_library_path(device: str = "CPU") -> NoReturn:
-    """Raise UsageError: there is no such library."""
-    raise UsageError(
-        f"get_library_path('{device}'): what Detent writes runs on plain onnxruntime, without a library of custom "
-        "operators. Delete the line register_custom_ops_library(...)."
-    )
+def get_library_path(device: str = "CPU") -> str:  # noqa: ARG001 - the files are the same for all
+    """Return what `register_custom_ops_library` takes without effect: what Detent writes needs no library."""
+    return str(Path(__file__))
 
 
 # -- the work ----------------------------------------------------------------------------------------------------------
@@ -265,11 +263,12 @@ def _overwrites(output: str | Path | None, model: ModelLike) -> bool:
     return Path(output).exists() and Path(output).samefile(model)
 
 
-def _converted(proto: onnx.ModelProto, steps: tuple[str, ...], output: Path | None) -> onnx.ModelProto:
+def _converted(proto: onnx.ModelProto, steps: tuple[str | ConversionStep, ...], output: Path | None) -> onnx.ModelProto:
     """Return the quantized model after more steps, any of which may find nothing to do, and write it if asked to."""
     model = read(proto)
-    for name, step in parse_steps(steps) if steps else ():
-        model = step.apply(model, ConversionNotes(name))
+    for given in steps:
+        step = parse_step(given)[1] if isinstance(given, str) else given
+        model = step.apply(model, ConversionNotes(type(step).__name__))
     add_functions(model)
     if output is not None:
         save(model, output)
@@ -279,9 +278,10 @@ def _converted(proto: onnx.ModelProto, steps: tuple[str, ...], output: Path | No
 def _run(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
     data = _data(request, model, data)
     options: dict[str, Any] = {
-        "exclude": (*request.exclude, *_matching(request.patterns, model)),
+        "exclude": _excluded(request, model),
         "fix_shape": request.fix_shapes,
-        **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads", "providers")},
+        "providers": _available(request.providers),
+        **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads")},
         "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
     }
@@ -296,6 +296,15 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     return detent.quantize(model, output, data, recipe, **options)
 
 
+def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the providers that this onnxruntime has; a script may name those of another machine."""
+    present = onnxruntime.get_available_providers()
+    missing = [each for each in providers if each not in present]
+    if missing:
+        note(f"execution_providers: this onnxruntime has no {', '.join(missing)}; the CPU is used.")
+    return tuple(each for each in providers if each in present)
+
+
 def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """Return the given data; without any random numbers, in the ranges that were asked for."""
     if data is not None and not request.always_random:
@@ -306,16 +315,20 @@ def _data(request: Request, model: ModelLike, data: Any) -> Any:
     return RandomDataReader(model, request.random_shapes, request.random_ranges)
 
 
-def _matching(patterns: tuple[str, ...], model: ModelLike) -> tuple[str, ...]:
-    """Return the nodes that regular expressions name; one that names none is an error."""
-    names = [str(node.name) for node in load(model).graph] if patterns else []
+def _excluded(request: Request, model: ModelLike) -> tuple[str, ...]:
+    """Return the nodes to leave float: those that are named, and those that regular expressions match.
+
+    The other tools pass over a name that the model does not have, so it is a note here and not an error.
+    """
+    if not (request.exclude or request.patterns):
+        return ()
+    names = [str(node.name) for node in load(model).graph]
     found: dict[str, None] = {}
-    for pattern in patterns:
-        hits = [name for name in names if re.match(pattern, name)]
+    for given in (*request.exclude, *request.patterns):
+        as_regex = given in request.patterns
+        hits = [name for name in names if (re.match(given, name) if as_regex else name == given)]
         if not hits:
-            raise UsageError(
-                f"nodes_to_exclude: '{pattern}' matches no node. `detent inspect MODEL --nodes` lists them."
-            )
+            note(f"nodes_to_exclude: the model has no node '{given}'.{'' if as_regex else nearest(given, names)}")
         found.update(dict.fromkeys(hits))
     return tuple(found)
 

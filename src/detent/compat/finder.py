@@ -2,7 +2,7 @@
 
 `detent.compat.quark.onnx` can be imported at any time, and while `other_tools` is open so can `quark.onnx`, which has
 the same objects. Installed packages of these names are set aside and put back afterwards; the rest of onnxruntime is
-untouched.
+untouched. A module or a name of its quantizer that the table does not have is served from what was set aside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from detent.compat.tool_names import FAMILIES, MODULES, UNSUPPORTED, Unsupported, homes
+import onnxruntime
+
+from detent.compat.tool_names import FAMILIES, INSIDES, MODULES, UNSUPPORTED, Unsupported, homes
 from detent.errors import nearest
 
 PACKAGE = "detent.compat"
@@ -28,7 +30,9 @@ _OURS = {
     f"{PACKAGE}.onnxruntime_quantization": "onnxruntime.quantization",
 }
 THEIRS = {root: root for root in _OURS.values()}
-_TOOLS = "quark.onnx.tools"
+_TOOLS = ("quark.onnx.tools", "vai_q_onnx.tools")
+_QUANTIZER = "onnxruntime.quantization"
+_PART = "It is a part of the other tool that Detent has no counterpart of. ModelQuantizer and quantize_static quantize."
 
 
 def theirs_of(name: str, roots: Mapping[str, str]) -> str | None:
@@ -48,7 +52,7 @@ def _tools() -> Sequence[str]:
 def _children(module: str) -> list[str]:
     """Return the modules inside a module of theirs."""
     found = [each.rpartition(".")[2] for each in MODULES if each.rpartition(".")[0] == module]
-    return [*found, *_tools()] if module == _TOOLS else found
+    return [*found, *_tools()] if module in _TOOLS else found
 
 
 class _Table(Loader):
@@ -68,9 +72,9 @@ class _Table(Loader):
             __dir__=lambda: sorted({*vars(module), *listed, *_children(theirs)}),
         )
         if theirs not in MODULES:
-            from detent.compat.tools import run_tool
+            from detent.compat.tools import functions_of
 
-            vars(module)["main"] = partial(run_tool, theirs.rpartition(".")[2])
+            vars(module).update(functions_of(theirs.rpartition(".")[2]))
 
 
 def _attribute(theirs: str, module: str, name: str) -> Any:
@@ -87,7 +91,60 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
             return made
     if name in _children(theirs):
         return importlib.import_module(f"{module}.{name}")
-    raise AttributeError(f"module '{theirs}' has no attribute '{name}'")
+    public = not name.startswith("_")
+    if public and theirs in INSIDES:
+        return Unsupported(f"{theirs}.{name}", _PART)
+    if public and theirs_of(theirs, {_QUANTIZER: ""}) is not None:
+        original = _original(theirs)
+        if hasattr(original, name):
+            return getattr(original, name)
+    raise AttributeError(f"module '{theirs}' has no attribute '{name}'.{nearest(name, names_of(theirs))}")
+
+
+def names_of(theirs: str) -> list[str]:
+    """Return the public names of a module of theirs, as far as the table has them."""
+    own = homes(theirs) if theirs in MODULES else {}
+    return sorted({*_children(theirs), *UNSUPPORTED.get(theirs, ()), *own} - {"__version__"})
+
+
+class _Original(Loader):
+    """Serves a module as its owner wrote it."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that was set aside."""
+        return _original(str(theirs_of(spec.name, {**_OURS, **THEIRS})))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: it is complete."""
+
+
+_aside: dict[str, ModuleType] = {}
+"""The modules that Detent's stand in for while a script runs."""
+
+
+def _original(name: str) -> ModuleType:
+    """Import a module of onnxruntime's quantizer as if Detent were not there."""
+    finders = [each for each in sys.meta_path if isinstance(each, _Finder)]
+    ours = _take_out(_QUANTIZER)
+    sys.modules.update(_aside)
+    sys.meta_path[:] = [each for each in sys.meta_path if each not in finders]
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.meta_path[:0] = finders
+        found = _take_out(_QUANTIZER)
+        if ours:
+            _aside.update(found)
+        sys.modules.update(ours or found)
+        _tell_parent(sys.modules.get(_QUANTIZER))
+
+
+def _is_original(name: str) -> bool:
+    try:
+        _original(name)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 class _Finder(MetaPathFinder):
@@ -101,10 +158,11 @@ class _Finder(MetaPathFinder):
         if theirs is None:
             return None
         package, _, last = theirs.rpartition(".")
-        inside = _children(package)
-        if theirs in MODULES or last in inside:
+        if theirs in MODULES or last in _children(package):
             return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=bool(_children(theirs)))
-        names = sorted({*inside, *UNSUPPORTED.get(package, ()), *homes(package)} - {"__version__"})
+        if theirs_of(theirs, {_QUANTIZER: ""}) is not None and _is_original(theirs):
+            return importlib.util.spec_from_loader(fullname, _Original())
+        names = names_of(package)
         # With `name`, `from package import x` goes on to say that x cannot be imported.
         raise ModuleNotFoundError(
             f"Detent has no '{last}' in {package}.{nearest(last, names)} There is: {', '.join(names)}.", name=fullname
@@ -122,20 +180,41 @@ def serve() -> None:
 def other_tools() -> Iterator[None]:
     """While this is open, scripts that import other quantizers get Detent."""
     finder = _Finder(THEIRS)
-    aside = _take_out()
+    _aside.update(_take_out(*THEIRS))
     sys.meta_path.insert(0, finder)
+    try:
+        with _libraries_that_are_not_needed():
+            yield
+    finally:
+        sys.meta_path.remove(finder)
+        _take_out(*THEIRS)
+        sys.modules.update(_aside)
+        _tell_parent(_aside.get(_QUANTIZER))
+        _aside.clear()
+
+
+@contextmanager
+def _libraries_that_are_not_needed() -> Iterator[None]:
+    """Let sessions take what `get_library_path` returns: files that Detent writes need no library."""
+    from detent.compat.entry_points import get_library_path
+
+    register = onnxruntime.SessionOptions.register_custom_ops_library
+
+    def accept(options: Any, path: str) -> None:
+        if str(path) != get_library_path():
+            register(options, path)
+
+    onnxruntime.SessionOptions.register_custom_ops_library = accept
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-        _take_out()
-        sys.modules.update(aside)
-        _tell_parent(aside.get("onnxruntime.quantization"))
+        onnxruntime.SessionOptions.register_custom_ops_library = register
 
 
-def _take_out() -> dict[str, ModuleType]:
+def _take_out(*roots: str) -> dict[str, ModuleType]:
     """Remove what is imported under these names, and return it."""
-    found = {name: module for name, module in sys.modules.items() if theirs_of(name, THEIRS) is not None}
+    below = dict.fromkeys(roots, "")
+    found = {name: module for name, module in sys.modules.items() if theirs_of(name, below) is not None}
     for name in found:
         del sys.modules[name]
     _tell_parent(None)

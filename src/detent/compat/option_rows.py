@@ -1,27 +1,42 @@
 """The rows of the option tables: what becomes of an option of another tool, or of a key of one that is a dictionary.
 
 An option is *honoured* (its value changes the state that the table is about: a request, a refinement), *met* (Detent
-does that anyway, or never needs it) or *refused* (there is no counterpart, and the message says what to do instead).
-None is ignored: a value that asks for something else than what Detent does is an error, even where the option is met.
+does that anyway, or never needs it), *noted* (the file is right without it, and a note says what is not done) or
+*refused* (the file would not be what was asked for: the message says what to do instead). None is ignored silently: a
+value that has no effect beside the rest of a configuration is noted, too, since the other tools run such scripts.
 
-Rules and readers raise UsageError with the reason alone; the row puts the name and the value before it.
+Rules and readers raise UsageError, or NoEffect, with the reason alone; the row puts the name and the value before it.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from detent.errors import UsageError, nearest
 
-Verdict = Literal["honoured", "met", "refused"]
+Verdict = Literal["honoured", "met", "noted", "refused"]
 Rule = Callable[[Any, Any], Any]
 """From a state and the value of an option to the state that the option makes of it."""
 Reader = Callable[[Any], Any]
 
 NOTHING: tuple[Any, ...] = (False, None, 0, "", [], {}, ())
 """Values that ask for nothing."""
+
+
+class ScriptNote(UserWarning):
+    """Something in a script that Detent does in another way, or not at all, and that leaves its result right."""
+
+
+class NoEffect(Exception):  # noqa: N818 - it never reaches the user: the row turns it into a note
+    """The reason why an option changes nothing beside the rest of a configuration."""
+
+
+def note(text: str) -> None:
+    """Tell the user of a script what is not done as the script says."""
+    warnings.warn(text, ScriptNote, stacklevel=2)
 
 
 NO_FIELD = object()
@@ -45,10 +60,13 @@ class Option:
 
     def apply(self, state: Any, value: Any) -> Any:
         """Return the state with this option set to `value`."""
+        shown = "" if isinstance(value, (Mapping, list, tuple)) else f"={value!r}"
         try:
             return self.rule(state, self.read(value))
+        except NoEffect as reason:
+            note(f"{self.name}{shown}: {reason}")
+            return state
         except UsageError as error:
-            shown = "" if isinstance(value, (Mapping, list, tuple)) else f"={value!r}"
             raise UsageError(f"{self.name}{shown}: {error}") from None
 
 
@@ -57,25 +75,40 @@ def honoured(name: str, says: str, rule: Rule, read: Reader = as_given) -> Optio
     return Option(name, "honoured", says, rule, read)
 
 
-def met(name: str, says: str, accepts: Collection[Any] | None = None, otherwise: str = "Delete the option.") -> Option:
-    """Make a row for what Detent does anyway: any value passes, or only those in `accepts`."""
+def met(name: str, says: str, accepts: Collection[Any] | None = None) -> Option:
+    """Make a row for what Detent does anyway: any value passes, one that is not in `accepts` with a note."""
 
     def rule(state: Any, value: Any) -> Any:
         if accepts is not None and not any(value is each or value == each for each in accepts):
-            raise UsageError(f"{says}. {otherwise}")
+            raise NoEffect(f"{says}.")
         return state
 
     return Option(name, "met", says, rule)
+
+
+def asks_for(value: Any, nothing: Collection[Any]) -> bool:
+    """Return whether a value asks for something: by type too, because 0 == False and the number may be a request."""
+    return not any(value is each or (type(value) is type(each) and value == each) for each in nothing)
+
+
+def noted(name: str, why: str, unless: Collection[Any] = NOTHING) -> Option:
+    """Make a row for what is not done, and what the result is right without."""
+
+    def rule(state: Any, value: Any) -> Any:
+        if asks_for(value, unless):
+            raise NoEffect(f"{why}.")
+        return state
+
+    return Option(name, "noted", why, rule)
 
 
 def refused(name: str, why: str, instead: str = "Delete the option.", unless: Collection[Any] = NOTHING) -> Option:
     """Make a row for what has no counterpart; values in `unless` ask for nothing and pass."""
 
     def rule(state: Any, value: Any) -> Any:
-        # By type too, because 0 == False: the number may ask for something where the truth value does not.
-        if any(value is each or (type(value) is type(each) and value == each) for each in unless):
-            return state
-        raise UsageError(f"not part of Detent: {why}. {instead}")
+        if asks_for(value, unless):
+            raise UsageError(f"not part of Detent: {why}. {instead}")
+        return state
 
     return Option(name, "refused", f"{why}. {instead}", rule)
 

@@ -22,7 +22,10 @@ from detent.compat.enums import (
     LayerWiseMethod,
     PowerOfTwoMethod,
 )
-from detent.compat.option_rows import check_keys, names
+from detent.compat.option_rows import NoEffect, check_keys, names
+from detent.convert.float_types import ToBfloat16
+from detent.convert.quantizing_nodes import WithoutOutputQdq
+from detent.convert.step import ConversionStep
 from detent.devices.catalog import OPTIONAL, find_device
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
@@ -75,7 +78,7 @@ class Request:
     random_shapes: Any = None
     random_ranges: Any = None
     search: MixedSearch | None = None
-    conversions: tuple[str, ...] = ()
+    conversions: tuple[str | ConversionStep, ...] = ()
     external_data: bool = False
     summary: bool = True
 
@@ -92,10 +95,10 @@ class Request:
         return self.with_recipe(overrides=(*self.recipe.overrides, override))
 
     def with_method(self, method: str, **changes: Any) -> Request:
-        """Return the same with settings of its calibration method changed; UsageError if that is another method."""
+        """Return the same with settings of its calibration method changed; NoEffect if that is another method."""
         chosen = self.recipe.method
         if type(chosen).__name__ != method:
-            raise UsageError(f"it is for {method}, and the method is {chosen}.")
+            raise NoEffect(f"it is for {method}, and the method is {chosen}.")
         return self.with_recipe(method=dataclasses.replace(chosen, **changes))  # type: ignore[type-var]  # every method is a dataclass
 
 
@@ -114,7 +117,7 @@ def switch(request: Request, wanted: bool, steps: Sequence[str]) -> Request:
     else:
         without += [step for step in steps if step in usual]
     if not set(also) <= set(OPTIONAL):
-        raise UsageError(
+        raise NoEffect(
             f"the target {recipe.target} does not do that. enable_npu_cnn=True, or AlignConcat=True for float scales, "
             "choose a target that does."
         )
@@ -130,7 +133,7 @@ def symmetric(request: Request, wanted: bool, role: str) -> Request:
     if not is_integer(fmt):
         return request  # floats and blocks are symmetric around zero, whatever is said
     if fmt.power_of_two and not wanted:
-        raise UsageError("power-of-two scales have a fixed zero point. Delete it, or give MinMax.")
+        raise NoEffect("power-of-two scales have a fixed zero point.")
     return request.with_recipe(**{role: fmt.replace(symmetric=wanted)})
 
 
@@ -140,7 +143,7 @@ def bias_type(request: Request, wanted: bool, dtype: str) -> Request:
     if current is None or not (wanted or is_integer(weights)):
         return request
     if not is_integer(weights):
-        raise UsageError("the weights are not integers, and biases have their format. Delete it.")
+        raise NoEffect("the weights are not integers, and biases have their format.")
     if wanted:
         return request.with_recipe(biases=IntegerFormat(dtype, scale=weights.scale))
     narrow = weights.replace(symmetric=True, granularity="per_tensor")
@@ -151,27 +154,26 @@ def bias_type(request: Request, wanted: bool, dtype: str) -> Request:
 def int16_scale(request: Request) -> Request:
     """Make the scales of all integers a 16-bit integer over a power of two."""
     if has_power_of_two_scale(request.recipe.activations):
-        raise UsageError("the method asks for power-of-two scales. Choose MinMax or Percentile.")
+        raise NoEffect("the method asks for power-of-two scales; MinMax and Percentile do not.")
     formats = request.recipe.formats.items()
     return request.with_recipe(**{role: fmt.replace(scale="int16") for role, fmt in formats if is_integer(fmt)})
 
 
 def power_of_two(request: Request, wanted: bool) -> Request:
-    """Check what follows from the calibration method."""
+    """Say what follows from the calibration method."""
     if wanted != has_power_of_two_scale(request.recipe.activations):
-        raise UsageError(
-            "this contradicts calibrate_method, which chooses the scales: PowerOfTwoMethod.MinMSE for powers of two, "
-            "CalibrationMethod.MinMax for others."
+        raise NoEffect(
+            "calibrate_method chooses: PowerOfTwoMethod.MinMSE powers of two, CalibrationMethod.MinMax other scales."
         )
     return request
 
 
 def float_setting(request: Request, wanted: bool, key: str, roles: Sequence[str] = ROLES) -> Request:
-    """Change a setting of the small floats in these roles; for True there must be some."""
+    """Change a setting of the small floats in these roles."""
     formats = request.recipe.formats
     changed = {role: fmt.replace(**{key: wanted}) for role in roles if is_float(fmt := formats[role])}
     if wanted and not changed:
-        raise UsageError(f"it is for float16 and bfloat16, and the {roles[0]} are neither. Delete it.")
+        raise NoEffect(f"it is for float16 and bfloat16, and the {roles[0]} are neither.")
     return request.with_recipe(**changed)
 
 
@@ -208,6 +210,19 @@ def between(request: Request, value: Any) -> Request:
         raise UsageError(f"{value!r}: expected pairs, such as [('Mul', 'Add')].")
     step = "without-qdq-between:pairs=" + "+".join("/".join(pair) for pair in pairs)
     return request.replace(conversions=(step, *request.conversions)) if pairs else request
+
+
+def bare_outputs(request: Request, value: tuple[str, ...], key: str) -> Request:
+    """Take out the pairs behind operators, by type or by name, where no quantized operator reads them."""
+    step = WithoutOutputQdq(**{key: "+".join(value) if key == "op_types" else value})  # type: ignore[arg-type]
+    return request.replace(conversions=(*request.conversions, step)) if value else request
+
+
+def simulated(request: Request) -> Request:
+    """Write a float32 model whose weights are rounded to bfloat16."""
+    if not any(is_float(fmt) for fmt in request.recipe.formats.values()):
+        raise NoEffect("it is for bfloat16, and this configuration has other types.")
+    return request.replace(conversions=("float", ToBfloat16(form="simulated")))
 
 
 def tensor_overrides(request: Request, value: Any) -> Request:
@@ -268,7 +283,7 @@ def bins(request: Request, value: int | None) -> Request:
     if hasattr(request.recipe.method, "bins"):
         return request.with_method("Entropy", bins=value)
     if value > HISTOGRAM_BINS:
-        raise UsageError(f"histograms have {HISTOGRAM_BINS} bins. Delete the option.")
+        raise NoEffect(f"histograms have {HISTOGRAM_BINS} bins.")
     return request
 
 
@@ -280,13 +295,8 @@ def limit(request: Request, value: int | None) -> Request:
 
 
 def range_symmetric(request: Request, wanted: bool) -> Request:
-    """Check what follows from the format."""
-    activations = request.recipe.activations
-    if wanted != (is_integer(activations) and activations.symmetric):
-        raise UsageError(
-            f"ranges are symmetric where the format is. Give ActivationSymmetric={wanted} as well, or delete it."
-        )
-    return request
+    """Make ranges symmetric, which makes the zero point that of a symmetric format; for False they are as they are."""
+    return symmetric(request, True, "activations") if wanted else request
 
 
 _FOR_WEIGHTS = (
@@ -309,7 +319,7 @@ def weight_mode(request: Request, value: Any) -> Request:
     """Set the mode of the weights' MinMSE."""
     check_keys([value], _WEIGHT_MODES)
     if not hasattr(request.recipe.weight_method, "mode"):
-        raise UsageError("it is for WeightCalibrateMethod=MinMSE, which is not asked for.")
+        raise NoEffect("it is for WeightCalibrateMethod=MinMSE, which is not asked for.")
     return request.with_recipe(weight_method=MinMSE(_WEIGHT_MODES[value]))  # type: ignore[arg-type]
 
 
@@ -319,7 +329,7 @@ def weight_mode(request: Request, value: Any) -> Request:
 def with_casts(request: Request, wanted: bool) -> Request:
     """Write pairs of Cast; for False pairs of custom operators."""
     if wanted and not any(is_float(fmt) for fmt in request.recipe.formats.values()):
-        raise UsageError("it is for float16 and bfloat16, and this configuration has neither. Delete it.")
+        raise NoEffect("it is for float16 and bfloat16, and this configuration has neither.")
     written = "cast" if wanted else "extended-qdq"
     return request.with_recipe(format=written) if wanted or request.recipe.format == "cast" else request
 
@@ -329,33 +339,38 @@ def blocks(request: Request, value: Any, kind: str) -> Request:
     parse = block_float if kind == "block_float" else microscaling
     roles = [role for role, fmt in request.recipe.formats.items() if fmt is not None and fmt.kind == kind]
     if not roles:
-        raise UsageError("no tensor of this configuration has that format. Delete it.")
+        raise NoEffect("no tensor of this configuration has that format.")
     return request.with_recipe(**dict.fromkeys(roles, parse(value or {})))
 
 
 _NBITS = {"Algorithm": "DEFAULT", "GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 0}
+_NBITS_ALGORITHMS: dict[str, dict[str, Any]] = {
+    "DEFAULT": {},
+    "GPTQ": {"refinement": Gptq()},
+    "HQQ": {"weight_method": MinMSE()},  # it, too, chooses scales and zero points by the error of the weights
+}
 
 
 def few_bits(request: Request, value: Any = None) -> Request:
-    """Give weights 4 bits in groups, whose size and symmetry `value` may change."""
+    """Give weights 4 bits in groups, whose size and symmetry `value` may change, and the way they are chosen."""
     check_keys(value or {}, _NBITS)
     params = {**_NBITS, **(value or {})}
-    if params["Algorithm"] != "DEFAULT":
-        raise UsageError(f"Algorithm {params['Algorithm']!r} is not part of Detent. Delete it.")
+    algorithm = str(params["Algorithm"]).upper()
+    if algorithm not in _NBITS_ALGORITHMS:
+        raise UsageError(f"Algorithm is {params['Algorithm']!r}. Choose from {', '.join(_NBITS_ALGORITHMS)}.")
     if params["Bits"] != 4:
         raise UsageError(f"Bits {params['Bits']}: there are weights of 4 bits. Give 4, or A8W8.")
-    if params["AccuracyLevel"] not in (0, 1):
-        raise UsageError("AccuracyLevel is 0 or 1: activations stay float32. Delete it.")
-    dtype = "int4" if params["Symmetric"] else "uint4"
+    symmetric = bool(params["Symmetric"]) and algorithm != "HQQ"
+    dtype = "int4" if symmetric else "uint4"
     return request.with_recipe(
         activations=None,
-        weights=IntegerFormat(dtype, bool(params["Symmetric"]), granularity=f"per_group:{params['GroupSize']}"),
+        weights=IntegerFormat(dtype, symmetric, granularity=f"per_group:{params['GroupSize']}"),
         biases=None,  # their unit would be that of products of codes
         operators=("MatMul", "Gemm"),
         equalize=None,
-        refinement=None,
         opset=21,  # the first with 4-bit types, and with scales for blocks
         products_of_activations=False,
+        **{"refinement": None, **_NBITS_ALGORITHMS[algorithm]},
     )
 
 
@@ -363,7 +378,7 @@ def few_bits_params(request: Request, value: Any) -> Request:
     """Set size and symmetry of these groups."""
     weights = request.recipe.weights
     if weights is None or not weights.group_size:
-        raise UsageError("it has no effect without UseMatMulNBits=True. Give both.")
+        raise NoEffect("it has no effect without UseMatMulNBits=True.")
     return few_bits(request, value)
 
 
@@ -375,7 +390,7 @@ def gptq(request: Request, value: Any = None) -> Request:
 def gptq_params(request: Request, value: Any) -> Request:
     """Set the parameters of GPTQ."""
     if type(request.recipe.refinement) is not Gptq:
-        raise UsageError("it has no effect without UseGPTQ=True. Give both.")
+        raise NoEffect("it has no effect without UseGPTQ=True.")
     return gptq(request, value)
 
 
@@ -394,7 +409,7 @@ def equalized(request: Request, **settings: Any) -> Request:
 def smooth_alpha(request: Request, value: float) -> Request:
     """Set the alpha of a SmoothQuant that another option has switched on."""
     if request.recipe.smooth is None:
-        raise UsageError("it has no effect without SmoothQuant=True. Give both.")
+        raise NoEffect("it has no effect without SmoothQuant=True.")
     return request.with_recipe(smooth=value)
 
 

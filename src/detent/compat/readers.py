@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from detent.compat.option_rows import note
 from detent.errors import UsageError, nearest
 from detent.graph.load import ModelLike, load
 from detent.observe.preprocess import InputSpec
@@ -36,6 +37,10 @@ class CalibrationDataReader(abc.ABC):
     def get_next(self) -> Feeds | None:
         """Return the next sample, by input name, or None at the end."""
 
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Read the samples from one index to before another, in a reader that starts from there (onnxruntime's)."""
+        self.start_index, self.end_index = start_index, end_index
+
     def __iter__(self) -> Iterator[Feeds]:
         return self
 
@@ -50,6 +55,8 @@ class _Repeatable(CalibrationDataReader):
     """A reader that can start again."""
 
     _pending: Iterator[Feeds] | None = None
+    _first: int = 0
+    _last: int | None = None
 
     @abc.abstractmethod
     def samples(self) -> Iterator[Feeds]:
@@ -58,8 +65,13 @@ class _Repeatable(CalibrationDataReader):
     def get_next(self) -> Feeds | None:
         """Return the next sample, or None at the end."""
         if self._pending is None:
-            self._pending = self.samples()
+            self._pending = islice(self.samples(), self._first, self._last)
         return next(self._pending, None)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Start again, with the samples from one index to before another."""
+        self._first, self._last = start_index, end_index
+        self.rewind()
 
     def rewind(self) -> None:
         """Start again."""
@@ -69,11 +81,17 @@ class _Repeatable(CalibrationDataReader):
         """Start again."""
         self.rewind()
 
+    reset = reset_iter
+
 
 class CachedDataReader(_Repeatable):
     """What another reader gives, kept, so that it can be read again."""
 
-    def __init__(self, dr: Any, data_size: int | None = None) -> None:
+    def __init__(
+        self, dr: Any, data_size: int | None = None, convert_nchw_to_nhwc: bool = False, quantize_fp16: bool = False
+    ) -> None:
+        if convert_nchw_to_nhwc or quantize_fp16:
+            note("CachedDataReader: data is kept as the reader gives it.")
         self._kept = list(islice(iter(dr.get_next, None), data_size))
 
     def samples(self) -> Iterator[Feeds]:

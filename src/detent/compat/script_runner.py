@@ -10,9 +10,11 @@ are its own.
 from __future__ import annotations
 
 import importlib
+import re
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +24,10 @@ from typing import Any
 
 import typer
 
-from detent.compat.finder import THEIRS, other_tools, theirs_of
-from detent.errors import UsageError
+from detent.compat.finder import THEIRS, names_of, other_tools, theirs_of
+from detent.compat.option_rows import ScriptNote
+from detent.compat.tool_names import MODULES
+from detent.errors import UsageError, nearest
 
 
 def run_script(path: Path, arguments: Sequence[str]) -> None:
@@ -87,14 +91,40 @@ def run(context: typer.Context) -> None:
         raise UsageError("detent run -m needs the name of a module, such as quark.onnx.tools.evaluate.")
     sys.excepthook = partial(_print_from, arguments[0])
     try:
-        if arguments[0] == "-m":
-            run_module(arguments[1], arguments[2:])
-        else:
-            run_script(Path(arguments[0]), arguments[1:])
+        with _notes_shown():
+            if arguments[0] == "-m":
+                run_module(arguments[1], arguments[2:])
+            else:
+                run_script(Path(arguments[0]), arguments[1:])
     except OSError as error:
         # The script's, which the command line would take for its own trouble with the terminal.
         _print_from(arguments[0], type(error), error, error.__traceback__)
         sys.exit(1)
+
+
+@contextmanager
+def _notes_shown() -> Iterator[None]:
+    """Show notes on the script as lines of their own, without the place in Detent that they come from."""
+    show = warnings.showwarning
+
+    def as_note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, ScriptNote):
+            sys.stderr.write(f"Note: {message}\n")
+        else:
+            show(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = as_note
+        yield
+
+
+def _nearest_name(error: BaseException) -> str:
+    """Return the nearest name to one that a script imports from a module of the table, which does not have it."""
+    found = (
+        re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error)) if isinstance(error, ImportError) else None
+    )
+    theirs = None if found is None else theirs_of(found[2], THEIRS)
+    return "" if found is None or theirs not in MODULES else nearest(found[1], names_of(theirs))
 
 
 def _print_from(script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -104,3 +134,5 @@ def _print_from(script: str, kind: type[BaseException], error: BaseException, tr
         inside = inside.tb_next
     never_began = inside is None and not isinstance(error, SyntaxError)
     traceback.print_exception(kind, error, trace if never_began else inside)
+    if hint := _nearest_name(error):
+        sys.stderr.write(f"{hint.strip()}\n")

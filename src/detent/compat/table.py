@@ -21,6 +21,8 @@ from detent.compat.option_rows import (
     honoured,
     met,
     names,
+    note,
+    noted,
     number,
     refused,
     table_of,
@@ -32,13 +34,11 @@ from detent.devices.constraints import CONCATS, SHIFTS
 from detent.errors import UsageError, nearest
 
 _NO_OVERFLOW = "weights always get a scale at which the bias does not overflow"
-_BY_NAME = "Leave single preparations out by their own options, or with Recipe(without=...)."
-_NO_YAML = "passes are chosen by name, not in a YAML file"
 _SEPARATED = "what layers share is always separated where they need different codes"
-_PAIRS = "Leave single nodes float with nodes_to_exclude, or give Recipe(overrides=...)."
-_WHOLE_NODES = "a node is quantized or left float, with its outputs"
+_PASSES = "each pass of the file is the option of the same meaning; others are refused by name"
+_OUTPUTS = "outputs of these get pairs only where the next layer needs them (`without-output-qdq` of `detent convert`)"
+_PAIRS_STAY = "pairs stay where they are"
 _OWN_PAIR = "every reader of an activation has a pair of its own"
-_LEAVE_FLOAT = "Leave such nodes float with nodes_to_exclude."
 _RULES_SAY = "False leaves out all rules on positions"
 _BLOCKS_SAY = "the sizes and rounding of the blocks (`activations`, `weights`, `biases`)"
 _ROTATION = "rotations are for language models"
@@ -51,7 +51,6 @@ _CHANNELS_LAST = "the result takes images channels last (`nhwc` of `detent conve
 _SIMPLIFY = ("remove_identity", "mat_mul_to_gemm")
 _TENSORS = "formats of single tensors (`overrides`)"
 _BETWEEN = "`without-qdq-between` of `detent convert`"
-_SIMULATED = "`detent convert MODEL OUTPUT --to bfloat16:form=simulated` writes it."
 _WEIGHT_SCALES = "GroupSize and PerChannel are the weights' scales"
 _OTHER_FORMAT = "another format in every layer, or in those that a search finds (`overrides`)"
 _CNN = find_device("npu-xint8")
@@ -122,6 +121,10 @@ def _without_threshold(request: Request, wanted: bool) -> Request:
     return rules.equalized(request) if wanted else rules.equalized(request, threshold=0.0)
 
 
+def _expanded_before(request: Request, _: Any) -> Request:
+    return request  # `translate` has read the file, since its passes are options of their own
+
+
 SECTIONS: dict[str, tuple[Option, ...]] = {
     "Numbers": (
         _flag("ActivationSymmetric", f"{_ZERO_POINT} (`activations.symmetric`)", rules.symmetric, role="activations"),
@@ -134,19 +137,19 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("QDQDisableWeightAdjustForInt32Bias", _NO_OVERFLOW, (False,)),
         _when("Int16Scale", "scales are a 16-bit integer over a power of two (`scale`)", rules.int16_scale),
         _flag("UsePowerOf2Scale", "must say the same as calibrate_method", rules.power_of_two),
-        refused("QuantizeFP16", "half-precision models are computed in float32"),
+        noted("QuantizeFP16", "half-precision models are computed in float32"),
         met("UseFP32Scale", "scales are float32", (True,)),
         _flag("ActivationScaled", _SCALED.format("activations"), rules.float_setting, key="scaled", roles=ROLES[:1]),
         _flag("WeightScaled", _SCALED.format("weights"), rules.float_setting, key="scaled", roles=ROLES[1:]),
-        refused("UseUnsignedReLU", "all activations have one type (Quark reads the option and does nothing)"),
+        noted("UseUnsignedReLU", "all activations have one type (Quark reads the option and does nothing, too)"),
     ),
     "The float model": (
-        refused("ShapeShifterYaml", _NO_YAML, _BY_NAME),
-        refused("PreprocessYAML", _NO_YAML, _BY_NAME),
-        refused("SkipPreprocess", "the plan needs a prepared model", _BY_NAME),
+        honoured("ShapeShifterYaml", _PASSES, _expanded_before),
+        honoured("PreprocessYAML", "the older name of ShapeShifterYaml", _expanded_before),
+        noted("SkipPreprocess", "the model is prepared all the same, which does not change what it computes"),
         met("OptimizeModel", "onnxruntime's optimizer is never run on the model; Detent's preparations are its own"),
         _all_of("SimplifyModel", _SIMPLIFY, "False leaves out `remove_identity` and `mat_mul_to_gemm`"),
-        refused("SimplifyModelOptions", "they are onnxslim's, which Detent does not use"),
+        noted("SimplifyModelOptions", "they are onnxslim's, which Detent does not use"),
         met("ConvertFP16ToFP32", "half-precision models are always computed in float32"),
         _beside("ConvertNCHWToNHWC", _CHANNELS_LAST, "conversions", lambda value: ("nhwc",) if boolean(value) else ()),
         _field("ConvertOpsetVersion", "the least operator set of the result", "opset", count),
@@ -166,7 +169,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("CopySharedInit", _SEPARATED),
         met("CopyBiasInit", _SEPARATED),
         _beside("FixShapes", "dynamic inputs get these shapes (`fix_shapes`)", "fix_shapes", rules.parse_shapes),
-        refused("EnableSubgraph", "graphs inside If and Loop stay float", "Inline the graph."),
+        noted("EnableSubgraph", "graphs inside If and Loop stay float, unless they can be inlined"),
     ),
     "Which nodes": (
         _field("OpTypesToQuantize", "only these operators are quantized", "operators", names),
@@ -183,18 +186,18 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
             lambda it: not boolean(it),
         ),
         honoured("MixedPrecisionTensor", f"{_TENSORS}, with specific_tensor_precision=True", rules.tensors_by_type),
-        refused("SpecificTensorPrecision", "it is a field", "Give specific_tensor_precision=True."),
-        refused("NodesWithMixedPrecision", "it is Quark's own bookkeeping"),
+        met("SpecificTensorPrecision", "MixedPrecisionTensor says which tensors"),
+        met("NodesWithMixedPrecision", "it is Quark's own bookkeeping"),
     ),
     "Where Q/DQ pairs go": (
         _field("AddQDQPairToWeight", "weights stay float behind a pair of nodes", "weight_pairs"),
-        met("ForceQuantizeNoInputCheck", "nodes of the chosen types are quantized in any case", (True,), _LEAVE_FLOAT),
+        met("ForceQuantizeNoInputCheck", "what only moves data has the codes of its input in any case"),
         _field("DedicatedQDQPair", _OWN_PAIR, "dedicated_pairs"),
         _field("DedicateDQNode", _OWN_PAIR, "dedicated_pairs"),
-        refused("EnableDualQuantNodePairs", "a value between two formats has one pair per format already"),
-        refused("OpTypesToExcludeOutputQuantization", _WHOLE_NODES, _PAIRS),
-        refused("NodesToExcludeOutputQuantization", _WHOLE_NODES, _PAIRS),
-        refused("QDQOpTypePerChannelSupportToAxis", "the axis is that of the operator's output channels"),
+        met("EnableDualQuantNodePairs", "a value between two formats has one pair per format already"),
+        honoured("OpTypesToExcludeOutputQuantization", _OUTPUTS, partial(rules.bare_outputs, key="op_types"), names),
+        honoured("NodesToExcludeOutputQuantization", _OUTPUTS, partial(rules.bare_outputs, key="nodes"), names),
+        noted("QDQOpTypePerChannelSupportToAxis", "the axis is that of the operator's output channels"),
         *(
             _flag(f"RemoveQDQConv{op_type}", _FUSED.format(op_type), rules.fused, op_type=op_type)
             for op_type in ("Clip", "Relu", "LeakyRelu", "PRelu", "Gelu")
@@ -203,8 +206,8 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
             "RemoveQDQMulAdd", f"none between Mul and Add ({_BETWEEN})", lambda it: rules.between(it, [("Mul", "Add")])
         ),
         honoured("RemoveQDQBetweenOps", f"no pairs between these operators ({_BETWEEN})", rules.between),
-        refused("RemoveQDQInstanceNorm", "only layers compute the activation function behind them", _PAIRS),
-        refused("RemoveFusedQDQ", "block formats round what a layer hands to its activation function"),
+        noted("RemoveQDQInstanceNorm", f"only layers compute the activation function behind them: {_PAIRS_STAY}"),
+        noted("RemoveFusedQDQ", f"block formats round what a layer hands to its activation function: {_PAIRS_STAY}"),
         met("QDQKeepRemovableActivations", "activation functions always stay in the file"),
         met("UseQDQContribOps", "16-bit types are written in com.microsoft's operators where ONNX's are too old"),
         met("UseQDQVitisCustomOps", "the operators follow from quant_format"),
@@ -223,8 +226,8 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         honoured("Percentile", "the percentage (`Percentile.percentile`)", rules.percentile, number),
         honoured("CalibPercentile", "onnxruntime's name of Percentile", rules.percentile, number),
         met("CalibMaxIntermediateOutputs", "memory never grows with the calibration set"),
-        refused("CalibStridedMinMax", "ranges are those of all samples", "CalibMovingAverage=True takes their mean."),
-        refused("MinimumRealRange", "ranges are as observed", "Give TensorQuantOverrides with rmin and rmax."),
+        noted("CalibStridedMinMax", "ranges are those of all samples"),
+        noted("MinimumRealRange", "ranges are as observed"),
         _setting("LWPMetric", "mae or mse", "LayerwisePercentile", "metric"),
         _setting("PercentileCandidates", "the percentages to choose from", "LayerwisePercentile", "candidates", tuple),
         met("LWPUseHistogram", "candidates are compared on the histogram; raw data is not kept", (True,)),
@@ -235,15 +238,15 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _setting("Scenario", "same or p3", "Distribution", "scenario"),
         _beside("CalibWorkerNum", "worker threads", "threads", lambda it: whole(it) if whole(it) > 1 else 0),
         met("CalibOptimizeMem", "memory never grows with the calibration set, and nothing is written to disk"),
-        refused("CalibPassthroughOpTypes", "what only moves data shares its input's scale already"),
+        met("CalibPassthroughOpTypes", "what only moves data shares its input's scale already"),
         _beside("UseRandomData", "data is not looked at, random numbers are used", "always_random"),
         _beside("RandomDataReaderInputShape", "shapes of random data", "random_shapes", lambda it: it or None),
         _beside("RandomDataReaderInputDataRange", "ranges of random data", "random_ranges", lambda it: it or None),
-        refused("SaveTensorHistFig", "figures are drawn from saved statistics", "Run `detent stats FILE --plot DIR`."),
+        noted("SaveTensorHistFig", "figures are drawn from saved statistics, by `detent stats FILE --plot DIR`"),
         honoured("TensorQuantOverrides", "formats and ranges of single tensors (`overrides`)", rules.tensor_overrides),
         _beside("SaveAndRestore", "statistics are kept in this file, and used again", "statistics", _path),
         _beside("TensorsRangeFile", "the older name of SaveAndRestore", "statistics", _path),
-        refused("QuantizationPreference", "it sets Quark's calibration", "Choose a recipe: XINT8 for speed, or A16W8."),
+        noted("QuantizationPreference", "it sets Quark's own calibration, and the configuration says what to do"),
     ),
     "The device": (
         _all_of("SimulateDPU", _REWRITES, "False leaves out all rewrites into the device's own operators"),
@@ -253,8 +256,8 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _switch("ConvertAvgPoolToDPUVersion", "scale_pools"),
         _switch("ConvertReduceMeanToDPUVersion", "scale_reduce_mean"),
         _switch("ConvertClipToDPUVersion", "whole_clip"),
-        refused("ConvertSoftmaxToDPUVersion", "the device's Softmax is not simulated", _LEAVE_FLOAT),
-        refused("ConvertInstanceNormToDPUVersion", "the device's InstanceNormalization is not simulated", _LEAVE_FLOAT),
+        noted("ConvertSoftmaxToDPUVersion", "the device's Softmax is not simulated: the exact one stays"),
+        noted("ConvertInstanceNormToDPUVersion", "the device's InstanceNormalization is not simulated: it stays exact"),
         _all_of("NPULimitationCheck", SHIFTS.names, _RULES_SAY),
         _all_of("IPULimitationCheck", SHIFTS.names, _RULES_SAY),
         met("MaxLoopNum", "rules are applied until all of them hold, however many rounds that takes"),
@@ -275,12 +278,12 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
     "bfloat16, blocks, language models": (
         _flag("BF16WithClip", "numbers past the largest become it (`clip`)", rules.float_setting, key="clip"),
         _flag("BF16QDQToCast", "pairs of Cast, or for False of custom operators (`format`)", rules.with_casts),
-        refused("EnableVaimlBF16", "it is a float32 model with rounded weights", _SIMULATED),
+        _when("EnableVaimlBF16", "a float32 model with bfloat16 weights (`bfloat16:form=simulated`)", rules.simulated),
         met("RefineBlockAxis", "blocks always lie along the axis that is summed over", (True,)),
         honoured("BFPAttributes", _BLOCKS_SAY, partial(rules.blocks, kind="block_float")),
         honoured("MXAttributes", _BLOCKS_SAY, partial(rules.blocks, kind="microscaling")),
         _when("UseMatMulNBits", "4-bit weights in groups, float activations (recipe MATMUL_NBITS)", rules.few_bits),
-        honoured("MatMulNBitsParams", "GroupSize and Symmetric of these", rules.few_bits_params),
+        honoured("MatMulNBitsParams", "GroupSize, Symmetric and Algorithm of these", rules.few_bits_params),
         _when("UseGPTQ", "weights rounded in turn, in every layer (`refinement=Gptq()`)", rules.gptq),
         honoured("GPTQParams", f"PercDamp, BlockSize and ActOrder of these; {_WEIGHT_SCALES}", rules.gptq_params),
     ),
@@ -306,14 +309,14 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _beside("ExecutionProviders", "onnxruntime's providers to calibrate on (`providers`)", "providers", names),
         met("DefaultTensorType", "types are inferred; where they cannot be, the node stays float: see the report"),
         met("TmpDir", "temporary files are deleted at once, and stand where the environment variable TMPDIR says"),
-        refused("UserCustomOpLibPath", "only operators that plain onnxruntime has can be run", "Give functions."),
+        noted("UserCustomOpLibPath", "no library is loaded: operators of others have to be functions of the model"),
         refused("CryptoMode", _ENCRYPTION),
-        refused("EncryptionAlgorithm", _ENCRYPTION),
-        refused("DebugMode", "intermediate models are not written", "`detent quantize --report FILE` tells all."),
+        met("EncryptionAlgorithm", "CryptoMode decides"),
+        noted("DebugMode", "intermediate models are not written: the report says what was done"),
         _beside("PrintSummary", "whether the report is printed", "summary"),
         met("IgnoreWarnings", "warnings of other libraries are left as they are; Detent's are in its report"),
         met("EvalMetrics", "what quantization cost is always measured and reported"),
-        refused("EvalDataReader", "calibration samples are held out for that", "Use `detent run` evaluate."),
+        noted("EvalDataReader", "what quantization cost is measured on the calibration data"),
         met("FillAllValueInfo", "types and shapes are written as far as they are known"),
         # Taken for the field before anything else, because much depends on it: here its value is only checked.
         _flag("EnableNPUCnn", "the same as enable_npu_cnn (`target`)", lambda request, _: request),
@@ -325,12 +328,16 @@ OPTIONS = table_of(option for section in SECTIONS.values() for option in section
 
 
 def apply_options(request: Request, options: Mapping[str, Any]) -> Request:
-    """Return the request with all options applied. Raises UsageError for the first that is unknown or refused."""
+    """Return the request with all options applied; UsageError for the first that is refused.
+
+    An unknown one is noted: the other tools pass over it, and versions differ in what they know.
+    """
     for name in options:
         if name not in OPTIONS:
-            raise UsageError(f"There is no option '{name}'.{nearest(name, OPTIONS)} docs/options.md lists them all.")
+            note(f"There is no option '{name}'.{nearest(name, OPTIONS)} It is passed over.")
+    known = {name: value for name, value in options.items() if name in OPTIONS}
     try:
-        changed: Request = apply_rows(OPTIONS, request, options)
+        changed: Request = apply_rows(OPTIONS, request, known)
     except UsageError as error:
         raise UsageError(f"The option {error}") from None
     return changed

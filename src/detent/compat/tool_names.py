@@ -5,6 +5,9 @@
 `finder` serves these modules. `new=old` is a name of theirs for another one of ours. To add a name that exists, put
 it into its row; to refuse one, put it into `_REFUSED` with what to do instead.
 Older versions of the tools keep the same names in other modules: these are rows, too.
+
+The modules in `INSIDES` can be imported, and any name from them: they are the tools' own parts, so using one is an
+error that says so. What onnxruntime's quantizer has and the table does not is onnxruntime's own.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ _ALGORITHMS = (
     "AdaQuantConfig AdaRoundConfig AlgoConfig AutoMixprecisionConfig BiasCorrectionConfig CLEConfig GPTQConfig "
     "QuarotConfig SmoothQuantConfig"
 )
+_PRESETS = "DefaultConfigMapping get_default_config get_default_config_mapping"
+_SEARCH = "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config"
+_LOGS = {"logs": "ScreenLogger log_errors"}
 _TYPES = (
     "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 Float16 Int8 Int16 Int32 MXInt8 "
     "UInt8 UInt16 UInt32"
@@ -42,24 +48,42 @@ MODULES: dict[str, dict[str, str]] = {
         "configs": _CONFIGS,
         "readers": f"CalibrationDataReader {_READERS}",
         "entry_points": f"ModelQuantizer dump_model get_library_path {_QUARK_FUNCTIONS}",
+        "auto_search": _SEARCH,
     },
+    "quark.common": {},
+    "quark.common.utils": {},
+    "quark.common.utils.log": _LOGS,
+    "quark.shares": {},
+    "quark.shares.utils": {},
+    "quark.shares.utils.log": _LOGS,
+    "quark.onnx.auto_search": {"auto_search": _SEARCH},
+    "quark.onnx.calibrate": {"enums": f"CalibrationMethod {_METHODS}", "readers": f"CalibrationDataReader {_READERS}"},
     "quark.onnx.calibration": {"enums": _METHODS, "readers": _READERS},
     "quark.onnx.calibration.data_readers": {"readers": _READERS},
     "quark.onnx.calibration.methods": {"enums": _METHODS},
     "quark.onnx.operators": {},
     "quark.onnx.operators.custom_ops": {"entry_points": "get_library_path"},
-    "quark.onnx.quant_utils": {"enums": _FAMILIES},
+    "quark.onnx.quant_utils": {"enums": _FAMILIES, "readers": _READERS},
+    "quark.onnx.utils.deploy_utils": {"entry_points": "dump_model"},
     "quark.onnx.quantization": {"configs": _CONFIGS, "entry_points": "ModelQuantizer"},
     "quark.onnx.quantization.api": {"entry_points": "ModelQuantizer"},
-    "quark.onnx.quantization.config": {"configs": f"{_CONFIGS} get_default_config"},
-    "quark.onnx.quantization.config.algorithm": {"algorithms": _ALGORITHMS},
+    "quark.onnx.quantization.auto_search": {"auto_search": _SEARCH},
+    "quark.onnx.quantization.auto_search.auto_search_pro": {"auto_search": "AutoSearchPro"},
+    "quark.onnx.quantization.auto_search.auto_search_v1": {"auto_search": "AutoSearch AutoSearchConfig SearchSpace"},
+    "quark.onnx.quantization.auto_search.config_generator": {"auto_search": "generate_all_configs"},
+    "quark.onnx.quantization.auto_search.qconfig_mapping": {"auto_search": "get_auto_search_config"},
+    "quark.onnx.quantization.config": {"configs": f"{_CONFIGS} {_PRESETS}"},
+    "quark.onnx.quantization.config.algorithm": {"algorithms": f"{_ALGORITHMS} ALGO_NAME_TO_CLASS from_dict"},
     "quark.onnx.quantization.config.config": {"configs": _CONFIGS},
     "quark.onnx.quantization.config.custom_config": {
-        "configs": "DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS get_default_config"
+        "configs": f"DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS {_PRESETS}",
+        "data_types": "DEFAULT_BFP_PARAMS DEFAULT_MICROEXPONENTS_PARAMS DEFAULT_MICROSCALING_PARAMS",
     },
-    "quark.onnx.quantization.config.data_type": {"data_types": f"DataType {_TYPES}"},
+    "quark.onnx.quantization.config.data_type": {"data_types": f"DataType {_TYPES} parse_data_type"},
+    "quark.onnx.quantization.config.utils": {"serialization": "config_to_dict=plain"},
     "quark.onnx.quantization.config.legacy": {"configs": "QuantizationConfig"},
     "quark.onnx.quantization.config.spec": {"enums": _SPEC_ENUMS, "data_types": _SPECS},
+    "quark.onnx.algorithm.mprecision.mprecision_config": {"algorithms": "AutoMixprecisionConfig"},
     "quark.onnx.quantization.quant_utils": {"enums": _FAMILIES},
     "quark.onnx.quantization.quantize": {"entry_points": _QUARK_FUNCTIONS},
     "quark.onnx.tools": {},
@@ -68,9 +92,14 @@ MODULES: dict[str, dict[str, str]] = {
         "enums": "CalibrationMethod Int16Method LayerWiseMethod PowerOfTwoMethod QuantFormat QuantType "
         "VitisQuantFormat VitisQuantType",
         "readers": f"CalibrationDataReader {_READERS}",
-        "entry_points": "dump_model quantize_dynamic=quark_quantize_dynamic quantize_static=vai_quantize_static",
+        "entry_points": "dump_model get_library_path quantize_dynamic=quark_quantize_dynamic "
+        "quantize_static=vai_quantize_static",
         ".version": "__version__",
     },
+    "vai_q_onnx.quantize": {"entry_points": "quantize_static=vai_quantize_static"},
+    "vai_q_onnx.tools": {},
+    "vai_q_onnx.tools.evaluate": {"tools": "main=evaluate"},
+    "vai_q_onnx.version": {".version": "__version__"},
     "vai_q_onnx.calibrate": {
         "enums": "CalibrationMethod PowerOfTwoMethod",
         "readers": "CalibrationDataReader RandomDataReader",
@@ -92,23 +121,72 @@ MODULES: dict[str, dict[str, str]] = {
 FAMILIES = {"quark.onnx": "qconfig_constant", "quark.onnx.quantization.config.custom_config": "any_constant"}
 """Modules with many constants, such as XINT8_QCONFIG: the function of `configs` that makes one by its name."""
 
-_SEARCH = "`detent quantize` says what to try next, and each recipe runs in minutes: loop over detent.quantize."
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."
 _STATISTICS = "`detent quantize --save-stats FILE` keeps statistics."
 
 _REFUSED: dict[str, dict[str, str]] = {
     "quark.onnx": {
-        _SEARCH: "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config",
         _CALIBRATORS: "create_calibrator_power_of_two create_calibrator_float_scale CalibraterBase MinMaxCalibrater",
         _STATISTICS: "write_calibration_table",
     },
-    "onnxruntime.quantization": {_CALIBRATORS: "create_calibrator", _STATISTICS: "write_calibration_table"},
 }
 UNSUPPORTED = {
     module: {name: instead for instead, names in rows.items() for name in names.split()}
     for module, rows in _REFUSED.items()
 }
 """By module: names that can be imported and not used, with what to do instead."""
+
+_CREATE_TORCH = "base_fn_quantizers base_qdq_quantizers create_model create_model_ops create_model_utils"
+_QUANT_OPS = "quant_base_ops quant_conv_ops quant_gemm_ops quant_matmul_ops quant_norm_ops"
+_TRANSFORMS = "convert_transforms convert_transforms_pipeline model_transformer transforms transforms_pipeline"
+_INSIDES: dict[str, str] = {
+    "quark.common.utils": "collect_env import_utils testing_utils",
+    "quark.shares.utils": "import_utils testing_utils",
+    "quark.onnx": "equalization finetuning gptq graph_transformations mprecision onnx_quantizer optimize qdq_quantizer "
+    "refine registry simulate_dpu smooth_quant",
+    "quark.onnx.algorithm": "bc.bias_correction cle.equalization gptq.gptq interface quarot.quarot sq.smooth_quant",
+    "quark.onnx.algorithm.finetuning": "fast_finetune onnx_evaluate onnx_subgraph torch_utils",
+    "quark.onnx.algorithm.finetuning.create_torch": f"{_CREATE_TORCH} {_QUANT_OPS}",
+    "quark.onnx.algorithm.finetuning.train_torch": "train_model train_model_loss train_model_param",
+    "quark.onnx.algorithm.mprecision": "auto_mixprecision metric_funcs mixing_executor mixing_strategy "
+    "sensitivity_analyzer subgraph_parser",
+    "quark.onnx.calibrate": "",
+    "quark.onnx.calibration": "calib_utils calibrate calibrators collectors interface",
+    "quark.onnx.gptq": "gptq",
+    "quark.onnx.operators.custom_ops": "build_custom_ops",
+    "quark.onnx.operators.quant_ops": "concat hardsigmoid layernorm prelu softmax",
+    "quark.onnx.optimizations": f"interface optimize {_TRANSFORMS}",
+    "quark.onnx.postprocess": "postproc refinement.refine simulation.simulate_dpu simulation.simulate_dpu_softmax",
+    "quark.onnx.preprocess": "preproc",
+    "quark.onnx.quant_utils": "",
+    "quark.onnx.quantization": "input_check output_eval",
+    "quark.onnx.quantization.auto_search": "auto_search_v1 utils",
+    "quark.onnx.quantization.config": "maps utils",
+    "quark.onnx.quantization.quant_utils": "",
+    "quark.onnx.quantizers": "extended_quantizer interface matmul_nbits_quantizer npu_cnn_quantizer "
+    "npu_transformer_quantizer onnx_quantizer qdq_quantizer registry",
+    "quark.onnx.utils": "file_utils model_utils print_utils shapeshifter_utils system_utils",
+    "quark.shapeshifter": "",
+    "vai_q_onnx": "equalization gen_files onnx_quantizer qdq_quantizer refine registry simulate_dpu",
+    "vai_q_onnx.graph_transformations": "model_transformer transforms transforms_pipeline",
+    "vai_q_onnx.operators": "custom_ops vai_ops.qdq_ops",
+    "vai_q_onnx.optimizations": _TRANSFORMS,
+    "vai_q_onnx.quant_utils": "",
+    "vai_q_onnx.utils": "model_utils",
+}
+_PUBLIC = {"quark.onnx", "quark.onnx.quantization", "quark.onnx.quantization.config", "vai_q_onnx"}
+"""Their insides are below them; an unknown name of their own is a mistake in the script."""
+
+
+def _with_packages(root: str, paths: str) -> list[str]:
+    """Return a module, and for each path below it the modules on the way and at its end."""
+    parts = [path.split(".") for path in paths.split()]
+    return [root, *(".".join((root, *each[: end + 1])) for each in parts for end in range(len(each)))]
+
+
+INSIDES = {name for root, paths in _INSIDES.items() for name in _with_packages(root, paths)} - _PUBLIC
+"""Modules from which any name can be imported, and none that the table does not have can be used."""
+MODULES.update({name: {} for name in sorted(INSIDES) if name not in MODULES})
 
 
 def homes(module: str) -> dict[str, tuple[str, str]]:

@@ -1,10 +1,12 @@
-"""Command-line tools of Quark by name, which of Detent's conversions each one is, and onnxruntime's preparation.
+"""Tools of Quark by name, which of Detent's conversions each one is, and onnxruntime's preparation.
 
 Quark's tools spell their arguments in many ways. Here every tool takes INPUT OUTPUT, and every spelling of these as
-flags: --input, --input_model, --input_model_path, and the same for the output.
+flags: --input, --input_model, --input_model_path, and the same for the output. A tool that finds nothing to do writes
+the model as it is. In a script a tool is a function, too: it takes a model and returns one.
 
     detent run -m quark.onnx.tools.convert_fp32_to_bf16 INPUT OUTPUT
     detent run -m onnxruntime.quantization.preprocess --input MODEL --output MODEL
+    from quark.onnx.tools.convert_quant_to_float import convert_quant_to_float
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -24,13 +29,16 @@ from google.protobuf.text_format import ParseError
 
 import detent
 from detent.comparison.folders import compare_folders
-from detent.compat.entry_points import move_tensors_out
+from detent.compat.configs import get_default_config
+from detent.compat.entry_points import ModelQuantizer, move_tensors_out
+from detent.compat.option_rows import note
 from detent.compat.option_rules import parse_shapes
 from detent.convert.conversion import convert
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load
 from detent.graph.save import check_output, complete_proto, save
 from detent.prepare import InferShapes, Pass, default_passes, prepare
+from detent.qdq.reader import dequantized
 from detent.report.documents import text_of
 
 LOG = logging.getLogger(__name__)
@@ -42,12 +50,18 @@ Arguments = argparse.Namespace
 class Tool:
     """One tool: what it does to INPUT and OUTPUT, the defaults of its flags, and positions before OUTPUT.
 
-    A flag whose default is None has to be given.
+    A flag whose default is None has to be given. With `prints` there is no OUTPUT: the result is text.
     """
 
     run: Callable[[Arguments], object]
     flags: Mapping[str, Any] = field(default_factory=dict)
     positions: tuple[str, ...] = ()
+    prints: bool = False
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What a function of this tool takes beside the model, in order."""
+        return (*self.positions, *self.flags)
 
 
 def _converts(*steps: str, positions: tuple[str, ...] = (), **flags: Any) -> Tool:
@@ -55,7 +69,10 @@ def _converts(*steps: str, positions: tuple[str, ...] = (), **flags: Any) -> Too
 
     def run(given: Arguments) -> object:
         settings = {name: _SETTINGS.get(name, str)(value) for name, value in vars(given).items()}
-        return convert(given.input, given.output, [step.format(**settings) for step in steps])
+        if settings.get("format") == _EXTENDED:
+            recipe = detent.find_recipe("BF16").replace(format=_EXTENDED)
+            return detent.quantize(given.input, given.output, None, recipe)
+        return convert(given.input, given.output, [step.format(**settings) for step in steps], must_change=False)
 
     return Tool(run, flags, positions)
 
@@ -64,10 +81,38 @@ def _quantizes(recipe: str = "", **flags: Any) -> Tool:
     """Make a tool that quantizes with random data, which formats without scales do not look at."""
 
     def run(given: Arguments) -> object:
-        excluded = [name for name in getattr(given, "exclude_nodes", "").split(";") if name]
-        return detent.quantize(given.input, given.output, None, recipe or given.config, exclude=excluded)
+        config = get_default_config(recipe or given.config)
+        config.nodes_to_exclude = [name.strip() for name in getattr(given, "exclude_nodes", "").split(";") if name]
+        config.subgraphs_to_exclude = _subgraphs(getattr(given, "exclude_subgraphs", ""))
+        return ModelQuantizer(config).quantize_model(given.input, given.output)
 
     return Tool(run, flags)
+
+
+def _subgraphs(text: str) -> list[tuple[list[str], list[str]]]:
+    """Read `[a, b], [c]; [d], [e]`: parts of the model by the nodes that they begin and end with."""
+    found = []
+    for part in filter(None, (each.strip() for each in text.split(";"))):
+        sides = [[name.strip() for name in side.split(",")] for side in re.findall(r"\[(.*?)\]", part)]
+        if len(sides) != 2:
+            raise UsageError(f"--exclude_subgraphs '{part}': expected [first, ...], [last, ...].")
+        found.append((sides[0], sides[1]))
+    return found
+
+
+def _listed(given: Arguments) -> None:
+    """Print the names and the number of layers with 8-bit activations, then of those with 16-bit ones."""
+    layers: dict[int, list[str]] = {8: [], 16: []}
+    for node in load(given.input).graph:
+        read = (
+            dequantized(node.inputs[0].producer()) if node.op_type in _LAYERS and node.inputs[0] is not None else None
+        )
+        if read is not None and read.params is not None:
+            layers[8 * read.params.dtype.itemsize].append(str(node.name))
+    for bits, names in layers.items():
+        sys.stdout.write("\n".join([f"int{bits} activation node names:", *names, ""]))
+    for bits, names in layers.items():
+        sys.stdout.write(f"int{bits} activation node count: {len(names)}\n")
 
 
 def _refused(instead: str) -> Tool:
@@ -92,8 +137,6 @@ def _saves(read: str | None, written: str | None) -> Tool:
 
 
 def _form(name: str) -> str:
-    if name in ("vitisqdq", "customqdq"):
-        raise UsageError(f"--format {name}: quantize with the recipe BF16 and --set format=extended-qdq.")
     if name not in _FORMS:
         raise UsageError(f"--format is '{name}'. Choose from {', '.join(_FORMS)}.")
     return _FORMS[name]
@@ -107,11 +150,18 @@ def _shapes(text: str) -> str:
     return "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
 
 
-def _pairs(text: str) -> str:
-    return "+".join(part.strip().replace(",", "/") for part in text.split(";") if part.strip())
+def _pairs(value: str | Sequence[Sequence[str]]) -> str:
+    """Read `Conv,Relu;Mul,Add`, or pairs in a list."""
+    pairs = value.split(";") if isinstance(value, str) else [",".join(pair) for pair in value]
+    return "+".join("/".join(each.strip() for each in pair.split(",")) for pair in pairs if pair.strip())
 
 
-_FORMS = {"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"}
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_EXTENDED: Final = "extended-qdq"
+_FORMS = {
+    **{"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"},
+    **dict.fromkeys(("vitisqdq", "customqdq"), _EXTENDED),
+}
 _SETTINGS: dict[str, Callable[[Any], str]] = {
     "format": _form,
     "fix_shapes": _shapes,
@@ -124,7 +174,7 @@ _SETTINGS: dict[str, Callable[[Any], str]] = {
 _HISTOGRAMS = "`detent quantize --save-stats FILE` and `detent stats FILE --plot DIR` draw every tensor."
 
 TOOLS: Mapping[str, Tool] = {
-    "convert_a8w8_npu_to_a8w8_cpu": _refused("What Detent writes for the NPU runs on the CPU as it is."),
+    "convert_a8w8_npu_to_a8w8_cpu": _converts("int32-bias"),
     "convert_bias_int32_to_int16": _converts("int16-bias"),
     "convert_custom_ops": _converts("{reverse_conversion}", reverse_conversion="False"),
     "convert_customqdq_to_qdq": _converts("qdq"),
@@ -146,13 +196,14 @@ TOOLS: Mapping[str, Tool] = {
     "convert_quant_to_float": _converts("float"),
     "convert_resize_fs_to_pof2s": _refused("Quantize with the recipe XINT8, whose scales are powers of two."),
     "convert_s8s8_to_u8s8": _converts("uint8"),
-    "convert_shared_initializer_to_unique": _converts("unique-initializers"),
+    "convert_shared_initializer_to_unique": _converts("unique-initializers", op_types=""),
     "convert_u16s8_to_s16s8": _converts("int16"),
-    "convert_u16u8_to_u8u8": _refused("Quantize the float model with the recipe U8U8_AAWA."),
+    "convert_u16u8_to_u8u8": _converts("eight-bits"),
     "fix_shapes": _converts("fixed-shapes:shapes={fix_shapes}", fix_shapes=None),
     "insert_clip_bfloat16_qdq": _converts("bfloat16-clip"),
-    "print_a16w8_a8w8_nodes": _refused("`detent inspect MODEL --nodes` lists nodes and types."),
-    "random_quantize": _quantizes(config="XINT8", exclude_nodes=""),
+    "float16": _converts("float32"),
+    "print_a16w8_a8w8_nodes": Tool(_listed, prints=True),
+    "random_quantize": _quantizes(config="XINT8", exclude_nodes="", exclude_subgraphs=""),
     "remove_bf16_cast": _converts("float"),
     "remove_initializer_from_input": _converts("inputs-without-initializers"),
     "remove_qdq": _converts("float"),
@@ -165,23 +216,73 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
-def run_tool(name: str, arguments: Sequence[str]) -> None:
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "convert_customqdq_to_qdq": ("custom_ops_infer_shapes",),
+    "fix_shapes": ("fix_input_and_output_shapes",),
+    "convert_dynamic_to_fixed": ("convert_dynamic_to_fix", "fix_shapes"),
+    "float16": ("convert_float16_to_float",),
+    "print_a16w8_a8w8_nodes": ("a16w8_a8w8_nodes",),
+    "replace_inf_weights": ("replace_inf_in_onnx_weights",),
+}
+"""By tool: names of functions that do its work, beside its own, `convert` and `main`."""
+
+
+def functions_of(name: str) -> dict[str, Callable[..., Any]]:
+    """Return what a script can import from the module of a tool."""
+    command = partial(run_tool, name)
+    on_model = partial(_on_model, name)
+    named = dict.fromkeys(("convert", name, *FUNCTIONS.get(name, ())), on_model)
+    return {**named, "main": command, "run_main": command}
+
+
+_SPELLINGS = {
+    "input": ("input", "input_model", "input_model_path"),
+    "output": ("output", "output_model", "output_model_path", "quantized_model", "quantized_model_path"),
+}
+
+
+def _on_model(name: str, model: Any, *values: Any, **named: Any) -> Any:
+    """Do a tool's work on a model, and return the result, or write it if a file is named.
+
+    `model` may be the arguments of the command line, as argparse gives them.
+    """
+    tool = TOOLS[name]
+    given: dict[str, Any] = {**tool.flags, **named}
+    if isinstance(model, Arguments):
+        given |= vars(model)
+        model, output = (next((given[each] for each in names if each in given), None) for names in _SPELLINGS.values())
+    else:
+        files = [each for each in values if isinstance(each, (str, Path)) and str(each).endswith(".onnx")]
+        output = next((given.pop(each) for each in _SPELLINGS["output"] if each in given), next(iter(files), None))
+        output = given.pop("float_model", output)
+        given |= zip(tool.parameters, [each for each in values if each not in files], strict=False)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "model.onnx" if output is None else Path(output)
+        tool.run(Arguments(**{**given, "input": model, "output": written}))
+        made = onnx.load(written) if output is None and not tool.prints else None
+    return (made, made is not None) if name == "convert_bias_int32_to_int16" else made
+
+
+def run_tool(name: str, arguments: Sequence[str] | None = None) -> None:
     """Run a tool on its command line."""
     tool = TOOLS[name]
-    usage = " ".join(("INPUT", *map(str.upper, tool.positions), "OUTPUT"))
+    names = ("input", *tool.positions) if tool.prints else ("input", *tool.positions, "output")
+    usage = " ".join(map(str.upper, names))
     parser = argparse.ArgumentParser(f"quark.onnx.tools.{name}")
     parser.add_argument("positions", nargs="*", metavar=usage)
-    parser.add_argument("--input", "--input_model", "--input_model_path", dest="input")
-    parser.add_argument("--output", "--output_model", "--output_model_path", "--quantized_model_path", dest="output")
+    for side, spellings in _SPELLINGS.items():
+        parser.add_argument(*(f"--{each}" for each in spellings), dest=side)
     for flag, default in {**tool.flags, "save_as_external_data": False, "all_tensors_to_one_file": False}.items():
         if default is False:
             parser.add_argument(f"--{flag}", action="store_true")
         else:
             kind = str if default is None else type(default)
             parser.add_argument(f"--{flag}", type=kind, default=default, required=default is None)
-    given = parser.parse_args(list(arguments))
+    given, unknown = parser.parse_known_args(None if arguments is None else list(arguments))
+    if unknown:
+        note(f"{name}: {' '.join(unknown)} is passed over, as it is there.")
     # What came as a flag is not among the positions.
-    wanted = [each for each in ("input", *tool.positions, "output") if getattr(given, each, None) is None]
+    wanted = [each for each in names if getattr(given, each, None) is None]
     if len(given.positions) != len(wanted):
         raise UsageError(f"{name} needs {usage}; {len(given.positions)} of {len(wanted)} were given.")
     vars(given).update(zip(wanted, given.positions, strict=True))
@@ -240,15 +341,15 @@ def quant_pre_process(
     if model_input is None or output_model_path is None:
         raise UsageError("quant_pre_process needs input_model and output_model_path.")
     if guess_output_rank:
-        raise UsageError("quant_pre_process: guess_output_rank=True. Detent does not guess shapes: delete it.")
+        note("quant_pre_process: guess_output_rank=True: shapes are not guessed.")
     output = Path(output_model_path)
     check_output(output)
     model = load(model_input)
     passes = _passes(skip_optimization, skip_shapes=skip_onnx_shape and skip_symbolic_shape)
     changes = prepare(model, passes)
     if verbose >= 1:
-        for note in (note for step in passes for note in step.declined):
-            LOG.warning("%s: %s", note.node, note.what)
+        for left in (left for step in passes for left in step.declined):
+            LOG.warning("%s: %s", left.node, left.what)
     if verbose >= 3:
         for change in changes:
             LOG.info("%s: %s", change.node, change.what)

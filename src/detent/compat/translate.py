@@ -35,6 +35,7 @@ from detent.compat.enums import (
     CalibrationMethod,
     ExtendedCalibrationMethod,
     ExtendedQuantFormat,
+    ExtendedQuantType,
     Int16Method,
     LayerWiseMethod,
     PowerOfTwoMethod,
@@ -43,8 +44,9 @@ from detent.compat.enums import (
     ScaleType,
     VitisQuantFormat,
 )
-from detent.compat.option_rows import apply_rows, refused
+from detent.compat.option_rows import apply_rows, note, noted
 from detent.compat.option_rules import METHODS, Request
+from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
@@ -67,6 +69,7 @@ _FORMATS: dict[Any, OutputFormat] = {
     VitisQuantFormat.BFPFixNeuron: "extended-qdq",
     VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
+_SEVEN_BITS = "weights keep 8 bits. Sessions on CPUs without VNNI compute them exactly with session.x64quantprecision=1"
 _SAME_AS_OPTION = {
     **{"nodes_to_quantize": "NodesToQuantize", "input_nodes": "InputNodes", "output_nodes": "OutputNodes"},
     **{"extra_op_types_to_quantize": "ExtraOpTypesToQuantize", "execution_providers": "ExecutionProviders"},
@@ -74,7 +77,7 @@ _SAME_AS_OPTION = {
     **{"debug_mode": "DebugMode", "include_rotation": "UseRandomHad"},
 }
 _FIELDS = {
-    "reduce_range": refused("reduce_range", "7-bit weights are for old CPUs", "Delete it."),
+    "reduce_range": noted("reduce_range", _SEVEN_BITS),
     **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
 _SWITCHES: dict[str, tuple[str, Any]] = {
@@ -96,7 +99,8 @@ def translate(config: AnyConfig) -> Request:
     older = config.global_quant_config if isinstance(config, Config) else config
     if not isinstance(older, QuantizationConfig):
         raise UsageError(f"Expected a Config or a QConfig, found {type(older).__name__}.")
-    options = dict(older.extra_options or {})
+    older = _with_block_types(older)
+    options = _with_passes(dict(older.extra_options or {}))
     older = dataclasses.replace(older, enable_npu_cnn=options.get("EnableNPUCnn", older.enable_npu_cnn))
     request = apply_rows(_FIELDS, Request(_recipe(older, options)), {name: getattr(older, name) for name in _FIELDS})
     request = apply_options(_excluded(request, older), _without_unused(older, options))
@@ -108,6 +112,29 @@ def translate(config: AnyConfig) -> Request:
     if request.recipe.format == "cast" and any(fmt is not None and fmt.in_blocks for fmt in formats):
         request = request.with_recipe(format="extended-qdq")
     return request.replace(recipe=_named(request.recipe, older))
+
+
+_BLOCK_TYPES = {
+    VitisQuantFormat.BFPFixNeuron: ExtendedQuantType.QBFP,
+    VitisQuantFormat.MXFixNeuron: ExtendedQuantType.QMX,
+}
+
+
+def _with_block_types(config: QuantizationConfig) -> QuantizationConfig:
+    """Give a format for blocks the types that it holds: vai_q_onnx does not look at the types beside it."""
+    kind = _BLOCK_TYPES.get(config.quant_format)
+    if kind is None or kind in (config.activation_type, config.weight_type):
+        return config
+    note(f"quant_format {config.quant_format!r}: activations and weights are {kind}, whatever their types say.")
+    return dataclasses.replace(
+        config, activation_type=kind, weight_type=kind, calibrate_method=CalibrationMethod.MinMax
+    )
+
+
+def _with_passes(options: dict[str, Any]) -> dict[str, Any]:
+    """Add what a file of passes asks for; options that are given win."""
+    spec = options.get("ShapeShifterYaml") or options.get("PreprocessYAML")
+    return {**options_of_passes(str(spec)), **options} if spec else options
 
 
 def _recipe(config: QuantizationConfig, options: Mapping[str, Any]) -> Recipe:
@@ -146,7 +173,7 @@ def _weights(config: QuantizationConfig, scale: Scale) -> NumberFormat:
     fmt = format_of(config.weight_type, symmetric=True, scale=scale)
     if not is_integer(fmt):
         if config.per_channel:
-            raise UsageError(f"per_channel=True: {fmt.label} has no scales. Delete it.")
+            note(f"per_channel=True: {fmt.label} has no scales.")
         return fmt
     symmetric = fmt.signed or fmt.power_of_two or config.use_dynamic_quant
     granularity = "per_channel" if config.per_channel else "per_tensor"
@@ -230,15 +257,17 @@ def _is_regex(name: str) -> bool:
 
 
 def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict[str, Any]:
-    """Check that parameters come with their switch, and the switch with parameters unless it has defaults."""
+    """Leave out parameters without their switch, with a note; a switch needs parameters unless it has defaults."""
     for name, (field, default) in _SWITCHES.items():
         if getattr(config, field):
             options.setdefault(name, default)
             if not options[name] and default is None:
                 raise UsageError(f"{field}=True has no effect without the option {name}. Give both, or neither.")
-        elif name in options:
-            raise UsageError(f"The option {name} has no effect without {field}=True. Give both, or neither.")
-    return options
+        elif options.get(name):
+            note(f"The option {name} has no effect without {field}=True.")
+    return {
+        name: value for name, value in options.items() if name not in _SWITCHES or getattr(config, _SWITCHES[name][0])
+    }
 
 
 _BESIDE_THE_RECIPE = (
@@ -303,8 +332,8 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
             f"scale_type is {inputs.scale_type} for activations and {weight.scale_type} for weights: one only."
         )
     eight_bits = (TYPES["Int8"], TYPES["UInt8"])
-    plain = inputs.data_type in eight_bits and weight.data_type in eight_bits
-    device = plain and weight.data_type == TYPES["Int8"] and weight.scale_type == ScaleType.PowerOf2
+    plain = inputs.kind in eight_bits and weight.kind in eight_bits
+    device = plain and weight.kind is TYPES["Int8"] and weight.scale_type == ScaleType.PowerOf2
     parts = [each for each in config.exclude if not isinstance(each, str)]
     older = QuantizationConfig(
         calibrate_method=_method(_calibrating(config, "activations")),
@@ -312,7 +341,7 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
         activation_type=inputs.data_type,
         weight_type=weight.data_type,
         nodes_to_exclude=[each for each in config.exclude if isinstance(each, str)],
-        subgraphs_to_exclude=[pair for part in parts for pair in (part if isinstance(part, list) else [part])],
+        subgraphs_to_exclude=[pair for part in parts for pair in ([part] if _is_pair(part) else part)],
         per_channel=weight.quant_granularity == QuantGranularity.Channel,
         use_external_data_format=config.use_external_data_format,
         include_cle="CLESteps" in algorithms,
@@ -326,6 +355,12 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
     by_type = [_layer_override(layer, op_types=tuple(types)) for layer, types in config.layer_type_config.items()]
     by_name = [_layer_override(layer, nodes=tuple(names)) for layer, names in config.specific_layer_config.items()]
     return older, (*by_type, *by_name)
+
+
+def _is_pair(part: Any) -> bool:
+    """Return whether this is one pair of lists of names, as a tuple or read from a file, and not a list of pairs."""
+    of_names = isinstance(part, list) and all(isinstance(name, str) for side in part for name in side)
+    return not isinstance(part, list) or of_names
 
 
 def _method(spec: QTensorConfig) -> Any:

@@ -11,6 +11,14 @@ element clips:
     scale' = scale * 2^k        code' = round_half_even(code / 2^k)
 
 So a power of two stays one, and a bias that fits is unchanged to the bit. With a scale for each channel, each has a k.
+
+**Biases of any width to 32 bits**, with the scale of their layer's products, as CPUs have them.
+
+**Activations of 16 bits to 8 bits** that reach as far. 65535 = 257 * 255, so with l the lowest code
+
+    scale' = 257 * scale        zero_point' = round((zero_point - l) / 257) + l'
+
+and biases of 32 bits, whose scale is that of the products, are divided by 257.
 """
 
 from __future__ import annotations
@@ -26,7 +34,7 @@ from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, Node
 from detent.graph.values import Names, add_initializer, constant, drop_if_unused, input_at, set_input
 from detent.qdq.builder import retarget
 from detent.qdq.families import dequantize_family, is_native_dequantize, native_family, quantize_family
-from detent.qdq.reader import LinearParams, code_range, dequantized
+from detent.qdq.reader import LinearParams, code_range, dequantized, params_of
 
 _OTHER = {"int8": "uint8", "uint8": "int8", "int16": "uint16", "uint16": "int16"}
 
@@ -175,3 +183,83 @@ def _narrow_bias(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], params
     moved = int(shifts.max())
     grown = f", its scale up to 2^{moved} times as large" if moved else ", exactly"
     return edit.changed(node, f"bias is int16 now{grown}")
+
+
+@dataclass(frozen=True)
+class Int32Bias(NodeStep):
+    """Biases of Conv, ConvTranspose and Gemm to int32, in units of the products of codes."""
+
+    nothing: ClassVar[str] = "it has no bias of fewer than 32 bits behind a DequantizeLinear."
+
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
+        index = _BIAS_INPUT.get(node.op_type)
+        if index is None:
+            return None
+        data, weight, bias = (dequantized(_producer(node, each)) for each in (0, 1, index))
+        if bias is None or bias.params is None or bias.stored is None or bias.stored.dtype == np.int32:
+            return None
+        if data is None or weight is None or data.params is None or weight.params is None:
+            return "its input or its weights are not dequantized with constant scales"
+        if len(bias.node.outputs[0].uses()) > 1:
+            return "its bias is shared"
+        scale = (data.params.scale.astype(np.float64) * weight.params.scale).astype(np.float32)
+        codes = np.rint(bias.params.decode(bias.stored) / scale.astype(np.float64)).clip(
+            *code_range(np.dtype(np.int32))
+        )
+        _store_codes(edit, bias.node, codes.astype(np.int32), scale)
+        return edit.changed(node, "its bias is int32 now")
+
+
+def _producer(node: ir.Node, index: int) -> ir.Node | None:
+    value = input_at(node, index)
+    return None if value is None else value.producer()
+
+
+def _store_codes(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], scale: npt.NDArray[Any]) -> None:
+    """Let a DequantizeLinear read other codes, with this scale and the zero point 0."""
+    named = ((f"{codes.dtype}", codes), ("scale", scale), ("zero_point", np.zeros(scale.shape, codes.dtype)))
+    for index, (name, array) in enumerate(named):
+        set_input(node, index, add_initializer(edit.graph, edit.names.fresh(f"{node.outputs[0].name}_{name}"), array))
+
+
+_WIDER = 257
+"""Steps of 8 bits are so much wider than those of 16 bits over the same range: 65535 / 255."""
+
+
+@dataclass(frozen=True)
+class EightBits(NodeStep):
+    """Activations of 16 bits to 8 bits of the same signedness and range."""
+
+    nothing: ClassVar[str] = "it has no 16-bit codes between QuantizeLinear and DequantizeLinear."
+
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
+        if quantize_family(node) is None:
+            return None
+        readers = [use.node for use in node.outputs[0].uses()]
+        params = [params_of(each) for each in (node, *readers) if quantize_family(each) or dequantize_family(each)]
+        written = params[0]
+        if written is None or written.dtype not in (np.uint16, np.int16):
+            return None
+        if len(params) <= len(readers) or any(each is None or not each.same_as(written) for each in params):
+            return "other nodes read its codes, or with other scales"
+        narrow = np.dtype(f"{written.dtype.kind}1")
+        low, high = code_range(narrow)
+        moved = np.rint((written.zero_point.astype(np.int64) - code_range(written.dtype)[0]) / _WIDER) + low
+        zero_point, scale = moved.clip(low, high).astype(narrow), (written.scale * np.float32(_WIDER))
+        for each in (node, *readers):
+            for index, array in ((1, scale), (2, zero_point)):
+                name = edit.names.fresh(f"{each.outputs[0].name}_{'scale' if index == 1 else 'zero_point'}")
+                set_input(each, index, add_initializer(edit.graph, name, array))
+        node.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(narrow))
+        for use in (use for reader in readers for use in reader.outputs[0].uses()):
+            _widen_bias(edit, use.node, use.idx)
+        return edit.changed(node.outputs[0], f"codes are {narrow} now")
+
+
+def _widen_bias(edit: GraphEdit, layer: ir.Node, index: int) -> None:
+    """Give the 32-bit bias of a layer the scale of its products again, after its input's scale has grown."""
+    bias = dequantized(_producer(layer, _BIAS_INPUT.get(layer.op_type, -1))) if index == 0 else None
+    if bias is None or bias.params is None or bias.stored is None or bias.stored.dtype != np.int32:
+        return
+    codes = np.rint(bias.stored.astype(np.float64) / _WIDER).astype(np.int32)
+    _store_codes(edit, bias.node, codes, bias.params.scale * np.float32(_WIDER))

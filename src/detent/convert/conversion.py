@@ -41,7 +41,10 @@ STEPS: Mapping[str, ConversionStep] = {
     "int16": code_types.ToSignedness("int16"),
     "uint16": code_types.ToSignedness("uint16", weights=False),
     "int16-bias": code_types.Int16Bias(),
+    "int32-bias": code_types.Int32Bias(),
+    "eight-bits": code_types.EightBits(),
     "without-qdq-between": quantizing_nodes.WithoutQdqBetween(),
+    "without-output-qdq": quantizing_nodes.WithoutOutputQdq(),
     "float16": float_types.ToFloat16(),
     "float32": float_types.ToFloat32(),
     "bfloat16": float_types.ToBfloat16(),
@@ -59,7 +62,8 @@ EXCLUSIVE = (
     ("float", "extended-qdq", "vitis-qdq", "fix-neuron", "qoperator"),
     ("qdq", "extended-qdq", "vitis-qdq", "fix-neuron"),
     ("qdq", "float"),
-    ("float16", "float32", "bfloat16"),
+    ("float16", "float32"),
+    ("float16", "bfloat16"),
     ("int8", "uint8"),
     ("int16", "uint16"),
 )
@@ -98,10 +102,14 @@ class Conversion:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) -> Conversion:
+def convert(
+    model: ModelLike, output: str | Path, steps: str | Sequence[str], *, must_change: bool = True
+) -> Conversion:
     """Convert `model` with one or more steps, in their order, and write it to `output`.
 
         convert("model.onnx", "model_fp16.onnx", ["fixed-shapes:batch=1", "float16"])
+
+    A step that finds nothing to convert is an error, unless `must_change` is False.
 
     Raises:
         DetentError: UsageError for steps that mean nothing, ModelError for a model that has nothing to convert or a
@@ -118,7 +126,7 @@ def convert(model: ModelLike, output: str | Path, steps: str | Sequence[str]) ->
         inputs_and_weights.free_initializers(graph_model, reading)  # so that steps can take weights for constants
     changes, declined = reading.changes, reading.declined
     for name, step in parsed:
-        graph_model, notes = _apply(graph_model, name, step, name_of(model))
+        graph_model, notes = _apply(graph_model, name, step, name_of(model) if must_change else None)
         changes, declined = changes + notes.changes, declined + notes.declined
     add_functions(graph_model)  # so that operators of other tools run, whatever wrote the model
     _verify(graph_model)
@@ -135,13 +143,14 @@ def _own(model: ModelLike) -> ModelLike:
     return copy
 
 
-def _apply(model: ir.Model, name: str, step: ConversionStep, where: str) -> tuple[ir.Model, ConversionNotes]:
+def _apply(model: ir.Model, name: str, step: ConversionStep, where: str | None) -> tuple[ir.Model, ConversionNotes]:
+    """Apply a step. With `where`, the name of the model, it is an error if that changes nothing."""
     notes = ConversionNotes(name)
     try:
         model = step.apply(model, notes)
     except UsageError as error:
         raise UsageError(f"Step '{name}': {error}") from error
-    if not notes.changes:
+    if where is not None and not notes.changes:
         reasons = "; ".join(f"'{note.node}': {note.what}" for note in notes.declined[:3])
         raise ModelError(
             f"Step '{name}' leaves {where} as it is: {step.nothing}" + (f" Looked at: {reasons}." if reasons else "")
@@ -194,4 +203,6 @@ def parse_steps(texts: Iterable[str]) -> list[tuple[str, ConversionStep]]:
         both = [name for name in names if name in group]
         if len(both) > 1:
             raise UsageError(f"The steps '{both[0]}' and '{both[1]}' exclude each other. Choose one of the two.")
+    if "bfloat16" in names and "float32" in names[names.index("bfloat16") :]:
+        raise UsageError("The step 'float32' undoes 'bfloat16'. Give it first, for a model with float16 in it.")
     return steps

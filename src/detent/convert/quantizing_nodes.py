@@ -11,6 +11,7 @@ a fused node, is only rounding and saturation of an activation: it is removed. S
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ from detent.emit.qoperator_form import ToQOperator
 from detent.errors import UsageError
 from detent.graph.opset import change_opset
 from detent.graph.session import Runner
-from detent.graph.values import Names, add_initializer, constant, cut_inputs, is_unused
+from detent.graph.values import Names, add_initializer, constant, cut_inputs, is_unused, made_by
 from detent.prepare.base import main_opset
 from detent.qdq import families
 from detent.qdq.builder import FixNeuronWriter, GraphWriter, PairWriter, retarget
@@ -288,6 +289,8 @@ class ToFloat(NodeStep):
             return f"it and '{read.quantize.name}' have different scales or zero points: they rescale"
         array = constant(read.source)
         rounded = None if array is None else params.decode(params.encode(array))
+        if rounded is None and _cuts_below_zero(params) and made_by(read.source, *_ABSORBING):
+            return _write_activation(edit, node, read.source, params)
         return _take_out(edit, node, read.source, rounded, "Q/DQ pair removed")
 
     def _cast(self, edit: GraphEdit, node: ir.Node, inner: ir.Value) -> str | None:
@@ -303,6 +306,34 @@ class ToFloat(NodeStep):
         array = constant(source)
         rounded = None if array is None else array.astype(_BFLOAT16.numpy()).astype(np.float32)
         return _take_out(edit, node, source, rounded, "Cast pair removed")
+
+
+_ABSORBING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization")
+"""Operators whose Relu other quantizers leave out: if the zero point is the lowest code, codes hold nothing below 0."""
+
+
+def _cuts_below_zero(params: LinearParams) -> bool:
+    low = np.iinfo(params.dtype).min if params.dtype.kind in "iu" else None
+    return low is not None and params.per_tensor and int(params.zero_point.reshape(-1)[0]) == low
+
+
+def _write_activation(edit: GraphEdit, node: ir.Node, source: ir.Value, params: LinearParams) -> str | None:
+    """Let a Relu take the place of a pair that was one; a Clip if the highest code is 6, as that of Relu6 is."""
+    highest = float(params.decode(np.array(np.iinfo(params.dtype).max, params.dtype)))
+    operands: list[ir.Value | None] = [source]
+    if math.isclose(highest, 6.0, rel_tol=1e-4):
+        bounds = {"low": 0.0, "high": 6.0}
+        operands += [
+            add_initializer(edit.graph, edit.names.fresh(f"{source.name}_{end}"), np.array(bound, np.float32))
+            for end, bound in bounds.items()
+        ]
+    op_type = "Relu" if len(operands) == 1 else "Clip"
+    activation = ir.node(op_type, operands, name=edit.names.fresh(f"{source.name}_{op_type}"))
+    activation.outputs[0].name = edit.names.fresh(f"{source.name}_{op_type}_Output")
+    activation.outputs[0].type, activation.outputs[0].shape = source.type, source.shape
+    edit.graph.insert_before(node, [activation])
+    edit.substitute(node, activation.outputs[0])
+    return edit.changed(str(source.name), f"no longer rounded; the zero point that cut below 0 is a {op_type} again")
 
 
 def _take_out(edit: GraphEdit, node: ir.Node, source: ir.Value, rounded: Array | None, how: str) -> str | None:
@@ -362,10 +393,50 @@ class WithoutQdqBetween(NodeStep):
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove rounding that nothing reads any more."""
-        # Backwards, so that a DequantizeLinear goes before the QuantizeLinear that only it read.
-        for node in reversed(tuple(edit.graph)):
-            if (_family(node) or families.is_fix_neuron(node)) and is_unused(node.outputs[0]):
-                edit.remove(node)
+        remove_unread(edit)
+
+
+def remove_unread(edit: GraphEdit) -> None:
+    """Remove quantizing operators that nothing reads: backwards, because one may be the only reader of another."""
+    for node in reversed(tuple(edit.graph)):
+        if (_family(node) or families.is_fix_neuron(node)) and is_unused(node.outputs[0]):
+            edit.remove(node)
+
+
+@dataclass(frozen=True)
+class WithoutOutputQdq(NodeStep):
+    """Remove Q/DQ from the outputs of operators, where no quantized operator reads them: `op_types` as `MatMul+Gemm`.
+
+    What a quantized operator reads has to be rounded for it. `nodes` are single nodes, by name.
+    """
+
+    op_types: str = ""
+    nodes: tuple[str, ...] = ()
+    nothing: ClassVar[str] = "no output of such operators is rounded for float readers alone."
+
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
+        source = _unrounded(node.outputs[0]) if _family(node) or families.is_fix_neuron(node) else None
+        producer = None if source is None else source.producer()
+        if source is None or producer is None:
+            return None
+        if producer.op_type not in self.op_types.split("+") and producer.name not in self.nodes:
+            return None
+        if any(_is_quantized(use.node) for use in node.outputs[0].uses()):
+            return "a quantized operator reads it"
+        edit.substitute(node, source)
+        return edit.changed(source, f"not rounded behind {producer.op_type}")
+
+    def _clean_up(self, edit: GraphEdit) -> None:
+        """Remove rounding that nothing reads any more."""
+        remove_unread(edit)
+
+
+def _is_quantized(node: ir.Node) -> bool:
+    """Return whether an operator has codes for weights, or its result is rounded."""
+    read = [dequantized(value.producer()) for value in node.inputs if value is not None]
+    readers = [use.node for value in node.outputs for use in value.uses()]
+    weights = any(each is not None and each.stored is not None for each in read)
+    return weights or any(families.quantize_family(reader) or families.is_fix_neuron(reader) for reader in readers)
 
 
 def _parse_pairs(text: str) -> Iterator[tuple[str, str]]:

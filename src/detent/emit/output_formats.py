@@ -135,6 +135,7 @@ def check_formats(recipe: Recipe) -> None:
         reason = spec.why_not(role, fmt)
         if reason is not None:
             raise UsageError(f"{where} are {fmt.label}, and format {recipe.format} {reason}")
+        # 16 bits have a twin in com.microsoft at any opset; 4 bits and groups exist only in newer standard operators.
         if not fmt.has_twin and (recipe.opset or 0) < fmt.least_opset:
             has, least = fmt.granularity if fmt.group_size else fmt.label, fmt.least_opset
             given = "" if recipe.opset is None else f", and opset is {recipe.opset}"
@@ -191,6 +192,7 @@ def _check_products(recipe: Recipe) -> None:
         f"The biases of recipe {recipe.name} are {biases.dtype}, counted in the unit of the layer's products (input "
         "scale times weight scale)"
     )
+    # Accumulators add the bias as it is: a zero point would be added to every sum.
     if biases.dtype != "int32" or not biases.symmetric:
         raise UsageError(f"{counted}, around zero: they are symmetric int32. Choose that, or 8 or 16 bits.")
     for role, fmt in (("activations", recipe.activations), ("weights", weights)):
@@ -245,6 +247,7 @@ def _check_dynamic(recipe: Recipe) -> None:
             f"Recipe {recipe.name} is dynamic: activations are asymmetric uint8 and weights 8-bit integers, per tensor "
             "or per channel; nothing else has operators."
         )
+    # ONNX allows a zero point for each channel here, onnxruntime's kernel does not.
     if weights.per_channel and not weights.symmetric:
         raise UsageError(
             f"Recipe {recipe.name} is dynamic with weights per_channel and symmetric=False: onnxruntime's ConvInteger "

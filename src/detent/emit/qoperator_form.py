@@ -216,6 +216,7 @@ def softmax(coded: CodedNode) -> Operation:
     if abs(float(grid.scale) * steps - 1.0) > 1e-6:
         raise DeclinedError("its integer operator needs a result whose scale is 1 divided by a whole number")
     scale = grid.scale
+    # See above: the kernel computes 1 / scale in float32 and truncates it.
     while np.floor(np.float32(1.0) / scale) < steps:
         scale = np.nextafter(scale, np.float32(0.0))
     inputs = [*coded.like_result(0).operands, NewConstant("result_scale", np.asarray(scale)), grid.operands[1]]
@@ -246,6 +247,7 @@ def clip(coded: CodedNode) -> Operation:
     source, bounds = coded.like_result(0), clip_bounds(coded.node)
     if bounds is None:
         raise DeclinedError("its bounds are not constant")
+    # The bounds are then those of the codes themselves, or cut off behind this node.
     if source.grid.equals(coded.result.grid):
         return Operation("Identity", [source.codes], domain="")
     return _of_one(coded, "QLinearLeakyRelu", [ir.AttrFloat32("alpha", 0.0 if bounds[0] == 0.0 else 1.0)])
@@ -385,6 +387,7 @@ class ToQOperator(Pass):
                 self.decline(node, str(reason))
                 continue
             self._write(model, node, operation, results)
+        # Backwards: a DequantizeLinear goes after the QuantizeLinear that was its last reader.
         for node in reversed(list(model.graph)):
             if (is_native_dequantize(node) or is_native_quantize(node)) and is_unused(node.outputs[0]):
                 remove_node(model.graph, node)
@@ -401,6 +404,7 @@ class ToQOperator(Pass):
         """Replace the node, with its Q/DQ and clips, by the operation."""
         graph, name = model.graph, node.name
         inputs = [self._value(model, node, operand) for operand in operation.inputs]
+        # Trailing inputs that are absent must not be written: the checker counts them.
         while inputs[-1] is None:
             inputs.pop()
         new = ir.Node(operation.domain, operation.op_type, inputs, operation.attributes, num_outputs=len(results))
@@ -412,6 +416,7 @@ class ToQOperator(Pass):
             for obsolete in (*result.quantizers, *reversed(result.clips)):
                 remove_node(graph, obsolete)
         remove_node(graph, node)
+        # Only now is the name free.
         new.name = name
         if is_standard(new, "Identity"):
             bypass(graph, new)
@@ -436,6 +441,7 @@ class ToQOperator(Pass):
             model.graph.insert_before(node, [cut])
             codes = cut.outputs[0]
             codes.type, codes.shape = ir.TensorType(result.grid.dtype), result.shape
+        # Several readers may each have had a QuantizeLinear of their own (dedicated pairs); all wrote the same codes.
         for quantizer in result.quantizers[1:]:
             quantizer.outputs[0].replace_all_uses_with(quantized)
         take_over(quantized, codes)

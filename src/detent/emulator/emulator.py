@@ -89,6 +89,8 @@ class Emulator:
             if name not in codes and name not in self.outputs:
                 known = [*self.outputs, *codes]
                 raise UsageError(f"The model computes no codes '{name}'.{nearest(name, known)} `tensors` lists them.")
+        # Fetching a value inside keeps onnxruntime from fusing across it, so the slower session is made only if it is
+        # needed.
         runner = self._plain if set(wanted) <= set(self.outputs) else self._detailed
         held = [name if name in self.outputs else codes[name].held for name in wanted]
         results = self._run(runner, feeds, origin, held)
@@ -145,6 +147,7 @@ class EmulatedValues:
 
     def _decoded(self, name: str, codes: Array) -> Array:
         grid = self._grids[name][1]
+        # ldexp is exact; a multiplication by 2^-p is not for positions beyond float32's range.
         return np.ldexp(grid.integers(codes).astype(np.float32), -grid.position)
 
 
@@ -166,6 +169,7 @@ def emulate(
     """Run `model` in integers on `data`; answers go to the new folder `output`. See `Emulator` for what it takes."""
     emulator = Emulator(model, rounding=rounding)
     source = open_source(data, emulator.inputs, preprocess=preprocess, limit=limit, seed=seed, batch=batch)
+    # The same file in exact float arithmetic: what differs is rounding, not saturation of integer kernels.
     reference = Runner(load(model), exact=True)
 
     def answer(item: Batch) -> tuple[dict[str, Array], list[OutputDifference]]:

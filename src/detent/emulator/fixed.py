@@ -87,6 +87,7 @@ class Fixed:
 
     def checked(self) -> Fixed:
         """Return itself, or raise NotIntegerError if float64 cannot hold every element."""
+        # Past 53 bits float64 would round, and the emulation would no longer be one of integers.
         if self.reach >= WIDE_LIMIT:
             raise NotIntegerError("its result may need more than 53 bits")
         return self
@@ -116,6 +117,7 @@ def dyadic(numbers: npt.NDArray[Any]) -> Constant | None:
     wide = numbers.astype(np.float64)
     if not np.isfinite(wide).all():
         return None
+    # The first position at which all are whole has the smallest integers.
     for position in range(25):
         scaled = np.ldexp(wide, position)
         if (scaled == np.rint(scaled)).all():
@@ -143,6 +145,7 @@ def rounded_range(low: int, high: int, cut: int, bounds: tuple[int, int]) -> tup
     if cut <= 0:
         least, most = low << -cut, high << -cut
     else:
+        # Python's shift rounds down; the upper end is rounded up by negating twice.
         least, most = low >> cut, -(-high >> cut)
     return max(bounds[0], min(least, bounds[1])), min(bounds[1], max(most, bounds[0]))
 
@@ -247,6 +250,7 @@ class ProgramBuilder:
         """Hold the same integers as numbers that count in 2^-unit."""
         if operand.unit == unit:
             return operand
+        # Multiplying by a power of two is exact in float, and onnxruntime has no kernel for shifts of floats.
         factor = self.scalar(2.0 ** (unit - operand.unit), operand.wide)
         return replace(operand, value=self.node("Mul", [operand.value, factor]), shift=operand.position - unit)
 
@@ -255,6 +259,7 @@ class ProgramBuilder:
         key: Fixed | Constant | None = self.fixed.get(value) or self.constants.get(value)
         if key is None:
             return value
+        # Several float nodes may read one tensor; it is decoded for all of them once.
         if key not in self._decoded:
             self._decoded[key] = self._decode(self.integers(value))
         return self._decoded[key]

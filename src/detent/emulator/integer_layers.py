@@ -71,6 +71,7 @@ class IntegerLayer:
         """Return the least and the largest accumulator. Padding adds zeros, so an input may always be zero."""
         flat = self.weights.reshape(len(self.weights), -1)
         rising, falling = np.maximum(flat, 0).sum(1), np.minimum(flat, 0).sum(1)
+        # The bounds have to hold for padded zeros too, which a range such as 3..100 does not contain.
         low, high = min(self.source.low, 0), max(self.source.high, 0)
         least = rising * low + falling * high + self.bias
         most = rising * high + falling * low + self.bias
@@ -118,6 +119,7 @@ def _layer(builder: ProgramBuilder, node: ir.Node, channels_first: Callable[[Int
     if biases.size not in (1, len(weights)):
         raise NotIntegerError("its bias differs from row to row")
     reached = landing(node.outputs[0])
+    # Counted in steps of the result, most sums are small floats, and the rounding behind them is a plain rint.
     unit = position if reached is None else reached
     return IntegerLayer(source, weights, np.broadcast_to(biases.reshape(-1), len(weights)), position, unit)
 
@@ -129,9 +131,11 @@ def conv(builder: ProgramBuilder, node: ir.Node) -> Fixed:
         weights = builder.array(layer.held_weights(_as_it_is, wide=False))
         bias = builder.array(layer.held_bias(wide=False))
         return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
+    # Slices of input channels would cut through the groups.
     if node.attributes.get_int("group", 1) != 1:
         raise NotIntegerError("the sums of its groups may need more than 24 bits")
     shape = [1, -1] + [1] * (layer.weights.ndim - 2)
+    # Parts are exact in float32 each; only their sum needs float64, which convolves several times slower.
     total = builder.array(layer.held_bias(wide=True).reshape(shape))
     weights_held = layer.held_weights(_as_it_is, wide=False)
     for start, stop in _parts(layer):

@@ -14,7 +14,7 @@ others may grow until they meet the bound, with some room for values not observe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +29,7 @@ FIXED = -1
 
 FARTHEST = 5.0  # the logarithm of the largest factor up or down: a channel that needs more is all but dead
 CEILING_ROOM = 1.25  # how much larger than all that was observed a value may be without meeting a Clip
+ROWS_AT_ONCE = 1 << 20  # weights that are scaled at a time
 LEAST_VARIANCE = 1e-6  # of the power: less is what rounding leaves of a constant
 
 
@@ -85,8 +86,16 @@ class LayerChannels:
 
     def scaled_weight(self, padded: Floats) -> Floats:
         """Return the weight times the factors."""
-        factors = np.exp(padded[self.outputs][:, :, None] - padded[self.inputs][:, None, :])
-        return np.asarray(self.weight.astype(np.float64) * factors[..., None])
+        return np.concatenate([rows for _, rows in self.scaled_rows(padded)], axis=1)
+
+    def scaled_rows(self, padded: Floats) -> Iterator[tuple[slice, Floats]]:
+        """Yield some outputs after others, with their weights times the factors: all at once may be gigabytes."""
+        outputs = self.weight.shape[1]
+        some = max(1, ROWS_AT_ONCE * outputs // max(self.weight.size, 1))
+        for start in range(0, max(outputs, 1), some):
+            rows = slice(start, start + some)
+            factors = np.exp(padded[self.outputs[:, rows]][:, :, None] - padded[self.inputs][:, None, :])
+            yield rows, np.asarray(self.weight[:, rows].astype(np.float64) * factors[..., None])
 
     def scaled_bias(self, padded: Floats) -> Floats | None:
         """Return the bias times the factors."""

@@ -33,8 +33,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from detent.equalizations.channel_problem import (
     ChannelFactors,
@@ -46,6 +48,7 @@ from detent.equalizations.channel_problem import (
     Variables,
     pad,
 )
+from detent.numerics.compiled import compiled, compiled_sums, read_only
 
 STEPS, TOLERANCE = 100, 1e-3
 LEAST_MOVABLE = 0.5  # of the channels: if Clips hold most of them, what the others could gain is not worth it
@@ -111,7 +114,7 @@ class LayerNoise:
 
     inputs: Variables
     outputs: Variables
-    weight: Floats | None
+    weight: npt.NDArray[np.float32] | None
     taps: int
     energy: Floats
     largest: Floats | None
@@ -123,19 +126,41 @@ class LayerNoise:
     def of(cls, layer: LayerChannels) -> LayerNoise:
         """Return what is known of a layer, which has the moments of its input."""
         assert layer.seen is not None, f"the input of '{layer.name}' was not observed"
-        weight = layer.weight.astype(np.float64)
+        weight = np.ascontiguousarray(layer.weight, np.float32)
+        groups, _, inputs, taps = weight.shape
+        energy = np.zeros((groups, inputs))
+        # The weights are the largest array here, so those with one tap are read where they are. Signs do not matter.
+        largest = weight[..., 0] if taps == 1 else np.empty(weight.shape[:3], np.float32)
+        _look_at_taps(read_only(weight), np.empty((0, 0, 0), np.float32) if taps == 1 else largest, energy)
         bias = None if layer.bias is None or layer.bias_codes is None else layer.bias.astype(np.float64)
         return cls(
             inputs=layer.inputs,
             outputs=layer.outputs,
-            weight=None if layer.weight_codes is None else np.abs(weight).max(axis=-1),
-            taps=weight.shape[-1],
-            energy=(weight**2).sum(axis=(1, 3)),
+            weight=None if layer.weight_codes is None else largest,
+            taps=taps,
+            energy=energy,
             largest=None if layer.input_codes is None else _at_least(layer.seen.largest, layer.inputs),
             power=layer.seen.power.reshape(layer.inputs.shape),
             bias=None if bias is None else _at_least(np.abs(bias).reshape(-1), layer.outputs),
             signal=max(layer.signal, 1e-12),
         )
+
+
+@compiled
+def _look_at_taps(weight: npt.NDArray[np.float32], largest: npt.NDArray[np.float32], energy: Floats) -> None:
+    """Add the squares that each input is read with to `energy`; fill `largest` with magnitudes, if it is not empty."""
+    groups, outputs, inputs, taps = weight.shape
+    for group in range(groups):
+        for o in range(outputs):
+            for i in range(inputs):
+                most, squares = np.float32(0.0), 0.0
+                for tap in range(taps):
+                    value = weight[group, o, i, tap]
+                    most = max(most, abs(value))
+                    squares += np.float64(value) * np.float64(value)
+                energy[group, i] += squares
+                if largest.size:
+                    largest[group, o, i] = most
 
 
 def _at_least(magnitudes: Floats, shape: Variables) -> Floats:
@@ -148,85 +173,174 @@ class NoiseModel:
     """The noise of a network and its gradient. Variable -1 stands for channels that keep their factor of 1."""
 
     def __init__(self, layers: Sequence[LayerNoise], count: int) -> None:
-        self._layers = layers
+        self._layers = [_loop_of(layer) for layer in layers]
         self._count = count
-        self._raised = [None if each.weight is None else _raised(each.weight) for each in layers]
 
     def __call__(self, variables: Floats) -> tuple[float, Floats]:
         """Return the noise, and its gradient."""
-        padded = pad(variables)
-        gradient = np.zeros(self._count + 1)
-        total = 0.0
-        for layer, raised in zip(self._layers, self._raised, strict=True):
-            g, h = padded[layer.inputs], padded[layer.outputs]
-            noises, by_g, by_h = _noise(layer, raised, g, h)
-            total += sum(noises) / layer.signal
-            np.add.at(gradient, layer.inputs, by_g / layer.signal)
-            np.add.at(gradient, layer.outputs, by_h / layer.signal)
-        return total, gradient[: self._count]
+        noises, gradient = self._evaluate(variables)
+        return float(noises.sum()), gradient[: self._count]
 
     def by_tensor(self, variables: Floats) -> list[tuple[float, float, float]]:
         """Return the noise of each layer's weights, activations and bias."""
-        padded = pad(variables)
-        found = []
-        for layer, raised in zip(self._layers, self._raised, strict=True):
-            (weight, source, bias), *_ = _noise(layer, raised, padded[layer.inputs], padded[layer.outputs])
-            found.append((weight / layer.signal, source / layer.signal, bias / layer.signal))
-        return found
+        return [(weight, source, bias) for weight, source, bias in self._evaluate(variables)[0].tolist()]
+
+    def _evaluate(self, variables: Floats) -> tuple[Floats, Floats]:
+        # A product of factors instead of an exponential of a sum: all that the loop needs are powers of these.
+        factors = np.exp(pad(variables))
+        gradient, noises = np.zeros(self._count + 1), np.zeros((len(self._layers), 3))
+        for add_noise, found in zip(self._layers, noises, strict=True):
+            add_noise(factors, found, gradient)
+        return noises, gradient
 
 
-def _raised(weight: Floats) -> tuple[Floats, float]:
-    """Return |w|^p over its maximum, so that nothing overflows; and the logarithm of the maximum."""
-    largest = max(float(weight.max(initial=0.0)), 1e-30)
-    return (weight / largest) ** NORM, float(np.log(largest))
+def _loop_of(layer: LayerNoise) -> Callable[[Floats, Floats, Floats], None]:
+    """Return the loop with what it knows of a layer: a part that is not quantized is an empty array."""
+    none = np.zeros((0, 0))
+    weight = np.zeros((0, 0, 0), np.float32) if layer.weight is None else layer.weight
+    return partial(
+        _add_noise,
+        layer.inputs,
+        layer.outputs,
+        read_only(weight),
+        max(float(weight.max(initial=0.0)), -float(weight.min(initial=0.0)), 1e-30),
+        layer.taps * layer.power,
+        layer.energy,
+        none if layer.largest is None else layer.largest,
+        none if layer.bias is None else layer.bias,
+        layer.signal,
+    )
 
 
-def _noise(
-    layer: LayerNoise, raised: tuple[Floats, float] | None, g: Floats, h: Floats
-) -> tuple[tuple[float, float, float], Floats, Floats]:
-    """Return the noise in one layer's output that comes from weights, activations and bias, and the derivatives of
-    their sum by the variables of its inputs and outputs.
+@compiled_sums
+def _add_noise(
+    inputs: Variables,
+    outputs: Variables,
+    weight: npt.NDArray[np.float32],
+    largest_weight: float,
+    power: Floats,
+    energy: Floats,
+    largest: Floats,
+    bias: Floats,
+    signal: float,
+    factors: Floats,
+    noises: Floats,
+    gradient: Floats,
+) -> None:
+    """Set the noise in one layer's output that comes from weights, activations and bias, and add its derivatives."""
+    e_g, e_h = _gathered(factors, inputs), _gathered(factors, outputs)
+    by_g, by_h = np.zeros(inputs.shape), np.zeros(outputs.shape)
+    if weight.size:
+        noises[0] = _weight_noise(weight, largest_weight, power, e_g, e_h, by_g, by_h) / signal
+    if largest.size:
+        noises[1] = _step_noise(largest, e_g, energy, by_g) / signal
+    if bias.size:
+        noises[2] = _step_noise(bias, e_h, np.ones(outputs.shape), by_h) / signal
+    for group in range(inputs.shape[0]):
+        for i in range(inputs.shape[1]):
+            gradient[inputs[group, i]] += by_g[group, i] / signal
+        for o in range(outputs.shape[1]):
+            gradient[outputs[group, o]] += by_h[group, o] / signal
+
+
+@compiled_sums
+def _weight_noise(
+    weight: npt.NDArray[np.float32],
+    largest: float,
+    power: Floats,
+    e_g: Floats,
+    e_h: Floats,
+    by_g: Floats,
+    by_h: Floats,
+) -> float:
+    """Return the noise of weights |w| e^(h - g), and add its derivatives."""
+    share_h, share_g = np.zeros_like(e_h), np.zeros_like(e_g)
+    total = max(_weight_shares(weight, largest, e_g, e_h, share_g, share_h), 1e-300)
+    step = _variance(largest * e_h.max() / e_g.min(), total)
+    spread, received = 1.0 / (e_h * e_h), e_g * e_g * power
+    noise = 0.0
+    for group in range(weight.shape[0]):
+        noise += step * spread[group].sum() * received[group].sum()
+    for group in range(weight.shape[0]):
+        sent, met = spread[group].sum(), received[group].sum()
+        for o in range(e_h.shape[1]):
+            by_h[group, o] += 2.0 * (noise * share_h[group, o] / total - step * met * spread[group, o])
+        for i in range(e_g.shape[1]):
+            by_g[group, i] += 2.0 * (step * sent * received[group, i] - noise * share_g[group, i] / total)
+    return noise
+
+
+@compiled_sums
+def _weight_shares(
+    weight: npt.NDArray[np.float32], largest: float, e_g: Floats, e_h: Floats, share_g: Floats, share_h: Floats
+) -> float:
+    """Add the share of each channel in the p-norm of the weights to the shares, and return the sum of either kind.
+
+    The p-th power of |w| e^(h - g) is the product of three: none but that of |w| is computed for every weight.
     """
-    of_weight = of_source = of_bias = 0.0
-    by_g, by_h = np.zeros_like(g), np.zeros_like(h)
-    spread = np.exp(-2 * h)
-    if raised is not None:
-        step, share_h, share_g = _weight_step(*raised, g, h)
-        power = np.exp(2 * g) * layer.power * layer.taps
-        outputs, inputs = spread.sum(axis=1, keepdims=True), power.sum(axis=1, keepdims=True)
-        of_weight = step * float((outputs * inputs).sum())
-        by_h += of_weight * 2 * share_h - step * 2 * spread * inputs
-        by_g += step * 2 * power * outputs - of_weight * 2 * share_g
-    if layer.largest is not None:
-        step, share = _step(layer.largest, g)
-        received = np.exp(-2 * g) * layer.energy
-        of_source = step * float(received.sum())
-        by_g += of_source * 2 * share - step * 2 * received
-    if layer.bias is not None:
-        step, share = _step(layer.bias, h)
-        of_bias = step * float(spread.sum())
-        by_h += of_bias * 2 * share - step * 2 * spread
-    return (of_weight, of_source, of_bias), by_g, by_h
+    top_h, low_g = e_h.max(), e_g.min()
+    columns = np.empty(e_g.shape[1])
+    total, unit = 0.0, 1.0 / largest
+    for group in range(weight.shape[0]):
+        for i in range(e_g.shape[1]):
+            columns[i] = _raised(low_g / e_g[group, i])
+        for o in range(e_h.shape[1]):
+            found, row = 0.0, _raised(e_h[group, o] / top_h)
+            for i in range(e_g.shape[1]):
+                raised = _raised(weight[group, o, i] * unit)
+                found += raised * columns[i]
+                share_g[group, i] += raised * row
+            share_h[group, o] += found * row
+            total += found * row
+        for i in range(e_g.shape[1]):
+            share_g[group, i] *= columns[i]
+    return total
 
 
-def _step(largest: Floats, exponent: Floats) -> tuple[float, Floats]:
-    """Return s^2 / 12 for values up to `largest` * e^exponent, and the share of each in the p-norm."""
-    logs = NORM * (np.log(largest) + exponent)
-    top = float(logs.max())
-    weights = np.exp(logs - top)
-    total = float(weights.sum())
-    return float(np.exp(2 / NORM * (top + np.log(total)))) / CODES**2 / 12, weights / total
+@compiled_sums
+def _step_noise(largest: Floats, factors: Floats, energy: Floats, by: Floats) -> float:
+    """Return the noise of values up to `largest` times the factors, which are read with `energy`; add derivatives."""
+    top, total, received = 0.0, 0.0, 0.0
+    shares = np.empty_like(largest)
+    for group in range(largest.shape[0]):
+        for i in range(largest.shape[1]):
+            top = max(top, largest[group, i] * factors[group, i])
+    for group in range(largest.shape[0]):
+        for i in range(largest.shape[1]):
+            shares[group, i] = _raised(largest[group, i] * factors[group, i] / top)
+            total += shares[group, i]
+            received += energy[group, i] / (factors[group, i] * factors[group, i])
+    step = _variance(top, total)
+    for group in range(largest.shape[0]):
+        for i in range(largest.shape[1]):
+            reached = energy[group, i] / (factors[group, i] * factors[group, i])
+            by[group, i] += 2.0 * step * (received * shares[group, i] / total - reached)
+    return step * received
 
 
-def _weight_step(raised: Floats, log_largest: float, g: Floats, h: Floats) -> tuple[float, Floats, Floats]:
-    """Return the same for a weight that is |w| e^(h - g): products with vectors, as the p-th powers are factored."""
-    top_h, top_g = float(h.max()), float(-g.min())
-    rows, columns = np.exp(NORM * (h - top_h)), np.exp(NORM * (-g - top_g))
-    by_rows = rows * (raised @ columns[..., None])[..., 0]
-    by_columns = columns * (rows[:, None, :] @ raised)[:, 0, :]
-    total = max(float(by_rows.sum()), 1e-300)
-    log_norm = log_largest + top_h + top_g + np.log(total) / NORM
-    return float(np.exp(2 * log_norm)) / CODES**2 / 12, by_rows / total, by_columns / total
+@compiled
+def _gathered(factors: Floats, variables: Variables) -> Floats:
+    found = np.empty(variables.shape)
+    for group in range(variables.shape[0]):
+        for i in range(variables.shape[1]):
+            found[group, i] = factors[variables[group, i]]
+    return found
+
+
+@compiled
+def _raised(ratio: float) -> float:
+    """Return the p-th power, p = NORM = 24, of what is at most 1."""
+    squared = ratio * ratio
+    fourth = squared * squared
+    eighth = fourth * fourth
+    return eighth * eighth * eighth
+
+
+@compiled
+def _variance(top: float, total: float) -> float:
+    """Return s^2 / 12 for the step s of values whose p-norm is `top` times the p-th root of `total`."""
+    step: float = top * total ** (1.0 / NORM) / CODES
+    return step * step / 12.0
 
 
 def minimize(function: Function, low: Floats, high: Floats, steps: int, tolerance: float) -> Floats:
@@ -250,8 +364,8 @@ def minimize(function: Function, low: Floats, high: Floats, steps: int, toleranc
             continue
         after, value_after, gradient_after = moved
         step, change = after - point, gradient_after - gradient
-        curvature = float(step @ change)
-        if curvature > max(1e-12 * float(step @ step), SMALLEST):
+        curvature = _dot(step, change)
+        if curvature > max(1e-12 * _dot(step, step), SMALLEST):
             pairs.append((step, change, 1.0 / curvature))
         gained = value - value_after
         point, value, gradient = after, value_after, gradient_after
@@ -273,7 +387,7 @@ def _search(
     for _ in range(30):
         after = np.clip(point + length * direction, *bounds)
         value_after, gradient_after = function(after)
-        expected = float(gradient @ (after - point))
+        expected = _dot(gradient, after - point)
         if expected < 0 and value_after <= value + 1e-4 * expected:
             return after, value_after, gradient_after
         length *= 0.5
@@ -288,14 +402,19 @@ def _apply_inverse(pairs: deque[tuple[Floats, Floats, float]], gradient: Floats)
     direction = gradient.copy()
     factors = []
     for step, change, inverse in reversed(pairs):
-        factor = inverse * float(step @ direction)
+        factor = inverse * _dot(step, direction)
         direction -= factor * change
         factors.append(factor)
     step, change, inverse = pairs[-1]
-    direction *= 1.0 / (inverse * float(change @ change))
+    direction *= 1.0 / (inverse * _dot(change, change))
     for (step, change, inverse), factor in zip(pairs, reversed(factors), strict=True):
-        direction += (factor - inverse * float(change @ direction)) * step
+        direction += (factor - inverse * _dot(change, direction)) * step
     return direction
+
+
+def _dot(one: Floats, other: Floats) -> float:
+    """Return the scalar product. BLAS would sum in another order with another number of threads."""
+    return float((one * other).sum())
 
 
 @dataclass(frozen=True)
@@ -330,7 +449,7 @@ def find_levels(values: Sequence[Variables], count: int) -> tuple[int, Variables
             number = parents[number]
         return number
 
-    for variables in values:
+    for variables in {each.tobytes(): each for each in values}.values():
         for number in np.unique(variables).tolist():
             # FIXED, which is -1, is the last one: what shares a value with it stays where it is.
             parents[root(number % (count + 1))] = root(int(variables[0]) % (count + 1))
@@ -398,7 +517,8 @@ def _shares(
     before, after = level_of(layer.inputs, levels), level_of(layer.outputs, levels)
     found = []
     if layer.weight_codes:
-        found.append(NoiseShare(noises[0], size_of(layer.scaled_weight(padded), layer.weight_codes), after, before))
+        largest = max(float(np.abs(rows).max(initial=0.0)) for _, rows in layer.scaled_rows(padded))
+        found.append(NoiseShare(noises[0], size_of(np.array(largest), layer.weight_codes), after, before))
     if layer.input_codes and layer.seen is not None:
         seen = layer.seen.largest * np.exp(padded[layer.inputs].reshape(-1))
         found.append(NoiseShare(noises[1], size_of(seen, layer.input_codes), before))

@@ -55,7 +55,7 @@ class ScaledLayer:
         """The bias, if there is one."""
         return constant(self.node.inputs[2]) if input_name(self.node, 2) else None
 
-    def ungrouped(self, weight: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def ungrouped(self, weight: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
         """Return an array like `weight` in the shape that the node reads."""
         if self.node.op_type == "Conv":
             shape = constant(self.node.inputs[1]).shape  # type: ignore[union-attr]  # a scaled layer's weight is one

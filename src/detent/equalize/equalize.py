@@ -28,7 +28,7 @@ from detent.equalize.channels import ChannelMap, ScaledLayer, input_name, map_ch
 from detent.errors import UsageError
 from detent.graph.session import Runner, usable_cores
 from detent.graph.values import Names, add_initializer, set_input
-from detent.numerics.compiled import compiled
+from detent.numerics.compiled import compiled, compiled_sums
 from detent.observe.samples import PendingSample
 
 
@@ -126,7 +126,10 @@ def apply_factors(model: ir.Model, channels: ChannelMap, factors: ChannelFactors
     for layer in channels.layers:
         scaled = LayerChannels(str(layer.node.name), layer.inputs, layer.outputs, layer.weight, layer.bias)
         bias = scaled.scaled_bias(pad(factors.variables))
-        replace_constant(layer.node, 1, layer.ungrouped(scaled.scaled_weight(pad(factors.variables))))
+        weight = np.empty(layer.weight.shape, np.float32)
+        for rows, numbers in scaled.scaled_rows(pad(factors.variables)):
+            weight[:, rows] = numbers
+        replace_constant(layer.node, 1, layer.ungrouped(weight))
         if bias is not None:
             replace_constant(layer.node, 2, bias)
     _move_bounds(model, channels, factors.clips)
@@ -189,25 +192,40 @@ def _sums(array: npt.NDArray[np.float32]) -> Floats:
     values = np.ascontiguousarray(array, np.float32).reshape(array.shape[0], array.shape[1], -1)
     sums = np.zeros((5, array.shape[1]))
     sums[0], sums[1] = np.inf, -np.inf
-    _add_up(values, sums)
+    _add_up(values, values.view(np.int32), sums)
+    if values.size:
+        extremes = sums[:2].astype(np.int32)
+        sums[:2] = (extremes ^ ((extremes >> 31) & 0x7FFFFFFF)).view(np.float32)
     return sums
 
 
-@compiled
-def _add_up(values: npt.NDArray[np.float32], sums: npt.NDArray[np.float64]) -> None:
+@compiled_sums
+def _add_up(values: npt.NDArray[np.float32], keys: npt.NDArray[np.int32], sums: npt.NDArray[np.float64]) -> None:
+    """Add to the rows of `sums`. `keys` are the bits of the values; the extremes stay keys, see `_key`."""
     for n in range(values.shape[0]):
         for channel in range(values.shape[1]):
-            low, high, total, squares = np.inf, -np.inf, 0.0, 0.0
+            total, squares = 0.0, 0.0
             for i in range(values.shape[2]):
                 value = np.float64(values[n, channel, i])
-                low, high = min(low, value), max(high, value)
                 total += value
                 squares += value * value
-            sums[0, channel] = min(sums[0, channel], low)
-            sums[1, channel] = max(sums[1, channel], high)
+            low, high = np.int32(2147483647), np.int32(-2147483648)
+            for i in range(values.shape[2]):
+                key = _key(keys[n, channel, i])
+                low, high = min(low, key), max(high, key)
+            sums[0, channel] = min(sums[0, channel], np.float64(low))
+            sums[1, channel] = max(sums[1, channel], np.float64(high))
             sums[2, channel] += total
             sums[3, channel] += squares
             sums[4, channel] += values.shape[2]
+
+
+@compiled
+def _key(bits: np.int32) -> np.int32:
+    """Return an integer that orders floats as they are: a processor compares eight integers at once, but not floats,
+    because of NaN. It is its own inverse.
+    """
+    return np.int32(bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF)))
 
 
 def _joined(one: Floats, other: Floats) -> Floats:

@@ -121,6 +121,7 @@ class SmoothQuant:
             if name not in moments or not np.isfinite(moments[name].power).all():
                 continue  # the sweep will name what is not finite
             found = _factors(moments[name].largest, _row_sizes(group.layers), self.alpha)
+            # The usual formula always smooths. It may cost the weights more than it gains the activations.
             if _noise(group, moments[name], found, bits) < _noise(group, moments[name], np.ones_like(found), bits):
                 factors[name] = found
             else:
@@ -196,11 +197,13 @@ def _factors(activations: Floats, weights: Floats, alpha: float) -> Floats:
     factors = np.ones_like(activations)
     if live.any():
         wanted = alpha * np.log(_floored(activations[live])) - (1 - alpha) * np.log(_floored(weights[live]))
+        # A common factor of all channels changes nothing but the scale; without it, factors stay around 1.
         factors[live] = np.exp(wanted - wanted.mean())
     return factors
 
 
 def _floored(magnitudes: Floats) -> Floats:
+    # A channel that is almost dead would get a factor that makes its noise the largest of all.
     floored: Floats = np.maximum(magnitudes, LEAST_SHARE * magnitudes.max())
     return floored
 
@@ -258,6 +261,7 @@ class _Editor:
         if reason is not None:
             return reason
         divisions = find_divisions(group.source, self._graph, factors.size)
+        # The producer cannot take the factors, so a Mul does, which costs a node on the device.
         if isinstance(divisions, str):
             self._multiply(group.source, 1.0 / factors, [(node, 0) for node in group.layers])
         else:
@@ -272,6 +276,7 @@ class _Editor:
         """Divide the value where it is computed; its other readers get it back as it was."""
         for division in divisions:
             divide(division, factors)
+        # Other readers, and the user, must see the value as it was.
         if group.others or group.source.is_graph_output():
             self._multiply(group.source, factors, group.others)
 
@@ -317,6 +322,8 @@ def divide(division: Division, factors: Floats) -> None:
     array = constant(value)
     assert value is not None and array is not None, "only constants are divided"
     along = np.moveaxis(array.astype(np.float64), division.axis, -1) if array.ndim else array.astype(np.float64)
+    # In float64: weights that are divided here and multiplied there must cancel to the last bit of float32 as far as
+    # possible.
     divided = along / factors
     result = np.ascontiguousarray(np.moveaxis(divided, -1, division.axis), np.float32)
     value.const_value = ir.tensor(result, name=value.name)
@@ -347,6 +354,7 @@ def _of_layer_norm(node: ir.Node, value: ir.Value, channels: int) -> list[Divisi
 
 
 def _of_layer(node: ir.Node, channels: int) -> list[Division] | str:
+    # Its result has no axis for the channels to lie along.
     if rank(node.inputs[1]) == 1:
         return f"MatMul '{node.name}' has a single column"
     transposed = bool(node.attributes.get_int("transB", 0))

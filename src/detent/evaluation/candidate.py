@@ -101,10 +101,12 @@ class Candidate:
         try:
             return dict(zip(self.outputs, self._run(feeds, sample.origin), strict=True))
         except DetentError as error:
+            # Two models run side by side: an error that does not say which one failed is of no use.
             raise type(error)(f"{self.name}: {error}") from error
 
     def _run(self, feeds: dict[str, Array], origin: str) -> list[Array]:
         """Run the feeds as they are, or row by row if the model is fixed to one sample and the reference is not."""
+        # Files for an NPU have a batch of 1, and are compared with a float model that takes any.
         sizes = {array.shape[0] if array.ndim else 1 for array in feeds.values()}
         if len(sizes) != 1 or sizes == {1} or any(spec.shape[:1] != (1,) for spec in self.inputs):
             return self._runner(feeds, origin)

@@ -103,6 +103,7 @@ def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
     files = [path / name for name in LABEL_FILES if (path / name).is_file()]
     if len(files) > 1:
         raise DataError(f"{path} has both {files[0].name} and {files[1].name}. Keep the one that is right.")
+    # Training tools keep images/ beside labels/, masks/ or a list: only images/ holds samples then.
     data = path / IMAGE_FOLDER if (path / IMAGE_FOLDER).is_dir() else path
     if files:
         return LabelledFolder(data, read_label_file(files[0], data))
@@ -140,6 +141,7 @@ def read_label_file(file: Path, data: Path) -> Labels:
     for line, cells in rows:
         if len(cells) <= max(name_at, label_at):
             raise DataError(f"{file}, line {line}: expected file,label, found '{','.join(cells)}'.")
+        # Lists are written on Windows too, and some name files relative to the folder above.
         name = cells[name_at].replace("\\", "/").removeprefix("./").removeprefix(prefix)
         if name in by_name:
             raise DataError(f"{file}, line {line}: '{name}' has a label already, {by_name[name]}. Keep one of them.")
@@ -332,6 +334,7 @@ def _open_pairs(path: Path, inputs: Sequence[InputSpec], limit: int | None, batc
         )
     count = len(pairs.score)
     used = count if limit is None else min(limit, count)
+    # Evenly spaced, not the first: such files are often sorted by score.
     kept = [at * count // used for at in range(used)]
     labels = pairs.labels(lambda _: kept)
     source = open_source(_pair_feeds(pairs.samples(kept), inputs, path), inputs, batch=batch)
@@ -343,6 +346,7 @@ def _pair_feeds(samples: npt.NDArray[Any], inputs: Sequence[InputSpec], path: Pa
     """Return the inputs of a model for samples: as they are or, if they are tokens, with their mask and types."""
     if len(inputs) == 1:
         return {inputs[0].name: samples.astype(inputs[0].dtype)}
+    # BERT's tokenizers pad with 0. The order matters: "token_type_ids" holds "ids" too.
     made = {"mask": samples != 0, "type": np.zeros_like(samples), "ids": samples}
     feeds = {}
     for spec in inputs:

@@ -163,6 +163,7 @@ class CachedOutputs:
             return known
         outputs = self._candidate(sample)
         size = sum(array.nbytes for array in outputs.values())
+        # Two threads may have computed the same sample; the room must be taken once.
         with self._lock:
             if size <= self._room and sample.index not in self._outputs:
                 self._outputs[sample.index] = outputs
@@ -199,6 +200,7 @@ class DeviationMeasure:
             for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
         ]
         before, after = (class_scores(each, len(batch.names)) for each in (expected, outputs))
+        # Top answers count only where both models give class scores; the noise counts in any case.
         if before is None or after is None:
             return DeviationRecord(sums, None, None)
         return DeviationRecord(sums, top_answers(before), top_answers(after))
@@ -265,6 +267,7 @@ class AgreementMeasure:
         """Return the parts of an output of both models. One that is resized counts as all error."""
         if x.dtype.kind != "f":
             return []
+        # Which row belongs to which is unknown then; zeros make the error as large as the signal.
         y = y if y.shape == x.shape else np.zeros_like(x)
         return [(part.of(x), part.of(y)) for part in self._parts.get(name, ())] or [(x, y)]
 
@@ -277,6 +280,7 @@ class AgreementMeasure:
             names += batch.names
             sums += record.sums
             answers += record.answers
+        # A share of agreeing answers over some of the samples would look like one over all of them.
         answers = answers if len(answers) == len(names) else []
         _check_comparable(self._reference.name, len(names), any(each.elements for row in sums for each in row))
         noise, signal = (
@@ -384,6 +388,7 @@ class RowStore:
         if 0 in shape:
             return np.empty(shape, self._dtype)
         self._file.flush()
+        # Copy-on-write: a metric that sorts its argument in place must not change what the next model is compared with.
         return np.memmap(self._file, self._dtype, "c", shape=shape)
 
     def __del__(self) -> None:

@@ -108,12 +108,14 @@ NORMALISATIONS = (*SMALL, *LARGE)
 def recognised(arrays: Sequence[Array]) -> Normalisation | None:
     """Return which of the usual normalisations values have, by their ends; None if none."""
     low, high = min(float(each.min()) for each in arrays), max(float(each.max()) for each in arrays)
+    # No usual normalisation of floats reaches 20, and no photograph in 0..255 stays below it.
     if high > 20:
         return RAW if low >= -1 else CENTRED
     if low >= -0.01:
         return UNIT if high <= 1.01 else None
     if low >= -1.01 and high <= 1.01:
         return SIGNED
+    # Black and white pixels become -2.12 and 2.64; resizing with bicubic overshoots a little.
     return IMAGENET if low >= -2.7 and high <= 2.8 else None
 
 
@@ -185,6 +187,7 @@ class NormalisationTrial:
 
 def _sharpness(scores: Floats) -> float:
     shares = float(scores.min()) >= 0.0 and float(scores.max()) <= 1.001
+    # Models with and without a Softmax at the end are judged alike.
     logits = np.log(np.maximum(scores, 1e-12)) if shares else scores
     deviation = float(logits.std())
     return math.log((float(logits.max()) - float(logits.mean())) / deviation) if deviation else -10.0
@@ -221,6 +224,7 @@ class Rivals:
 
         Pixels 255 times too small or too large leave hardly any information, so else they are not tried.
         """
+        # Each rival costs inferences of the float model, so only those that the data has not ruled out are run.
         near = SMALL if self.given in SMALL else NORMALISATIONS
         ways = [way for way in (near if self.tells else NORMALISATIONS) if way is not self.given]
         return [NormalisationTrial(way, self.given, self.samples) for way in ways]
@@ -237,12 +241,14 @@ class Rivals:
         """Return a way that is better than the given one, and in which respect; None if there is none."""
         if self.samples.purpose.task is Task.DETECT:
             return self._better_boxes()
+        # With so few samples differences of sharpness are noise; only answers that tell nothing at all are evidence.
         if self.samples.count < STEPS[1]:
             return self._telling()
         return self._telling() or self._outvoting() or self._sharper()
 
     def _better_boxes(self) -> tuple[Normalisation, str] | None:
         before = self.now.boxes(BOX_SAMPLES)
+        # A detector that is this sure of its boxes got what it was trained on, whatever the others would say.
         if before.mean() >= SURE_BOXES:
             return None
         best = max(self.others, key=lambda each: _unsaturated(each.boxes(BOX_SAMPLES)))
@@ -299,6 +305,7 @@ class Rivals:
         for before, count in itertools.pairwise(STEPS):
             if self.evidence(best, before) < least or self.samples.count < count:
                 return None
+            # The first step is lenient, since a true rival may lag behind on six samples; after that it has to lead.
             least = 0.0
             gain = float((best.sharpness(count) - self.now.sharpness(count)).mean())
             if gain >= LEAST_GAIN and self.evidence(best, count) >= certain:
@@ -309,6 +316,8 @@ class Rivals:
     def evidence(self, other: NormalisationTrial, count: int) -> float:
         """Return how certain it is that another way is better: a sum of two t."""
         sharper = _t(other.sharpness(count) - self.now.sharpness(count))
+        # Larger inputs make larger logits and so more confidence by themselves: against a rival with smaller ones,
+        # confidence says nothing.
         if max(other.way.scale) < max(self.given.scale):
             return 1.5 * sharper
         surer = _t(other.confidence(count) - self.now.confidence(count))

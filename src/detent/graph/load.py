@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError
+from detent.graph.guard import finish_trial
 from detent.graph.message import check_message, external_files, mended
 from detent.graph.opset import raise_opset
 from detent.graph.values import repair_names
@@ -41,6 +42,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
         graph_model = _deserialize(model, where, folder=None)
     else:
         path = Path(model)
+        finish_trial(path)
         graph_model = _deserialize(read_proto(path), where, folder=path.parent)
         graph_model.meta[FOLDER] = path.parent  # exporters put files about the model beside it
     if not keep_defaults:

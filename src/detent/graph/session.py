@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy.typing as npt
@@ -111,21 +112,47 @@ class Runner:
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
         self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)
+        self._exact, self._providers, self._lock = exact, providers, Lock()
         with _fetchable(model, self.outputs), _loadable(model) as source:
             self._session = open_session(source, options, providers)
+            # Until a run has shown that onnxruntime's optimizer left the model whole. A temporary file is gone by then.
+            self._source = source if isinstance(source, bytes) else None
 
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
     ) -> list[npt.NDArray[Any]]:
         """Return the outputs (or some of them) for one set of inputs. `origin` names the sample in an error."""
+        session = self._session
         try:
-            results: list[npt.NDArray[Any]] = self._session.run(outputs or self.outputs, dict(feeds))
+            results: list[npt.NDArray[Any]] = session.run(outputs or self.outputs, dict(feeds))
         except RUNTIME_ERRORS as error:
+            if self._unoptimized(session):
+                return Runner.__call__(self, feeds, origin, outputs)
             raise DataError(
                 f"onnxruntime could not run the model on {origin}: {first_line(str(error))} "
                 "Check the shape of the input (for images: --size)."
             ) from error
+        for name, result in zip(outputs or self.outputs, results, strict=False):
+            if not hasattr(result, "dtype"):
+                raise ModelError(
+                    f"Output '{name}' is no tensor but a sequence or a map, which cannot be compared. Export the model "
+                    "with tensors for outputs."
+                )
+        self._source = None
         return results
+
+    def _unoptimized(self, failed: onnxruntime.InferenceSession) -> bool:
+        """Replace a session whose first run failed by one of the model as it is; return whether there is another one.
+
+        onnxruntime lays convolutions out in blocks of channels, and for some models, where values between them are
+        fetched, it leaves nodes that read one layout as the other.
+        """
+        with self._lock:  # several threads may have failed at once
+            if self._session is failed and self._source is not None:
+                options = exact_options() if self._exact else session_options()
+                options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+                self._session, self._source = open_session(self._source, options, self._providers), None
+            return self._session is not failed
 
 
 def check_operators(model: ir.Model) -> None:

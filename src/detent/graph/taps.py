@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
-from detent.errors import ModelError
+from detent.errors import DataError, ModelError
 from detent.graph.runtime import onnxruntime
 from detent.graph.save import serialize, tensor_bytes
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, exact_options, open_session, session_options
@@ -225,13 +226,19 @@ class UnorderedRunner(Runner):
         blocked: Mapping[str, BlockedValue],
         *,
         exact: bool = False,
+        otherwise: Runner | None = None,
     ) -> None:
-        """Load a model that is optimized already. `blocked`: what stands for a value, and its number of channels."""
+        """Load a model that is optimized already. `blocked`: what stands for a value, and its number of channels.
+
+        `otherwise` computes what onnxruntime cannot in this form.
+        """
         options = exact_options() if exact else session_options()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self.outputs = list(outputs)
         self._blocked = dict(blocked)
-        self._session = open_session(serialize(model), options)
+        self._otherwise = otherwise
+        self._exact, self._providers, self._lock = exact, DEFAULT_PROVIDERS, Lock()
+        self._session, self._source = open_session(serialize(model), options), None
 
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
@@ -239,7 +246,12 @@ class UnorderedRunner(Runner):
         """Return the values for one set of inputs."""
         names = outputs or self.outputs
         plain = (None, 0)
-        results = super().__call__(feeds, origin, [self._blocked.get(name, plain)[0] or name for name in names])
+        try:
+            results = super().__call__(feeds, origin, [self._blocked.get(name, plain)[0] or name for name in names])
+        except DataError:
+            if self._otherwise is None:
+                raise
+            return self._otherwise(feeds, origin, names)
         for name, result in zip(names, results, strict=True):
             channels = self._blocked.get(name, plain)[1]
             if channels and result.shape[1] != channels:
@@ -256,7 +268,7 @@ def open_taps(model: ir.Model, outputs: Sequence[str], providers: Sequence[str] 
     blocked = {} if rewritten is None else fetchable_in_blocks(rewritten, outputs)
     if rewritten is None or not blocked:
         return Taps(ordered, ordered)
-    return Taps(ordered, _reload(rewritten, blocked, outputs, exact=False) or ordered)
+    return Taps(ordered, _reload(rewritten, blocked, outputs, exact=False, otherwise=ordered) or ordered)
 
 
 def open_exact(
@@ -267,7 +279,9 @@ def open_exact(
     It takes longer to load than Runner(exact=True), and then up to a third less for each sample.
     """
     runner, rewritten = _optimize(model, outputs, providers, exact=True)
-    return runner if rewritten is None else _reload(rewritten, {}, runner.outputs, exact=True) or runner
+    if rewritten is None:
+        return runner
+    return _reload(rewritten, {}, runner.outputs, exact=True, otherwise=runner) or runner
 
 
 def open_alike(
@@ -324,12 +338,17 @@ def _optimize(
 
 
 def _reload(
-    model: onnx.ModelProto, blocked: Mapping[str, BlockedValue], outputs: Sequence[str], *, exact: bool
+    model: onnx.ModelProto,
+    blocked: Mapping[str, BlockedValue],
+    outputs: Sequence[str],
+    *,
+    exact: bool,
+    otherwise: Runner | None = None,
 ) -> Runner | None:
     """Return a runner on a rewritten model that fetches the `blocked` values as they are; None if it does not load."""
     fetch_in_blocks(model, blocked)
     try:
-        return UnorderedRunner(model, outputs, blocked, exact=exact)
+        return UnorderedRunner(model, outputs, blocked, exact=exact, otherwise=otherwise)
     except ModelError:
         return None
 

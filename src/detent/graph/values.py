@@ -31,6 +31,7 @@ def tensor_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     """
     if value is None:
         return None
+    # Exporters of old opsets list every weight as a graph input too; load removes those that nobody feeds.
     if value.is_initializer():
         return None if value.is_graph_input() else value.const_value
     node = made_by(value, "Constant")
@@ -111,8 +112,14 @@ def bodies_of(node: ir.Node) -> list[ir.Graph]:
 
 def read_values(node: ir.Node) -> list[ir.Value]:
     """Return the values that a node reads: its inputs, and what the graphs inside it take from outside."""
-    found = {value: None for value in node.inputs if value is not None}
+    return list(dict.fromkeys([*(value for value in node.inputs if value is not None), *captured_values(node)]))
+
+
+def captured_values(node: ir.Node) -> list[ir.Value]:
+    """Return what the graphs inside a node take from outside by name; that it may read as an input as well."""
+    found: dict[ir.Value, None] = {}
     for body in bodies_of(node):
+        # A body reads outer values by name, without listing them as inputs, so its nodes have to be looked at.
         inner = list(body.all_nodes())
         own = {body, *(each.graph for each in inner)}
         read = (value for each in inner for value in each.inputs)
@@ -133,6 +140,8 @@ def sole_use(value: ir.Value, graph: ir.Graph) -> tuple[ir.Node, int] | None:
     if len(uses) != 1:
         return None
     ((node, index),) = uses
+    # A reader inside an If or Loop may run any number of times, and passes that move a node next to its reader would
+    # move it into the body.
     return (node, index) if node.graph is graph else None
 
 
@@ -146,6 +155,7 @@ def why_not_sole(value: ir.Value) -> str:
 
 def add_initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
     """Register a new initializer with a tensor of its own."""
+    # ascontiguousarray makes a scalar one-dimensional; the reshape takes that back.
     tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
     value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
@@ -179,11 +189,13 @@ def cut_inputs(node: ir.Node, count: int) -> None:
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
     """Let a value replace another everywhere, graph outputs included, under the other's name, type and shape."""
+    # What shape inference found, or the file declared, is worth more than what a new node guesses.
     if old.type is not None:
         new.type = old.type
     if old.shape is not None:
         new.shape = old.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)
+    # After the replacement: two values of one name in a graph would be an error.
     new.name = old.name
 
 
@@ -221,6 +233,7 @@ def repair_names(model: ir.Model) -> None:
     An optional output without a name is one that nobody asked for: it must not get one, or it would be computed.
     """
     unwanted = [value for node in model.graph.all_nodes() for value in node.outputs if not value.name]
+    # The pass names every output, also the empty ones of optional results.
     common_passes.NameFixPass()(model)
     for value in unwanted:
         value.name = ""
@@ -244,6 +257,7 @@ class Names:
         """Return the base itself, or the base with the first free number after it."""
         name = base
         while name in self._used:
+            # The counter is kept for each base: a large model asks for thousands of names that begin alike.
             self._next[base] = self._next.get(base, 0) + 1
             name = f"{base}_{self._next[base]}"
         self._used.add(name)

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 Loop = TypeVar("Loop", bound=Callable[..., object])
+Numbers = TypeVar("Numbers", bound="np.ndarray[Any, Any]")
 
 _LOCK = threading.RLock()
 
@@ -28,6 +31,16 @@ def compiled_sums(loop: Loop) -> Loop:
     The order is fixed when the loop is compiled: the same input gives the same bits in every call and thread.
     """
     return cast(Loop, _LazyLoop(loop, frozenset({"contract", "reassoc"})))
+
+
+def read_only(array: Numbers) -> Numbers:
+    """Return a view that cannot be written to.
+
+    Loops are compiled once for arrays that can be and once for those that cannot, and constants are of both kinds.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 class _LazyLoop:

@@ -112,6 +112,7 @@ def find_bins(
         key = np.int32(bits[i] ^ np.int32(np.int32(bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
         low = min(low, key)
         high = max(high, key)
+        # The cast truncates towards zero, so negative values move down by one bin to be floored.
         below = np.int32(np.int32(values[i] * inverse_width) - np.int32(values[i] < 0))
         indices[i] = np.uint16(np.int32(below + _MIDDLE))
     return low, high
@@ -130,10 +131,13 @@ def tally(
     for i in range(count // 4):
         prefetch(ahead, 4 * i)
         word = words[i]
+        # Four neighbours go to four tables: an activation after Relu is mostly zeros, and increments of one and the
+        # same counter would have to wait for each other.
         tables[0, word & mask] += np.uint32(1)
         tables[1, (word >> np.uint64(16)) & mask] += np.uint32(1)
         tables[2, (word >> np.uint64(32)) & mask] += np.uint32(1)
         tables[3, (word >> np.uint64(48)) & mask] += np.uint32(1)
+    # Only the last block of a tensor has a remainder, since BLOCK is a multiple of four.
     for i in range(count // 4 * 4, count):
         tables[0, np.uint64(indices[i]) & mask] += np.uint32(1)
 
@@ -165,6 +169,8 @@ def count_if_fits(
         block = values[start : start + BLOCK]
         lower, higher = find_bins(block, inverse_width, indices)
         low, high = min(low, lower), max(high, higher)
+        # Nothing of this tensor may stay in the tables: the caller widens the bins and counts all of it again. The
+        # extremes of the rest are needed for that, so they are found here in the same pass over the cache.
         if largest_magnitude(lower, higher) >= limit:
             tables[:] = 0
             lower, higher = extreme_keys(values[start:].view(np.int32))
@@ -210,6 +216,7 @@ def _empty(
     ends[1] = high ^ ((high >> _SIGN_SHIFT) & _MAGNITUDE)
     bins = np.empty(2, np.uint16)
     find_bins(ends.view(np.float32), inverse_width, bins)
+    # Clearing 4 x 16,384 counters for every tensor would take longer than counting a small one.
     begin, end = bins[0], bins[1] + 1
     occupied = counts[begin:end]
     for table in range(TABLES):

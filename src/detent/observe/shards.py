@@ -95,6 +95,7 @@ def dump_work(work: Work, dumps: Callable[[object], bytes] = pickle.dumps) -> by
     """Return the work as bytes. Raise UsageError for a source that holds what cannot be pickled."""
     try:
         return dumps(work)
+    # pickle raises any of the three, depending on what the object holds.
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"Other processes cannot read {work.source.describe}: it cannot be pickled ({error}). "
@@ -133,6 +134,7 @@ def divide_samples(source: Divisible, samples: Sequence[PendingSample], workers:
 
 
 def _runs(items: Sequence[T], workers: int) -> Iterator[Sequence[T]]:
+    # Smaller shards would balance better, and each costs a message with the histograms of all sites.
     size = max(1, min(LARGEST_SHARD, len(items) // (workers * SHARDS_PER_WORKER)))
     return (items[start : start + size] for start in range(0, len(items), size))
 
@@ -186,6 +188,7 @@ class _LastWork:
     def get(self, ticket: Ticket, load: Callable[[], DoShard]) -> DoShard:
         with self._lock:
             if self._loaded is None or self._ticket != ticket:
+                # A worker process lives through several runs of a pool, each with another model.
                 self._loaded = None  # before the next one takes its memory
                 self._loaded = load()
                 self._ticket = ticket
@@ -215,6 +218,7 @@ def do_from_bytes(work: bytes, model: bytes, ticket: Ticket, shard: Shard) -> An
 @contextmanager
 def shared_folder(work: bytes, model: ir.Model) -> Iterator[DoShard]:
     """Write the model and the work to a folder that exists within the block; TMPDIR says where. Yield the task."""
+    # On Windows a worker that was just stopped may still have the file open; that must not hide the result.
     with tempfile.TemporaryDirectory(prefix="detent-", ignore_cleanup_errors=True) as folder:
         save(model, Path(folder) / MODEL_FILE)
         (Path(folder) / WORK_FILE).write_bytes(work)
@@ -266,6 +270,7 @@ class Counting:
 
     def _count(self, runner: Runner, shard: Shard) -> ShardCounts:
         """Run all samples of a shard."""
+        # One counter for each shard, not for the worker: a shard that is done twice after a crash must not count twice.
         counter = SiteCounter(runner, self.sites, self.vote)
         samples = feeds = 0
         held_out = []

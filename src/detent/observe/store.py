@@ -73,6 +73,8 @@ def read_sealed(path: Path, kind: FileKind) -> bytes:
     """Return the body of a file. Raise DataError if it is missing, foreign, cut short, damaged or newer."""
     try:
         with path.open("rb") as file:
+            # One byte more than allowed, so that a file which is too large fails its checksum instead of filling the
+            # memory.
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise DataError(f"There is no file {path}.") from None
@@ -84,6 +86,8 @@ def read_sealed(path: Path, kind: FileKind) -> bytes:
 def unseal(data: bytes, kind: FileKind, where: str) -> bytes:
     """Return the body within a file's bytes; `where` names the file in messages."""
     magic = data[: len(kind.magic)]
+    # A file that ends within the magic bytes was cut short; anything else belongs to somebody else and must not be
+    # replaced.
     if magic != kind.magic and not (data and kind.magic.startswith(data)):
         raise NotThisKindError(f"{where} is not a {kind.noun} of Detent.")
     expected = _FRONT + (_FIELDS.unpack_from(data)[2] if len(data) >= _FIELDS.size else 0)
@@ -108,6 +112,7 @@ def _unpack(packed: bytes, where: str) -> bytes:
         body = stream.decompress(packed, MOST_BYTES)
     except zlib.error as error:
         raise DataError(f"{where} is damaged: {error}. Copy or make it again.") from error
+    # A few kB of zlib can unpack to gigabytes: stop at the limit, and take nothing that follows the stream either.
     if not stream.eof or stream.unused_data:
         raise DataError(f"{where} is refused: its contents do not end where they should, or are beyond 1 GB.")
     return body
@@ -149,6 +154,7 @@ class CheckpointFile:
         if self._given_up:
             return
         try:
+            # A full disk must not end a calibration of an hour that would have succeeded.
             write_sealed(self.path, self.kind, pack(), FAST)
         except (DataError, OutputError) as error:
             self._given_up = True

@@ -15,6 +15,7 @@ from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
 from detent.pipeline.widening import find_widening
+from detent.plan.divisors import GuardDivisors
 from detent.plan.layout import Layout
 from detent.plan.plan import Plan, make_plan
 from detent.plan.wide import with_wide
@@ -67,8 +68,9 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
             plan = rules(plan)
         unsettled = [str(each) for each in rules.violations(plan)]
         _rewrite(model, target.corrections, layout, notes)
-        _run(model, [SaturatingClip(plan)], notes)
-    return Planned(observed, model, plan, rules, unsettled, notes, widening)
+        guard = GuardDivisors(plan, observed.observation.statistics)
+        _run(model, [SaturatingClip(plan), guard], notes)
+    return Planned(observed, model, guard.plan, rules, unsettled, notes, widening)
 
 
 def _copied(layout: Layout) -> Layout:

@@ -5,9 +5,10 @@ A prepared model must compute what the given one does. `Original` keeps the give
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -50,6 +51,11 @@ from detent.tasks.parts import OutputPart, output_parts
 from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
+
+RANDOM_OPERATORS = (
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
+)
+"""What draws numbers while the model runs, so that two runs differ."""
 
 NORM_SAMPLES = 4
 """Samples by which the values before the first BatchNorm are compared with those of training."""
@@ -103,6 +109,12 @@ class Prepared:
         return _observed_sites(self.layout)
 
     @property
+    def cuts(self) -> bool:
+        """Whether the post-processing becomes a file of its own: if asked for, or if the device rejects it."""
+        wanted = self.job.options["postprocessing"]
+        return self.tail is not None and (wanted == "cut" or (wanted == "auto" and self.target.all_or_nothing))
+
+    @property
     def needs_statistics(self) -> bool:
         """Whether the format of any activation needs statistics."""
         return _needs_statistics(self.layout)
@@ -128,6 +140,12 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     job, warnings = _without_learning(job, layout)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
+    drawing = next((node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS), None)
+    if drawing is not None:
+        warnings = (
+            *warnings,
+            f"Node '{drawing.name}' draws random numbers: no two runs are equal.",
+        )
     source, parts = _open_data(job, model, layout), output_parts(model.graph)
     return Prepared(job, target, model, fingerprint, layout, notes, source, purpose, parts, warnings, tail)
 
@@ -253,6 +271,12 @@ class Original:
         }
         self._runner = Runner(self._model)
 
+    @property
+    def nodes(self) -> Iterable[ir.Node]:
+        """All nodes, those of inner graphs and functions included."""
+        functions = (node for function in self._model.functions.values() for node in function.all_nodes())
+        return chain(self._model.graph.all_nodes(), functions)
+
     def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
         """Return all outputs by name."""
         return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
@@ -283,6 +307,8 @@ def _constant_input(node: ir.Node, index: int) -> Any:
 
 def check_preparation(job: Job, original: Original, samples: Sequence[PendingSample], observation: Observation) -> None:
     """Run the given model on one sample: preparing and equalizing it must not have changed its function."""
+    if any(node.op_type in RANDOM_OPERATORS for node in original.nodes):
+        return  # it does not compute the same twice
     if observation.runner is None:  # without data, this was checked when the statistics were counted
         return
     # One of the samples that equalization saw: on others, a Clip may cut where it did not before.

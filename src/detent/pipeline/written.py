@@ -73,15 +73,20 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
     with watch.step("emit"):
         first = write_plan(refined.planned.model, plan, recipe)
     with watch.step("measure"):
+        # Before the last form is made: it renames and merges nodes, and then no tensor inside could be compared by
+        # name.
         fidelity = _measure(observed, first)
         measured = fidelity.tensors if fidelity else {}
         tensors = [*refined.constants, *describe_activations(plan, observation.statistics, measured)]
     with watch.step("save"):
+        # Everything that can refuse the model stands before the file is written, so a failed run leaves no half result.
         final, declined = last_form(first, plan, recipe)
         changes = _fix_for_device(final, observed.prepared)
         parts, between = _parts(final, observed, first.rounded)
         device = device_of(recipe)
-        taken = check_graph(parts[0], device, "the quantized model") if device.takes_models_of(recipe) else None
+        reasons = {name: each.reason for name, each in plan.layout.decisions.items() if not each.quantized}
+        takes = device.takes_models_of(recipe)
+        taken = check_graph(parts[0], device, "the quantized model", reasons=reasons) if takes else None
         protos, sizes = _store(parts, job.output)
     cut = None
     if between:
@@ -101,8 +106,9 @@ def _parts(
 ) -> tuple[list[ir.Model], list[BetweenTensor]]:
     """Return the model, or body and tail if it is to be cut, and what goes from one to the other."""
     tail = observed.prepared.tail
-    if tail is None or observed.prepared.job.options["postprocessing"] != "cut":
+    if tail is None or not observed.prepared.cuts:
         return [final], []
+    # The tail was written for the float names, and users join the halves by name.
     rename_rounded(final, {name: rounded[name] for name in tail.starts if name in rounded})
     body, rest, between = divide(final, [node for node in final.graph if node.name not in tail.nodes])
     return [_loaded(body), _loaded(rest)], between
@@ -134,6 +140,7 @@ class FirstForm:
 
 def write_plan(model: ir.Model, plan: Plan, recipe: Recipe) -> FirstForm:
     """Write the plan into the graph, and check that the result is a valid model."""
+    # Emission edits the graph in place, and the pure bfloat16 form is made from the graph without its Casts.
     unrounded = model.clone() if recipe.format == "bfloat16" else None
     rounded: Mapping[str, str] = {}
     if recipe.dynamic:
@@ -165,6 +172,7 @@ def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
         observation.runner,
         first.model,
         {name: first.rounded[name] for name in observed.prepared.sites},
+        # Integers take several times as long as the float kernels.
         observation.measured_on if job.recipe.emulated is None else observation.measured_on[:EMULATED],
         original=observed.original if observed.rescaling.changed else None,
         emulate=job.recipe.emulated,
@@ -179,6 +187,7 @@ def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.Mo
     """Save the model, in one file or two, or return it if there is no output; and its sizes in bytes."""
     if output is not None:
         return [], save_together(list(zip(parts, (output, tail_file(output)), strict=False)))
+    # protobuf fails past 2 GB with a message that names neither the model nor a remedy.
     if any(tensor_bytes(model) > PROTOBUF_LIMIT for model in parts):
         raise OutputError("The quantized model is past 2 GB and cannot be one ModelProto. Give an output file.")
     protos = [complete_proto(model) for model in parts]
@@ -193,6 +202,7 @@ def _loaded(model: ir.Model) -> ir.Model:
     """
     _check(model)
     try:
+        # The checker knows shapes and types, not kernels: only opening a session tells that every operator can run.
         Runner(model)
     except ModelError as error:
         raise ModelError(

@@ -16,12 +16,13 @@ from enum import Enum
 import onnx_ir as ir
 
 from detent.errors import ModelError
-from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by, static_shape
+from detent.graph.values import all_finite, bodies_of, constant, input_at, is_constant, made_by, static_shape, tensor_of
 from detent.numerics.codec import Rounding
 from detent.numerics.interface import NumberFormat
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
+from detent.plan.unfused_norms import find_unfused_norms
 from detent.recipe import Recipe
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 
@@ -150,12 +151,13 @@ def lay_out(
     `became` says what preparation made of nodes, which the user names as they were. `tail` is to stay float.
     """
     left: dict[str, str] = {} if tail is None else dict.fromkeys(tail.nodes, tail.reason)
+    # What the user asked for is the reason to tell, also where several hold.
     left |= {**left_float(recipe, model.graph, became), **selection.reasons_to_leave(model.graph, became)}
-    masks = find_masks(model.graph)
+    masks, norms = find_masks(model.graph), find_unfused_norms(model.graph)
     decisions: dict[str, Decision] = {}
     for node in model.graph:
         name = str(node.name)
-        reason = left.get(name) or masks.reasons.get(name) or _reason_to_leave(node, recipe)
+        reason = left.get(name) or masks.reasons.get(name) or norms.get(name) or _reason_to_leave(node, recipe)
         decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     ends = frozenset[str]() if tail is None else frozenset(tail.starts)
     decided = Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends)
@@ -163,6 +165,7 @@ def lay_out(
     leaders: dict[str, str] = {}
     for node in model.graph:
         if decided.quantizes(node):
+            # The first node that reads or makes a value names it in reports.
             for site in _sites_of(node, decided):
                 sites.setdefault(site.value, site)
             leaders |= _shared(node, sites)
@@ -195,7 +198,7 @@ def bias_input(node: ir.Node) -> ir.Value | None:
 
 
 def _is_float(value: ir.Value) -> bool:
-    return value.dtype == ir.DataType.FLOAT
+    return value.dtype == ir.DataType.FLOAT and isinstance(value.type, ir.TensorType)  # a sequence has a dtype too
 
 
 def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
@@ -215,7 +218,7 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
     inputs = data_inputs(node)
     if not inputs:
         return "holds no float data"
-    empty = [value.name for value in inputs if 0 in (static_shape(value) or ())]
+    empty = [value.name for value in inputs if _is_empty(value)]
     if empty:
         return f"'{empty[0]}' has no elements"
     if all(is_constant(value) for value in inputs) and not _looks_up(node):
@@ -226,6 +229,12 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return _reason_not_dynamic(node)
     declines = operator_of(node).declines
     return declines(node) if declines else None
+
+
+def _is_empty(value: ir.Value) -> bool:
+    """Return whether a value has no elements: the adapters of a network that was not adapted yet."""
+    tensor = tensor_of(value)
+    return 0 in (tensor.shape.numpy() if tensor is not None else static_shape(value) or ())
 
 
 def _reason_not_dynamic(node: ir.Node) -> str | None:

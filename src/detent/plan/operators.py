@@ -72,6 +72,13 @@ def _infinite_operand(node: ir.Node) -> str | None:
     return None
 
 
+def _unsteady_power(node: ir.Node) -> str | None:
+    exponent = constant_scalar(node, 1)
+    if exponent is None:
+        return "its exponent is no single constant"
+    return None if exponent >= 0 else "a negative power of what is rounded to zero is infinite"
+
+
 _FIRST = Operator(data=(0,))
 _MOVES = Operator(data=(0,), moves_data=True)
 _PRODUCT = Operator(data=(0, 1), bias=2)
@@ -84,18 +91,24 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("MatMul", "PRelu"), _ALL),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _OPERANDS),
     **dict.fromkeys(
-        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "GlobalAveragePool",
-         "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
+        ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "HardSwish", "GlobalAveragePool",
+         "ReduceMean", "ReduceSum", "Sqrt", "Reciprocal", "Neg", "LogSoftmax", "Slice", "Split", "Pad",
+         "LpNormalization", "ArgMax", "GroupNormalization", "RMSNormalization", "RotaryEmbedding"),
         _FIRST,
     ),
     **dict.fromkeys(
         ("MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Resize", "Gather",
-         "DepthToSpace", "SpaceToDepth"),
+         "DepthToSpace", "SpaceToDepth", "Expand", "ReduceMax", "ReduceMin"),
         _MOVES,
     ),
     "AveragePool": Operator(data=(0,), declines=_dilated),
     "HardSigmoid": Operator(data=(0,), declines=_unusual_hard_sigmoid),
     "Softmax": Operator(data=(0,), largest=1.0),
+    "Pow": Operator(data=(0,), declines=_unsteady_power),
+    # Queries, keys and values; a mask and what was computed before are not on their grids.
+    "Attention": Operator(data=(0, 1, 2)),
+    # The input and the weights: the loop inside is computed in float, from them and from the states and biases.
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), Operator(data=(0, 1, 2))),
     "Where": Operator(data=(1, 2), declines=_infinite_operand),
     "InstanceNormalization": Operator(data=(0, 1, 2)),
     # Its scale and bias stay float: a few numbers, which save nothing. In transformers a few of them are many times as
@@ -104,9 +117,9 @@ OPERATORS: dict[str, Operator] = {
 }  # fmt: skip
 
 _ASKED_FOR: dict[str, Operator] = {
-    # The exponent of a Pow, probabilities, thresholds, and coordinates to look at are no data.
+    # Probabilities, thresholds, and coordinates to look at are no data.
     **dict.fromkeys(
-        ("Pow", "Dropout", "TopK", "GridSample", "RoiAlign", "Upsample", "BatchNormalization", "CumSum", "Trilu"),
+        ("Dropout", "TopK", "GridSample", "RoiAlign", "Upsample", "BatchNormalization", "CumSum", "Trilu"),
         _FIRST,
     ),
     **dict.fromkeys(

@@ -205,6 +205,7 @@ class Plan:
 
 def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorStatistics], recipe: Recipe) -> Plan:
     """Choose parameters for every site: activations from their statistics, weights and biases from their elements."""
+    # Tests and other tools lay out without formats; a run has assigned them before equalization.
     if not layout.formats:
         layout = assign_formats(model, layout, recipe)
     check_methods(recipe)
@@ -221,6 +222,7 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
             params[site.value] = _choose(
                 model, layout, site, statistics, recipe, method, is_output=site.value in outputs
             )
+    # A tensor of zeros gets an arbitrary scale; a rule must not coarsen its neighbours for it.
     free = frozenset(name for name in params if _is_zero(model, layout.sites[name], statistics))
     plan = Plan(layout, params, _products(model, layout), _finest(model, layout), free)
     return make_room_for_biases(model, plan)

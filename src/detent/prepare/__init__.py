@@ -14,7 +14,7 @@ from detent.prepare.affine import FoldAffine
 from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
-from detent.prepare.gelu import FuseGelu
+from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
 from detent.prepare.gemm import MatMulToGemm, NormalizeGemm
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
@@ -33,10 +33,12 @@ __all__ = [
     "FoldBatchNorm",
     "FoldConstants",
     "FuseGelu",
+    "FuseHardSwish",
     "FuseInstanceNorm",
     "FuseL2Norm",
     "FuseLayerNorm",
     "HalfToFloat",
+    "HardSwishToHardSigmoid",
     "InferShapes",
     "InlineFunctions",
     "MatMulToGemm",
@@ -45,6 +47,7 @@ __all__ = [
     "ReduceMeanToPool",
     "RemoveIdentity",
     "SeparateInitializers",
+    "SetHardSigmoidSlope",
     "SplitGlobalPool",
     "SplitToSlice",
     "Successor",
@@ -61,6 +64,8 @@ LEAVABLE: tuple[type[Pass], ...] = (
     FuseInstanceNorm,
     FuseL2Norm,
     FuseGelu,
+    FuseHardSwish,
+    SetHardSigmoidSlope,
     MatMulToGemm,
     FoldAffine,
     FoldBatchNorm,
@@ -102,6 +107,8 @@ def default_passes(
         FuseLayerNorm(),
         FuseL2Norm(),
         FuseGelu(),
+        FuseHardSwish(),
+        SetHardSigmoidSlope(),
         MatMulToGemm(),
         FoldAffine(),
         FoldBatchNorm(),

@@ -60,6 +60,7 @@ def match_normalization(node: ir.Node, graph: ir.Graph) -> Normalization | None:
 
 
 def _match_core(node: ir.Node) -> Normalization | None:
+    # Exporters write x / sqrt(v) or x * (1 / sqrt(v)), with the operands of the product in either order.
     for centred, divisor, inverse in divisions(node):
         root = made_by(divisor, "Sqrt")
         add = None if root is None else made_by(root.inputs[0], "Add")
@@ -70,6 +71,7 @@ def _match_core(node: ir.Node) -> Normalization | None:
         if root is None or add is None or moved is None or mean is None or square is None or one is None:
             continue
         other = _match_centred(square[0])
+        # Some exporters compute x - mean(x) twice, once to divide and once to square: both have to be of the same x.
         if other is None or other[0] is not one[0] or not reduced_axes(mean, rank(one[0])) == one[1] == other[1]:
             continue
         nodes = dict.fromkeys((*other[2], *one[2], square[1], mean, add, root, *inverse, node))
@@ -139,6 +141,7 @@ def _normalized_shape(found: Normalization) -> tuple[int, ...] | None:
     sizes = [size for size in (static_shape(found.source) or [])[-count:] if size is not None]
     if len(sizes) == count:
         return tuple(sizes)
+    # A size of 1 may be a broadcast, and says nothing about the axis.
     if found.scale is not None and found.scale.ndim >= count and 1 not in found.scale.shape[-count:]:
         return found.scale.shape[-count:]
     return None
@@ -188,6 +191,7 @@ def _is_spatial(found: Normalization, dims: int) -> bool:
     """Return whether the axes are all those after the channels, and it cannot be a layer normalization."""
     if dims < 3 or found.axes != tuple(range(2 - dims, 0)):
         return False
+    # On [N, C, L] the last axis alone may be either normalization; only a scale along the channels tells.
     along = [array for array in (found.scale, found.shift) if array is not None and array.size > 1]
     return all(per_channel(array, dims) is not None for array in along) and (bool(along) or dims > 3)
 
@@ -225,6 +229,7 @@ class FuseL2Norm(OperatorPass):
                 continue
             if len(found.axes) != 1:
                 return f"the length is over axes {found.axes}, and LpNormalization has one"
+            # LpNormalization has no epsilon: leaving out a guard of 1e-12 changes nothing that float32 shows.
             if found.guard > LARGEST_GUARD:
                 return f"the guard against zero, {found.guard:g}, is so large that it changes the result"
             whole = Subgraph((*found.nodes, *nodes, node), source, node.outputs[0])

@@ -1,14 +1,18 @@
 """Match subgraphs and replace each by one operator: what the fusing passes share.
 
 A subgraph may be replaced when nothing outside of it reads a value inside of it, other than its result.
+
+`function_around` finds subgraphs that compute a function of one number, whatever the order of their nodes is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -76,6 +80,91 @@ class Subgraph:
     nodes: tuple[ir.Node, ...]
     source: ir.Value
     result: ir.Value
+
+
+Floats = npt.NDArray[np.float64]
+TOLERANCE = 1e-5
+STEPS_AFTER, STEPS_BEFORE = 4, 8  # how far from its center the result and x of a function may be
+MOST_NODES = 16
+
+erf: Callable[[Floats], Floats] = np.vectorize(math.erf, otypes=[np.float64])
+_ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Tanh": np.tanh,
+    "Erf": erf,
+    "Clip": lambda x, low=-np.inf, high=np.inf: np.clip(x, low, high),
+}
+POINTS: Floats = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])
+"""Where functions are compared."""
+
+
+def function_around(center: ir.Node, expected: Floats) -> Subgraph | None:
+    """Return the subgraph around a node that computes what is expected at POINTS; None if there is no such."""
+    for result in _values_after(center):
+        for source in _values_before(center):
+            nodes = _nodes_between(source, result)
+            if nodes is not None and _agrees(nodes, source, result, expected):
+                return Subgraph(tuple(nodes), source, result)
+    return None
+
+
+def _values_after(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that are computed from the node's result alone, one after the other."""
+    value = node.outputs[0]
+    for _ in range(STEPS_AFTER):
+        readers = [use.node for use in value.uses()]
+        if len(readers) != 1 or not is_standard(readers[0], *_ARITHMETIC):
+            return
+        value = readers[0].outputs[0]
+        yield value
+
+
+def _values_before(node: ir.Node) -> list[ir.Value]:
+    """Return the values that the node's input is computed from, nearest first."""
+    found: dict[ir.Value, None] = {}
+    level = [node.inputs[0]]
+    for _ in range(STEPS_BEFORE):
+        makers = [maker for value in level if (maker := made_by(value)) is not None]
+        level = [value for maker in makers for value in maker.inputs if _varies(value)]
+        found.update({value: None for value in level if value is not None})
+    return list(found)
+
+
+def _varies(value: ir.Value | None) -> bool:
+    return value is not None and not value.is_initializer() and scalar_of(value) is None
+
+
+def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
+    """Return the nodes that compute the result from the source and single numbers, in order; None if it needs more."""
+    found: list[ir.Node] = []
+
+    def visit(value: ir.Value | None) -> bool:
+        if value is source or scalar_of(value) is not None:
+            return True
+        node = made_by(value, *_ARITHMETIC)
+        if node is None or len(found) >= MOST_NODES:
+            return False
+        if node not in found:
+            if not all(visit(each) for each in node.inputs):
+                return False
+            found.append(node)
+        return True
+
+    return found if visit(result) else None
+
+
+def _agrees(nodes: list[ir.Node], source: ir.Value, result: ir.Value, expected: Floats) -> bool:
+    """Return whether the nodes compute what is expected, all over the range."""
+    known: dict[ir.Value | None, Any] = {source: POINTS}
+    with np.errstate(all="ignore"):  # other subgraphs may divide by zero
+        for node in nodes:
+            inputs = [known[value] if value in known else scalar_of(value) for value in node.inputs]
+            known[node.outputs[0]] = _ARITHMETIC[node.op_type](*inputs)
+    return bool(np.allclose(known[result], expected, rtol=TOLERANCE, atol=TOLERANCE))
 
 
 def fuse(

@@ -126,6 +126,7 @@ def native_family(dtype: str, opset: int, *, quantizes: bool) -> Family | None:
 
     A type that came to ONNX's operators late (16 bits with opset 21) is held by their twins in com.microsoft before.
     """
+    # Standard operators first: device compilers know these, and not all know onnxruntime's.
     return next((family for family in (STANDARD, MICROSOFT) if family.holds(dtype, opset, quantizes=quantizes)), None)
 
 

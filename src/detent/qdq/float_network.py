@@ -123,6 +123,7 @@ class _Reader:
 
     def drop_unread(self) -> None:
         """Remove quantizing nodes whose codes nothing reads any more."""
+        # Backwards, so that a node is looked at after all its readers are gone.
         for node in reversed(tuple(self.graph)):
             output = node.outputs[0]
             if families.quantize_family(node) is not None and not output.uses() and not output.is_graph_output():
@@ -130,6 +131,7 @@ class _Reader:
 
     def _dequantize(self, node: ir.Node) -> None:
         read = dequantized(node)
+        # A scale that is computed (dynamic quantization) is part of the network, not a description of it.
         if read is None or read.params is None:
             return
         params = read.params
@@ -158,6 +160,8 @@ class _Reader:
         def decode() -> ir.TensorProtocol:
             return ir.tensor(linear.decode(held.numpy()).astype(np.float32))
 
+        # A check reads types and shapes; decoding all weights of a large model would cost seconds and four times its
+        # memory.
         decoded = ir.LazyTensor(decode, dtype=ir.DataType.FLOAT, shape=shape, name=name)
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=decoded)
         output.replace_all_uses_with(value, replace_graph_outputs=True)
@@ -170,6 +174,7 @@ class _Reader:
         output, known = node.outputs[0], self.codes.get(str(source.name))
         named = source.is_graph_input() or source.is_initializer() or source.is_graph_output()
         changed = known is not None and codes is not None and not known.same_as(codes)
+        # Two names that users see cannot be joined into one value, and neither can two kinds of codes.
         if changed or (output.is_graph_output() and named):
             self._convert(node, source, codes)
             return
@@ -249,6 +254,8 @@ class _WriteOut:
         grids, result = [_scale_at(node, index + 1) for index in operands], _scale_at(node, form.result)
         scales = [constant(grid.scale) for grid in (*grids, result)]
         known = [scale for scale in scales if scale is not None]
+        # Computed scales, or onnxruntime's own layout after its optimizer: left as an operator on codes, which a check
+        # reports.
         if len(known) < len(scales) or node.attributes.get_int("channels_last", 0) != 0:
             return
         inputs: list[ir.Value | None] = [input_at(node, index) for index in form.plain]
@@ -256,6 +263,7 @@ class _WriteOut:
             inputs.append(self._decoded(node, input_at(node, index), grid, _channel_axis(node) if number else 1))
         bias = None if form.bias is None else input_at(node, form.bias)
         if bias is not None:
+            # QGemm and QLinearConv give their bias no scale: by definition it is that of the products.
             unit = np.float32(node.attributes.get_float("alpha", 1.0)) * known[0] * known[1]
             scale = add_initializer(self.graph, self._names.fresh(f"{bias.name}_scale"), np.asarray(unit, np.float32))
             inputs.append(self._decoded(node, bias, _Scale(scale, None), axis=0))
@@ -273,6 +281,7 @@ class _WriteOut:
             if codes is not None:
                 name = self._names.fresh(f"{node.name}/number")
                 inputs[index] = add_initializer(self.graph, name, linear.decode(codes))
+            # A Concat may join codes with a constant of codes, which has no node that names a scale.
             elif value is not None and (value in self._scales or node.op_type == "Concat"):
                 inputs[index] = self._decoded(node, value, grid)
         self._replace(node, node.op_type, inputs, grid)
@@ -303,6 +312,7 @@ class _WriteOut:
     def _float(self, value: ir.Value, codes: ir.Value) -> ir.Value:
         """Name and type a value as the float one that these codes stand for."""
         name = str(codes.name)
+        # onnxruntime's quantizer names codes after the float tensor, and users know the latter.
         for suffix in _SUFFIXES:
             name = name.removesuffix(suffix)
         value.name, value.type, value.shape = self._names.fresh(name), ir.TensorType(ir.DataType.FLOAT), codes.shape

@@ -150,6 +150,7 @@ def params_of(node: ir.Node) -> LinearParams | None:
     if scale is None or (zero_point is None and input_at(node, 2) is not None):
         return None
     if zero_point is None:
+        # Without a zero point the operator means zero, and the type of the codes says itself.
         zero_point = np.zeros(scale.shape, _default_type(node))
     return LinearParams(scale, zero_point, node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0))
 
@@ -167,12 +168,14 @@ def _fix_neuron_params(node: ir.Node, scale: Array | None, zero_point: Array | N
 
 def _default_type(node: ir.Node) -> np.dtype[Any]:
     """Return the type of codes that no zero point names."""
+    # Since opset 21 the type may stand in an attribute; before, only the zero point or the codes have it.
     named = ir.DataType(node.attributes.get_int("output_dtype", 0))
     if named != ir.DataType.UNDEFINED:
         return named.numpy()
     codes = node.inputs[0] if dequantize_family(node) else node.outputs[0]
     tensor = tensor_of(codes)
     known = tensor.dtype if tensor is not None else None if codes is None else codes.dtype
+    # uint8 is what ONNX prescribes if nothing says otherwise.
     return ir.DataType.UINT8.numpy() if known is None else known.numpy()
 
 

@@ -103,6 +103,7 @@ def find_recipe(recipe: str | PathLike[str] | Recipe) -> Recipe:
 def from_plain(plain: Mapping[str, Any]) -> Recipe:
     """The recipe that plain values describe, on top of the one that `base` names."""
     changes = dict(plain)
+    # A file says what differs; without a base it is about the default of the command line.
     base = find_preset(str(changes.pop("base", "XINT8")))
     return change(base, {"description": f"{base.name}, changed", **changes})
 
@@ -141,10 +142,13 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             raise UsageError(f"--set '{setting}': expected FIELD=VALUE, such as weights.granularity=per_channel.")
         key, _, rest = path.partition(".")
         value: Any = _parse_text(text)
+        # `--set operators=Conv,Gemm`: quoting a TOML list in a shell is a nuisance.
         if isinstance(value, str) and get_type_hints(Recipe).get(key) == tuple[str, ...]:
             value = [word.strip() for word in value.split(",") if word.strip()]
         for part in reversed(rest.split(".") if rest else ()):
             value = {part: value}
+        # `--set refinement.rows=64` changes one setting of the present refinement, not all others back to their
+        # defaults.
         if rest and key in ("method", "weight_method", "equalize", "refinement"):
             value = _with_present(value, to_plain(recipe).get(key))
         try:
@@ -193,6 +197,7 @@ def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> Num
     start = known[name]
     if present is None or present.kind != start.kind or start.in_blocks:
         return start
+    # `weights = "int4"` keeps the granularity and the kind of scale of the recipe that it changes.
     return present.replace(dtype=start.dtype)
 
 
@@ -293,6 +298,7 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
                 return tuple(_coerce(entry, each, where) for entry, each in zip(value, inner, strict=True))
         elif origin is Literal and value in arguments:
             return value
+        # In Python True is a number; in a recipe it is a mistake.
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif isinstance(option, type) and type(value) is option:
@@ -321,6 +327,7 @@ def _parse_text(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    # A text with a line break could smuggle in other keys.
     return parsed["value"] if len(parsed) == 1 else text
 
 

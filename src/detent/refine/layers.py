@@ -197,6 +197,7 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
     """Return what is fused behind a layer. A function that is not an `Activation`, such as PRelu, is ignored."""
     value = layer.node.outputs[0]
     readers = value.consumers()
+    # An own site means that the value is rounded before the function behind it: nothing is fused.
     if value.name in layout.sites or len(readers) != 1:
         return Activation()
     reader = readers[0]
@@ -205,6 +206,7 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
     if reader.op_type == "LeakyRelu":
         return Activation(0.0, slope=reader.attributes.get_float("alpha", 0.01))
     if reader.op_type == "Clip":
+        # A missing bound of a Clip is no bound.
         low, high = constant_scalar(reader, 1), constant_scalar(reader, 2)
         return Activation(-np.inf if low is None else low, np.inf if high is None else high)
     return Activation()
@@ -225,12 +227,14 @@ def gates_of(layer: MatrixLayer, layout: Layout, reference: Mapping[str, ir.Node
     """
     readers = layer.node.outputs[0].consumers()
     gates = [reader for reader in readers if reader.op_type in _GATES]
+    # With two gates the layer's answers have two meanings, and one correction cannot serve both.
     if not activation_of(layer, layout).changes_nothing or len(gates) != 1:
         return None
     (gate,) = gates
     others = [reader for reader in readers if reader is not gate]
     if others and not (len(others) == 1 and others[0].op_type == "Mul" and _result_of(gate) in others[0].inputs):
         return None
+    # A rewrite for the device keeps the node's name, so the float curve is found by it.
     origin = reference.get(str(gate.name), gate)
     return _gate(origin, bool(others)), _gate(gate, bool(others))
 
@@ -251,14 +255,17 @@ def _result_of(gate: ir.Node) -> ir.Value:
 
 def _unusual(node: ir.Node, weight: ir.Value) -> str | None:
     """Say why a product is not one of rows with a matrix of its own, or return None."""
+    # Codes that suit one layer's inputs may harm the other's.
     if len(weight.uses()) > 1:
         return f"its weight '{weight.name}' is read by other nodes too"
     if weight.is_graph_output():
         return f"its weight '{weight.name}' is a graph output"
+    # A stack of matrices meets other inputs in each of them.
     if node.op_type == "MatMul" and (array := constant(weight)) is not None and array.ndim != 2:
         return "its weight is not a matrix"
     if node.op_type != "Gemm":
         return None
+    # Preparation folds these where it can; what is left is rare, and a factor would enter every formula.
     plain = node.attributes.get_float("alpha", 1.0) == 1.0 and node.attributes.get_float("beta", 1.0) == 1.0
     return None if plain and not node.attributes.get_int("transA", 0) else "a Gemm with alpha, beta or transA"
 
@@ -282,6 +289,7 @@ def sample_positions(count: int, wanted: int, seed: Sequence[int]) -> Indices:
     """Draw some of `count` positions, in order; all of them if no more are wanted."""
     if count <= wanted:
         return np.arange(count)
+    # Sorted, so that memory is read forwards; the seed is fixed, so that a run can be repeated to the byte.
     return np.sort(np.random.default_rng(seed).choice(count, wanted, replace=False))
 
 
@@ -325,6 +333,7 @@ def input_indices(
             index = at[axis][:, None] * strides[axis] - pads[axis] + offset
         else:
             index, rest = np.divmod(at[axis][:, None] + pads[axis] - offset, strides[axis])
+            # Between two strides a ConvTranspose reads the zeros that it inserts.
             inside &= rest == 0
         inside &= (index >= 0) & (index < size)
         flat = flat * size + index

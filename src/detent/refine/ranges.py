@@ -90,6 +90,7 @@ class RangeSearch:
         site = plan.layout.sites.get(name)
         if site is None or site.role is not Role.ACTIVATION or plan.layout.leader(name) != name or not rest:
             return []
+        # An output that is clipped is wrong for the user, however small the mean error.
         if any(value.name == name for value in self.walk.model.graph.outputs):
             return []
         params = plan.of(name)
@@ -115,6 +116,7 @@ class RangeSearch:
         present = self.walk.plan.integers(name)
         continuation = _Continuation(self.walk, name, found, rest, self.expected)
         errors = [continuation.errors(params) for params in (present, *candidates)]
+        # The present scale stands first, so that it wins a tie.
         best = min(range(len(errors)), key=lambda index: errors[index].mean())
         if best and is_better(errors[best], errors[0]):
             plan = self.walk.plan

@@ -118,6 +118,7 @@ def refine(
         walk.run(
             visit, search=None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples)
         )
+    # Hours of AdaRound would be lost otherwise; the same command goes on from here.
     except KeyboardInterrupt:
         if checkpoint is not None:
             checkpoint.write()
@@ -217,6 +218,7 @@ def with_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> tuple[Plan, str
     if layer.bias is None:
         return plan, layer.note
     name, params = str(layer.bias.name), bias_params_of(layer, plan)
+    # A Gemm's bias may be [1, channels].
     shaped = wanted.reshape(np.asarray(constant(layer.bias)).shape)
     saturated = 0 if params is None else int(params.clipped(shaped).sum())
     note = f"the bias of {saturated} of {shaped.size} channels saturates" if saturated else ""
@@ -245,6 +247,7 @@ def scale_candidates(layer: MatrixLayer, plan: Plan, permits: Permits) -> list[S
     found = []
     for factor in SCALE_FACTORS.get(present.format.scale, ()):
         scale = present.scale * factor
+        # The file holds float32: the candidate must be the number that will be written.
         if present.format.scale == "float":
             scale = scale.astype(np.float32).astype(np.float64)
         other = replace(present, scale=scale)

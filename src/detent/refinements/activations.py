@@ -1,18 +1,34 @@
-"""Activations as curves: what stands behind a layer, elementwise, with its slope."""
+"""Activations as curves: what stands behind a layer, elementwise, with its slope.
+
+Compiled loops know a curve by what kind it is and three numbers. They are all in this file: the machine code that numba
+keeps for a loop is not renewed if a loop that it calls changes in another file.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from detent.numerics.compiled import compiled
+
 Numbers = TypeVar("Numbers", npt.NDArray[np.float32], npt.NDArray[np.float64])
+Floats = npt.NDArray[np.float64]
+CurveNumbers = tuple[int, float, float, float]
+
+LINES, HARD_SIGMOID, SIGMOID, GATED = 0, 1, 2, 10
+"""Kinds of curves in compiled loops; GATED is added to the kind of one that multiplies its own input."""
 
 
 class Curve(Protocol):
     """An activation, elementwise."""
+
+    @property
+    def numbers(self) -> CurveNumbers:
+        """What compiled loops know it by."""
 
     @property
     def changes_nothing(self) -> bool:
@@ -48,6 +64,11 @@ class Activation:
         return np.where(values < self.low, self.slope, inside).astype(values.dtype)
 
     @property
+    def numbers(self) -> CurveNumbers:
+        """What compiled loops know it by."""
+        return LINES, float(self.low), float(self.high), float(self.slope)
+
+    @property
     def changes_nothing(self) -> bool:
         """Whether the layer's result is its answer."""
         return self.low == -np.inf and self.high == np.inf
@@ -76,9 +97,89 @@ class Gate:
         slope = (inside if self.hard else share * (1.0 - share)).astype(values.dtype)
         return np.asarray(share + values * slope, values.dtype) if self.gated else slope
 
+    @property
+    def numbers(self) -> CurveNumbers:
+        """What compiled loops know it by."""
+        kind = (HARD_SIGMOID if self.hard else SIGMOID) + (GATED if self.gated else 0)
+        return kind, float(self.alpha), float(self.beta), 0.0
+
     def _open_share(self, values: Numbers) -> Numbers:
         if self.hard:
             share = np.clip(self.alpha * values + self.beta, 0.0, 1.0)
         else:
             share = 1.0 / (1.0 + np.exp(-np.clip(values, -60.0, 60.0)))
         return np.asarray(share, values.dtype)
+
+
+@compiled
+def _activate(value: float, curve: CurveNumbers) -> float:
+    """Return an activation of one number: of kind LINES with `low`, `high` and `slope`, else of `alpha` and `beta`."""
+    kind, low, high, slope = curve
+    if kind == LINES:
+        below = slope * value + (1.0 - slope) * low if slope else low
+        return below if value < low else min(value, high)
+    share = _open_share(value, curve)
+    return value * share if kind >= GATED else share
+
+
+@compiled
+def _open_share(value: float, curve: CurveNumbers) -> float:
+    kind, alpha, beta, _ = curve
+    if kind % GATED == HARD_SIGMOID:
+        return min(max(alpha * value + beta, 0.0), 1.0)
+    return 1.0 / (1.0 + math.exp(-min(max(value, -60.0), 60.0)))
+
+
+@compiled
+def _slope(value: float, curve: CurveNumbers) -> float:
+    """Return the slope of an activation at one number."""
+    kind, low, high, slope = curve
+    if kind == LINES:
+        return slope if value < low else (0.0 if value > high else 1.0)
+    share = _open_share(value, curve)
+    inner = share * (1.0 - share)
+    if kind % GATED == HARD_SIGMOID:
+        inner = low if 0.0 < share < 1.0 else 0.0  # the first of its numbers is alpha
+    return share + value * inner if kind >= GATED else inner
+
+
+@compiled
+def activate_all(values: npt.NDArray[np.float32], curve: CurveNumbers, activated: Floats) -> None:
+    """Fill in the activated values."""
+    for row in range(values.shape[0]):
+        for channel in range(values.shape[1]):
+            activated[row, channel] = _activate(np.float64(values[row, channel]), curve)
+
+
+@compiled
+def add_distances(
+    answers: npt.NDArray[np.float32], target: Floats, shift: Floats, curve: CurveNumbers, squares: Floats, most: Floats
+) -> None:
+    """Add each channel's squared errors, and raise `most` to its largest one."""
+    for row in range(answers.shape[0]):
+        for channel in range(answers.shape[1]):
+            distance = _activate(np.float64(answers[row, channel]) + shift[channel], curve) - target[row, channel]
+            squares[channel] += distance * distance
+            most[channel] = max(most[channel], abs(distance))
+
+
+@compiled
+def add_pulls(
+    answers: npt.NDArray[np.float32],
+    target: Floats,
+    shift: Floats,
+    curve: CurveNumbers,
+    ends: npt.NDArray[np.int64],
+    weight: Floats,
+    pulls: Floats,
+) -> None:
+    """Add each channel's squared slopes to `weight`, and its slopes times what is left to the part of its row."""
+    row = 0
+    for part in range(len(ends)):
+        while row < ends[part]:
+            for channel in range(answers.shape[1]):
+                value = np.float64(answers[row, channel]) + shift[channel]
+                slope = _slope(value, curve)
+                weight[channel] += slope * slope
+                pulls[part, channel] += slope * (target[row, channel] - _activate(value, curve))
+            row += 1

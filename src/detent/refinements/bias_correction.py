@@ -20,15 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.refinements.activations import Curve
+from detent.refinements.activations import Curve, activate_all, add_distances, add_pulls
 from detent.refinements.layer_problem import Floats
 from detent.refinements.refinement import Refinement
 
-STEPS = 6
+STEPS, SETTLED = 6, 1e-9
 HELD_OUT_EVERY = 4
 LEAST_TO_HOLD_OUT = 8
 """With fewer samples all are learned from: two or three tell nothing about the others."""
@@ -66,43 +67,62 @@ class ChannelAnswers:
     @property
     def power(self) -> float:
         """The mean square of the activated answers of the float model."""
-        return float(np.square(self._target()).mean()) if sum(map(len, self.wanted)) else 0.0
+        return float(np.square(self._target).mean()) if sum(map(len, self.wanted)) else 0.0
 
     def errors(self, shift: Floats | float) -> Floats:
         """Return each channel's mean squared error after its activation, if its bias is shifted."""
-        return np.asarray(np.square(self.curve(self._answers() + shift) - self._target()).mean(axis=0))
+        return self._distances(shift)[0] / max(len(self._answers), 1)
 
     def shift(self) -> Floats:
         """Return the shift of each channel, as far as the samples settle it."""
-        answers, target = self._answers(), self._target()
-        shift = np.zeros(answers.shape[1])
-        farthest = np.abs(target - self.curve(answers)).max(axis=0, initial=0.0)
+        everything = np.array([len(self._answers)])
+        shift = np.zeros(self._answers.shape[1])
+        farthest = self._distances(0.0)[1]
         for _ in range(STEPS):
-            slope = self.curve.derivative(answers + shift)
-            residual = target - self.curve(answers + shift)
-            weight = np.square(slope).sum(axis=0)
-            shift += np.divide((slope * residual).sum(axis=0), weight, out=np.zeros_like(shift), where=weight > 0.0)
+            weight, pull = self._pulls(shift, everything)
+            before = shift
+            shift = shift + np.divide(pull[0], weight, out=np.zeros_like(shift), where=weight > 0.0)
             # A channel that a Relu holds at zero but for one row says little: no step leads past the largest error.
             shift = np.clip(shift, -farthest, farthest)
-        return self._shrink(shift, answers, target)
+            if (np.abs(shift - before) <= SETTLED * farthest).all():
+                break
+        return self._shrink(shift)
 
-    def _shrink(self, shift: Floats, answers: Floats, target: Floats) -> Floats:
-        slope = self.curve.derivative(answers + shift)
-        pull = slope * (target - self.curve(answers + shift))
-        weight = np.square(slope).sum(axis=0)
-        starts = np.cumsum([0, *(len(rows) for rows in self.found[:-1])])
+    def _shrink(self, shift: Floats) -> Floats:
         # With few samples the rows have to do, although those of one image are alike.
-        parts = np.add.reduceat(pull, starts, axis=0) if len(self.found) >= LEAST_TO_HOLD_OUT else pull
+        counts = (
+            [len(rows) for rows in self.found] if len(self.found) >= LEAST_TO_HOLD_OUT else [1] * len(self._answers)
+        )
+        weight, parts = self._pulls(shift, np.cumsum(counts))
         variance = np.square(parts).sum(axis=0) * len(parts) / max(len(parts) - 1, 1)
         error = np.divide(variance, np.square(weight), out=np.zeros_like(shift), where=weight > 0.0)
         kept = 1.0 - np.divide(error, np.square(shift), out=np.ones_like(shift), where=shift != 0.0)
         return np.asarray(shift * np.maximum(kept, 0.0))
 
-    def _answers(self) -> Floats:
-        return np.concatenate(self.found).astype(np.float64)
+    def _distances(self, shift: Floats | float) -> tuple[Floats, Floats]:
+        """Return the sum of squared errors and the largest error of each channel."""
+        channels = self._answers.shape[1]
+        squares, largest = np.zeros(channels), np.zeros(channels)
+        each = np.broadcast_to(np.asarray(shift, np.float64), channels).copy()
+        add_distances(self._answers, self._target, each, self.curve.numbers, squares, largest)
+        return squares, largest
 
+    def _pulls(self, shift: Floats, ends: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Return sum(s^2), and sum(s r) of the rows up to each end, for each channel."""
+        weight, pulls = np.zeros(len(shift)), np.zeros((len(ends), len(shift)))
+        add_pulls(self._answers, self._target, shift, self.curve.numbers, ends, weight, pulls)
+        return weight, pulls
+
+    @cached_property
+    def _answers(self) -> npt.NDArray[np.float32]:
+        return np.concatenate(self.found)
+
+    @cached_property
     def _target(self) -> Floats:
-        return self.float_curve(np.concatenate(self.wanted).astype(np.float64))
+        wanted = np.concatenate(self.wanted)
+        activated = np.empty(wanted.shape)
+        activate_all(wanted, self.float_curve.numbers, activated)
+        return activated
 
 
 @dataclass(frozen=True, eq=False)

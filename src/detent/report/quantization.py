@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from operator import itemgetter
 from pathlib import Path
 
+from detent.devices.catalog import device_of
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
@@ -60,7 +61,7 @@ def quantization_document(report: Report) -> doc.Document:
         "quantization",
         Path(report.source).name,
         [f"{report.source} -> {destination}", f"{report.recipe.name} for {report.recipe.target}, {sizes}"],
-        [*_about_data(report), *_about_batch(report), *_about_postprocessing(report)],
+        [report.recipe_reason, *_about_data(report), *_about_batch(report), *_about_postprocessing(report)],
         _verdict(report),
         _figures(report),
         [
@@ -147,6 +148,10 @@ def _about_batch(report: Report) -> list[str]:
     return [f"Batch of {inputs} fixed to 1: an NPU computes one sample at a time (--keep-batch leaves it open)."]
 
 
+def _rejects_tails(report: Report) -> bool:
+    return device_of(report.recipe).all_or_nothing
+
+
 def _about_postprocessing(report: Report) -> list[str]:
     tail = report.postprocessing
     if tail is None:
@@ -155,7 +160,8 @@ def _about_postprocessing(report: Report) -> list[str]:
     lines = [f"Left float from {ends} on: {len(tail.nodes)} nodes, {tail.reason}."]
     if report.cut is not None:
         file = report.cut.tail or "a model of its own"
-        lines.append(f"Cut there: the rest is {file}, which takes {len(report.cut.between)} tensors.")
+        why = f" ({report.recipe.target} rejects models with a float tail)" if _rejects_tails(report) else ""
+        lines.append(f"Cut there{why}: the rest is {file}, which takes {len(report.cut.between)} tensors.")
     return lines
 
 

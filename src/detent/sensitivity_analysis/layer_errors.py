@@ -126,6 +126,7 @@ def _on_workers(
     with closing(run(divide_samples(source, samples, workers))) as results:
         for shard, sums in results:
             early[shard.number] = sums
+            # Workers finish in any order, and float sums depend on theirs: what came early waits.
             while following in early:
                 yield from early.pop(following)
                 following += 1

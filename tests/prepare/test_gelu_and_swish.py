@@ -3,10 +3,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
-from detent.prepare import FuseGelu
-from tests.prepare.equivalence import check, info, make, node
+from detent.prepare import FoldAffine, FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope, prepare
+from tests.prepare.equivalence import check, f32, info, make, node, run
 
 CONSTANTS = {
     "root": np.float32(math.sqrt(2)),
@@ -101,3 +102,71 @@ def test_a_gate_on_another_value_is_left_alone():
     nodes = [*ERF, node("Mul", "z g", "m"), node("Mul", "m half", "y")]
     proto = make(nodes, {"x": [3, 5], "z": [3, 5]}, {"y": None}, CONSTANTS, 20)
     assert "Gelu" not in check(FuseGelu(), proto, exact=True).ops
+
+
+SWISH_CONSTANTS = {
+    **{name: np.float32(value) for name, value in {"three": 3, "zero": 0, "six": 6, "one": 1, "half": 0.5}.items()},
+    "sixth": np.float32(1 / 6),
+}
+CLIPPED = [node("Add", "x three", "a"), node("Clip", "a zero six", "c")]
+SWISHES = {
+    "x first": [*CLIPPED, node("Mul", "x c", "m"), node("Div", "m six", "y")],
+    "divided first": [*CLIPPED, node("Div", "c six", "m"), node("Mul", "m x", "y")],
+    "times a sixth": [*CLIPPED, node("Mul", "c sixth", "m"), node("Mul", "m x", "y")],
+    "clipped at one": [
+        *(node("Mul", "x sixth", "s"), node("Add", "s half", "a"), node("Clip", "a zero one", "c")),
+        node("Mul", "c x", "y"),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", SWISHES)
+def test_hard_swish(form):
+    done = check(FuseHardSwish(), make(SWISHES[form], {"x": [3, 50]}, {"y": None}, SWISH_CONSTANTS), wide(), rtol=1e-6)
+    assert done.ops == ["HardSwish"]
+
+
+def test_a_clip_that_is_no_hard_swish():
+    nodes = [*CLIPPED, node("Mul", "x c", "y")]
+    done = check(FuseHardSwish(), make(nodes, {"x": [3, 50]}, {"y": None}, SWISH_CONSTANTS), wide(), exact=True)
+    assert "HardSwish" not in done.ops
+    open_ended = [node("Add", "x three", "a"), node("Clip", "a zero", "y")]
+    check(FuseHardSwish(), make(open_ended, {"x": [3, 50]}, {"y": None}, SWISH_CONSTANTS), wide(), exact=True)
+
+
+def test_hard_swish_taken_apart():
+    proto = make([node("HardSwish", "x", "y", name="act")], {"x": [3, 50]}, {"y": None})
+    step = HardSwishToHardSigmoid()
+    done = check(step, proto, wide(), rtol=1e-6)
+    assert done.ops == ["HardSigmoid", "Mul"]
+    assert done.named("Mul").name == "act"
+    ((old, new),) = step.moved
+    assert old == "act"
+    assert set(new.nodes) == {item.name for item in done.proto.graph.node}
+
+
+@pytest.mark.parametrize(
+    ("slope", "offset", "ops"),
+    [
+        (0.2, 0.5, ["Mul", "HardSigmoid"]),
+        (1 / 6, 0.4, ["Add", "HardSigmoid"]),
+        (0.3, 0.4, ["Mul", "Add", "HardSigmoid"]),
+        (1 / 6, 0.5, ["HardSigmoid"]),
+        (-0.2, 0.5, ["HardSigmoid"]),
+    ],
+)
+def test_one_slope_for_every_hard_sigmoid(slope, offset, ops):
+    proto = make([node("HardSigmoid", "x", "y", alpha=slope, beta=offset)], {"x": [3, 50]}, {"y": None})
+    done = check(SetHardSigmoidSlope(), proto, wide(), rtol=1e-5)
+    assert done.ops == ops
+    assert bool(done.why) == (slope < 0)
+
+
+def test_the_slope_goes_into_the_layer_before():
+    nodes = [node("Conv", "x w", "c", name="conv"), node("HardSigmoid", "c", "y", alpha=0.2, beta=0.5)]
+    proto = make(nodes, {"x": [1, 3, 4, 4]}, {"y": None}, {"w": f32(2, 3, 1, 1)}, value_info=[info("c", [1, 2, 4, 4])])
+    model = ir.from_proto(proto)
+    prepare(model, [SetHardSigmoidSlope(), FoldAffine()])
+    assert [item.op_type for item in model.graph] == ["Conv", "HardSigmoid"]
+    feeds = {"x": f32(1, 3, 4, 4, seed=1)}
+    np.testing.assert_allclose(run(ir.to_proto(model), feeds)["y"], run(proto, feeds)["y"], rtol=1e-5, atol=1e-6)

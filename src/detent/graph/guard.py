@@ -1,0 +1,111 @@
+"""A crash of native code on a model file is an error message: what was not tried yet is tried in another process.
+
+onnx's checker, converter and shape inference, and onnxruntime, are C++ that a model file can crash, send into a long
+loop or make ask for all memory. So before they see a file in this process they see it in a child with limits
+(trial.py). A verb begins the trial before it does anything else, and it is waited for where the file is loaded: with
+the imports in between it costs next to nothing.
+
+Files that are trusted are not tried: `--trust`, `trust=True`, or DETENT_TRUST=1 in the environment for all of them.
+A ModelProto is in this process already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+from detent.errors import ModelError
+from detent.graph.trial import OUT_OF_MEMORY
+
+ENVIRONMENT = "DETENT_TRUST"
+SECONDS, SECONDS_PER_BYTE = 60.0, 1e-7
+MEMORY, MEMORY_PER_BYTE = 4 << 30, 6
+OPSET = 17
+
+_begun: dict[Path, subprocess.Popen[bytes]] = {}
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def guarded(*models: object, trust: bool = False) -> Iterator[None]:
+    """Try the model files among `models` while the block runs; `finish_trial` waits for a verdict."""
+    begun = [] if trust or os.environ.get(ENVIRONMENT) == "1" else [path for each in models if (path := _begin(each))]
+    try:
+        yield
+    finally:
+        for path in begun:
+            with _lock:
+                process = _begun.pop(path, None)
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+def finish_trial(path: Path) -> None:
+    """Wait for the trial of a file, if one was begun. Raise ModelError if it crashed, hung or took too much memory."""
+    with _lock:
+        process = _begun.pop(path.absolute(), None)
+    if process is None:
+        return
+    try:
+        seconds = SECONDS + SECONDS_PER_BYTE * path.stat().st_size
+        printed, _ = process.communicate(timeout=seconds)
+    except OSError:  # the file went away; loading it says so
+        process.kill()
+        process.communicate()
+        return
+    except subprocess.TimeoutExpired:
+        process.kill()
+        printed, _ = process.communicate()
+        raise ModelError(_message(path, printed, f"took more than {seconds:.0f} seconds")) from None
+    code = process.returncode
+    if code == OUT_OF_MEMORY:
+        raise ModelError(_message(path, printed, "asked for more than 4 GB of memory"))
+    if code not in (0, 1):  # 1: Python could not start it, which says nothing about the model
+        raise ModelError(_message(path, printed, f"crashed (exit code {code})"))
+
+
+def _message(path: Path, printed: bytes, what: str) -> str:
+    steps = printed.decode(errors="replace").splitlines()
+    step = steps[-1] if steps else "reading it"
+    return (
+        f"{path} is not safe to work with: {step}, in a process of its own, {what}. The file is damaged, or it meets a "
+        "fault of onnx or onnxruntime. Export it again, with opset 17 or newer; --trust goes on without this trial."
+    )
+
+
+def _begin(model: object) -> Path | None:
+    """Start the trial of a file; None for what is none, and where this process cannot start another Python."""
+    if not isinstance(model, (str, PathLike)) or getattr(sys, "frozen", False) or not sys.executable:
+        return None
+    path = Path(model).absolute()
+    if not path.is_file():
+        return None
+    with _lock:
+        if path in _begun:
+            return None
+    given = {
+        "path": sys.path,
+        "model": str(path),
+        "opset": OPSET,
+        "memory": MEMORY + MEMORY_PER_BYTE * path.stat().st_size,
+    }
+    script = str(Path(__file__).with_name("trial.py"))
+    process = subprocess.Popen(
+        [sys.executable, script, json.dumps(given)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+    )
+    with _lock:
+        _begun[path] = process
+    return path

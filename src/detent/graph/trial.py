@@ -1,0 +1,100 @@
+"""Let native code see an untrusted model for the first time; run as a script, in a process of its own (see guard.py).
+
+It imports onnx and onnxruntime alone, to start quickly. What it prints is the step that it is at. Exceptions are no
+concern of a trial: the process that asked meets them again, and words them. Only how this process ends counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+OUT_OF_MEMORY = 77
+"""The exit code of a trial that asked for more memory than it may have."""
+
+_MEMORY_WORDS = ("bad_alloc", "bad allocation", "Failed to allocate", "Available memory", "std::length_error")
+LIGHT = 4096
+"""Bytes; onnx's functions do not need to see larger constants."""
+
+
+def limit_memory(more: int) -> None:
+    """Allow this process so many bytes beyond what it has, where the system can do that."""
+    try:
+        import resource
+        from pathlib import Path
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        wanted = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    except (ImportError, OSError, ValueError):
+        return  # Windows, macOS: time alone is limited
+
+
+def light(proto: Any) -> bytes:
+    """Return the message with large initializers as inputs."""
+    graph = proto.graph
+    known = {value.name for value in graph.input}
+    large = [tensor for tensor in graph.initializer if len(tensor.raw_data) > LIGHT or tensor.external_data]
+    for tensor in large:
+        if tensor.name not in known:
+            value = graph.input.add(name=tensor.name)
+            value.type.tensor_type.elem_type = tensor.data_type
+            for size in tensor.dims:
+                value.type.tensor_type.shape.dim.add(dim_value=size)
+    names = {tensor.name for tensor in large}
+    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+def attempt(step: str, function: Callable[[], object]) -> None:
+    """Name a step, and do it. Exit if it wants too much memory."""
+    sys.stdout.write(f"{step}\n")
+    sys.stdout.flush()
+    try:
+        function()
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+    except Exception as error:  # noqa: BLE001 - of any kind: it is worded where it is met again
+        if any(word in str(error) for word in _MEMORY_WORDS):
+            sys.exit(OUT_OF_MEMORY)
+
+
+def main(path: str, opset: int, memory: int) -> None:
+    """Convert the opset of a model, infer its shapes and open a session on it."""
+    import onnx
+    import onnx.onnx_cpp2py_export as native
+    import onnxruntime
+    from onnx import shape_inference
+
+    limit_memory(memory)
+    proto = onnx.ModelProto()
+    with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not needed for anything else here
+        proto.ParseFromString(file.read())
+    version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=opset)
+    message = light(proto)
+    del proto
+    if version < opset:
+        attempt(f"converting it to opset {opset}", lambda: native.version_converter.convert_version(message, opset))
+    attempt("inferring its shapes", lambda: shape_inference.infer_shapes(message, data_prop=True))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    providers = ["CPUExecutionProvider"]
+    attempt("loading it in onnxruntime", lambda: onnxruntime.InferenceSession(path, options, providers=providers))
+
+
+if __name__ == "__main__":
+    import json
+
+    given = json.loads(sys.argv[1])
+    sys.path[:] = given["path"]  # as the asking process has it; a script's own folder is not to be searched
+    try:
+        main(given["model"], given["opset"], given["memory"])
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+    except Exception:  # noqa: BLE001 - see above
+        sys.exit(0)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+import detent
+from detent.errors import ModelError
+from detent.graph import guard, trial
+from detent.graph.guard import finish_trial, guarded
+from detent.graph.load import load
+from tests.conftest import tiny_model
+
+
+@pytest.fixture
+def untrusted(monkeypatch):
+    monkeypatch.delenv(guard.ENVIRONMENT)
+
+
+@pytest.fixture
+def path(tmp_path):
+    onnx.save(tiny_model(opset=12), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def acting(monkeypatch, tmp_path):
+    """Let the child run other code than the trial."""
+
+    def use(code):
+        (tmp_path / "trial.py").write_text(f"import os, sys, time\nprint('thinking', flush=True)\n{code}\n")
+        monkeypatch.setattr(guard, "__file__", str(tmp_path / "guard.py"))
+
+    return use
+
+
+def test_a_sound_model_passes_its_trial(untrusted, path):
+    with guarded(path):
+        assert load(path).graph is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("os.abort()", "crashed"), (f"sys.exit({trial.OUT_OF_MEMORY})", "memory"), ("time.sleep(60)", "seconds")],
+)
+def test_a_crash_a_hang_and_too_much_memory_are_model_errors(untrusted, path, acting, monkeypatch, code, said):
+    acting(code)
+    monkeypatch.setattr(guard, "SECONDS", 0.5 if said == "seconds" else 60.0)
+    with guarded(path), pytest.raises(ModelError, match=f"m.onnx.*thinking.*{said}"):
+        load(path)
+
+
+def test_verbs_try_their_models(untrusted, path, acting):
+    acting("os.abort()")
+    with pytest.raises(ModelError, match="crashed"):
+        detent.quantize(path, recipe="BF16")
+    with pytest.raises(ModelError, match="crashed"):
+        detent.evaluate([path], {"x": np.zeros((1, 3, 8, 8), np.float32)})
+
+
+def test_what_is_trusted_is_not_tried(untrusted, path, acting, detent, monkeypatch):
+    acting("os.abort()")
+    assert detent("inspect", path).code == 3
+    assert detent("inspect", path, "--trust").code == 0
+    monkeypatch.setenv(guard.ENVIRONMENT, "1")
+    assert detent("inspect", path).code == 0
+
+
+def test_a_trial_that_nobody_asked_after_ends_with_its_block(untrusted, path, acting):
+    acting("time.sleep(60)")
+    with guarded(path):
+        (process,) = guard._begun.values()
+    assert process.poll() is not None
+    finish_trial(path)  # there is none any more
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux")
+def test_memory_is_limited():
+    code = "import trial; trial.limit_memory(300 << 20); trial.attempt('growing', lambda: bytearray(400 << 20))"
+    folder = trial.__file__.rpartition("trial")[0]
+    child = subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": folder})
+    assert child.returncode == trial.OUT_OF_MEMORY
