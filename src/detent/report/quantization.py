@@ -11,7 +11,7 @@ from detent.devices.catalog import device_of
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
-from detent.prepare import FixBatch
+from detent.prepare import FixBatch, FixShapes
 from detent.recipe.file import to_toml
 from detent.refine.ranges import RULE as RANGES
 from detent.report import document as doc
@@ -140,8 +140,11 @@ def _about_data(report: Report) -> list[str]:
 
 
 def _about_batch(report: Report) -> list[str]:
-    """Say that an open batch was fixed."""
+    """Say that an open batch, or the open size of an image, was fixed."""
+    sizes = [change for change in report.changes if change.by == FixShapes.__name__ and change.node != "model"]
     fixed = [change for change in report.changes if change.by == FixBatch.__name__ and change.node != "model"]
+    if sizes:
+        return [f"Input '{change.node}': {change.what}." for change in sizes]
     if not fixed:
         return []
     inputs = listed([f"'{change.node}'" for change in fixed], LISTED)
