@@ -421,7 +421,7 @@ def position_of(scale: float) -> int | None:
 
 
 def base_position(largest: float, fmt: IntegerFormat) -> int:
-    """Return the position whose scale is nearest (in log2) to that which spreads ±largest over the codes; 0 for none."""
+    """Return the position whose scale is nearest (in log2) to what spreads ±largest over the codes; 0 for none."""
     scale = 2.0 * largest / (fmt.high - fmt.low)
     if scale == 0.0:
         return 0

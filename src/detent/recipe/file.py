@@ -49,7 +49,7 @@ NONE = "none"
 
 
 def to_plain(recipe: Recipe) -> Plain:
-    """Return a recipe as strings, numbers, lists and tables. What is None is left out, but for roles that stay float."""
+    """Return a recipe as plain values. What is None is left out, but for roles that stay float."""
     plain = _fields(recipe)
     for role, fmt in recipe.formats.items():
         plain[role] = FLOAT if fmt is None else format_to_plain(fmt)
