@@ -253,3 +253,30 @@ def test_a_model_with_such_a_loop_is_quantized():
     report = detent.quantize(looping(), None, data)
     found, expected = (run(proto, data[0])["y"] for proto in (report.model, looping()))
     np.testing.assert_allclose(found, expected, atol=0.1 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_the_size_of_the_frontier_is_known_from_the_shapes(name):
+    model, plan = planned(SMALL_MODELS[name]())
+    prepare(model, default_passes())
+    walk, found = QuantizedWalk(model, plan, ["the sample"], 1), [0]
+    walk.start(0, Sample(0, "the sample", FEEDS[0]))
+    walk.run(lambda _: None, lambda _, frontier: found.append(frontier.nbytes))
+    assert walk.expected_bytes(FEEDS[0]) in (max(found), None)
+
+
+def test_an_open_batch_is_that_of_the_sample():
+    proto = build([node("Relu", "x", "y")], [info("y", ["n", 4])], inputs=[info("x", ["n", 4])])
+    model, plan = planned(proto, {"x": normal(3, 4)})
+    assert QuantizedWalk(model, plan, ["the sample"], 1).expected_bytes({"x": normal(3, 4)}) == 2 * 3 * 4
+    model.graph.outputs[0].shape = None
+    assert QuantizedWalk(model, plan, ["the sample"], 1).expected_bytes({"x": normal(3, 4)}) is None
+
+
+def test_a_constant_may_be_a_node():
+    """Models of Paddle are full of them; before preparation nobody has made initializers of them."""
+    held = helper.make_node("Constant", [], ["w"], value=helper.make_tensor("", TensorProto.FLOAT, [2], [1.0, 2.0]))
+    model = load(build([held, node("Add", "x w", "y")], [info("y", [2])], inputs=[info("x", [2])]))
+    add = model.graph[1]
+    program = Program(model, [add], add.outputs, {"x": normal(2)}, lambda each, index: constant(each.inputs[index]))
+    np.testing.assert_array_equal(program({"x": np.float32([1, 1])}, "the sample")[0], [2, 3])

@@ -12,6 +12,7 @@ the Relu fused behind it are one segment.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +99,7 @@ def _with_constants(node: ir.Node, constants: Constants, held: dict[str, onnx.Te
     """Return the node with each constant under a name of its own: two readers may see different numbers of one."""
     proto: onnx.NodeProto = ir.serde.serialize_node(node)
     for index, value in enumerate(node.inputs):
-        if is_constant(value):
+        if constant(value) is not None:  # also that of a Constant node, in a model that was not prepared
             name = f"{node.name}/{index}/constant"
             held[name] = onnx.numpy_helper.from_array(np.asarray(constants(node, index)), name)
             proto.input[index] = name
@@ -245,6 +246,39 @@ class QuantizedWalk:
                 if not readers[str(value.name)]:
                     self.frontier.drop(str(value.name))
 
+    def expected_bytes(self, feeds: Mapping[str, Any]) -> int | None:
+        """Return the most bytes that the frontier will hold for one sample, of these inputs, from the shapes of values.
+
+        None if some shape is only known after running.
+        """
+        sizes = _bound_sizes(self.model, feeds)
+        readers = Counter(str(value.name) for segment in self.segments for value in segment.inputs)
+        held = {str(value.name): self._held_bytes(value, sizes) for value in self.model.graph.inputs}
+        most = 0
+        for segment in self.segments:
+            held |= {str(value.name): self._held_bytes(value, sizes) for value in segment.outputs}
+            known = [each for each in held.values() if each is not None]
+            if len(known) != len(held):
+                return None
+            most = max(most, sum(known))
+            for value in segment.inputs:
+                readers[str(value.name)] -= 1
+                if not readers[str(value.name)]:
+                    held.pop(str(value.name), None)
+        return most
+
+    def _held_bytes(self, value: ir.Value, sizes: Mapping[str, int]) -> int | None:
+        """Return the bytes of a value of one sample on the frontier; None if its shape is not known."""
+        if value.shape is None or value.dtype is None:
+            return None
+        shape = [each if isinstance(each, int) else sizes.get(str(each.value)) for each in value.shape]
+        if any(each is None for each in shape):
+            return None
+        width = value.dtype.numpy().itemsize
+        if str(value.name) in self.plan.layout.sites and holds_integers(params := self.plan.of(str(value.name))):
+            width = np.dtype(params.format.dtype).itemsize
+        return width * math.prod(each for each in shape if each is not None)
+
     def over_outputs(self, node: ir.Node, task: Callable[[int, Array], Result]) -> list[Result]:
         """Return `task` of each sample and the node's first result, before any activation, with its present constants.
 
@@ -296,3 +330,16 @@ class QuantizedWalk:
         if not self.plan.layout.quantizes(node) or index not in site_inputs(node):
             return array
         return self.plan.of(name).stored(self.plan.refined.get(name, array))
+
+
+def _bound_sizes(model: ir.Model, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that the names of open dimensions stand for, for one sample."""
+    found: dict[str, int] = {}
+    for value in model.graph.inputs:
+        array = feeds.get(str(value.name))
+        if array is None or value.shape is None:
+            continue
+        for dimension, size in zip(value.shape, np.shape(array), strict=False):
+            if not isinstance(dimension, int) and dimension.value is not None:
+                found[str(dimension.value)] = size
+    return found

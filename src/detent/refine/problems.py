@@ -103,8 +103,11 @@ def make_budget(
 
 def _peak(model: ir.Model, plan: Plan, first: PendingSample) -> int:
     """Return the most bytes that the frontier holds for one sample."""
-    walk = QuantizedWalk(model, plan, [first.origin], threads=1)
-    walk.start(0, first.load())
+    walk, sample = QuantizedWalk(model, plan, [first.origin], threads=1), first.load()
+    expected = walk.expected_bytes(sample.feeds)
+    if expected is not None:
+        return expected
+    walk.start(0, sample)
     peak = 0
 
     def measure(_: str, frontier: Frontier) -> None:
