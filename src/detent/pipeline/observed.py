@@ -180,7 +180,7 @@ def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
         with watch.step("calibrate"):
             observation = _statistics(prepared, source, saved, rescaling)
             original = loading.result()
-            check_preparation(job, original, samples, observation)
+            observation.notes.extend(check_preparation(prepared, original, samples, observation))
     return Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
 
 
