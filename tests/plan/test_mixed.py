@@ -401,9 +401,9 @@ def ties(recipe, **selected):
     return {name: layout.ties_of(name) for name in layout.sites}
 
 
-def test_the_device_rounds_up_what_it_computes_and_the_host_away_from_zero_what_it_feeds():
+def test_the_device_rounds_up_what_it_computes_and_the_host_to_even_what_it_feeds():
     assert ties(DPU) == {
-        "x": "half_away",
+        "x": "half_even",
         "w1": "half_even",
         "b1": "half_even",
         "r1": "half_up",
@@ -416,7 +416,7 @@ def test_the_device_rounds_up_what_it_computes_and_the_host_away_from_zero_what_
 
 def test_the_result_of_a_node_that_stays_float_is_quantized_by_the_host():
     found = ties(DPU, exclude=("conv_c2",))
-    assert (found["c2"], found["r1"], found["y"]) == ("half_away", "half_up", "half_up")
+    assert (found["c2"], found["r1"], found["y"]) == ("half_even", "half_up", "half_up")
 
 
 def test_half_to_even_is_what_the_file_says():

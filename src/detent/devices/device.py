@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
+from detent.devices.generations import Generation
 from detent.errors import UsageError
+from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan.plan import Plan
@@ -38,7 +40,7 @@ class Device:
     models.
 
     `preparations` rewrite the float model into operators that the device has. `substitutions` do so after calibration,
-    before `constraints` move scales; `corrections` come after that.
+    before `constraints` move scales; `corrections` come after that. `generation` is the chip, if one is named.
     """
 
     name: str
@@ -54,6 +56,17 @@ class Device:
     substitutions: Sequence[type[OperatorPass]] = ()
     corrections: Sequence[type[OperatorPass]] = ()
     constraints: Constraints = UNCONSTRAINED
+    generation: Generation | None = None
+
+    @property
+    def rounding(self) -> DeviceRounding:
+        """How the device rounds what it shifts; as the file says where that is not known."""
+        return self.generation.rounding if self.generation is not None and self.shifts else "half-even"
+
+    @property
+    def all_or_nothing(self) -> bool:
+        """Whether one node that is not taken may keep all others off the device."""
+        return self.generation is not None and self.generation.whole
 
     @property
     def integers(self) -> bool:

@@ -104,6 +104,7 @@ class Report(Result):
     postprocessing: Postprocessing | None = None
     cut: Cut | None = None
     trials: Sequence[Trial] = ()
+    recipe_reason: str = ""
     pictures: Pictures = field(default_factory=Pictures, repr=False, compare=False)
     model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
     tail_model: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
