@@ -458,3 +458,24 @@ def test_a_neighbour_of_what_stays_float():
     constants = {"w": normal(4, 3, 1, 1), "v": normal(2, 4, 1, 1)}
     found = detent.check(build(nodes, "y", constants))
     assert [name for name, _ in errors(found)] == ["selu_s"]  # both of its sides are rounded all the same
+
+
+def test_nodes_of_one_name_inside_and_outside_of_a_branch():
+    """Unnamed nodes get names that are unique in their own graph only."""
+    value = helper.make_tensor_value_info("t", TensorProto.FLOAT, [1, 4])
+    one = numpy_helper.from_array(np.ones((1, 4), np.float32))
+    inside = [
+        helper.make_node("Constant", [], ["k"], value=one),
+        helper.make_node("Add", ["r", "k"], ["t"], name="sum"),
+    ]
+    branch = helper.make_graph(inside, "branch", [], [value])
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("If", ["c"], ["i"], name="if", then_branch=branch, else_branch=branch),
+        helper.make_node("Softmax", ["i"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4]), helper.make_tensor_value_info("c", 9, [])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert len(detent.check(model).nodes) == 3

@@ -33,6 +33,7 @@ from detent.devices.device import Device
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT
+from detent.graph.values import read_values
 from detent.plan.mixed import arrange
 from detent.plan.postprocessing import find_postprocessing
 from detent.plan.select import Selection
@@ -313,11 +314,7 @@ def _places(network: CheckedNetwork, on_device: Collection[str]) -> list[NodePla
 
 def _sources(node: ir.Node, known: Collection[str]) -> list[str]:
     """Return the nodes whose results a node reads, including those that the graphs inside it capture."""
-    values = [value for value in node.inputs if value is not None]
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            values += [value for inner in attribute.as_graph().all_nodes() for value in inner.inputs if value]
-    producers = (value.producer() for value in values)
+    producers = (value.producer() for value in read_values(node))
     names = dict.fromkeys(str(producer.name) for producer in producers if producer is not None)
     return [name for name in names if name in known and name != str(node.name)]
 
