@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from detent.emulator.emulator import Emulator as Emulator
     from detent.evaluation.evaluator import Evaluator as Evaluator
     from detent.evaluation.metric_file import Metric as Metric
+    from detent.graph.pytorch import from_torch as from_torch
     from detent.methods import (
         Distribution as Distribution,
         Entropy as Entropy,
@@ -105,6 +106,7 @@ _LAZY = {
     "evaluate": "detent.api",
     "find_preset": "detent.recipe.presets",
     "find_recipe": "detent.recipe.file",
+    "from_torch": "detent.graph.pytorch",
     "infer": "detent.api",
     "mix": "detent.api",
     "quantize": "detent.api",

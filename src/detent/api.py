@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from detent.results.quantized import Report
     from detent.results.searched import PrecisionReport, SensitivityReport, Tuning
 
-    FloatModel = str | PathLike[str] | onnx.ModelProto
+    FloatModel = str | PathLike[str] | onnx.ModelProto | Any  # Any: torch's types, which are not required
     AnyModel = str | PathLike[str] | onnx.ModelProto | ir.Model | Pipeline
     RecipeLike = str | PathLike[str] | Recipe
 
@@ -79,17 +79,17 @@ def quantize(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
-    recipe: RecipeLike = "XINT8",
+    recipe: RecipeLike | None = None,
     **options: Unpack[QuantizeOptions],
 ) -> Report:
     """Quantize `model` and write it to `output`; return what was done and what it cost.
 
     Args:
-        model: a path, or a ModelProto. Never modified.
+        model: a path, a ModelProto, a PyTorch module or exported program. Never modified.
         output: where to write; None: the quantized model is `report.model`.
         calibration: a folder of images, .npy or .npz; a file; an array; `{input: array}`; any iterable of these; a
             torch DataLoader; an onnxruntime CalibrationDataReader; None for random data (the accuracy is not real).
-        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe.
+        recipe: a name, such as "XINT8", the path of a .toml file, or a Recipe; None: XINT8, or what suits the `device`.
         options: as listed below; the command line has them under the same names.
 
     Raises:
@@ -103,7 +103,7 @@ def quantize(
         run = Run(make_job(model, calibration, recipe, output, **options))
         report = with_trials(run, run.report()) if run.job.options["try_advice"] else run.report()
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
-        warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
+        warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=3)
     return report
 
 
@@ -113,7 +113,7 @@ def tune(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
-    recipe: RecipeLike = "XINT8",
+    recipe: RecipeLike | None = None,
     **options: Unpack[TuneOptions],
 ) -> Tuning:
     """Try better and better ways to quantize `model`, and stop at the first that loses little enough.
@@ -385,19 +385,20 @@ def emulate(
 
 
 @_tried("model")
-def check(model: FloatModel, target: str = "npu-xint8") -> DeviceCheck:
+def check(model: FloatModel, device: str = "npu-xint8", *, target: str | None = None) -> DeviceCheck:
     """Say whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
 
     Args:
         model: a path, or a ModelProto.
-        target: "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16" or "cpu".
+        device: "phx", "hpt", "stx", "krk", "strix-halo" or "cpu"; or "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16".
+        target: the earlier name of `device`.
 
     Raises:
         DetentError: UsageError for an unknown target, ModelError for a file that is not a model.
     """
     from detent.device_check.check import check as run_check
 
-    return run_check(_path_or_proto(model), target)
+    return run_check(_path_or_proto(model), device if target is None else target)
 
 
 @documented(SplitOptions)

@@ -53,9 +53,9 @@ Names = str | Sequence[str]
 class Flag:
     """How the command line has an option.
 
-    `name` is the flag, if it is not made from the option's name. `reads` is the type of the text, if it is not the
-    option's own type. `default` is that of Python and the command line alike; with `hidden`, help does not show it.
-    `python` says what else the Python call takes.
+    `name` is the flag, or several, if it is not made from the option's name. `reads` is the type of the text, if it is
+    not the option's own type. `default` is that of Python and the command line alike; with `hidden`, help does not show
+    it. `python` says what else the Python call takes.
     """
 
     help: str
@@ -201,6 +201,9 @@ class ReadingOptions(
 ):
     """How samples are read into a float model that is to be quantized."""
 
+    example_inputs: Annotated[
+        Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
+    ]
     keep_batch: Annotated[
         bool, Flag("Leave an open batch open. Else it becomes 1 for an NPU.", "--keep-batch", default=False)
     ]
@@ -255,10 +258,24 @@ class RoundingOptions(TypedDict, total=False):
     ]
 
 
-class RecipeOptions(SettingOptions, total=False):
+class DeviceOptions(TypedDict, total=False):
+    """What the result is for."""
+
+    device: Annotated[
+        str | None,
+        Flag(
+            "phx, hpt, stx, krk, strix-halo or cpu (`detent devices`); or a flow: npu-xint8, npu-a8w8, npu-a16w8, "
+            "npu-vaiml, npu-bf16. Else: what all of them take.",
+            "--device --target",
+            metavar="NAME",
+        ),
+    ]
+    target: Annotated[str | None, OldName("device")]
+
+
+class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     """Fields of the recipe that have a flag of their own."""
 
-    target: Annotated[str | None, Flag("npu-xint8, npu-a8w8, npu-a16w8, npu-vaiml, npu-bf16 or cpu.")]
     method: Annotated[Method | str | None, Flag("MinMSE, Percentile:percentile=99.99, ...", reads=str)]
     activations: Annotated[
         NumberFormat | str | None, Flag("int8, uint16, bfloat16, ..., if not the recipe's.", reads=str)
@@ -281,6 +298,14 @@ class RecipeOptions(SettingOptions, total=False):
     ]
     smooth: Annotated[
         float | None, Flag("SmoothQuant, with this alpha; for transformers.", metavar="ALPHA", panel=ACCURACY)
+    ]
+    widen: Annotated[
+        float | None,
+        Flag(
+            "16 bits for the activations of a transformer that cost most, until the others keep this SQNR.",
+            metavar="DB",
+            panel=ACCURACY,
+        ),
     ]
     search_ranges: Annotated[
         bool | None,
@@ -458,6 +483,7 @@ class TuneOptions(
     TuningGoalOptions,
     TaskOptions,
     JudgeOptions,
+    DeviceOptions,
     SettingOptions,
     PostprocessingOptions,
     RoundingOptions,
@@ -504,6 +530,7 @@ class FormatSearchOptions(TypedDict, total=False):
 
 class MixOptions(
     FormatSearchOptions,
+    DeviceOptions,
     SettingOptions,
     PostprocessingOptions,
     MeasuredSampleOptions,
@@ -536,6 +563,7 @@ class ProposalOptions(TypedDict, total=False):
 
 class SensitivityOptions(
     ProposalOptions,
+    DeviceOptions,
     SettingOptions,
     PostprocessingOptions,
     MeasuredSampleOptions,

@@ -40,3 +40,9 @@ def test_an_open_batch_counts_as_one_and_an_open_width_as_unknown():
     weight = normal(4, 3, 1, 1)
     assert macs(node("Conv", "x w", "y"), w=weight, inputs=(info("x", ("N", 3, 8, 8)),)) == 4 * 64 * 3
     assert macs(node("Conv", "x w", "y"), w=weight, inputs=(info("x", (1, 3, 8, "W")),)) is None
+
+
+def test_recurrent_layers_and_einsum_are_work():
+    steps = (info("x", (5, 2, 3)),)
+    assert macs(node("LSTM", "x w r", "y", hidden_size=4), w=normal(1, 16, 3), r=normal(1, 16, 4), inputs=steps) == 1120
+    assert macs(node("Einsum", "x w", "y", equation="abc,cd->abd"), w=normal(3, 7), inputs=steps) == 5 * 2 * 3 * 7

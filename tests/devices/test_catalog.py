@@ -121,7 +121,7 @@ def test_names():
     assert all(device.name == name and device.description for name, device in DEVICES.items())
     assert not set(ALIASES) & set(DEVICES)
     assert all(name in DEVICES for names in ALIASES.values() for name in names)
-    with pytest.raises(UsageError, match="There is no target 'npu-cn'. Did you mean 'npu-cnn'.*[?] Known: npu-xint8, "):
+    with pytest.raises(UsageError, match="There is no device 'npu-cn'. Did you mean 'npu-cnn'.*[?] Known: phx, "):
         find_device("npu-cn")
 
 

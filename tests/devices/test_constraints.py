@@ -639,7 +639,7 @@ def test_the_model_of_a_concat():
             "activations .* power_of_two scales and symmetric=False",
         ),
         (A8W8.replace(method=detent.NonOverflow()), "NonOverflow chooses a power-of-two scale"),
-        (A8W8.replace(target="npu"), "There is no target 'npu'"),
+        (A8W8.replace(target="npu"), "There is no device 'npu'"),
     ],
 )
 def test_contradictions_are_refused_before_any_work(recipe, message, tmp_path):

@@ -105,6 +105,19 @@ def test_batches_are_used_as_they_come():
     assert [one.load().feeds["x"].shape[0] for one in source] == [4, 3]
 
 
+def test_a_batch_is_divided_if_the_model_takes_smaller_ones():
+    one = [InputSpec("x", np.dtype(np.float32), (1, 2))]
+    source = open_source([np.concatenate([row(0), row(1), row(2)]), row(3)], one)
+    assert first_numbers(source) == [0, 1, 2, 3]
+    assert [pending.origin for pending in source][1:] == [
+        "item 0 of the iterable, row 1",
+        "item 0 of the iterable, row 2",
+        "item 1 of the iterable",
+    ]
+    with pytest.raises(DataError, match="item 0 of the iterable"):  # three rows are no number of pairs
+        first_numbers(open_source([np.zeros((3, 2), np.float32)], [InputSpec("x", np.dtype(np.float32), (2, 2))]))
+
+
 def test_length():
     assert open_source(Loader(), X).length == 3
     assert open_source(Loader(), X, limit=2).length == 2

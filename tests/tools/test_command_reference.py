@@ -32,7 +32,7 @@ def test_every_command_has_a_section():
     [
         ("quantize", r"| `--from NODE` | Only what follows NODE. |"),
         ("quantize", r"| `--equalize, --no-equalize` |"),
-        ("quantize", r"| `--recipe TEXT` | A name that `detent recipes` lists, or a .toml file. Default: XINT8. |"),
+        ("sensitivity", r"| `--recipe TEXT` | A name that `detent recipes` lists, or a .toml file. Default: XINT8. |"),
         ("quantize", r"| `[OUTPUT]` |"),
         ("tune", r"| `--calib PATH` | Folder of images, .npy or .npz; or one file. Required. |"),
         ("stats", r"| `--sort graph, outliers` |"),

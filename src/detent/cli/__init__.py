@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -12,18 +14,18 @@ import typer
 from detent import __version__
 from detent.cli.console import InterruptedRunError, stderr, stdout
 from detent.cli.flags import flattened
-from detent.cli.inspecting import check, convert, inspect, split, stats
+from detent.cli.inspecting import check, convert, deploy, inspect, split, stats
 from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
-from detent.cli.quantizing import demo, mix, quantize, recipes, tune
+from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune
 from detent.compat.script_runner import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError
 
 INTERRUPTED = 130
 
-PANELS = {
-    "Quantize": (quantize, tune, mix, recipes, demo),
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Quantize": (quantize, tune, mix, recipes, devices, demo),
     "Measure": (evaluate, compare, sensitivity, infer, emulate, dump),
-    "Look inside, and convert": (check, inspect, stats, convert, split),
+    "Look inside, and convert": (check, deploy, inspect, stats, convert, split),
 }
 """Commands as `detent --help` lists them, the most wanted ones first."""
 
@@ -47,6 +49,7 @@ def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
     for ending in (signal.SIGINT, signal.SIGTERM):  # both leave nothing half-written behind
         signal.signal(ending, _interrupt_once)
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # what is wrong with a model is said once, by our own error
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is no reason to fail
             stream.reconfigure(errors="backslashreplace")

@@ -69,7 +69,7 @@ def _flags(kind: Any) -> Iterator[inspect.Parameter]:
 def option_of(flag: Flag, name: str = "") -> Any:
     """Return a flag as the command-line library has it; `name` is that of its option."""
     return typer.Option(
-        flag.name or f"--{name.replace('_', '-')}",
+        *(flag.name or f"--{name.replace('_', '-')}").split(),
         help=flag.help,
         metavar=flag.metavar,
         min=flag.minimum,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typing_extensions import Unpack
 
 from detent.cli.console import AnyModel, Output, PrintOptions, echo_json
 from detent.graph.guard import guarded
-from detent.options import SplitOptions
+from detent.options import ImageOptions, SplitOptions, settled
+
+if TYPE_CHECKING:
+    from detent.results.checked import DeviceCheck
 
 Trust = Annotated[
     bool, typer.Option("--trust", help="Do not first try the model file in a process of its own.", show_default=False)
@@ -22,9 +26,21 @@ NOT_TAKEN = 6
 
 def check(
     model: AnyModel,
-    target: Annotated[
-        str, typer.Option("--target", help="npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu.")
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            "--target",
+            help="phx, hpt, stx, krk, strix-halo or cpu; or npu-xint8, npu-a8w8, npu-a16w8, npu-bf16.",
+        ),
     ] = "npu-xint8",
+    ep_report: Annotated[
+        Path | None,
+        typer.Option("--ep-report", help="A placement report of the EP, or a folder of them.", metavar="FILE"),
+    ] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Also measure the model on this CPU, beside the estimate.")
+    ] = False,
     trust: Trust = False,
     *,
     printing: PrintOptions,
@@ -33,15 +49,78 @@ def check(
 
     Exit code 0: it takes all of it; 6: it does not.
 
-    Example: detent check model_int8.onnx --target npu-xint8
+    Example: detent check model_int8.onnx --device stx
     """
     from detent.device_check.check import check as run
 
     with guarded(model, trust=trust):
-        result = run(model, target)
+        result = run(model, device)
+    if ep_report is not None:
+        _tell_report(model, result, ep_report, printing)
+        return
+    if time and result.cost is not None:
+        from detent.device_check.timing import cpu_milliseconds
+
+        result = replace(result, cost=replace(result.cost, cpu=cpu_milliseconds(model)))
     printing.tell(result)
     if not result.accepted:
         raise typer.Exit(NOT_TAKEN)
+
+
+def _tell_report(model: Path, result: DeviceCheck, file: Path, printing: PrintOptions) -> None:
+    """Print a report of the EP beside the prediction, or a table of several."""
+    from detent.device_check.ep_report import compare_report, report_table
+
+    if file.is_dir():
+        typer.echo(report_table(file))
+        return
+    found = compare_report(model, result, file)
+    if printing.json:
+        echo_json(found.to_json())
+    else:
+        typer.echo(str(found))
+
+
+def deploy(
+    model: AnyModel,
+    folder: Annotated[Path, typer.Argument(help="Where to write; a new or empty folder.", metavar="DIR")],
+    device: Annotated[str, typer.Option("--device", "--target", help="phx, hpt, stx, krk or strix-halo.")],
+    tail: Annotated[Path | None, typer.Option("--tail", help="The second part of a model that was cut.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of images, .npy or .npz for the samples. Without: random.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="How many of them.", min=1)] = 4,
+    software: Annotated[
+        str, typer.Option("--software", help="Of Ryzen AI: 1.6, 1.7 or 1.8. Else: the last for the device.")
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Also if the device is known not to take it.")] = False,
+    *,
+    printing: PrintOptions,
+    **options: Unpack[ImageOptions],
+) -> None:
+    """Write a folder to copy to the laptop: MODEL, a program that runs it on the NPU, samples and expected answers.
+
+    Example: detent deploy mobilenetv2_int8.onnx npu/ --device stx --data images/
+    """
+    from detent.deploy.folder import deploy as run
+    from detent.option_values import image_options
+
+    images = image_options(settled(ImageOptions, options))
+    done = run(
+        model,
+        folder,
+        device,
+        tail=tail,
+        data=data,
+        samples=samples,
+        software=software,
+        force=force,
+        preprocess=images,
+    )
+    if printing.json:
+        echo_json(done.to_json())
+    else:
+        typer.echo(str(done))
 
 
 def inspect(

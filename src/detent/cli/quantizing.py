@@ -17,7 +17,6 @@ from detent.cli.console import (
     InterruptedRunError,
     Output,
     PrintOptions,
-    RecipeName,
     ResultOptions,
     check_file,
     echo_json,
@@ -40,7 +39,12 @@ def quantize(
     calib: Annotated[
         Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Without: random data.")
     ] = None,
-    recipe: RecipeName = "XINT8",
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe", help="A name that `detent recipes` lists, or a .toml file. Else: XINT8, or what suits --device."
+        ),
+    ] = None,
     results: ResultOptions,
     **options: Unpack[QuantizeOptions],
 ) -> None:
@@ -81,7 +85,7 @@ def tune(
     output: Output,
     *,
     calib: Annotated[Path, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")],
-    recipe: Annotated[str, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")] = "XINT8",
+    recipe: Annotated[str | None, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")] = None,
     results: ResultOptions,
     **options: Unpack[TuneOptions],
 ) -> None:
@@ -157,6 +161,37 @@ def recipes(
         echo_json(to_plain(recipe))
     else:
         printing.tell(recipe)
+
+
+def devices(
+    name: Annotated[str | None, typer.Argument(help="Show all that is known about this one.", metavar="NAME")] = None,
+    *,
+    printing: PrintOptions,
+) -> None:
+    """List the devices, or show what one was observed to do, with the source and the confidence of each fact.
+
+    Example: detent devices stx
+    """
+    from dataclasses import asdict
+
+    from detent.devices.catalog import DEVICES, find_device
+    from detent.devices.generations import GENERATIONS
+    from detent.report.listings import device_document, devices_document
+
+    if name is None:
+        if printing.json:
+            echo_json({each.name: each.chips for each in GENERATIONS.values()})
+        else:
+            printing.print(devices_document(list(GENERATIONS.values()), list(DEVICES.values())))
+        return
+    device = find_device(name)
+    if printing.json:
+        generation = device.generation
+        echo_json(
+            {"name": device.name, "facts": [] if generation is None else [asdict(each) for each in generation.facts]}
+        )
+    else:
+        printing.print(device_document(device))
 
 
 def demo(

@@ -8,7 +8,8 @@
     biases          npu-cnn: the weights' type with a scale of their own; other integers: 32 bits; floats: as weights
     accuracy        channels are equalized unless include_cle=False, and biases corrected
 
-What has the very values of one of Quark's presets is Detent's preset of that name.
+What has the very values of one of Quark's presets is Detent's preset of that name, with the tensors laid out as Quark's
+preset has them: one scale for each weight, 8 bits for all activations of A8W8.
 
 Quark's newer QConfig becomes the older configuration that it stands for, and its layers become overrides:
 
@@ -283,11 +284,24 @@ def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
     same = {field: getattr(config, field) for field in _BESIDE_THE_RECIPE}
     for name in PRESET_FIELDS:
         if config == dataclasses.replace(get_default_config(name), **same):
-            return PRESETS[name]
+            return as_quark_writes(PRESETS[name])
     for preset in PRESETS.values():
-        if recipe.replace(name=preset.name, description=preset.description) == preset:
-            return preset
+        for form in (preset, as_quark_writes(preset)):
+            if recipe.replace(name=preset.name, description=preset.description) == form:
+                return form
     return recipe
+
+
+def as_quark_writes(preset: Recipe) -> Recipe:
+    """Return a preset with the layout of tensors that Quark's own of that name has: what a script was tried with.
+
+    There a weight has one scale unless per_channel is asked for, no activation gets more bits, and nothing is smoothed
+    unless include_sq is.
+    """
+    weights = preset.weights
+    if is_integer(weights) and weights.per_channel:
+        weights = weights.replace(granularity="per_tensor")
+    return preset.replace(weights=weights, smooth=None, widen=None)
 
 
 # -- the newer configuration -------------------------------------------------------------------------------------------

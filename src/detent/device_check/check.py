@@ -9,12 +9,14 @@ recipes: more nodes left float are fewer on the device, and divide the rest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
+from detent.device_check.ep_nodes import counted_nodes
 from detent.device_check.network import (
     CheckedNetwork,
     drop_device_factors,
@@ -38,7 +40,17 @@ from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
 from detent.qdq.float_network import read_codes
 from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe
-from detent.results.checked import DECODES, DeviceCheck, Finding, NodePlace, Placement, Verdict
+from detent.results.checked import (
+    DECODES,
+    MODEL,
+    CostEstimate,
+    DeviceCheck,
+    Finding,
+    Level,
+    NodePlace,
+    Placement,
+    Verdict,
+)
 
 _DECODES = (
     DECODES,
@@ -47,10 +59,14 @@ _DECODES = (
 )
 
 
+_FLOAT_TAIL = "on Phoenix and Hawk Point one float tail keeps every node off the device (YOLOv8n: 0 of 965)"
+_CUT = "`detent quantize --postprocessing cut` puts it into a file of its own; with --device phx it is cut by itself"
+
+
 def check(model: ModelLike, target: str = "npu-xint8") -> DeviceCheck:
     """Check a float or quantized model for a device: npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu."""
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
-    device = find_device(target, _activation_type(proto))
+    device = find_device(target, *_activations_of(proto))
     if not device.checkable:
         known = ", ".join(name for name, each in DEVICES.items() if each.checkable)
         raise UsageError(
@@ -62,10 +78,17 @@ def check(model: ModelLike, target: str = "npu-xint8") -> DeviceCheck:
     return check_graph(read_model, device, name_of(model), of_file)
 
 
-def _activation_type(proto: onnx.ModelProto) -> str:
-    """Return the type of activations that decides between the devices of one alias: 16 bits, if the file has any."""
-    wide = {onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16"}
-    return next((wide[each.data_type] for each in proto.graph.initializer if each.data_type in wide), "")
+def _activations_of(proto: onnx.ModelProto) -> tuple[str, bool]:
+    """Return the type of activations, and whether scales are powers of two: they decide what the device does with it.
+
+    16 bits, if the file has any; 8 bits by a quantized file; a float file will have those of the usual recipe.
+    """
+    kinds = {each.data_type for each in proto.graph.initializer}
+    wide = {onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+    names = {node.input[1] for node in proto.graph.node if node.op_type == "QuantizeLinear" and len(node.input) > 1}
+    arrays = [onnx.numpy_helper.to_array(each) for each in proto.graph.initializer if each.name in names]
+    shifted = all(bool((np.frexp(array)[0] == 0.5).all()) for array in arrays)
+    return next((name for kind, name in wide.items() if kind in kinds), "uint8" if names else ""), shifted
 
 
 def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[Finding]:
@@ -112,8 +135,17 @@ def _is_in_order(graph: onnx.GraphProto) -> bool:
     return True
 
 
-def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Finding] = ()) -> DeviceCheck:
-    """Check a model in memory, which stays as it is. `known` are findings that come first."""
+def check_graph(
+    model: ir.Model,
+    device: Device,
+    source: str,
+    known: Sequence[Finding] = (),
+    reasons: Mapping[str, str] | None = None,
+) -> DeviceCheck:
+    """Check a model in memory, which stays as it is.
+
+    `known` are findings that come first; `reasons` say why nodes were left float on purpose.
+    """
     copy = model.clone()
     if not device.accelerated:
         network = CheckedNetwork(copy, device, (), quantized=_has_codes(copy, read_codes(copy).quantized))
@@ -130,6 +162,7 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
         device,
         frozenset(reading.codes),
         reading.codes,
+        reasons or {},
         quantized=reading.quantized,
         written=reading.written,
     )
@@ -138,7 +171,7 @@ def check_graph(model: ir.Model, device: Device, source: str, known: Sequence[Fi
     findings = apply_rules(network)
     if device.integers and not _has_codes(copy, reading.quantized):
         network, findings = _check_quantized_later(copy, device, source, findings)
-    return _conclude(network, source, [*known, *findings])
+    return _conclude(network, source, [*known, *findings], copy if network.quantized else None)
 
 
 def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str) -> DeviceCheck:
@@ -173,27 +206,65 @@ def _check_quantized_later(
     return network, [*after, *mended(before, after, changes)]
 
 
-def _conclude(network: CheckedNetwork, source: str, findings: Sequence[Finding]) -> DeviceCheck:
+def _conclude(
+    network: CheckedNetwork, source: str, findings: Sequence[Finding], file: ir.Model | None = None
+) -> DeviceCheck:
+    """Place the nodes and give the verdict. `file` is the quantized model with its Q/DQ pairs, to count these too."""
     refused = {finding.node for finding in findings if finding.level == "error"}
-    findings = _excuse_postprocessing(network, findings)
+    findings = _with_whole_rejection(network, _excuse_postprocessing(network, findings))
     on_device = {str(node.name) for node in network.nodes if str(node.name) not in refused}
     places = _places(network, on_device if network.device.accelerated else ())
     device = [place for place in places if place.subgraph is not None]
     rest = [place for place in places if place.subgraph is None]
+    verdict = _verdict(findings, bool(device) or not network.device.accelerated)
+    counted = None
+    if file is not None and network.device.accelerated:
+        taken = set() if verdict == "rejected" else {place.node for place in device}
+        nodes = counted_nodes(file, taken, {place.node for place in places})
+        counted = (sum(node.on_device for node in nodes), len(nodes))
+    subgraphs = len({place.subgraph for place in device})
     return DeviceCheck(
         target=network.device.name,
         source=source,
         quantized=network.quantized,
         recipe="" if network.quantized or not network.device.integers else network.device.recipe,
-        verdict=_verdict(findings, bool(device) or not network.device.accelerated),
-        subgraphs=len({place.subgraph for place in device}),
+        verdict=verdict,
+        subgraphs=subgraphs,
         device_nodes=len(device),
         cpu_nodes=len(rest),
         device_macs=_sum(device),
         cpu_macs=_sum(rest),
         findings=tuple(findings),
         nodes=tuple(places),
+        report_nodes=counted,
+        cost=_cost(network.device, _sum(device), counted, subgraphs),
     )
+
+
+def _cost(device: Device, macs: int | None, counted: tuple[int, int] | None, subgraphs: int) -> CostEstimate | None:
+    """Estimate the time on the device; None if nothing runs there or nothing is known."""
+    if device.generation is None or macs is None or counted is None or not counted[0]:
+        return None
+    model = device.generation.cost
+    time = model.base + model.per_gmac * macs / 1e9 + model.per_node * counted[0] + model.per_cut * (subgraphs - 1)
+    return CostEstimate(time, model.error, model.source)
+
+
+def _with_whole_rejection(network: CheckedNetwork, findings: list[Finding]) -> list[Finding]:
+    """Put what keeps the whole model off the device before all other findings."""
+    whole = next((finding for finding in findings if finding.whole and finding.node != MODEL), None)
+    if whole is None:
+        return findings
+    summed = Finding(
+        "error",
+        MODEL,
+        "",
+        f"{whole.op_type} '{whole.node}' is likely to keep all of it off the device",
+        f"{network.device.name} was seen to reject whole graphs for one such node: {whole.what}",
+        whole.fix,
+        whole=True,
+    )
+    return [summed, *findings]
 
 
 def _excuse_postprocessing(network: CheckedNetwork, findings: Sequence[Finding]) -> list[Finding]:
@@ -208,7 +279,13 @@ def _excuse_postprocessing(network: CheckedNetwork, findings: Sequence[Finding])
         finding.node: finding.op_type for finding in findings if finding.level == "error" and finding.node in left
     }
     notes = [Finding("note", name, op_type, *_DECODES) for name, op_type in refused.items()]
-    return [*(finding for finding in findings if finding.node not in refused), *notes]
+    others = [finding for finding in findings if finding.node not in refused]
+    device = network.device
+    if not refused or (device.generation is not None and not device.all_or_nothing) or not device.shifts:
+        return [*others, *notes]
+    level: Level = "error" if device.all_or_nothing else "warning"
+    tail = f"its post-processing is float: {len(left)} nodes from '{found.starts[0]}' on"
+    return [of_model(level, tail, _FLOAT_TAIL, _CUT), *others, *notes]
 
 
 def _verdict(findings: Sequence[Finding], anything: bool) -> Verdict:

@@ -15,6 +15,8 @@ sample; if any other size is unknown, so is the number.
     Conv            output elements * (input channels / groups) * window
     ConvTranspose   input elements * (output channels / groups) * window
     MatMul, Gemm    output elements * length of the sums
+    LSTM, GRU, RNN  steps * samples * elements of both weights
+    Einsum          product of all sizes that its equation names
 """
 
 from __future__ import annotations
@@ -123,10 +125,15 @@ class _Groups:
 
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def macs_of(node: ir.Node) -> int | None:
     """Return the multiplications of a node: 0 unless it is a layer, None if they are not known."""
+    if is_standard(node, *RECURRENT):
+        return _recurrent_macs(node)
+    if is_standard(node, "Einsum"):
+        return _einsum_macs(node)
     if not is_standard(node, *LAYERS):
         return 0
     source, weight = _sizes(input_at(node, 0)), _sizes(input_at(node, 1))
@@ -141,6 +148,24 @@ def macs_of(node: ir.Node) -> int | None:
     if node.op_type == "Gemm":
         return math.prod(result) * source[0 if node.attributes.get_int("transA", 0) else -1]
     return math.prod(result) * source[-1]
+
+
+def _recurrent_macs(node: ir.Node) -> int | None:
+    source, weight, recurrent = (_sizes(input_at(node, at)) for at in range(3))
+    if not source or not weight or not recurrent or len(source) != 3:
+        return None
+    return source[0] * source[1] * (math.prod(weight) + math.prod(recurrent))
+
+
+def _einsum_macs(node: ir.Node) -> int | None:
+    terms = (node.attributes.get_string("equation", "") or "").replace(" ", "").partition("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    for term, value in zip(terms, node.inputs, strict=False):
+        shape = _sizes(value)
+        if shape is None or len(shape) != len(term):
+            return None
+        sizes.update(zip(term, shape, strict=True))
+    return math.prod(sizes.values())
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:

@@ -13,14 +13,19 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from detent.device_check.network import CheckedNetwork, is_fixed
+from detent.device_check.partition import macs_of
+from detent.devices.catalog import DEVICES
+from detent.devices.device import Device
+from detent.devices.generations import LEFT_BY_ALL
 from detent.graph.message import RUNTIME_DOMAINS
-from detent.graph.values import input_at, is_standard, static_shape
+from detent.graph.values import input_at, is_constant, is_standard, rank, static_shape
 from detent.plan.layout import bias_input
 from detent.plan.operators import OPERATORS, operator_of
 from detent.prepare.base import int_attribute, main_opset
@@ -39,7 +44,8 @@ _MIDDLE_CODES = {"uint8": (127, 128), "uint16": (32767, 32768)}
 _TO_OPSET = f"`detent convert MODEL OUTPUT --to opset:version={ADVISED_OPSET}`"
 
 _REPLACEMENTS = {
-    "Sigmoid": "`detent quantize --target npu-xint8` writes HardSigmoid, the sigmoid of this device",
+    "HardSigmoid": "`detent quantize --recipe A8W8`, whose Sigmoid this device takes",
+    "Sigmoid": "`detent quantize --device phx` writes HardSigmoid, the sigmoid of this device",
     "Split": "`detent quantize` writes Slices, where the sizes are constant",
     "ReduceMean": "`detent quantize` writes a GlobalAveragePool if the model averages axes 2 and 3 with keepdims=1",
     "Gelu": "`detent quantize --set without=fuse_gelu` leaves it in the operators that it is made of",
@@ -61,6 +67,7 @@ def apply_rules(network: CheckedNetwork) -> list[Finding]:
             found += [finding for rule in NODE_RULES for finding in rule(node, network)]
         findings += found
     findings += [*_is_large_enough(network), *_quantizing_operators_are_known(network)]
+    findings += _says_what_wide_costs(network)
     findings += [finding for node in network.nodes for rule in NUMBER_RULES for finding in rule(node, network)]
     return [*findings, *_keeps_constraints(network)]
 
@@ -181,7 +188,7 @@ def _quantizing_operators_are_known(network: CheckedNetwork) -> Iterator[Finding
     for (domain, operator), count in foreign.items():
         wanted = "standard Q/DQ" if integers else "Casts to bfloat16, or a float32 model"
         yield of_model(
-            "warning" if integers else "error",
+            "warning" if integers and not network.device.all_or_nothing else "error",
             f"{count} tensors are quantized with {operator} of {domain}",
             f"the device's compiler looks for {wanted}",
             "`detent convert MODEL OUTPUT --to qdq`",
@@ -237,11 +244,13 @@ def _has_operator(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
             "let it run on the CPU (`detent quantize --exclude NODE`), or export it as Sigmoid, which becomes the one "
             "that the device has",
         )
-    elif op_type in device.likely and op_type not in device.operators:
+    elif op_type in device.likely and op_type not in device.operators and op_type not in device.refused:
         what = f"{op_type} is not in the list for {device.name}, but expected"
         yield Finding("note", str(node.name), op_type, what, device.likely[op_type], "")
-    elif op_type not in device.operators:
-        yield _error(node, "the device does not have this operator", *_why_and_fix(node, network))
+    elif op_type not in device.operators or op_type in device.refused:
+        why, fix = _why_and_fix(node, network)
+        found = _error(node, "the device does not have this operator", why, fix)
+        yield replace(found, whole=device.all_or_nothing and op_type in LEFT_BY_ALL)
 
 
 def _other_form(node: ir.Node, network: CheckedNetwork) -> str | None:
@@ -314,7 +323,7 @@ def _has_codes_around(node: ir.Node, network: CheckedNetwork) -> Iterator[Findin
     if reason is not None:
         asked = f"`detent quantize --set more_operators={node.op_type}` asks for it"
         fix = asked if node.op_type not in OPERATORS else "change the node before the export, or let it run on the CPU"
-        yield _error(node, "it will stay float", reason, fix)
+        yield _stays(node, network, f"it {'was left' if network.quantized else 'will stay'} float", reason, fix)
     elif not network.quantized:
         yield _error(
             node,
@@ -323,8 +332,9 @@ def _has_codes_around(node: ir.Node, network: CheckedNetwork) -> Iterator[Findin
             "mend that one, or let this one run on the CPU too (`detent quantize --exclude NODE`)",
         )
     elif not any(True for _ in network.roles(node)) and all(role != "constant" for role, _ in bare):
-        yield _error(
+        yield _stays(
             node,
+            network,
             "it is float: nothing around it is quantized",
             "the device computes on codes only",
             f"{again} quantizes it; with `--set more_operators={node.op_type}` if it left it out",
@@ -339,7 +349,80 @@ def _has_codes_around(node: ir.Node, network: CheckedNetwork) -> Iterator[Findin
         )
 
 
-NODE_RULES: tuple[NodeRule, ...] = (_writes_attributes_out, _rounds_its_size_down, _has_leaky_slope, _has_codes_around)
+_SHAPES_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_MID_GRAPH = "in mid-graph it was seen on the CPU on every generation"
+
+
+def _keeps_its_layout(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find what only moves data in mid-graph. To flatten for a last layer is taken: its result has two axes."""
+    if not network.device.integers:
+        return
+    dims = rank(node.outputs[0])
+    moves = is_standard(node, "Transpose") or (is_standard(node, *_SHAPES_ONLY) and dims is not None and dims > 2)
+    if moves:
+        yield _stays(node, network, "it only moves data", _MID_GRAPH, "export the model without it, or end before it")
+
+
+def _multiplies_by_weights(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find products of two activations, as in attention."""
+    if network.device.integers and is_standard(node, "MatMul") and not any(map(is_constant, node.inputs)):
+        why = "attention was seen on the CPU on every generation"
+        fix = "the recipe BF16 on Strix; or leave attention out of the model"
+        yield _stays(node, network, "it multiplies two activations", why, fix)
+
+
+def _has_rank(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    ranks = [rank(value) or 0 for value in (*node.inputs, *node.outputs) if value is not None]
+    if network.device.integers and max(ranks, default=0) > 4:
+        why = "tensors of five axes were always seen on the CPU"
+        yield _stays(node, network, "it has a tensor of five axes or more", why, "export it with four axes at most")
+    elif network.device.integers and is_standard(node, "Conv", "ConvTranspose") and rank(node.inputs[0]) == 3:
+        why = "the device's convolutions are those of images, with four axes"
+        yield _error(node, "it is a convolution over one axis", why, "export it as a Conv of height 1")
+
+
+def _is_trusted(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find what is known to be compiled wrongly."""
+    generation, groups = network.device.generation, int_attribute(node, "group", 1)
+    if generation is not None and generation.miscompiles_depthwise and is_standard(node, "Conv") and groups > 1:
+        dims = static_shape(node.inputs[0])
+        if dims is not None and len(dims) > 1 and dims[1] == groups:
+            yield _warning(
+                node,
+                "it is depthwise",
+                "with software 1.6 networks with depthwise layers answered at random; newer ones were not tested",
+                "compare the answers on the device: `detent deploy` writes a program that does",
+            )
+
+
+def _resizes(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find the interpolation that Phoenix leaves to the CPU."""
+    if not network.device.all_or_nothing or not is_standard(node, "Resize"):
+        return
+    mode, where = (node.attributes.get_string(name, "") for name in ("mode", "coordinate_transformation_mode"))
+    if mode == "linear" and where == "align_corners":
+        why = "Phoenix was seen to leave this interpolation to the CPU, one cut for each"
+        yield _error(
+            node, "it interpolates between aligned corners", why, "export it with mode nearest, if accuracy allows"
+        )
+
+
+def _stays(node: ir.Node, network: CheckedNetwork, what: str, why: str, fix: str) -> Finding:
+    """Return the error of a node that some generations reject the whole model for."""
+    return Finding("error", str(node.name), node.op_type, what, why, fix, whole=network.device.all_or_nothing)
+
+
+NODE_RULES: tuple[NodeRule, ...] = (
+    _writes_attributes_out,
+    _rounds_its_size_down,
+    _has_leaky_slope,
+    _keeps_its_layout,
+    _multiplies_by_weights,
+    _has_rank,
+    _is_trusted,
+    _resizes,
+    _has_codes_around,
+)
 
 
 # Rules on the numbers of quantized models
@@ -354,13 +437,54 @@ def _subject_of(role: str) -> str:
 
 
 def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    types = network.device.types
+    types, wide = network.device.types, _wide_device(network)
     for role, dtype in sorted({(role, each.dtype) for role, _, each in network.roles(node)}):
-        if dtype not in types[role]:
+        if wide is not None and role == "activations" and dtype in wide.types[role] and dtype not in types[role]:
+            missing = node.op_type not in wide.operators and node.op_type not in wide.likely
+            if missing and node.op_type in network.device.operators:  # else it was found to be missing there
+                yield _error(
+                    node,
+                    f"{_subject_of(role)} {dtype}",
+                    f"single tensors are computed as {wide.name} does, which does not have {node.op_type}",
+                    "`detent quantize --set widen=none` keeps 8 bits, or let it run on the CPU (`--exclude NODE`)",
+                )
+        elif dtype not in types[role]:
             what = f"{_subject_of(role)} {'in blocks' if dtype == 'blocks' else dtype}"
             yield _error(
                 node, what, f"{network.device.name} has {' or '.join(types[role])} there", _requantize(network)
             )
+
+
+def _wide_device(network: CheckedNetwork) -> Device | None:
+    """Return the device that computes single tensors with more bits; None if all have more, or there is no such."""
+    mixed = bool(network.activation_types.intersection(network.device.types.get("activations", ())))
+    return DEVICES[network.device.wide] if network.device.wide and mixed else None
+
+
+def _says_what_wide_costs(network: CheckedNetwork) -> Iterator[Finding]:
+    """Count the activations with more bits than the device's own, and say what they cost."""
+    wide, own = _wide_device(network), network.device.types.get("activations", ())
+    if wide is None:
+        return
+    tensors: dict[str, bool] = {}
+    macs = {True: 0, False: 0}
+    for node in network.nodes:
+        held = [(value, codes.dtype not in own) for role, value, codes in network.roles(node) if role == "activations"]
+        tensors |= {str(value.name): is_wide for value, is_wide in held}
+        read = any(is_wide for value, is_wide in held if value in node.inputs)
+        macs[read] += macs_of(node) or 0
+    count = sum(tensors.values())
+    if count:
+        share = (
+            f" and {100 * macs[True] / sum(macs.values()):.0f} % of the multiplications" if any(macs.values()) else ""
+        )
+        yield of_model(
+            "note",
+            f"{count} of {len(tensors)} activations have 16 bits",
+            f"they take twice the memory, and the nodes that read them{share} run at the pace of {wide.name}, about "
+            f"half that of {network.device.name}",
+            "`detent quantize --set widen=none` keeps 8 bits throughout",
+        )
 
 
 def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
@@ -378,7 +502,7 @@ def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Find
         elif int(codes.zero_points[0]) != middle:
             what = f"{_subject_of(role)} centred on code {codes.zero_points[0]}"
             found.setdefault(what, f"the device's zero is {middle}")
-    yield from (_error(node, what, why, _requantize(network)) for what, why in found.items())
+    yield from (_stays(node, network, what, why, _requantize(network)) for what, why in found.items())
 
 
 def _is_symmetric(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
@@ -431,7 +555,17 @@ def _joins_one_scale(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding
         )
 
 
+def _has_finite_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find scales that make every value infinite or not a number."""
+    for role, _, codes in network.roles(node):
+        scale = None if codes.linear is None else codes.linear.scale
+        if scale is not None and not (np.isfinite(scale) & (np.asarray(scale) > 0)).all():
+            why = "it is zero, infinite or not a number, and so is what the model answers"
+            yield _error(node, f"{_subject_of(role)} scaled by no positive number", why, _requantize(network))
+
+
 NUMBER_RULES: tuple[NodeRule, ...] = (
+    _has_finite_scales,
     _has_types,
     _has_shifted_scales,
     _is_symmetric,

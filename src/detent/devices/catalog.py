@@ -5,7 +5,8 @@ To add a device, add a `Device` to `DEVICES` below. Its rules and rewrites are v
 
 The operators are those that Ryzen AI publishes for its number types (105 rows, unchanged from 1.5 to 1.8). The list is
 broad and not quite consistent: it has no Relu for bfloat16, though every network has one, because there it is computed
-with the layer before it. What other evidence speaks for is in `likely`, with that evidence, and counts as taken.
+with the layer before it. What other evidence speaks for is in `likely`, with that evidence, and counts as taken; what
+devices were seen to leave to the CPU is in `refused`, which wins.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TypeVar
 
 from detent.devices import rewrites
 from detent.devices.constraints import CONCATS, SHIFTS
-from detent.devices.device import Device, dtype_of
+from detent.devices.device import Device, dtype_of, instead_of_shifts
+from detent.devices.generations import GENERATIONS, LEFT_BY_ALL, Generation
 from detent.errors import UsageError, nearest
 from detent.prepare import (
     LEAVABLE,
@@ -87,6 +89,7 @@ DEVICES: Mapping[str, Device] = {
             name=_XINT8,
             description="Ryzen AI NPU, CNN flow: 8-bit codes, power-of-two scales with shift and alignment rules",
             operators=_published(_XINT8),
+            refused=LEFT_BY_ALL,
             likely={"HardSigmoid": "it is the sigmoid that this device has", "PRelu": _WITH_THE_LAYER},
             types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,
@@ -100,8 +103,10 @@ DEVICES: Mapping[str, Device] = {
             name=_A8W8,
             description="Ryzen AI NPU, 8-bit codes with float scales: what a Concat joins has one scale",
             operators=_published(_A8W8),
+            refused=LEFT_BY_ALL,
             likely={"PRelu": _WITH_THE_LAYER},
             types=_types("int8 uint8", "int8 uint8", "int32"),
+            wide=_A16W8,
             recipe="A8W8",
             preparations=(SplitToSlice, ReduceMeanToPool),
             constraints=CONCATS,
@@ -110,6 +115,7 @@ DEVICES: Mapping[str, Device] = {
             name=_A16W8,
             description="Ryzen AI NPU, 16-bit activations and 8-bit weights with float scales, else as npu-a8w8",
             operators=_published(_A16W8),
+            refused=LEFT_BY_ALL,
             likely={"PRelu": _WITH_THE_LAYER, "HardSigmoid": _SEEN_WITH_IT},
             types=_types("int16 uint16 int8 uint8", "int8 uint8 int16", "int32"),
             recipe="A16W8",
@@ -145,18 +151,42 @@ ALIASES: Mapping[str, tuple[str, ...]] = {"npu-cnn": (_XINT8,), "npu-float-scale
 """Other names of devices. One that stands for several means the first that stores the activations as they are."""
 
 
-def find_device(name: str, activations: str = "") -> Device:
-    """Return the named device; the type of `activations` decides between the devices that an alias stands for."""
-    known = [*DEVICES, *ALIASES]
+def find_device(name: str, activations: str = "", shifted: bool = True) -> Device:
+    """Return the named device.
+
+    Where a name stands for several ways of running a model, the type of `activations` decides, and whether their scales
+    are powers of two.
+    """
+    known = [*GENERATIONS, *DEVICES, *ALIASES]
     if name not in known:
-        raise UsageError(f"There is no target '{name}'.{nearest(name, known)} Known: {', '.join(known)}.")
-    meant = [DEVICES[each] for each in ALIASES.get(name, (name,))]
-    return next((device for device in meant if activations in device.types.get("activations", ())), meant[0])
+        raise UsageError(f"There is no device '{name}'.{nearest(name, known)} Known: {', '.join(known)}.")
+    generation = GENERATIONS.get(name)
+    flows = ALIASES.get(name, (name,)) if generation is None else generation.flows
+    meant = [DEVICES[each] for each in flows]
+    fitting = [device for device in meant if activations in device.types.get("activations", ())]
+    if generation is None:
+        return (fitting or meant)[0]
+    fitting = [device for device in fitting if device.shifts == shifted or not device.integers] or fitting
+    return _of_generation((fitting or meant)[0], generation)
+
+
+def _of_generation(device: Device, generation: Generation) -> Device:
+    """Return a way of running a model as one generation has it."""
+    left = {**generation.left, **generation.left_shifted} if device.shifts else generation.left
+    left = left if device.integers else {}
+    return replace(
+        device,
+        name=generation.name,
+        description=f"{generation.chips}. {device.description}",
+        refused={**device.refused, **left},
+        generation=generation,
+    )
 
 
 def device_of(recipe: Recipe) -> Device:
     """Return the device that a recipe's models are for."""
-    return find_device(recipe.target, dtype_of(recipe.activations))
+    shifted = instead_of_shifts(recipe.activations) is None
+    return find_device(recipe.target, dtype_of(recipe.activations), shifted)
 
 
 OPTIONAL: Mapping[str, type[OperatorPass]] = {step.step(): step for step in (rewrites.ClipToRelu, rewrites.WholeClip)}

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
+from detent.devices.generations import Generation
 from detent.errors import UsageError
+from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan.plan import Plan
@@ -33,12 +35,13 @@ class Device:
     expect them; `refused` are operators with a known reason why they do not work. Without `operators` on an
     accelerated device nothing is known about placement, and the device cannot be checked for.
 
-    `types` are the number types that tensors of each role may be stored in. `shifts`: the device rescales by shifting,
+    `types` are the number types that tensors of each role may be stored in; `wide` names the device whose types single
+    activations may have instead, at its pace and with its operators. `shifts`: the device rescales by shifting,
     so a tensor has one power-of-two scale and its zero point is the middle code. `recipe` is the preset that makes such
     models.
 
     `preparations` rewrite the float model into operators that the device has. `substitutions` do so after calibration,
-    before `constraints` move scales; `corrections` come after that.
+    before `constraints` move scales; `corrections` come after that. `generation` is the chip, if one is named.
     """
 
     name: str
@@ -48,12 +51,24 @@ class Device:
     likely: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    wide: str = ""
     shifts: bool = False
     recipe: str = ""
     preparations: Sequence[type[Pass]] = ()
     substitutions: Sequence[type[OperatorPass]] = ()
     corrections: Sequence[type[OperatorPass]] = ()
     constraints: Constraints = UNCONSTRAINED
+    generation: Generation | None = None
+
+    @property
+    def rounding(self) -> DeviceRounding:
+        """How the device rounds what it shifts; as the file says where that is not known."""
+        return self.generation.rounding if self.generation is not None and self.shifts else "half-even"
+
+    @property
+    def all_or_nothing(self) -> bool:
+        """Whether one node that is not taken may keep all others off the device."""
+        return self.generation is not None and self.generation.whole
 
     @property
     def integers(self) -> bool:
@@ -96,6 +111,12 @@ class Device:
                     f" of recipe {recipe.name} are {dtype_of(fmt)}. Choose such a type, or another target: npu-a16w8 "
                     "for activations of 16 bits (recipe A16W8), cpu for any."
                 )
+        if recipe.widen is not None:
+            raise UsageError(
+                f"The target {recipe.target} stores activations as {' or '.join(self.types['activations'])}, and "
+                f"recipe {recipe.name} gives some of them 16 bits (widen): leave that out, or choose another target, "
+                "such as npu-a8w8."
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,9 @@ None of them rounds: that is left to the QuantizeLinear behind, which the device
 right by `cut` positions, rounds and saturates:
 
 half-even, as QuantizeLinear rounds: ties go to the even code.
-dpu, as the DPU does: (X + 2^(cut-1)) >> cut on the device, ties upwards. What the host quantizes (the model's inputs,
-and what is computed in float between two parts on the device) has its ties rounded away from zero.
+dpu, as the DPU of Phoenix was measured to do: (X + 2^(cut-1)) >> cut on the device, ties upwards, also below zero; the
+bias is in X, unrounded. What the host quantizes (the model's inputs, and what is computed in float between two parts on
+the device) is rounded half to even, as the file says.
 
 With codes low .. high, clipping before rounding gives what clipping after it does, because rounding is monotonic and
 leaves whole numbers alone; and onnxruntime clips inside its convolution.
@@ -71,22 +72,11 @@ def _leaves(operand: Fixed, cut: int, grid: Grid) -> bool:
     return operand.low << -cut < grid.low or operand.high << -cut > grid.high
 
 
-def quantize_float(builder: ProgramBuilder, value: ir.Value, grid: Grid, rounding: DeviceRounding) -> Fixed:
+def quantize_float(builder: ProgramBuilder, value: ir.Value, grid: Grid) -> Fixed:
     """Bring float numbers to a grid, as the host quantizes them."""
     scaled = builder.node("Mul", [value, builder.scalar(2.0**grid.position, wide=False)])
     inside = builder.node("Clip", [scaled, builder.scalar(grid.low, wide=False), builder.scalar(grid.high, wide=False)])
-    rounded = builder.node("Round", [inside])
-    if rounding == "dpu":
-        rounded = _ties_away(builder, inside, rounded)
-    return Fixed(rounded, grid.position, grid.low, grid.high)
-
-
-def _ties_away(builder: ProgramBuilder, value: ir.Value, rounded: ir.Value) -> ir.Value:
-    """Choose the neighbor farther from zero if the distance to the rounded number, which is exact, is a half."""
-    half = builder.scalar(0.5, wide=False)
-    distance = builder.node("Abs", [builder.node("Sub", [value, rounded])])
-    outwards = builder.node("Add", [value, builder.node("Mul", [builder.node("Sign", [value]), half])])
-    return builder.node("Where", [builder.node("Equal", [distance, half]), outwards, rounded])
+    return Fixed(builder.node("Round", [inside]), grid.position, grid.low, grid.high)
 
 
 SLOPE_BITS = 8

@@ -32,7 +32,7 @@ from detent.emulator.fixed import (
 )
 from detent.errors import ModelError
 from detent.graph.values import Names, constant
-from detent.numerics.codec import DeviceRounding, round_by
+from detent.numerics.codec import DeviceRounding
 from detent.prepare.shapes import infer
 from detent.qdq.families import is_native_dequantize, is_native_quantize
 from detent.results.compared import FloatStep
@@ -143,8 +143,7 @@ class _Compiler:
         assert source is not None, f"node '{node.name}' has no input"
         array = constant(source)
         if array is not None:
-            scaled = np.ldexp(array.astype(np.float64), grid.position)
-            scaled = round_by(scaled, "half_even" if self._rounding == "half-even" else "half_away")
+            scaled = np.rint(np.ldexp(array.astype(np.float64), grid.position))
             integers = np.clip(scaled, grid.low, grid.high).astype(np.int64)
             self._builder.constants[result] = Constant(integers, grid.position)
             self._program.constants[str(result.name)] = grid.codes(integers)
@@ -161,7 +160,7 @@ class _Compiler:
                 producer = source.producer() or node
                 self._program.integer_steps -= 1
                 self._program.float_steps.append(FloatStep(str(producer.name), producer.op_type, str(reason)))
-        return quantize_float(self._builder, self._builder.as_float(source), grid, self._rounding)
+        return quantize_float(self._builder, self._builder.as_float(source), grid)
 
     def _dequantize(self, node: ir.Node) -> None:
         source, result, grid = node.inputs[0], node.outputs[0], grid_of(node)

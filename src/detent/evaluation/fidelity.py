@@ -14,10 +14,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator.emulator import EmulatedValues
+from detent.errors import ModelError
 from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
+from detent.graph.values import all_finite, is_standard
 from detent.numerics.codec import DeviceRounding
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
@@ -108,7 +110,7 @@ def measure_fidelity(
             expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
-        floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
+        floats = _float_pairs(pairs, quantized_model, sample.origin)
         before, after = _answers(purpose, set(outputs), names, expected, found)
         return _Looked(
             {name: NoiseSums.of(x, y) for name, (x, y) in floats.items()},
@@ -133,6 +135,25 @@ def measure_fidelity(
         looked.append(each)
         progress(STAGE, done, len(samples))
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
+
+
+def _float_pairs(
+    pairs: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], model: ir.Model, origin: str
+) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Return the pairs of float tensors. Raise ModelError if an output is not finite where the float model's is."""
+    floats = {name: pair for name, pair in pairs.items() if pair[0].dtype.kind == "f"}
+    for name in (str(value.name) for value in model.graph.outputs if value.name in floats):
+        if all_finite(floats[name][0]) and not all_finite(floats[name][1]):
+            suspects = [f"'{node.name}'" for node in model.graph if is_standard(node, *_TO_INFINITY)]
+            raise ModelError(
+                f"Quantized, output '{name}' holds NaN or infinity on {origin}, and the float model's does not: what a "
+                f"node divides by, or takes the logarithm of, was rounded to 0 ({', '.join(suspects[:3])}). Leave it "
+                "float (--exclude NODE), or choose a recipe with finer activations, such as A16W8."
+            )
+    return floats
+
+
+_TO_INFINITY = ("Div", "Reciprocal", "Log", "Pow", "Exp", "Softmax", "LpNormalization")
 
 
 def _shown_by(

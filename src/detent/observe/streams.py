@@ -112,21 +112,11 @@ class StreamSource(Source):
         return chosen
 
     def _pass(self) -> Iterator[PendingSample]:
-        items: Iterator[Any] | None = None
         index = taken = held = 0
-        selection = self.selection
-        while not selection.ends_after(taken, held):
-            origin = f"item {index} of the {self.noun}"
-            try:
-                if items is None:
-                    items = self.start()
-                arrays = _own(next(items), self.inputs, origin)
-            except StopIteration:
-                break
-            except DetentError:
-                raise
-            except Exception as error:  # the user's own code runs here and may raise anything
-                raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
+        selection, items = self.selection, self._items()
+        # Asked for only if more is needed: a generator may be slow, or must not be read beyond its end.
+        while not selection.ends_after(taken, held) and (item := next(items, None)) is not None:
+            origin, arrays = item
             size = _rows(arrays, self.inputs)
             if index == SUSPICIOUS and selection.limit is None and self.total is None:
                 warnings.warn(
@@ -147,6 +137,31 @@ class StreamSource(Source):
             index += 1
         if index == 0 and not self.may_be_empty:
             raise self._empty()
+
+    def _items(self) -> Iterator[tuple[str, dict[str, Array]]]:
+        """Yield what the stream gives, and where it is from. A batch is divided if the model's own is smaller."""
+        items: Iterator[Any] | None = None
+        index = 0
+        while True:
+            origin = f"item {index} of the {self.noun}"
+            try:
+                if items is None:
+                    items = self.start()
+                arrays = _own(next(items), self.inputs, origin)
+            except StopIteration:
+                return
+            except DetentError:
+                raise
+            except Exception as error:  # the user's own code runs here and may raise anything
+                raise DataError(f"{origin}: reading it failed with {type(error).__name__}: {error}") from error
+            batch, rows = self.inputs[0].shape[0] if self.inputs[0].shape else None, _rows(arrays, self.inputs)
+            if batch and rows > batch and rows % batch == 0 and all(len(array) == rows for array in arrays.values()):
+                for start in range(0, rows, batch):
+                    part = {name: array[start : start + batch] for name, array in arrays.items()}
+                    yield f"{origin}, row {start}", part
+            else:
+                yield origin, arrays
+            index += 1
 
     def _empty(self) -> DataError:
         return DataError(f"The {self.noun} has no items: there is nothing to calibrate with.")

@@ -13,9 +13,13 @@ from typing import Any
 import onnx
 from typing_extensions import Unpack
 
+from detent.devices.catalog import device_of
+from detent.devices.device import instead_of_shifts
+from detent.devices.generations import GENERATIONS, recipe_for
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
-from detent.graph.load import ModelLike
+from detent.graph.load import ModelLike, read_proto
+from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
@@ -28,7 +32,7 @@ from detent.recipe.file import change, find_recipe, with_settings
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
 
-FIELD_OF_OPTION = {"refine": "refinement"}
+FIELD_OF_OPTION = {"refine": "refinement", "device": "target"}
 """The field of a recipe that an option changes, if the two have different names."""
 
 
@@ -82,6 +86,7 @@ class Job:
     options: QuantizeOptions = field(default_factory=lambda: settled(QuantizeOptions, {}))
     probes: int = 0
     measures: bool = False
+    recipe_reason: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant before any work is done."""
@@ -146,15 +151,23 @@ class Job:
 
 
 def make_job(
-    model: str | PathLike[str] | onnx.ModelProto,
+    model: Any,
     calibration: Any = None,
-    recipe: str | PathLike[str] | Recipe = "XINT8",
+    recipe: str | PathLike[str] | Recipe | None = None,
     output: str | PathLike[str] | None = None,
     **options: Unpack[QuantizeOptions],
 ) -> Job:
     """Return the job of what `detent.quantize` or a relative is given."""
     given = settled(QuantizeOptions, options)
-    chosen = change_recipe(recipe, given)
+    if is_torch(model):
+        example = given["example_inputs"]
+        model = from_torch(
+            model, _first_sample(calibration) if example is None else example, shapes_of(given["fix_shape"])
+        )
+    named, why = (recipe, "") if recipe is not None else _recipe_for(given["device"], model)
+    chosen = change_recipe(named, given)
+    if given["rounding"] is None and instead_of_shifts(chosen.weights) is None and chosen.rounding == "half-even":
+        chosen = chosen.replace(rounding=device_of(chosen).rounding)
     if given["memory"] is not None and chosen.refinement is None:
         raise UsageError(f"Recipe {chosen.name} refines nothing, so there is nothing to use memory for: leave it out.")
     return Job(
@@ -163,7 +176,28 @@ def make_job(
         recipe=chosen,
         calibration=calibration,
         options=given,
+        recipe_reason=why,
     )
+
+
+def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto) -> tuple[str, str]:
+    """Return the recipe for a device and a model if the user names none, and why it is that one."""
+    generation = None if device is None else GENERATIONS.get(device)
+    if generation is None:
+        return "XINT8", ""
+    proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
+    name, why = recipe_for(generation, frozenset(node.op_type for node in proto.graph.node))
+    return name, f"Recipe {name}: {why}. Another with --recipe."
+
+
+def _first_sample(calibration: Any) -> Any:
+    """Return the first sample of an array or a DataLoader, which says what a PyTorch module is called with; or None."""
+    if hasattr(calibration, "shape"):
+        return calibration[:1]
+    if hasattr(calibration, "dataset") and hasattr(calibration, "batch_size"):
+        batch = next(iter(calibration))
+        return (batch[0] if isinstance(batch, list | tuple) else batch)[:1]
+    return None
 
 
 def change_recipe(recipe: str | PathLike[str] | Recipe, options: Mapping[str, Any]) -> Recipe:

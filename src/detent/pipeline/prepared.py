@@ -109,6 +109,12 @@ class Prepared:
         return _observed_sites(self.layout)
 
     @property
+    def cuts(self) -> bool:
+        """Whether the post-processing becomes a file of its own: if asked for, or if the device rejects it."""
+        wanted = self.job.options["postprocessing"]
+        return self.tail is not None and (wanted == "cut" or (wanted == "auto" and self.target.all_or_nothing))
+
+    @property
     def needs_statistics(self) -> bool:
         """Whether the format of any activation needs statistics."""
         return _needs_statistics(self.layout)
@@ -125,7 +131,8 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         names = [str(node.name) for node in model.graph]
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
-        passes = default_passes(job.shapes, for_target, job.recipe.without, fix_batch=early)
+        shapes = job.shapes or (_image_shape(job, model) if early else None)
+        passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         became = successors(names, model.graph, passes)
         found = find_postprocessing(model.graph)
@@ -151,6 +158,21 @@ def fixes_batch(job: Job, target: Device) -> bool:
     calibration may run several samples at once.
     """
     return target.accelerated and not job.options["keep_batch"]
+
+
+def _image_shape(job: Job, model: ir.Model) -> Mapping[str, Sequence[int]] | None:
+    """Return the shape of the images that a model with open sides is fed; None if it is fed arrays.
+
+    An NPU is programmed for one size. The one that the file's metadata or the user says is what calibration uses too.
+    """
+    specs = input_specs(model)
+    if len(specs) != 1 or len(specs[0].shape) != 4 or None not in specs[0].shape[1:] or job.calibration is None:
+        return None
+    source = open_source(job.calibration, specs, preprocess=job.preprocess, limit=1)
+    if source.preprocess is None:
+        return None
+    (array,) = source.peek(1)[0].load().feeds.values()
+    return {specs[0].name: (1, *array.shape[1:])}
 
 
 def _float_tail(job: Job, found: Postprocessing | None) -> Postprocessing | None:

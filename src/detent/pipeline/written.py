@@ -84,7 +84,9 @@ def write(refined: Refined, watch: Stopwatch) -> Written:
         changes = _fix_for_device(final, observed.prepared)
         parts, between = _parts(final, observed, first.rounded)
         device = device_of(recipe)
-        taken = check_graph(parts[0], device, "the quantized model") if device.takes_models_of(recipe) else None
+        reasons = {name: each.reason for name, each in plan.layout.decisions.items() if not each.quantized}
+        takes = device.takes_models_of(recipe)
+        taken = check_graph(parts[0], device, "the quantized model", reasons=reasons) if takes else None
         protos, sizes = _store(parts, job.output)
     cut = None
     if between:
@@ -104,7 +106,7 @@ def _parts(
 ) -> tuple[list[ir.Model], list[BetweenTensor]]:
     """Return the model, or body and tail if it is to be cut, and what goes from one to the other."""
     tail = observed.prepared.tail
-    if tail is None or observed.prepared.job.options["postprocessing"] != "cut":
+    if tail is None or not observed.prepared.cuts:
         return [final], []
     # The tail was written for the float names, and users join the halves by name.
     rename_rounded(final, {name: rounded[name] for name in tail.starts if name in rounded})

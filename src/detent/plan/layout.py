@@ -22,6 +22,7 @@ from detent.numerics.interface import NumberFormat
 from detent.plan.operators import OPERATORS, channel_axis, is_fused_edge, operator_of, summed_axis
 from detent.plan.postprocessing import Postprocessing
 from detent.plan.select import NOTHING, Became, Selection, find_masks, left_float
+from detent.plan.unfused_norms import find_unfused_norms
 from detent.recipe import Recipe
 from detent.recipe.recipe import FUSED_ACTIVATIONS
 
@@ -71,7 +72,8 @@ class Layout:
     `formats` are those of the sites, and `ranges` what the user gave instead of observed ones. `fuse` are the
     activation functions that belong to the node before them. `masked` are attention scores after masking: never sites,
     whoever reads them. `ends` are the values that a float post-processing starts from. `ties` says what becomes of
-    activations halfway between two codes, where that is not what QuantizeLinear does.
+    activations halfway between two codes, where that is not what QuantizeLinear does. `wide` are the activations that
+    got more bits than the recipe gives.
     """
 
     sites: Mapping[str, Site] = field(default_factory=dict)
@@ -83,6 +85,7 @@ class Layout:
     masked: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset()
     ties: Mapping[str, Rounding] = field(default_factory=dict)
+    wide: frozenset[str] = frozenset()
 
     def leader(self, value: str) -> str:
         """Return the value whose statistics and position `value` shares; itself where it shares with none."""
@@ -150,11 +153,11 @@ def lay_out(
     left: dict[str, str] = {} if tail is None else dict.fromkeys(tail.nodes, tail.reason)
     # What the user asked for is the reason to tell, also where several hold.
     left |= {**left_float(recipe, model.graph, became), **selection.reasons_to_leave(model.graph, became)}
-    masks = find_masks(model.graph)
+    masks, norms = find_masks(model.graph), find_unfused_norms(model.graph)
     decisions: dict[str, Decision] = {}
     for node in model.graph:
         name = str(node.name)
-        reason = left.get(name) or masks.reasons.get(name) or _reason_to_leave(node, recipe)
+        reason = left.get(name) or masks.reasons.get(name) or norms.get(name) or _reason_to_leave(node, recipe)
         decisions[name] = Decision(name, node.op_type, reason is None, reason or "quantized")
     ends = frozenset[str]() if tail is None else frozenset(tail.starts)
     decided = Layout(decisions=decisions, fuse=recipe.fuse, masked=masks.masked, ends=ends)

@@ -7,7 +7,7 @@ own, so it is calibrated, planned and emitted like any other value, and the Iden
 
 A device may round activations halfway between two codes otherwise than to the even one. The DPU computes
 (X + 2^(cut-1)) >> cut: ties go upwards. Inputs of the model, and results of nodes that stay float, are quantized by the
-host, which rounds ties away from zero.
+host, which rounds half to even.
 """
 
 from __future__ import annotations
@@ -264,9 +264,9 @@ def ties_on_device(model: ir.Model, layout: Layout, rounding: DeviceRounding) ->
     if rounding == "half-even":
         return {}
     sites = {site.value for site in layout.of_role(Role.ACTIVATION)}
-    return {str(value.name): _ties(value, layout) for value in values_of(model.graph) if str(value.name) in sites}
-
-
-def _ties(value: ir.Value, layout: Layout) -> Rounding:
-    producer = value.producer()
-    return "half_up" if producer is not None and layout.quantizes(producer) else "half_away"
+    # What the host quantizes is rounded half to even on every device.
+    return {
+        str(value.name): "half_up"
+        for value in values_of(model.graph)
+        if str(value.name) in sites and (producer := value.producer()) is not None and layout.quantizes(producer)
+    }

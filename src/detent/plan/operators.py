@@ -13,6 +13,7 @@ lies along the axis that products are summed over, because a device multiplies w
 | MatMul B                   | last               | last but one                                    |
 | Gemm A                     |                    | 1, or 0 with transA                             |
 | Gemm B                     | 1, or 0 (transB)   | 0, or 1 with transB                             |
+| table of a Gather          | its axis           |                                                 |
 | Softmax input              |                    | its axis                                        |
 | anything else              |                    | 1, or of a vector 0                             |
 """
@@ -71,6 +72,13 @@ def _infinite_operand(node: ir.Node) -> str | None:
     return None
 
 
+def _unsteady_power(node: ir.Node) -> str | None:
+    exponent = constant_scalar(node, 1)
+    if exponent is None:
+        return "its exponent is no single constant"
+    return None if exponent >= 0 else "a negative power of what is rounded to zero is infinite"
+
+
 _FIRST = Operator(data=(0,))
 _MOVES = Operator(data=(0,), moves_data=True)
 _PRODUCT = Operator(data=(0, 1), bias=2)
@@ -84,17 +92,23 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _OPERANDS),
     **dict.fromkeys(
         ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "HardSwish", "GlobalAveragePool",
-         "ReduceMean", "Slice", "Split", "Pad", "LpNormalization", "ArgMax"),
+         "ReduceMean", "ReduceSum", "Sqrt", "Reciprocal", "Neg", "LogSoftmax", "Slice", "Split", "Pad",
+         "LpNormalization", "ArgMax", "GroupNormalization", "RMSNormalization", "RotaryEmbedding"),
         _FIRST,
     ),
     **dict.fromkeys(
         ("MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Resize", "Gather",
-         "DepthToSpace", "SpaceToDepth"),
+         "DepthToSpace", "SpaceToDepth", "Expand", "ReduceMax", "ReduceMin"),
         _MOVES,
     ),
     "AveragePool": Operator(data=(0,), declines=_dilated),
     "HardSigmoid": Operator(data=(0,), declines=_unusual_hard_sigmoid),
     "Softmax": Operator(data=(0,), largest=1.0),
+    "Pow": Operator(data=(0,), declines=_unsteady_power),
+    # Queries, keys and values; a mask and what was computed before are not on their grids.
+    "Attention": Operator(data=(0, 1, 2)),
+    # The input and the weights: the loop inside is computed in float, from them and from the states and biases.
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), Operator(data=(0, 1, 2))),
     "Where": Operator(data=(1, 2), declines=_infinite_operand),
     "InstanceNormalization": Operator(data=(0, 1, 2)),
     # Its scale and bias stay float: a few numbers, which save nothing. In transformers a few of them are many times as
@@ -103,9 +117,9 @@ OPERATORS: dict[str, Operator] = {
 }  # fmt: skip
 
 _ASKED_FOR: dict[str, Operator] = {
-    # The exponent of a Pow, probabilities, thresholds, and coordinates to look at are no data.
+    # Probabilities, thresholds, and coordinates to look at are no data.
     **dict.fromkeys(
-        ("Pow", "Dropout", "TopK", "GridSample", "RoiAlign", "Upsample", "BatchNormalization", "CumSum", "Trilu"),
+        ("Dropout", "TopK", "GridSample", "RoiAlign", "Upsample", "BatchNormalization", "CumSum", "Trilu"),
         _FIRST,
     ),
     **dict.fromkeys(
@@ -144,7 +158,10 @@ def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -
 
 
 def channel_axis(node: ir.Node, weight: ir.Value, bias: ir.Value | None) -> int | None:
-    """Return the axis of the output channels of a layer's weight; None if it has none."""
+    """Return the axis of the output channels of a layer's weight, or of a table's entries; None if it has none."""
+    if node.op_type == "Gather" and weight is node.inputs[0]:
+        # Entries are read one by one: each may have a scale, and those of rare words are far smaller than the largest.
+        return node.attributes.get_int("axis", 0) if _rank(weight) > 1 else None
     if len(node.inputs) < 2 or weight is not node.inputs[1]:
         return None
     if node.op_type == "Conv":

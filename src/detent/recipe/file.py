@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -35,12 +34,7 @@ from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.presets import find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
-from detent.settings import read_text
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from detent.settings import parse_toml, read_text
 
 Plain = dict[str, Any]
 
@@ -76,14 +70,14 @@ def to_toml(recipe: Recipe) -> str:
 def read_recipe(path: Path) -> Recipe:
     """The recipe in a TOML file."""
     try:
-        plain = tomllib.loads(read_text(path))
+        plain = parse_toml(read_text(path))
     except FileNotFoundError:
         raise UsageError(
             f"There is no recipe file {path}. `detent recipes XINT8 --toml` prints one to start from."
         ) from None
     except OSError as error:
         raise UsageError(f"Cannot read the recipe {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"The recipe {path} is not TOML: {error}") from error
     try:
         return from_plain({"name": path.stem, **plain})
@@ -324,8 +318,8 @@ def _described(hint: Any) -> str:
 def _parse_text(text: str) -> Any:
     """A value as TOML has it; what is none is a word."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:
         return text
     # A text with a line break could smuggle in other keys.
     return parsed["value"] if len(parsed) == 1 else text

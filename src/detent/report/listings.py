@@ -10,6 +10,8 @@ from pathlib import Path
 
 from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
+from detent.devices.device import Device
+from detent.devices.generations import Generation
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report import document as doc
@@ -78,6 +80,7 @@ def recipe_document(recipe: Recipe) -> doc.Document:
     steps = ["absorb biases", *steps] if recipe.equalize is not None and recipe.equalize.absorb else steps
     steps += [f"smooth activations ({recipe.smooth:g})"] if recipe.smooth is not None else []
     steps += [] if recipe.dynamic or not _calibrates(recipe) else [f"calibrate with {recipe.method.name}"]
+    steps += [f"widen ({recipe.widen:g} dB)"] if recipe.widen is not None else []
     refinement = recipe.refinement
     if refinement is not None:
         steps.append(refinement.name if refinement.learns_weights else "correct biases")
@@ -86,6 +89,42 @@ def recipe_document(recipe: Recipe) -> doc.Document:
     closing = [f"Next: {command('quantize', 'MODEL', 'OUTPUT', '--calib', 'DATA', '--recipe', recipe.name)}"]
     headline = [f"{recipe.name}: {recipe.description}"]
     return doc.Document("recipe", recipe.name, headline, [about], sections=[file], closing=closing)
+
+
+def devices_document(generations: Sequence[Generation], flows: Sequence[Device]) -> doc.Document:
+    """Build a list of the devices that `--device` takes."""
+    rows = [[each.name, each.chips, ", ".join(each.flows)] for each in generations]
+    rows += [[each.name, each.description, ""] for each in flows]
+    columns = [doc.worded(title, itemgetter(at)) for at, title in enumerate(("Device", "What it is", "Flows"))]
+    about = (
+        "Without --device: the strictest rules, which all generations accept; only XINT8's HardSigmoid is Phoenix's."
+    )
+    blocks: list[doc.Block] = [doc.table("devices", columns, rows), doc.Paragraph(about)]
+    closing = ["Next: detent devices stx"]
+    return doc.Document(
+        "devices", "Devices", (), sections=[doc.Section("Devices", blocks=blocks, folded=False)], closing=closing
+    )
+
+
+def device_document(device: Device) -> doc.Document:
+    """Build the document of one device: what is known, from where, and how sure that is."""
+    generation = device.generation
+    if generation is None:
+        taken = doc.Paragraph(f"Operators: {' '.join(sorted(device.operators)) or 'all'}.")
+        section = doc.Section("Operators", blocks=[taken], folded=False)
+        return doc.Document("device", device.name, [f"{device.name}: {device.description}"], sections=[section])
+    columns = [
+        doc.worded("About", "about"),
+        doc.worded("What is known", "what"),
+        doc.worded("Confidence", "confidence"),
+    ]
+    columns.append(doc.worded("Source", "source"))
+    about = [f"Compiler {generation.target}, rounding {generation.rounding}, flows {', '.join(generation.flows)}."]
+    section = doc.Section("Facts", blocks=[doc.table("facts", columns, generation.facts)], folded=False)
+    closing = [f"Next: detent quantize MODEL OUTPUT --calib DATA --device {generation.name}"]
+    return doc.Document(
+        "device", device.name, [f"{device.name}: {generation.chips}"], about, sections=[section], closing=closing
+    )
 
 
 def _calibrates(recipe: Recipe) -> bool:
@@ -232,7 +271,7 @@ def check_document(check: DeviceCheck) -> doc.Document:
     text, level = _VERDICTS[check.verdict]
     verdict = doc.Verdict(level, f"{check.target} {text}", summary(check))
     sections = [found, device_section(check)]
-    closing = [summary(check), _next(check)]
+    closing = [summary(check), *([] if check.cost is None else [str(check.cost)]), _next(check)]
     figures = [device_figure(check)]
     return doc.Document("check", Path(check.source).name, [check.source], (), verdict, figures, sections, closing)
 

@@ -33,6 +33,30 @@ class Finding:
     what: str
     why: str
     fix: str
+    whole: bool = False
+    """Whether it keeps the whole model off the device, though it is about one node."""
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """What an inference is estimated to take on the device, in milliseconds, with the relative error of the estimate.
+
+    `cpu` is the time that onnxruntime took on this machine; None if it was not measured.
+    """
+
+    milliseconds: float
+    error: float
+    source: str
+    cpu: float | None = None
+
+    def __str__(self) -> str:
+        low, high = (self.milliseconds * (1 + sign * self.error) for sign in (-1, 1))
+        said = f"Estimate: {self.milliseconds:.1f} ms ({low:.1f} .. {high:.1f}) on the device"
+        if self.cpu is None:
+            return f"{said}; {self.source}."
+        wins = self.cpu < low
+        beside = f"{said}, {self.cpu:.1f} ms measured on this CPU"
+        return f"{beside}: the network is small, the CPU is likely to win." if wins else f"{beside}."
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,9 @@ class DeviceCheck(Result):
     cpu_macs: int | None
     findings: Sequence[Finding]
     nodes: Sequence[NodePlace]
+    report_nodes: tuple[int, int] | None = None
+    """Nodes on the device and all nodes, as the execution provider's own report counts them; None of a float model."""
+    cost: CostEstimate | None = None
 
     @property
     def accepted(self) -> bool:
@@ -127,6 +154,8 @@ def summary(check: DeviceCheck) -> str:
         return f"{check.target} does not take it as it is.{rest}"
     decodes = any(finding.what == DECODES for finding in check.findings)
     whole = "all but the post-processing" if decodes else "all of it"
+    if check.report_nodes is not None:
+        said += f" (the EP's report: {check.report_nodes[0]} of {check.report_nodes[1]})"
     takes = "takes" if not check.recipe else f"will take, quantized with recipe {check.recipe},"
     return f"{check.target} {takes} {whole if check.verdict == 'accepted' else 'part of it'}: {said}."
 

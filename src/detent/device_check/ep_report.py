@@ -1,0 +1,159 @@
+"""Read the placement report of the execution provider, and lay it beside the prediction.
+
+The report has no names of nodes: it is keyed by output tensor, and gives no reasons. `deviceStat` counts nodes by
+device, `nodeStat` places them; VITIS_EP_CPU (claimed by the EP, run on the host) is CPU there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from detent.device_check.ep_nodes import CountedNode, counted_nodes
+from detent.errors import DataError
+from detent.graph.load import read
+from detent.results import Result
+from detent.results.checked import DeviceCheck
+
+KNOWN_SHARE = 0.9
+"""Of the report's tensors that a model must have to be the one that was compiled."""
+
+
+@dataclass(frozen=True)
+class EpReport:
+    """A report: nodes by device, and the device of each tensor's producer (a DequantizeLinear has one per reader)."""
+
+    source: str
+    counts: Mapping[str, int]
+    places: Mapping[str, Sequence[str]]
+
+    @property
+    def on_device(self) -> int:
+        """Nodes on the NPU."""
+        return self.counts.get("NPU", 0)
+
+    @property
+    def total(self) -> int:
+        """All nodes."""
+        return self.counts.get("all", sum(count for name, count in self.counts.items() if name != "all"))
+
+
+@dataclass(frozen=True)
+class PlacementDifference:
+    """A tensor whose producer runs elsewhere than predicted."""
+
+    output: str
+    op_type: str
+    predicted: str
+    reported: str
+
+
+@dataclass(frozen=True)
+class EpComparison(Result):
+    """A report beside the prediction for the same model."""
+
+    check: DeviceCheck
+    report: EpReport
+    differences: Sequence[PlacementDifference]
+
+    def __str__(self) -> str:
+        npu, total = self.check.report_nodes or (0, 0)
+        lines = [f"{self.report.source}: {self.report.on_device} of {self.report.total} nodes on the NPU."]
+        lines.append(f"Predicted for {self.check.target}: {npu} of {total}.")
+        if not self.differences:
+            return "\n".join([*lines, "Every tensor is where it was expected."])
+        kinds = Counter((each.op_type, each.predicted, each.reported) for each in self.differences)
+        for (op_type, predicted, reported), count in kinds.most_common():
+            first = next(each.output for each in self.differences if each.op_type == op_type)
+            lines.append(f"{count} {op_type} predicted on {predicted}, reported on {reported}, such as '{first}'.")
+        lines.append(_explained(self))
+        return "\n".join(lines)
+
+
+def _explained(found: EpComparison) -> str:
+    if found.report.on_device == 0 and (found.check.report_nodes or (0, 0))[0]:
+        return (
+            "Nothing was taken. Set-up looks the same: a provider, driver and overlay of different versions, a missing "
+            "xclbin (phx, hpt), or an old cache. Rule these out; then please report it with this file and the model."
+        )
+    return "Please report it, with this file and `detent inspect MODEL --json`: the prediction will learn from it."
+
+
+def read_report(path: Path) -> EpReport:
+    """Read a report. Raise DataError for a file that is not one, or only a part of one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise DataError(
+            f"{path} is not JSON, or only part of a file: {error}. Copy it again from the cache."
+        ) from error
+    try:
+        counts = {str(each["name"]): int(each["nodeNum"]) for each in found["deviceStat"]}
+        places: dict[str, list[str]] = {}
+        for node in found["nodeStat"]:
+            for output in _outputs(node["output"]):
+                places.setdefault(output, []).append("NPU" if node["device"] == "NPU" else "CPU")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} has not the structure of a placement report ({type(error).__name__}: {error}): expected "
+            "deviceStat with name and nodeNum, and nodeStat with output and device."
+        ) from error
+    return EpReport(str(path), counts, places)
+
+
+def _outputs(given: Any) -> list[str]:
+    return [str(each) for each in given] if isinstance(given, list) else [str(given)]
+
+
+def compare_report(model: Path, check: DeviceCheck, path: Path) -> EpComparison:
+    """Lay a report beside the prediction. Raise DataError if it is of another model."""
+    report = read_report(path)
+    on_device = (
+        set() if check.verdict == "rejected" else {each.node for each in check.nodes if each.subgraph is not None}
+    )
+    nodes = counted_nodes(read(model), on_device, {each.node for each in check.nodes})
+    known = {node.output for node in nodes}
+    shared = known & report.places.keys()
+    if report.places and len(shared) < KNOWN_SHARE * len(report.places):
+        missing = next(iter(report.places.keys() - known))
+        raise DataError(
+            f"{path} is of another model: {model} computes no tensor '{missing}', nor most others that it names. Give "
+            "the file that was compiled."
+        )
+    return EpComparison(check, report, list(_differences(nodes, report)))
+
+
+def _differences(nodes: Sequence[CountedNode], report: EpReport) -> Sequence[PlacementDifference]:
+    predicted: dict[str, list[CountedNode]] = {}
+    for node in nodes:
+        predicted.setdefault(node.output, []).append(node)
+    found: list[PlacementDifference] = []
+    for output, several in predicted.items():
+        if output in report.places:
+            expected = Counter("NPU" if node.on_device else "CPU" for node in several)
+            reported = Counter(report.places[output])
+            if expected["NPU"] != reported["NPU"]:
+                pair = ("NPU", "CPU") if expected["NPU"] > reported["NPU"] else ("CPU", "NPU")
+                found.append(PlacementDifference(output, several[0].op_type, *pair))
+    return found
+
+
+def report_table(folder: Path) -> str:
+    """Return a line for each report in a folder: nodes on the NPU, and the operators on the CPU."""
+    files = sorted(folder.rglob("*.json"))
+    lines = []
+    for file in files:
+        try:
+            report = read_report(file)
+        except DataError:  # other files of a cache
+            continue
+        lines.append(f"{file.relative_to(folder)}: {report.on_device} of {report.total} nodes on the NPU")
+    if not lines:
+        raise DataError(f"{folder} has no placement report: none of its {len(files)} .json files is one.")
+    return "\n".join(lines)

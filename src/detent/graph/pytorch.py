@@ -1,0 +1,203 @@
+"""PyTorch models in: a module, an exported program (.pt2) or TorchScript (.pt), exported with torch's own exporter.
+
+The exporter calls nodes node_conv2d_7 and values getitem_3. Users know their layers as `layer1.0.conv1`, so nodes are
+named after the module that they are from: that of their weight (a BatchNorm may have been folded into the node since),
+else the innermost module whose forward computed them, and the operator if it is not alone there.
+
+torch is never required, and not imported unless the caller has brought something of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from detent.errors import ModelError, UsageError
+
+EXPORTED, SCRIPTED = (".pt2",), (".pt", ".pth", ".torchscript")
+SCOPES = "pkg.torch.onnx.name_scopes"
+INSTALL = "`pip install torch onnxscript`"
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def is_torch(model: object) -> bool:
+    """Tell whether the model is PyTorch's: a module, an exported program, or a file of one."""
+    if isinstance(model, str | PathLike):
+        return Path(model).suffix.lower() in EXPORTED + SCRIPTED
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
+
+
+def from_torch(model: Any, example_inputs: Any = None, shapes: Shapes | None = None) -> onnx.ModelProto:
+    """Export a PyTorch model to ONNX, with the shapes of its example inputs. The model is not changed.
+
+    Args:
+        model: a torch.nn.Module, a torch.export.ExportedProgram, or the path of a .pt2 or TorchScript file.
+        example_inputs: what the module is called with: a tensor or array, a tuple of them, or a dict by name. An
+            exported program needs none.
+        shapes: instead of example inputs, the shape of each input, in order.
+    """
+    torch = _torch()
+    name = Path(model).stem if isinstance(model, str | PathLike) else type(model).__name__
+    if isinstance(model, str | PathLike):
+        model = _opened(torch, Path(model))
+    if isinstance(model, torch.export.ExportedProgram):
+        return _named(_exported(torch, model, (), {}, name), name)
+    positional, named = _arguments(torch, example_inputs, shapes, name)
+    if isinstance(model, torch.jit.ScriptModule):
+        return _named(_exported_script(torch, model, positional, name), name)
+    # A copy, since the exporter wants it on the CPU and in eval mode, and the caller's own must stay as it is.
+    return _named(_exported(torch, deepcopy(model).cpu().eval(), positional, named, name), name)
+
+
+def _torch() -> Any:
+    try:
+        import onnxscript  # noqa: F401  (what torch exports with)
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            f"A PyTorch model needs torch and onnxscript, and {error.name} is missing: {INSTALL}."
+        ) from error
+    return torch
+
+
+def _opened(torch: Any, path: Path) -> Any:
+    if not path.is_file():
+        raise ModelError(f"There is no file {path}.")
+    try:
+        if path.suffix.lower() in EXPORTED:
+            return torch.export.load(path)
+        return torch.jit.load(path, map_location="cpu")
+    except (RuntimeError, ValueError, OSError, KeyError, EOFError, AssertionError, TypeError) as error:
+        # Pickled modules are not opened: unpickling runs whatever code the file names.
+        raise ModelError(
+            f"{path} is neither an exported program nor TorchScript ({_first_line(error)}). A pickled module or a "
+            "state_dict cannot be opened alone: load it in Python and give the module to detent.quantize(module, ..., "
+            "example_inputs=...), save it with torch.export.save, or export it to ONNX with the tool that made it."
+        ) from error
+
+
+def _arguments(torch: Any, inputs: Any, shapes: Shapes | None, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs is None and shapes:
+        return tuple(torch.zeros(tuple(shape)) for shape in shapes.values()), {}
+    if inputs is None:
+        raise UsageError(
+            f"{name} does not say the shapes of its inputs. Give example_inputs=torch.zeros(1, 3, 224, 224), a tuple, "
+            "or a dict by name; on the command line, --fix-shape input=1,3,224,224."
+        )
+    if isinstance(inputs, Mapping):
+        return (), {key: _tensor(torch, value) for key, value in inputs.items()}
+    return tuple(_tensor(torch, each) for each in (inputs if isinstance(inputs, list | tuple) else (inputs,))), {}
+
+
+def _tensor(torch: Any, value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def _exported(torch: Any, model: Any, positional: Any, named: Any, name: str) -> onnx.ModelProto:
+    with _quiet():
+        try:
+            program = torch.onnx.export(model, positional, kwargs=named or None, dynamo=True, verbose=False)
+        except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+            raise _failure(error, name) from error
+    proto: onnx.ModelProto = program.model_proto
+    return proto
+
+
+def _exported_script(torch: Any, model: Any, positional: Any, name: str) -> onnx.ModelProto:
+    """Export TorchScript with the older exporter: the newer one takes Python code only."""
+    import io
+
+    file = io.BytesIO()
+    with _quiet():
+        try:
+            torch.onnx.export(model, positional, file, dynamo=False, verbose=False)
+        except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+            raise _failure(error, name) from error
+    return onnx.load_from_string(file.getvalue())
+
+
+def _failure(error: Exception, name: str) -> ModelError:
+    cause: BaseException = error
+    while cause.__cause__ is not None:  # the outer messages list steps; the first cause says what is wrong
+        cause = cause.__cause__
+    return ModelError(
+        f"torch cannot export {name}: {_first_line(cause)} Control flow that depends on data, and code that leaves "
+        "torch, cannot be exported: see torch.export's documentation, or give the part of the model that has none."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    line = next(iter(str(error).strip().splitlines()), "")
+    return line or type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's log lines and warnings, which concern its own versions, off the terminal."""
+    log = logging.getLogger("torch")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _named(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Name nodes after their modules, and inner values after their nodes."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    wanted = [_module_of(node, weights) for node in proto.graph.node]
+    alone = Counter(wanted)
+    kept = {value.name for value in (*proto.graph.input, *proto.graph.output)}
+    renamed: dict[str, str] = {}
+    used: Counter[str] = Counter()
+    for node, module in zip(proto.graph.node, wanted, strict=True):
+        base = module if module and alone[module] == 1 else f"{module}/{node.op_type}".lstrip("/")
+        used[base] += 1
+        node.name = base if used[base] == 1 else f"{base}_{used[base] - 1}"
+        for at, output in enumerate(node.output):
+            if output and output not in kept:
+                renamed[output] = f"{node.name}/output" if at == 0 else f"{node.name}/output_{at}"
+    _rename(proto.graph, renamed)
+    proto.graph.name = proto.graph.name if proto.graph.name not in ("", "main_graph") else name
+    return proto
+
+
+def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Give values other names, also where bodies of If and Loop use them."""
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for at, each in enumerate(names):
+                names[at] = renamed.get(each, each)
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                _rename(body, renamed)
+    for value in graph.value_info:
+        value.name = renamed.get(value.name, value.name)
+
+
+def _module_of(node: onnx.NodeProto, weights: set[str]) -> str:
+    for value in node.input:
+        if value in weights and value.endswith(".weight"):
+            return str(value).removesuffix(".weight")
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "")
+    try:
+        path = ast.literal_eval(scopes)[:-1] if scopes else []
+    except (ValueError, SyntaxError):
+        path = []
+    return f"{path[-1]}" if path else ""

@@ -1,0 +1,107 @@
+"""PyTorch models in: names of the module's own, the module untouched, files that are safe to open."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import detent
+from detent.errors import ModelError, UsageError
+from detent.graph.pytorch import is_torch
+
+
+def test_without_torch_nothing_is_taken_for_a_module(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert not is_torch(object()) and is_torch("model.pt2") and not is_torch("model.onnx")
+    with pytest.raises(UsageError, match="pip install torch"):
+        detent.from_torch("model.pt2")
+
+
+@pytest.fixture(scope="module")
+def torch():
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture(scope="module")
+def module(torch):
+    torch.manual_seed(0)
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            return torch.relu(self.bn1(self.conv1(x))) + x
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.layer1, self.fc = nn.Conv2d(3, 8, 3), nn.Sequential(Block(), Block()), nn.Linear(8, 10)
+
+        def forward(self, x):
+            return {"logits": self.fc(self.layer1(self.stem(x)).mean((2, 3)))}
+
+    return Net().train()
+
+
+@pytest.fixture(scope="module")
+def proto(torch, module):
+    return detent.from_torch(module, torch.zeros(1, 3, 16, 16))
+
+
+def test_nodes_have_the_names_of_their_modules(proto):
+    names = [node.name for node in proto.graph.node]
+    assert {"stem", "layer1.0.conv1", "layer1.1.conv1", "fc"} <= set(names)
+    assert len(set(names)) == len(names)
+
+
+def test_the_module_is_as_it_was_and_computes_the_same(torch, module, proto):
+    assert module.training
+    x = torch.randn(1, 3, 16, 16)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    module.eval()
+    np.testing.assert_allclose(found, module(x)["logits"].detach().numpy(), atol=1e-5)
+    module.train()
+
+
+def test_a_data_loader_says_what_the_module_takes(torch, module):
+    pairs = torch.utils.data.TensorDataset(torch.randn(24, 3, 16, 16), torch.zeros(24))
+    loader = torch.utils.data.DataLoader(pairs, batch_size=8)
+    report = detent.quantize(module, None, loader, "A8W8", exclude="layer1.1.*")
+    assert [node.node for node in report.nodes if node.node == "layer1.1.conv1" and not node.quantized]
+    assert report.calibration.samples == 21
+
+
+def test_exported_programs_and_scripts(torch, module, tmp_path):
+    x = torch.zeros(1, 3, 16, 16)
+    torch.export.save(torch.export.export(module.eval(), (x,)), tmp_path / "m.pt2")
+    torch.jit.trace(module.stem, x).save(str(tmp_path / "m.pt"))  # the older exporter knows no dicts
+    module.train()
+    assert detent.from_torch(tmp_path / "m.pt2").graph.node
+    assert detent.from_torch(tmp_path / "m.pt", shapes={"x": (1, 3, 16, 16)}).graph.node
+    with pytest.raises(UsageError, match="example_inputs"):
+        detent.from_torch(tmp_path / "m.pt")
+
+
+def test_a_pickle_is_not_opened(torch, module, tmp_path):
+    torch.save(module.state_dict(), tmp_path / "m.pt")
+    with pytest.raises(ModelError, match="m.pt"):
+        detent.from_torch(tmp_path / "m.pt", torch.zeros(1, 3, 16, 16))
+    with pytest.raises(ModelError, match="no file"):
+        detent.from_torch(tmp_path / "none.pt2")
+
+
+def test_control_flow_by_data_is_named(torch):
+    class Choice(torch.nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(ModelError, match="Choice"):
+        detent.from_torch(Choice(), torch.zeros(1, 3))
