@@ -191,10 +191,11 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
         with watch.step("calibrate"):
             observation = _statistics(prepared, source, saved, job.collecting.checkpoint)
             original = loading.result()
-            check_preparation(job, original, samples, observation)
+            said = check_preparation(prepared, original, samples, observation)
             observed = Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
             if plain is not None and rescaling.factors and any(rescaling.factors) and observation.held_out:
                 observed = better_of(observed, _unequalized(observed, plain))
+            observed.observation.notes.extend(said)
             if job.collecting.save is not None and saved is None and prepared.needs_statistics:
                 _save(observed)
     return observed
