@@ -7,10 +7,11 @@ Rescaling is smoothing, absorbing and equalizing: they keep what the float model
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -31,7 +32,8 @@ from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.recipe import Recipe
-from detent.recipe.recipe import EQUALIZING_SAMPLES
+from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import EQUALIZING_SAMPLES, WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
 from detent.settings import choice_text
@@ -100,7 +102,7 @@ def rescale(
     smoothing = absorption = equalization = None
     # Factors of channels follow from the order of magnitude of activations, which a few samples show.
     few = samples[:EQUALIZING_SAMPLES]
-    if recipe.smooth is not None:
+    if recipe.smooth is not None and (saved is None or saved.smoothed is not None):
         known = None if saved is None else saved.smoothed
         bits = _bits(recipe.activations), _bits(recipe.weights)
         strategy = SmoothQuant(recipe.smooth)
@@ -120,8 +122,11 @@ def rescale(
     return Rescaling(smoothing, absorption, equalization)
 
 
+TRUSTED = 48
+"""With so many samples, channels have shown how large they get: equalization has to prove itself with fewer."""
+
 READ_LATER = frozenset(
-    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges")
+    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges", "widen")
 )
 """Fields of a recipe that only later stages read, but for the votes of a method."""
 
@@ -131,7 +136,7 @@ class Observed:
     """The rescaled float model with its statistics, and the samples that later stages learn from and measure with.
 
     `samples` are the first of `source`; `findings` are what is wrong with the data. `channels` are the
-    sizes of weights' channels that rescaling changed.
+    sizes of weights' channels that rescaling changed, and `notes` what was tried and taken back.
     """
 
     prepared: Prepared
@@ -142,6 +147,7 @@ class Observed:
     source: Source | None
     samples: list[PendingSample]
     findings: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def serves(self, job: Job) -> bool:
         """Whether a run of `job`, which differs at most in its recipe, would observe the same."""
@@ -160,8 +166,12 @@ class Observed:
         return replace(self, prepared=prepared, samples=_first_samples(job, self.source, None))
 
 
-def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
-    """Rescale the prepared model and get its statistics."""
+BetterOf = Callable[[Observed, Observed], Observed]
+"""Chooses between the observation of the equalized model and that of the plain one."""
+
+
+def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observed:
+    """Rescale the prepared model and get its statistics. With few samples, `better_of` says whether to equalize it."""
     job, model, layout, source = prepared.job, prepared.model, prepared.layout, prepared.source
     # Loading the untouched model and asking it about the data overlaps with equalization, which leaves a core idle.
     with ThreadPoolExecutor(1) as background:
@@ -172,16 +182,41 @@ def observe(prepared: Prepared, watch: Stopwatch) -> Observed:
             looked_at = _looked_at(job, samples, source)
             questions = background.submit(_question, prepared, loading, looked_at)
             before = channel_magnitudes(model, layout)
+            plain = model.clone() if _is_on_trial(job, source, saved) else None  # weights are shared until they change
             rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
             channels = channel_sizes(before, channel_magnitudes(model, layout))
             findings = questions.result()
         if findings and job.options["strict"]:
             raise DataError(f"{findings[0]} (--strict)")
         with watch.step("calibrate"):
-            observation = _statistics(prepared, source, saved, rescaling)
+            observation = _statistics(prepared, source, saved, job.collecting.checkpoint)
             original = loading.result()
-            check_preparation(job, original, samples, observation)
-    return Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
+            said = check_preparation(prepared, original, samples, observation)
+            observed = Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
+            if plain is not None and rescaling.factors and any(rescaling.factors) and observation.held_out:
+                observed = better_of(observed, _unequalized(observed, plain))
+            observed.observation.notes.extend(said)
+            if job.collecting.save is not None and saved is None and prepared.needs_statistics:
+                _save(observed)
+    return observed
+
+
+def _is_on_trial(job: Job, source: Source | None, saved: StatisticsFile | None) -> bool:
+    """Tell whether samples are so few that equalization has to prove itself."""
+    recipe = job.recipe
+    if recipe.equalize is None or recipe.equalize.absorb or recipe.smooth is not None or saved is not None:
+        return False
+    return source is not None and source.repeatable and source.length is not None and source.length < TRUSTED
+
+
+def _unequalized(observed: Observed, plain: ir.Model) -> Observed:
+    """Return what would have been observed without equalization."""
+    assert observed.rescaling.factors is not None, "the model was equalized"
+    prepared = replace(observed.prepared, model=plain)
+    equalization = equalize_again(plain, [0.0] * len(observed.rescaling.factors))
+    observation = _statistics(prepared, observed.source, None, None)
+    rescaling = Rescaling(equalization=equalization)
+    return replace(observed, prepared=prepared, rescaling=rescaling, channels={}, observation=observation)
 
 
 def _looked_at(job: Job, samples: list[PendingSample], source: Source | None) -> list[PendingSample]:
@@ -225,13 +260,27 @@ def _saved_statistics(prepared: Prepared) -> StatisticsFile | None:
     file = load_statistics(job.collecting.reuse)
     data = None if source is None else source.fingerprint
     check_fits(file, prepared.fingerprint, prepared.sites, data, _vote(recipe)[1])
-    if (file.smoothed is not None) != (recipe.smooth is not None):
-        counted, other = ("after", "--smooth") if file.smoothed is not None else ("without", "no --smooth")
-        raise UsageError(f"The statistics were counted {counted} smoothing: give {other}, or calibrate again.")
-    if file.alpha != recipe.smooth:
-        raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
+    _check_smoothing(file, recipe)
     _check_equalization(file, recipe)
     return file
+
+
+def _check_smoothing(file: StatisticsFile, recipe: Recipe) -> None:
+    """Raise UsageError if the values were smoothed, and the recipe has it otherwise, or the other way round.
+
+    Statistics without smoothing serve a preset that smooths by itself: then it does not.
+    """
+    if file.smoothed is not None and recipe.smooth is None:
+        raise UsageError("The statistics were counted after smoothing: give --smooth, or calibrate again.")
+    if file.smoothed is None and recipe.smooth not in (None, file.alpha, _usual_smoothing(recipe)):
+        raise UsageError("The statistics were counted without smoothing: give no --smooth, or calibrate again.")
+    if file.smoothed is not None and file.alpha != recipe.smooth:
+        raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
+
+
+def _usual_smoothing(recipe: Recipe) -> float | None:
+    preset = PRESETS.get(recipe.name)
+    return None if preset is None else preset.smooth
 
 
 def _check_equalization(file: StatisticsFile, recipe: Recipe) -> None:
@@ -256,6 +305,8 @@ def _first_samples(job: Job, source: Source | None, saved: StatisticsFile | None
     needed = max(recipe.refinement.samples if recipe.refinement is not None else 0, job.probes)
     if recipe.search_ranges:
         needed = max(needed, RANGE_SAMPLES)
+    if recipe.widen is not None and source is not None:  # from statistics alone, nothing can be widened
+        needed = max(needed, WIDENING_SAMPLES)
     if (recipe.equalize is not None or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
@@ -270,9 +321,9 @@ def _first_samples(job: Job, source: Source | None, saved: StatisticsFile | None
 
 
 def _statistics(
-    prepared: Prepared, source: Source | None, saved: StatisticsFile | None, rescaling: Rescaling
+    prepared: Prepared, source: Source | None, saved: StatisticsFile | None, checkpoint: Path | None
 ) -> Observation:
-    """Return the statistics of a file, or count them now, and keep them if asked to."""
+    """Return the statistics of a file, or count them now."""
     job, how, model, sites = prepared.job, prepared.job.collecting, prepared.model, prepared.sites
     if saved is not None:
         return recall(model, sites, source, saved, providers=how.providers)
@@ -281,26 +332,24 @@ def _statistics(
         return look(model, sites, source, providers=how.providers)
     vote, votes_for = _vote(job.recipe)
     if how.executor is not None:
-        observation = sweep_on(how.executor, model, sites, source, vote=vote, progress=job.progress)
-    else:
-        observation = sweep(
-            model,
-            sites,
-            source,
-            vote=vote,
-            threads=how.threads,
-            progress=job.progress,
-            checkpoint=None if how.checkpoint is None else Checkpoint(how.checkpoint, votes_for=votes_for),
-            providers=how.providers,
-        )
-    if how.save is not None:
-        _save(prepared, source, observation, rescaling)
-    return observation
+        return sweep_on(how.executor, model, sites, source, vote=vote, progress=job.progress)
+    return sweep(
+        model,
+        sites,
+        source,
+        vote=vote,
+        threads=how.threads,
+        progress=job.progress,
+        checkpoint=None if checkpoint is None else Checkpoint(checkpoint, votes_for=votes_for),
+        providers=how.providers,
+    )
 
 
-def _save(prepared: Prepared, source: Source, observation: Observation, rescaling: Rescaling) -> None:
+def _save(observed: Observed) -> None:
+    prepared, source = observed.prepared, observed.source
+    observation, rescaling = observed.observation, observed.rescaling
     job, recipe = prepared.job, prepared.job.recipe
-    assert job.collecting.save is not None
+    assert job.collecting.save is not None and source is not None
     assert prepared.fingerprint is not None
     file = StatisticsFile(
         model=prepared.fingerprint,
@@ -311,7 +360,7 @@ def _save(prepared: Prepared, source: Source, observation: Observation, rescalin
         votes_for=_vote(recipe)[1],
         factors=rescaling.factors,
         absorbed=rescaling.absorbed,
-        smoothed=rescaling.smoothed,
+        smoothed=rescaling.smoothed or None,
         alpha=recipe.smooth,
         equalization=choice_text(recipe.equalize),
     )

@@ -17,6 +17,7 @@ from functools import cached_property
 from detent.graph.load import name_of, stored_bytes
 from detent.observe.samples import Source
 from detent.observe.sweep import Observation
+from detent.pipeline.equalization_trial import better_of
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed, observe
 from detent.pipeline.planned import Planned, make_planned
@@ -47,7 +48,9 @@ class Run:
     @cached_property
     def observed(self) -> Observed:
         """The rescaled float model and its statistics."""
-        return observe(self.prepared, self._watch) if self._earlier is None else self._earlier.under(self.job)
+        if self._earlier is not None:
+            return self._earlier.under(self.job)
+        return observe(self.prepared, self._watch, better_of)
 
     @cached_property
     def planned(self) -> Planned:
@@ -78,6 +81,7 @@ class Run:
             *prepared.warnings,
             *planned.unsettled,
             *observation.notes,
+            *observed.notes,
             *self.refined.warnings,
             *written.warnings,
         ]
@@ -93,6 +97,7 @@ class Run:
             equalization=observed.rescaling.equalization,
             smoothing=observed.rescaling.smoothing,
             absorption=observed.rescaling.absorption,
+            widening=planned.widening,
             refined=self.refined.layers,
             calibration=calibration,
             fidelity=fidelity,
