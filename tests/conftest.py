@@ -21,8 +21,9 @@ from detent.demo import CALIBRATION, MODEL, PREPROCESS
 # Trying each model file in a process of its own takes a moment; tests/graph/test_guard.py does.
 os.environ["DETENT_TRUST"] = "1"
 
-# A busy machine is not a fault of the code under test.
-settings.register_profile("unhurried", deadline=None)
+# A busy machine is not a fault of the code under test. Half of the usual number of examples: every run draws new ones,
+# so what one run misses another finds, and the properties here fail on most examples or on none.
+settings.register_profile("unhurried", deadline=None, max_examples=50)
 settings.load_profile("unhurried")
 
 

@@ -5,7 +5,7 @@ import pytest
 from detent.equalizations import CrossLayer, GlobalEqualization, parse_equalization
 from detent.errors import UsageError
 from detent.methods import LayerwisePercentile, MinMax, parse_method
-from detent.settings import choice_text, parse_memory, read_text, show_memory
+from detent.settings import choice_text, parse_json, parse_memory, parse_toml, read_text, show_memory
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,9 @@ def test_text_of_an_unknown_encoding_is_not_guessed(tmp_path):
     file.write_bytes("größe".encode("cp1252"))
     with pytest.raises(UnicodeDecodeError):
         read_text(file)
+
+
+@pytest.mark.parametrize("parse", [parse_json, lambda text: parse_toml(f"x = {text}")])
+def test_text_that_is_nested_too_deeply_is_no_settings(parse):
+    with pytest.raises(ValueError):
+        parse("[" * 100_000)

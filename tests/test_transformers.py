@@ -102,11 +102,27 @@ def test_products(nodes, constants, shapes, recipe, enough):
     assert quality(proto, report.model, feeds[:44]) > enough
 
 
-@pytest.mark.parametrize(("recipe", "scale"), [("A8W8", 1 / 127), ("A16W8", 1 / 32767), ("XINT8", 1 / 128)])
-def test_the_scale_of_attention_weights(recipe, scale):
+def scale_of_attention(feeds, recipe):
     proto = build([node("Softmax", "x", "s"), node("MatMul", "s w", "y")], "y", {"w": normal(8, 8)})
-    report = detent.quantize(
-        proto, calibration=[{"x": normal(1, 3, 8, 8, seed=index)} for index in range(4)], recipe=recipe
-    )
+    report = detent.quantize(proto, calibration=[{"x": each} for each in feeds], recipe=recipe)
     held = {tensor.name: tensor for tensor in report.model.graph.initializer}
-    assert np.frombuffer(held["s_scale"].raw_data, np.float32) == np.float32(scale)
+    return np.frombuffer(held["s_scale"].raw_data, np.float32)
+
+
+@pytest.mark.parametrize(("recipe", "scale"), [("A8W8", 1 / 127), ("A16W8", 1 / 32767), ("XINT8", 1 / 128)])
+def test_the_scale_of_attention_to_one_token(recipe, scale):
+    feeds = [8 * normal(1, 3, 8, 8, seed=index) for index in range(4)]
+    assert scale_of_attention(feeds, recipe) == np.float32(scale)
+
+
+@pytest.mark.parametrize(("recipe", "scale"), [("A8W8", 1.25 / 8 / 127), ("XINT8", 1 / 1024)])
+def test_the_scale_of_attention_that_is_spread(recipe, scale):
+    feeds = [np.full((1, 3, 8, 8), index, np.float32) for index in range(4)]  # 1/8 for each token
+    np.testing.assert_allclose(scale_of_attention(feeds, recipe), scale, rtol=1e-6)
+
+
+def test_scores_at_the_output_reach_1_whatever_was_seen():
+    proto = build([node("Softmax", "x", "y")], "y", {}, inputs=[info("x", (1, 8))])
+    report = detent.quantize(proto, calibration=[{"x": np.full((1, 8), 2.0, np.float32)}] * 4, recipe="A8W8")
+    held = {tensor.name: tensor for tensor in report.model.graph.initializer}
+    assert np.frombuffer(held["y_scale"].raw_data, np.float32) == np.float32(1 / 127)

@@ -1,7 +1,7 @@
 """Small transformers with seeded weights, written as the exporters write them, and data for them.
 
 Real transformers have a few channels that are many times as large as the others: where `outliers` is set, so do these,
-in the scale of every LayerNormalization.
+in the scale of every LayerNormalization; where `stream` is set, so do the sums around the blocks.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Style:
     mask: float = -1e4
     causal: bool = False
     outliers: float = 1.0
+    stream: float = 0.0
     seed: int = 7
 
 
@@ -82,9 +83,12 @@ class Writer:
             weight[list(OUTLYING)] /= math.sqrt(self.style.outliers)
         return self.add("Add", self.random(outputs, size=0.1), self.add("MatMul", value, self.constant(weight)))
 
-    def layer_norm(self, value: str, name: str = "") -> str:
+    def layer_norm(self, value: str, name: str = "", behind_stream: bool = False) -> str:
         scale = 1 + 0.2 * self.rng.standard_normal(HIDDEN)
         scale[list(OUTLYING)] *= self.style.outliers
+        if behind_stream and self.style.stream:  # what training makes of it: the others are what counts behind it
+            size = self.style.stream / math.sqrt(HIDDEN / len(OUTLYING))
+            scale *= np.where(np.isin(np.arange(HIDDEN), OUTLYING), 1 / math.sqrt(HIDDEN / len(OUTLYING)), size)
         scale, shift = self.constant(scale), self.random(HIDDEN, size=0.1)
         if self.style.layer_norm == "operator":
             return self.add("LayerNormalization", value, scale, shift, name=name, axis=-1, epsilon=1e-5)
@@ -128,7 +132,12 @@ class Writer:
 
     def mlp(self, value: str) -> str:
         wide = self.gelu(self.linear(value, HIDDEN, 2 * HIDDEN, normalized=True))
-        return self.linear(wide, 2 * HIDDEN, HIDDEN)
+        result = self.linear(wide, 2 * HIDDEN, HIDDEN)
+        if not self.style.stream:
+            return result
+        large = np.zeros(HIDDEN)
+        large[list(OUTLYING)] = self.style.stream
+        return self.add("Add", result, self.constant(large))
 
     def mask(self, tokens: str) -> str:
         """1 where a token counts and 0 where not -> 0 and the number of the style."""
@@ -157,7 +166,7 @@ def bert(style: Style = PLAIN, layers: int = 2) -> onnx.ModelProto:
     mask = write.mask("mask") if style.mask else None
     for _ in range(layers):
         value = write.layer_norm(write.add("Add", value, write.attention(value, mask)))
-        value = write.layer_norm(write.add("Add", value, write.mlp(value)))
+        value = write.layer_norm(write.add("Add", value, write.mlp(value)), behind_stream=True)
     first = write.add("Gather", value, write.constant(0, np.int64), axis=1)
     weight, bias = write.random(HIDDEN, HIDDEN, size=0.2), write.random(HIDDEN, size=0.1)
     pooled = write.add("Tanh", write.add("Gemm", first, weight, bias, transB=1))

@@ -103,7 +103,7 @@ def quantize(
         run = Run(make_job(model, calibration, recipe, output, **options))
         report = with_trials(run, run.report()) if run.job.options["try_advice"] else run.report()
     if report.calibration is not None and report.calibration.random and report.calibration.samples:
-        warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)
+        warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=3)
     return report
 
 

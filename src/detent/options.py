@@ -299,6 +299,14 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     smooth: Annotated[
         float | None, Flag("SmoothQuant, with this alpha; for transformers.", metavar="ALPHA", panel=ACCURACY)
     ]
+    widen: Annotated[
+        float | None,
+        Flag(
+            "16 bits for the activations of a transformer that cost most, until the others keep this SQNR.",
+            metavar="DB",
+            panel=ACCURACY,
+        ),
+    ]
     search_ranges: Annotated[
         bool | None,
         Flag(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import json
 import re
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from detent.errors import UsageError, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Choice = TypeVar("Choice")
 
@@ -22,6 +29,22 @@ def read_text(path: Path) -> str:
     data = path.read_bytes()
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     return data[len(mark) :].decode(_MARKS.get(mark, "utf-8")).replace("\r\n", "\n")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON says. Raise ValueError if it is none, or nested deeper than Python can follow."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says. Raise ValueError if it is none, or nested deeper than Python can follow."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def parse_choice(text: str, known: Mapping[str, Choice], noun: str, unsettable: Collection[str] = ()) -> Choice:

@@ -30,7 +30,7 @@ from detent.compat.data_types import (
     XInt8Spec,
 )
 from detent.compat.enums import CalibMethod, QuantGranularity, ScaleType
-from detent.compat.translate import translate
+from detent.compat.translate import as_quark_writes, translate
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
 from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
@@ -56,9 +56,9 @@ def test_the_newer_xint8_is_signed_and_not_equalized():
 
 def test_the_newer_a8w8_takes_percentiles():
     recipe = translate(custom_config.A8W8_QCONFIG).recipe
-    assert recipe.replace(name="A8W8", description=PRESETS["A8W8"].description) == PRESETS["A8W8"].replace(
-        method=Percentile(), equalize=False
-    )
+    preset = as_quark_writes(PRESETS["A8W8"])
+    expected = preset.replace(method=Percentile(), equalize=False)
+    assert recipe.replace(name="A8W8", description=preset.description) == expected
 
 
 def test_the_newer_vint8_and_blocks():

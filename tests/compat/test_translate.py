@@ -19,7 +19,7 @@ from detent.compat.enums import (
     VitisQuantType,
 )
 from detent.compat.option_rows import ScriptNote
-from detent.compat.translate import translate
+from detent.compat.translate import as_quark_writes, translate
 from detent.equalizations import GlobalEqualization
 from detent.errors import UsageError
 from detent.methods import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
@@ -38,13 +38,13 @@ OTHER_METHOD = {name for name in PRESET_FIELDS if name.startswith("A8W8")}
 @pytest.mark.parametrize("name", PRESET_FIELDS)
 def test_a_preset_is_the_preset_of_that_name(name):
     for spelling in (name, f"{name}_CONFIG", name.lower()):
-        assert translate(Config(get_default_config(spelling))).recipe == PRESETS[name]
+        assert translate(Config(get_default_config(spelling))).recipe == as_quark_writes(PRESETS[name])
 
 
 @pytest.mark.parametrize("name", sorted(set(PRESET_FIELDS) - SEARCHED))
 def test_the_fields_of_a_preset_alone_say_the_same(name, monkeypatch):
     monkeypatch.setattr(module, "_named", lambda recipe, config: recipe)
-    preset = PRESETS[name]
+    preset = as_quark_writes(PRESETS[name])
     recipe = translate(QuantizationConfig(**PRESET_FIELDS[name])).recipe
     if name in OTHER_METHOD:
         assert (recipe.method, preset.method) == (MinMax(), MinMSE())
@@ -57,7 +57,15 @@ def test_what_is_printed_or_left_out_does_not_change_the_recipe(name):
     config = get_default_config(name)
     config.print_summary = False
     config.nodes_to_exclude = ["head"]
-    assert translate(config).recipe == PRESETS[name]
+    assert translate(config).recipe == as_quark_writes(PRESETS[name])
+
+
+def test_a_script_gets_the_tensors_that_quark_writes():
+    recipe = translate(Config(get_default_config("A8W8"))).recipe
+    assert (recipe.weights, recipe.smooth, recipe.widen) == (IntegerFormat("int8"), None, None)
+    config = get_default_config("A8W8")
+    config.per_channel = True
+    assert translate(config).recipe.weights == IntegerFormat("int8", granularity="per_channel")
 
 
 def test_every_preset_has_its_fields():

@@ -148,3 +148,10 @@ def test_rows_have_the_label_of_their_file():
     np.testing.assert_array_equal(labels.assign(names, "here"), [3, 3, 1])
     with pytest.raises(DataError, match=r"'bird/x.npy\[0\]' here has no label"):
         labels.assign([*names, "bird/x.npy[0]"], "here")
+
+
+@pytest.mark.parametrize("row", ["a.png," + "9" * 30, "a.png," + "9" * 5000, '"' + "a" * 200_000 + ",1"])
+def test_labels_that_no_number_can_be_and_cells_without_an_end(tmp_path, row):
+    (tmp_path / "labels.csv").write_text(f"file,label\n{row}\n")
+    with pytest.raises(DataError, match="labels.csv, line 2"):
+        read_label_file(tmp_path / "labels.csv", tmp_path)

@@ -145,3 +145,12 @@ def test_an_opset_of_the_future_says_which_are_known():
     model.opset_import[0].version = 4000
     with pytest.raises(ModelError, match=str(onnx.defs.onnx_opset_version())):
         load(model)
+
+
+def test_a_value_that_comes_from_nowhere_is_named():
+    reads, answers = tiny_model(), tiny_model()
+    reads.graph.node[0].input[0] = "nowhere"
+    answers.graph.output[0].name = "nothing"
+    for model, named in ((reads, "'nowhere'"), (answers, "'nothing'")):
+        with pytest.raises(ModelError, match=named):
+            load(model)

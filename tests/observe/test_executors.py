@@ -286,7 +286,7 @@ def test_local_processes(model, open_data):
 def test_a_process_that_is_killed_twice_costs_two_retries(model, tmp_path):
     here = sweep(model, SITES, open_source(Numbers(), input_specs(model), hold_out=16))
     reader = Deadly(folder=tmp_path, times=2)
-    there = sweep_on(LocalProcesses(2), model, SITES, open_source(reader, input_specs(model), hold_out=16))
+    there = sweep_on(LocalProcesses(1), model, SITES, open_source(reader, input_specs(model), hold_out=16))
     assert contents(there) == contents(here)
     assert there.samples == here.samples
     assert len(list(tmp_path.iterdir())) == 2

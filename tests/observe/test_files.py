@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from detent.errors import DataError, UsageError
-from detent.observe.files import Part, PartRows, array_rows, count_rows, find_files, npy_rows, npz_rows, random_rows
-from detent.observe.preprocess import InputSpec
+from detent.observe import files
+from detent.observe.files import (
+    Part,
+    PartRows,
+    array_rows,
+    count_rows,
+    find_files,
+    image_rows,
+    npy_rows,
+    npz_rows,
+    npz_shapes,
+    open_npy,
+    random_rows,
+)
+from detent.observe.preprocess import InputSpec, Preprocess
 
 
 def spec(*shape, dtype=np.float32, name="x"):
@@ -359,3 +374,52 @@ def test_random_rows_refuse_what_they_cannot_know():
         random_rows([spec(None, 3, None)], 0)
     with pytest.raises(UsageError, match="there is no random data for it"):
         random_rows([spec(1, dtype=object)], 0)
+
+
+def test_pixels_of_the_first_images_are_kept_and_not_sent(tmp_path, monkeypatch):
+    """Room for one image of 8x8 in RGB: the first is read once, the second every time; both are what they were."""
+    for name, shade in (("a.png", 10), ("b.png", 200)):
+        Image.new("RGB", (8, 8), (shade, 0, 255)).save(tmp_path / name)
+    monkeypatch.setattr(files, "KEPT_BYTES", 8 * 8 * 3)
+    read, original = [], Preprocess.pixels
+    monkeypatch.setattr(Preprocess, "pixels", lambda self, path: read.append(path.name) or original(self, path))
+    rows = image_rows(find_files(tmp_path), [spec(None, 3, 8, 8)], Preprocess(size=(8, 8), mean=(0.0,), std=(1.0,)))
+    first = [rows.read(row)["x"] for row in (0, 1)]
+    for expected, row in zip(first, (0, 1), strict=True):
+        np.testing.assert_array_equal(rows.read(row)["x"], expected)
+    assert read == ["a.png", "b.png", "b.png"]
+    assert not pickle.loads(pickle.dumps(rows)).kept
+
+
+def archive_of(path, header, payload, method=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", method) as archive, archive.open("x.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(member, header)
+        for _ in range(payload >> 20):
+            member.write(bytes(1 << 20))
+
+
+def test_an_archive_that_unpacks_to_many_times_its_size_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr("detent.observe.files.LARGE_ARCHIVE", 1 << 20)
+    header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 20,)}
+    archive_of(tmp_path / "bomb.npz", header, 4 << 20)
+    with pytest.raises(DataError, match="bomb.npz"):
+        npz_shapes(tmp_path / "bomb.npz")
+
+
+def test_headers_that_declare_more_than_there_is(tmp_path):
+    header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)}
+    archive_of(tmp_path / "x.npz", header, 1 << 20)
+    with pytest.raises(DataError, match="x.npz"):
+        npz_shapes(tmp_path / "x.npz")
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    with pytest.raises(DataError, match="x.npy"):
+        open_npy(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("text", [b"{" * 40, b"{'descr': '''", b"(" * 90 + b"\n"])
+def test_headers_that_are_no_python(tmp_path, text):
+    text = text.ljust(118) + b"\n"
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(DataError, match="x.npy"):
+        open_npy(tmp_path / "x.npy")

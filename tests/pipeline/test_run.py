@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
@@ -180,6 +181,23 @@ def test_an_open_batch_is_fixed_for_an_npu_alone(samples, options, batch):
     dim = report.model.graph.input[0].type.tensor_type.shape.dim[0]
     assert (dim.dim_value or dim.dim_param) == batch
     assert ("fixed to 1" in str(report)) == (batch == 1)
+
+
+@pytest.mark.parametrize(("imgsz", "options", "sides"), [("[8, 8]", {}, [8, 8]), ("", {"size": 8}, [8, 8])])
+def test_the_open_size_of_images_is_fixed_if_it_is_known(tmp_path, imgsz, options, sides):
+    model = tiny_model()
+    for value in (*model.graph.input, *model.graph.output):
+        for at, dim in enumerate(value.type.tensor_type.shape.dim[2:]):
+            dim.dim_param = f"side{at}"
+    metadata = {"stride": "4", "names": "{0: 'a'}", "task": "detect", **({"imgsz": imgsz} if imgsz else {})}
+    onnx.helper.set_model_props(model, metadata)
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    report = detent.quantize(model, calibration=tmp_path, **options)
+    dims = report.model.graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in dims[2:]] == sides
+    assert ("fixed to [1, 3, 8, 8]" in str(report)) == bool(sides[0])
 
 
 def test_items_of_a_stream_may_be_batches_for_an_npu_too(samples):

@@ -26,7 +26,7 @@ from tests.emit.forms import emitted, snapped
 from tests.models import IMAGE, as_ir, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
 
 INT8, INT16, BF16 = IntegerFormat("int8"), IntegerFormat("int16"), FloatFormat("bfloat16")
-A8W8 = PRESETS["A8W8"].replace(method=MinMax())
+A8W8 = PRESETS["A8W8"].replace(method=MinMax(), weights=IntegerFormat("int8"))
 FREE = A8W8.replace(biases=None, target="cpu")
 FEEDS = {"x": normal(*IMAGE, seed=9)}
 
@@ -359,7 +359,9 @@ def test_equalization_and_bias_correction_work_on_mixed_models(maker):
         recipe = recipe.replace(overrides=(Override(nodes=("conv_c1",), activations=INT16),))
     report = detent.quantize(maker(), None, SAMPLES, recipe)
     assert report.fidelity.outputs["y"].sqnr_db > 30
-    assert {layer.name for layer in report.refined} == {"conv_c1", "conv_y" if maker is conv_relu_conv else "conv_c2"}
+    layers = {"conv_c1", "conv_y" if maker is conv_relu_conv else "conv_c2"}
+    taken_back = any("taken back" in remark for remark in report.remarks)
+    assert {layer.name for layer in report.refined} == (set() if taken_back else layers)
     assert report.equalization is not None
     again = detent.quantize(maker(), None, SAMPLES, recipe)
     assert serialize(again.model) == serialize(report.model)

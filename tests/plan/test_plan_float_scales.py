@@ -31,7 +31,7 @@ from tests.models import (
 )
 
 FEEDS = {"x": normal(*IMAGE, seed=9)}
-A8W8, A16W8 = find_recipe("A8W8").replace(method=MinMax()), find_recipe("A16W8")
+A8W8, A16W8 = (find_recipe(name).replace(method=MinMax(), weights=IntegerFormat("int8")) for name in ("A8W8", "A16W8"))
 PER_CHANNEL = A8W8.replace(weights=IntegerFormat("int8", granularity="per_channel"))
 
 

@@ -14,6 +14,7 @@ CONSTANTS = {
     "one": np.float32(1),
     "minus": np.float32(-0.5),
     "axis": np.array([-1]),
+    "ones": np.array([1, 1, 1]),
     "g": normal(16, seed=4),
 }
 SQUARES = [node("Pow", "x two", "s"), node("ReduceMean", "s", "m", axes=[-1]), node("Add", "m eps", "e")]
@@ -22,6 +23,17 @@ NORMS = {
     "reciprocal": [*SQUARES, node("Sqrt", "e", "r"), node("Reciprocal", "r", "i"), node("Mul", "x i", "n")],
     "one over": [*SQUARES, node("Sqrt", "e", "r"), node("Div", "one r", "i"), node("Mul", "x i", "n")],
     "power": [*SQUARES, node("Pow", "e minus", "i"), node("Mul", "x i", "n")],
+    "a variance as a difference": [
+        *(node("Mul", "x x", "s"), node("ReduceMean", "s", "m2", axes=[-1]), node("ReduceMean", "x", "m", axes=[-1])),
+        *(
+            node("Mul", "m m", "mm"),
+            node("Sub", "m2 mm", "v"),
+            node("Expand", "v ones", "w"),
+            node("Add", "w eps", "e"),
+            node("Sqrt", "e", "r"),
+        ),
+        *(node("Reciprocal", "r", "i"), node("Mul", "i g", "ig"), node("Mul", "x ig", "n")),
+    ],
     "products": [
         *(node("Mul", "x x", "s"), node("ReduceSum", "s axis", "m"), node("Sqrt", "m", "r")),
         *(node("Add", "r eps", "e"), node("Div", "x e", "n")),

@@ -175,7 +175,7 @@ def test_a_process_that_is_killed_costs_a_retry(ready, tmp_path, monkeypatch):
     monkeypatch.setattr("detent.sensitivity_analysis.layer_errors.SETTLED", NEVER)
     here = measured(ready, Numbers(64), count=20)  # the first five shards
     deadly = open_source(Deadly(64, folder=tmp_path), input_specs(ready[0]), hold_out=1)
-    assert measured(ready, Numbers(64), LocalProcesses(2), count=20, source=deadly) == here
+    assert measured(ready, Numbers(64), LocalProcesses(1), count=20, source=deadly) == here
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +16,26 @@ from detent.numerics.floats import FLOAT_NAMES
 from tools import draw_flow
 
 DOCS = Path(__file__).parents[2] / "docs"
-PICTURES = {picture.name: picture for picture in pictures()}
+
+
+@cache
+def drawn():
+    """All pictures by name. They take a second, which not every run of other tests should wait for."""
+    return {picture.name: picture for picture in pictures()}
 
 
 def held(name, low, high, kind="numbers"):
     """The numbers that are drawn of a format from `low` to `high`, both included."""
-    every = getattr(PICTURES[name].lines[0], kind)
+    every = getattr(drawn()[name].lines[0], kind)
     return list(every[(every >= low) & (every <= high)])
 
 
 def test_the_pictures_of_the_manual_are_up_to_date(tmp_path):
     main([str(tmp_path)])
-    for drawn in sorted(tmp_path.iterdir()):
-        kept = DOCS / "pictures" / drawn.name
-        assert kept.read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8"), (
-            f"{drawn.name} changed: python -m tools.draw_formats docs/pictures"
+    for picture in sorted(tmp_path.iterdir()):
+        kept = DOCS / "pictures" / picture.name
+        assert kept.read_text(encoding="utf-8") == picture.read_text(encoding="utf-8"), (
+            f"{picture.name} changed: python -m tools.draw_formats docs/pictures"
         )
 
 
@@ -39,8 +45,8 @@ def test_the_picture_of_the_flow_is_up_to_date():
 
 def test_every_small_float_and_block_format_has_a_picture_on_the_page():
     page = (DOCS / "formats.md").read_text(encoding="utf-8")
-    assert {*FLOAT_NAMES, *BLOCK_FORMATS} <= set(PICTURES)
-    assert [name for name in PICTURES if f"pictures/{name}.svg" not in page] == []
+    assert {*FLOAT_NAMES, *BLOCK_FORMATS} <= set(drawn())
+    assert [name for name in drawn() if f"pictures/{name}.svg" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -67,12 +73,12 @@ def test_there_is_a_number_for_every_code(name, count):
     assert len(held(name, -10, 10)) == count
 
 
-@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES.keys())
-def test_a_picture_is_svg_that_loads_nothing(picture):
-    text = draw(picture)
-    assert ElementTree.fromstring(text).tag.endswith("svg")
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "prefers-color-scheme: dark" in text
+def test_a_picture_is_svg_that_loads_nothing():
+    for name, picture in drawn().items():
+        text = draw(picture)
+        assert ElementTree.fromstring(text).tag.endswith("svg"), name
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), name
+        assert "prefers-color-scheme: dark" in text, name
 
 
 def test_ends_of_a_stretch_are_the_ends_of_its_axis():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -48,6 +49,7 @@ def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
     for ending in (signal.SIGINT, signal.SIGTERM):  # both leave nothing half-written behind
         signal.signal(ending, _interrupt_once)
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # what is wrong with a model is said once, by our own error
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is no reason to fail
             stream.reconfigure(errors="backslashreplace")

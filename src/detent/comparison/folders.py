@@ -41,6 +41,7 @@ from detent.execute.output_folder import OutputFolder, file_stems, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
 from detent.numerics.codec import DeviceRounding
+from detent.observe.files import ARRAY_ERRORS
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import Array
 from detent.progress import Progress, silent
@@ -306,7 +307,7 @@ def _compare(name: str, baseline: Path, other: Path) -> Difference:
 def _array(path: Path) -> npt.NDArray[Any]:
     try:
         loaded: npt.NDArray[Any] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except ARRAY_ERRORS as error:
         raise DataError(f"{path} cannot be read as an array: {error}") from error
     if loaded.dtype.kind not in "fiub":
         raise DataError(f"{path} holds {loaded.dtype}, which are not numbers.")

@@ -40,6 +40,7 @@ from detent.prepare.constants import FoldConstants
 from detent.prepare.inline_functions import InlineFunctions
 from detent.prepare.shapes import FixShapes, InferShapes
 from detent.qdq.families import dequantize_family, quantize_family
+from detent.settings import parse_json
 
 OUTPUTS_KEY = "detent.outputs"
 
@@ -365,7 +366,7 @@ def _outputs(parts: Sequence[ir.Model], between: Sequence[str]) -> list[str]:
     first = [str(value.name) for value in parts[0].graph.outputs]
     known = parts[1].metadata_props.get(OUTPUTS_KEY)
     try:
-        listed = [] if known is None else [str(name) for name in json.loads(known)]
+        listed = [] if known is None else [str(name) for name in parse_json(known)]
     except (ValueError, TypeError):
         listed = []
     if listed and set(listed) <= {*first, *last}:

@@ -96,6 +96,13 @@ class CheckedNetwork:
         """Return the inputs whose batch alone is not fixed."""
         return [value for value in self.model.graph.inputs if not is_fixed(value) and value not in self.open_inputs]
 
+    @cached_property
+    def activation_types(self) -> frozenset[str]:
+        """Return the types that activations are stored in."""
+        return frozenset(
+            codes.dtype for node in self.nodes for role, _, codes in self.roles(node) if role == "activations"
+        )
+
     def is_coded(self, value: ir.Value) -> bool:
         """Return whether a value has codes, or only moves values that have."""
         if str(value.name) in self.coded:

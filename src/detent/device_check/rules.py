@@ -20,6 +20,9 @@ import onnx
 import onnx_ir as ir
 
 from detent.device_check.network import CheckedNetwork, is_fixed
+from detent.device_check.partition import macs_of
+from detent.devices.catalog import DEVICES
+from detent.devices.device import Device
 from detent.devices.generations import LEFT_BY_ALL
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_constant, is_standard, rank, static_shape
@@ -64,6 +67,7 @@ def apply_rules(network: CheckedNetwork) -> list[Finding]:
             found += [finding for rule in NODE_RULES for finding in rule(node, network)]
         findings += found
     findings += [*_is_large_enough(network), *_quantizing_operators_are_known(network)]
+    findings += _says_what_wide_costs(network)
     findings += [finding for node in network.nodes for rule in NUMBER_RULES for finding in rule(node, network)]
     return [*findings, *_keeps_constraints(network)]
 
@@ -433,13 +437,54 @@ def _subject_of(role: str) -> str:
 
 
 def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    types = network.device.types
+    types, wide = network.device.types, _wide_device(network)
     for role, dtype in sorted({(role, each.dtype) for role, _, each in network.roles(node)}):
-        if dtype not in types[role]:
+        if wide is not None and role == "activations" and dtype in wide.types[role] and dtype not in types[role]:
+            missing = node.op_type not in wide.operators and node.op_type not in wide.likely
+            if missing and node.op_type in network.device.operators:  # else it was found to be missing there
+                yield _error(
+                    node,
+                    f"{_subject_of(role)} {dtype}",
+                    f"single tensors are computed as {wide.name} does, which does not have {node.op_type}",
+                    "`detent quantize --set widen=none` keeps 8 bits, or let it run on the CPU (`--exclude NODE`)",
+                )
+        elif dtype not in types[role]:
             what = f"{_subject_of(role)} {'in blocks' if dtype == 'blocks' else dtype}"
             yield _error(
                 node, what, f"{network.device.name} has {' or '.join(types[role])} there", _requantize(network)
             )
+
+
+def _wide_device(network: CheckedNetwork) -> Device | None:
+    """Return the device that computes single tensors with more bits; None if all have more, or there is no such."""
+    mixed = bool(network.activation_types.intersection(network.device.types.get("activations", ())))
+    return DEVICES[network.device.wide] if network.device.wide and mixed else None
+
+
+def _says_what_wide_costs(network: CheckedNetwork) -> Iterator[Finding]:
+    """Count the activations with more bits than the device's own, and say what they cost."""
+    wide, own = _wide_device(network), network.device.types.get("activations", ())
+    if wide is None:
+        return
+    tensors: dict[str, bool] = {}
+    macs = {True: 0, False: 0}
+    for node in network.nodes:
+        held = [(value, codes.dtype not in own) for role, value, codes in network.roles(node) if role == "activations"]
+        tensors |= {str(value.name): is_wide for value, is_wide in held}
+        read = any(is_wide for value, is_wide in held if value in node.inputs)
+        macs[read] += macs_of(node) or 0
+    count = sum(tensors.values())
+    if count:
+        share = (
+            f" and {100 * macs[True] / sum(macs.values()):.0f} % of the multiplications" if any(macs.values()) else ""
+        )
+        yield of_model(
+            "note",
+            f"{count} of {len(tensors)} activations have 16 bits",
+            f"they take twice the memory, and the nodes that read them{share} run at the pace of {wide.name}, about "
+            f"half that of {network.device.name}",
+            "`detent quantize --set widen=none` keeps 8 bits throughout",
+        )
 
 
 def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:

@@ -106,6 +106,7 @@ DEVICES: Mapping[str, Device] = {
             refused=LEFT_BY_ALL,
             likely={"PRelu": _WITH_THE_LAYER},
             types=_types("int8 uint8", "int8 uint8", "int32"),
+            wide=_A16W8,
             recipe="A8W8",
             preparations=(SplitToSlice, ReduceMeanToPool),
             constraints=CONCATS,

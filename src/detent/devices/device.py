@@ -35,7 +35,8 @@ class Device:
     expect them; `refused` are operators with a known reason why they do not work. Without `operators` on an
     accelerated device nothing is known about placement, and the device cannot be checked for.
 
-    `types` are the number types that tensors of each role may be stored in. `shifts`: the device rescales by shifting,
+    `types` are the number types that tensors of each role may be stored in; `wide` names the device whose types single
+    activations may have instead, at its pace and with its operators. `shifts`: the device rescales by shifting,
     so a tensor has one power-of-two scale and its zero point is the middle code. `recipe` is the preset that makes such
     models.
 
@@ -50,6 +51,7 @@ class Device:
     likely: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    wide: str = ""
     shifts: bool = False
     recipe: str = ""
     preparations: Sequence[type[Pass]] = ()
@@ -109,6 +111,12 @@ class Device:
                     f" of recipe {recipe.name} are {dtype_of(fmt)}. Choose such a type, or another target: npu-a16w8 "
                     "for activations of 16 bits (recipe A16W8), cpu for any."
                 )
+        if recipe.widen is not None:
+            raise UsageError(
+                f"The target {recipe.target} stores activations as {' or '.join(self.types['activations'])}, and "
+                f"recipe {recipe.name} gives some of them 16 bits (widen): leave that out, or choose another target, "
+                "such as npu-a8w8."
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,10 +109,14 @@ class SmoothQuant:
         groups = _groups(model.graph)
         if not groups or not samples:
             return Smoothing()
-        moments = observe_channels(model, [str(group.source.name) for group in groups], samples, threads, last=True)
+        editor = _Editor(model, self.insert)
+        idle = {str(group.source.name): reason for group in groups if (reason := editor.why_not(group)) is not None}
+        possible = [group for group in groups if str(group.source.name) not in idle]
+        # Only what can be divided is observed: most networks have a last layer, and few another that could be.
+        names = [str(group.source.name) for group in possible]
+        moments = observe_channels(model, names, samples, threads, last=True) if names else {}
         factors: dict[str, Floats] = {}
-        idle: dict[str, str] = {}
-        for group in groups:
+        for group in possible:
             name = str(group.source.name)
             if name not in moments or not np.isfinite(moments[name].power).all():
                 continue  # the sweep will name what is not finite
@@ -241,16 +245,22 @@ class _Editor:
         self._insert = insert
         self.inserted = 0
 
-    def apply(self, group: _Group, factors: Floats) -> str | None:
-        """Divide the value that a group reads, and multiply its weights; return the reason if that cannot be."""
+    def why_not(self, group: _Group) -> str | None:
+        """Return the reason why the value that a group reads cannot be divided, or its weights not multiplied."""
         weights = [node.inputs[1] for node in group.layers]
         for value in weights:
             if value is not None and (len(value.uses()) > 1 or value.is_graph_output()):
                 return f"the weight '{value.name}' has several uses"
-        divisions = find_divisions(group.source, self._graph, factors.size)
+        divisions = find_divisions(group.source, self._graph, len(_rows(group.layers[0])))
         reason = divisions if isinstance(divisions, str) else _why_others_matter(group)
-        if reason is not None and not self._insert:
+        return None if self._insert else reason
+
+    def apply(self, group: _Group, factors: Floats) -> str | None:
+        """Divide the value that a group reads, and multiply its weights; return the reason if that cannot be."""
+        reason = self.why_not(group)
+        if reason is not None:
             return reason
+        divisions = find_divisions(group.source, self._graph, factors.size)
         # The producer cannot take the factors, so a Mul does, which costs a node on the device.
         if isinstance(divisions, str):
             self._multiply(group.source, 1.0 / factors, [(node, 0) for node in group.layers])

@@ -192,9 +192,13 @@ def _rows(file: Path) -> list[tuple[int, list[str]]]:
     separator = next((each for each in ",;\t" if each in lines[0][1]), None)
     if separator is None:
         return [(number, line.strip().rsplit(None, 1)) for number, line in lines]
-    return [
-        (number, [cell.strip() for cell in next(csv.reader([line], delimiter=separator))]) for number, line in lines
-    ]
+    rows = []
+    for number, line in lines:
+        try:
+            rows.append((number, [cell.strip() for cell in next(csv.reader([line], delimiter=separator))]))
+        except csv.Error as error:
+            raise DataError(f"{file}, line {number}: it cannot be split into cells ({error}).") from error
+    return rows
 
 
 def _columns(rows: list[tuple[int, list[str]]], file: Path) -> tuple[int, int, list[tuple[int, list[str]]]]:
@@ -223,7 +227,7 @@ def _label(text: str, file: Path, line: int) -> int:
 
 
 def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+    return len(text) < 19 and text.removeprefix("-").isdecimal()  # longer ones do not fit 64 bits
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ inside the model's own folder (a model file is untrusted input: it must not make
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -120,6 +121,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.
         model = ir.from_proto(mended(proto, owned=folder is not None))
     except UNREADABLE as error:
         raise ModelError(f"{where} cannot be understood as an ONNX graph: {_root_cause(error)}") from error
+    _refuse_dangling(model, where)
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, str(folder) or ".")
     return model
@@ -139,6 +141,25 @@ def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
         raise ModelError(f"Initializer '{name}' of {where} is sparse. Export the model with dense weights.")
+
+
+def _refuse_dangling(model: ir.Model, where: str) -> None:
+    """Refuse, naming the node, a value that is read and that nothing computes or holds."""
+    inner = (node for function in model.functions.values() for node in function.all_nodes())
+    for node in chain(model.graph.all_nodes(), inner):
+        for value in node.inputs:
+            if value is not None and value.name and _comes_from_nowhere(value):
+                raise ModelError(
+                    f"Node '{node.name}' ({node.op_type}) of {where} reads '{value.name}', which is no input, no "
+                    "initializer and no result of another node. Export the model again."
+                )
+    for value in model.graph.outputs:
+        if _comes_from_nowhere(value):
+            raise ModelError(f"Nothing in {where} computes its output '{value.name}'. Export the model again.")
+
+
+def _comes_from_nowhere(value: ir.Value) -> bool:
+    return value.producer() is None and not value.is_graph_input() and not value.is_initializer()
 
 
 def _root_cause(error: BaseException) -> str:

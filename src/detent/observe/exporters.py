@@ -15,7 +15,6 @@ in them is passed over, and the guess that then takes its place is called a gues
 from __future__ import annotations
 
 import ast
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ import onnx_ir as ir
 from detent.graph.load import FOLDER
 from detent.observe.images import GREY
 from detent.observe.preprocess import IMAGENET_MEAN, IMAGENET_STD, DeclaredImages
-from detent.settings import read_text
+from detent.settings import parse_json, read_text
 
 _PILLOW_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _PIXEL_FORMATS = {"gray8": "GRAY", "rgb8": "RGB", "bgr8": "BGR"}
@@ -164,8 +163,8 @@ def _timm(file: Path) -> DeclaredImages | None:
 
 def _json(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(read_text(file))
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(read_text(file))
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -10,13 +10,15 @@ open handles; a .npz file is decompressed whole, and the last ones used are kept
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import tokenize
 import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -30,6 +32,9 @@ from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
 
 RANDOM_SAMPLES = 8
+
+KEPT_IMAGES, KEPT_BYTES = 128, 24 << 20
+"""Images whose pixels are kept between the stages of a run, and the most bytes that they may take."""
 
 
 class Rows(Protocol):
@@ -107,7 +112,10 @@ class PartRows:
 
 @dataclass(frozen=True)
 class _ImageRows:
-    """Image files for a model of one input. `names` are paths relative to `folder`."""
+    """Image files for a model of one input. `names` are paths relative to `folder`.
+
+    The pixels of the first images are kept: stage after stage looks at these.
+    """
 
     folder: Path
     names: Sequence[str]
@@ -116,15 +124,26 @@ class _ImageRows:
     place: str
     noun: str = "images"
     in_memory: bool = False
+    kept: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __getstate__(self) -> dict[str, object]:
+        # What is kept is not sent to other processes.
+        return {**self.__dict__, "kept": {}}
 
     def origin(self, row: int) -> str:
         return self.names[row]
 
     def read(self, row: int) -> Mapping[str, Array]:
-        return {self.input_name: self.recipe.load(self.folder / self.names[row])}
+        pixels = self.kept.get(row)
+        if pixels is None:
+            pixels = self.recipe.pixels(self.folder / self.names[row])
+            before = list(self.kept.values())
+            if len(before) < KEPT_IMAGES and sum(each.nbytes for each in before) + pixels.nbytes <= KEPT_BYTES:
+                self.kept[row] = pixels
+        return {self.input_name: self.recipe.normalise(pixels)}
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:
         digest.add_plain(self.recipe.to_dict())
@@ -184,6 +203,10 @@ class _RandomRows:
         digest.add_plain([list(shape) for shape in self._shapes()])
 
 
+MOST_RANDOM = 1 << 28
+"""Elements of an input, beyond which random data would take the machine's memory."""
+
+
 def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
     """Return eight feeds of random numbers. Only the batch axis may be dynamic: the others cannot be guessed."""
     for spec in inputs:
@@ -194,6 +217,10 @@ def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
             )
         if spec.dtype.kind not in "fiub":
             raise UsageError(f"input '{spec.name}' takes {spec.dtype.name}: there is no random data for it. Give data.")
+        if math.prod(size or 1 for size in spec.shape) > MOST_RANDOM:
+            raise UsageError(
+                f"input '{spec.name}' has the shape {spec.shape_text}, too large for random data. Give data."
+            )
     per_feed = (inputs[0].shape[0] or 1) if shares_batch(inputs) else 1
     return _RandomRows(tuple(inputs), seed, RANDOM_SAMPLES * per_feed)
 
@@ -385,6 +412,13 @@ def _fetch_npy(paths: Mapping[str, Path], row: int | None) -> dict[str, Array]:
     return {name: np.array(open_npy(path)[... if row is None else row]) for name, path in paths.items()}
 
 
+ARRAY_ERRORS: tuple[type[Exception], ...] = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError),
+    *(SyntaxError, RecursionError, tokenize.TokenError, AttributeError),  # of a header, which is parsed as Python
+    *(NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),  # of an archive; one may be encrypted
+)
+"""What numpy raises on files that are no arrays."""
+
 _header_lock = threading.Lock()
 """numpy parses the header of a .npy file as Python, and two threads of Python 3.11 that do so at once may fail."""
 
@@ -394,7 +428,7 @@ def open_npy(path: Path) -> Array:
     try:
         with _header_lock:
             return np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError) as error:
+    except ARRAY_ERRORS as error:
         raise DataError(f"{path}: this .npy file cannot be read ({_why(error)}).") from error
 
 
@@ -432,33 +466,29 @@ def _fetch_npz(load: Callable[[Path], Mapping[str, Array]], path: Path, row: int
     return take_row(load(path), row)
 
 
-_NPZ_ERRORS = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    SyntaxError,
-    NotImplementedError,
-    RuntimeError,  # an encrypted archive
-    zipfile.BadZipFile,
-    zlib.error,
-)
+LARGE_ARCHIVE, MOST_UNPACKED = 500 << 20, 20
+"""Bytes, and how many times its own size an archive beyond them may unpack to."""
 
 
 def npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays in a .npz file, from their headers alone."""
     try:
         with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            unpacked = sum(member.file_size for member in members)
+            if unpacked > max(LARGE_ARCHIVE, MOST_UNPACKED * path.stat().st_size):
+                raise ValueError(f"its {path.stat().st_size:,} bytes unpack to {unpacked:,}; save it as .npy files")
             shapes = {}
-            for member in archive.namelist():
+            for member in members:
                 with archive.open(member) as stream:
-                    shapes[member.removesuffix(".npy")] = _read_shape(stream)
+                    shapes[member.filename.removesuffix(".npy")] = _read_shape(stream, member.file_size)
             return shapes
-    except _NPZ_ERRORS as error:
+    except ARRAY_ERRORS as error:
         raise DataError(f"{path}: this .npz file cannot be read ({_why(error)}).") from error
 
 
-def _read_shape(stream: IO[bytes]) -> tuple[int, ...]:
+def _read_shape(stream: IO[bytes], held: int) -> tuple[int, ...]:
+    """Return the shape that a header declares. Raise ValueError if that is more than the bytes that are held."""
     version = np.lib.format.read_magic(stream)
     # Version 3 is written for named fields only, which no input of a model has.
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -467,6 +497,9 @@ def _read_shape(stream: IO[bytes]) -> tuple[int, ...]:
     shape, _, dtype = readers[version](stream)
     if dtype.hasobject:
         raise ValueError("Python objects in dtype")
+    declared = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or declared > held:
+        raise ValueError(f"an array of shape {list(shape)} is declared, {declared:,} bytes, of which it holds {held:,}")
     return tuple(shape)
 
 
@@ -475,7 +508,7 @@ def load_npz(path: Path) -> Mapping[str, Array]:
     try:
         with _header_lock, np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except _NPZ_ERRORS as error:
+    except ARRAY_ERRORS as error:
         raise DataError(f"{path}: this .npz file cannot be read ({_why(error)}).") from error
 
 

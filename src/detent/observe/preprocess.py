@@ -7,7 +7,6 @@ over the JSON file, the file over the model's declaration, and that over the gue
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ import numpy as np
 
 from detent.errors import UsageError, nearest
 from detent.observe.images import GREY, Fit, Geometry, Resample, Size, geometry, read_pixels
-from detent.settings import read_text
+from detent.settings import parse_json, read_text
 
 Order = Literal["RGB", "BGR", "GRAY"]
 Layout = Literal["NCHW", "NHWC"]
@@ -120,7 +119,11 @@ class Preprocess:
 
     def load(self, path: Path | str) -> np.ndarray[Any, Any]:
         """Return the image as an array without a batch axis: CHW or HWC, as `layout` says."""
-        pixels = read_pixels(
+        return self.normalise(self.pixels(path))
+
+    def pixels(self, path: Path | str) -> np.ndarray[Any, Any]:
+        """Return the pixels of the image in their place, as bytes: what takes most of the time of loading it."""
+        return read_pixels(
             Path(path),
             size=self.size,
             resize=self.resize,
@@ -129,6 +132,9 @@ class Preprocess:
             fit=self.fit,
             pad=self.pad,
         )
+
+    def normalise(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return pixels as the model takes them."""
         if self.order == "BGR":
             pixels = pixels[:, :, ::-1]
         planes = pixels.transpose(2, 0, 1)
@@ -346,7 +352,7 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
-        raw = json.loads(read_text(path))
+        raw = parse_json(read_text(path))
     except OSError as error:
         raise UsageError(f"{path}: the preprocess file cannot be read ({error.strerror or error}).") from error
     except ValueError as error:

@@ -34,6 +34,7 @@ from detent.observe.statistics import (
     fixed_point,
 )
 from detent.observe.store import STATISTICS, read_sealed, write_sealed
+from detent.settings import parse_json
 from detent.version import __version__
 
 MOST_TENSORS = 1 << 16
@@ -87,8 +88,8 @@ def _split(body: bytes) -> tuple[Header, bytes]:
         raise _ImplausibleError("it has no header")
     end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     try:
-        header = json.loads(body[_LENGTH.size : end])
-    except (ValueError, RecursionError) as error:
+        header = parse_json(body[_LENGTH.size : end])
+    except ValueError as error:
         raise _ImplausibleError("its header is not JSON") from error
     if not isinstance(header, dict):
         raise _ImplausibleError("its header is not an object")

@@ -32,7 +32,8 @@ from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.recipe import Recipe
-from detent.recipe.recipe import EQUALIZING_SAMPLES
+from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import EQUALIZING_SAMPLES, WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
 from detent.settings import choice_text
@@ -101,7 +102,7 @@ def rescale(
     smoothing = absorption = equalization = None
     # Factors of channels follow from the order of magnitude of activations, which a few samples show.
     few = samples[:EQUALIZING_SAMPLES]
-    if recipe.smooth is not None:
+    if recipe.smooth is not None and (saved is None or saved.smoothed is not None):
         known = None if saved is None else saved.smoothed
         bits = _bits(recipe.activations), _bits(recipe.weights)
         strategy = SmoothQuant(recipe.smooth)
@@ -125,7 +126,7 @@ TRUSTED = 48
 """With so many samples, channels have shown how large they get: equalization has to prove itself with fewer."""
 
 READ_LATER = frozenset(
-    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges")
+    ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges", "widen")
 )
 """Fields of a recipe that only later stages read, but for the votes of a method."""
 
@@ -190,10 +191,11 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
         with watch.step("calibrate"):
             observation = _statistics(prepared, source, saved, job.collecting.checkpoint)
             original = loading.result()
-            check_preparation(job, original, samples, observation)
+            said = check_preparation(prepared, original, samples, observation)
             observed = Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
             if plain is not None and rescaling.factors and any(rescaling.factors) and observation.held_out:
                 observed = better_of(observed, _unequalized(observed, plain))
+            observed.observation.notes.extend(said)
             if job.collecting.save is not None and saved is None and prepared.needs_statistics:
                 _save(observed)
     return observed
@@ -258,13 +260,27 @@ def _saved_statistics(prepared: Prepared) -> StatisticsFile | None:
     file = load_statistics(job.collecting.reuse)
     data = None if source is None else source.fingerprint
     check_fits(file, prepared.fingerprint, prepared.sites, data, _vote(recipe)[1])
-    if (file.smoothed is not None) != (recipe.smooth is not None):
-        counted, other = ("after", "--smooth") if file.smoothed is not None else ("without", "no --smooth")
-        raise UsageError(f"The statistics were counted {counted} smoothing: give {other}, or calibrate again.")
-    if file.alpha != recipe.smooth:
-        raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
+    _check_smoothing(file, recipe)
     _check_equalization(file, recipe)
     return file
+
+
+def _check_smoothing(file: StatisticsFile, recipe: Recipe) -> None:
+    """Raise UsageError if the values were smoothed, and the recipe has it otherwise, or the other way round.
+
+    Statistics without smoothing serve a preset that smooths by itself: then it does not.
+    """
+    if file.smoothed is not None and recipe.smooth is None:
+        raise UsageError("The statistics were counted after smoothing: give --smooth, or calibrate again.")
+    if file.smoothed is None and recipe.smooth not in (None, file.alpha, _usual_smoothing(recipe)):
+        raise UsageError("The statistics were counted without smoothing: give no --smooth, or calibrate again.")
+    if file.smoothed is not None and file.alpha != recipe.smooth:
+        raise UsageError(f"The statistics were counted after smoothing by {file.alpha}: give that, or calibrate again.")
+
+
+def _usual_smoothing(recipe: Recipe) -> float | None:
+    preset = PRESETS.get(recipe.name)
+    return None if preset is None else preset.smooth
 
 
 def _check_equalization(file: StatisticsFile, recipe: Recipe) -> None:
@@ -289,6 +305,8 @@ def _first_samples(job: Job, source: Source | None, saved: StatisticsFile | None
     needed = max(recipe.refinement.samples if recipe.refinement is not None else 0, job.probes)
     if recipe.search_ranges:
         needed = max(needed, RANGE_SAMPLES)
+    if recipe.widen is not None and source is not None:  # from statistics alone, nothing can be widened
+        needed = max(needed, WIDENING_SAMPLES)
     if (recipe.equalize is not None or recipe.smooth is not None) and saved is None:
         needed = max(needed, EQUALIZING_SAMPLES)
     if not needed:
@@ -342,7 +360,7 @@ def _save(observed: Observed) -> None:
         votes_for=_vote(recipe)[1],
         factors=rescaling.factors,
         absorbed=rescaling.absorbed,
-        smoothed=rescaling.smoothed,
+        smoothed=rescaling.smoothed or None,
         alpha=recipe.smooth,
         equalization=choice_text(recipe.equalize),
     )

@@ -14,12 +14,14 @@ from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
+from detent.pipeline.widening import find_widening
 from detent.plan.divisors import GuardDivisors
 from detent.plan.layout import Layout
 from detent.plan.plan import Plan, make_plan
+from detent.plan.wide import with_wide
 from detent.prepare import Pass, prepare
 from detent.prepare.base import OperatorPass
-from detent.results.quantized import Notes
+from detent.results.quantized import Notes, Widening
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class Planned:
     rules: Rules
     unsettled: Sequence[str]
     notes: Notes
+    widening: Widening | None = None
 
     @property
     def job(self) -> Job:
@@ -59,11 +62,15 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
         plan = make_plan(model, layout, observed.observation.statistics, recipe)
         rules = Rules(target, model.clone() if recipe.search_ranges else model, recipe.without)
         plan = rules(plan)
+        widening = find_widening(model, plan, observed)
+        if widening is not None and widening.tensors:
+            plan = make_plan(model, with_wide(layout, widening.names), observed.observation.statistics, recipe)
+            plan = rules(plan)
         unsettled = [str(each) for each in rules.violations(plan)]
         _rewrite(model, target.corrections, layout, notes)
         guard = GuardDivisors(plan, observed.observation.statistics)
         _run(model, [SaturatingClip(plan), guard], notes)
-    return Planned(observed, model, guard.plan, rules, unsettled, notes)
+    return Planned(observed, model, guard.plan, rules, unsettled, notes, widening)
 
 
 def _copied(layout: Layout) -> Layout:

@@ -97,6 +97,7 @@ class Run:
             equalization=observed.rescaling.equalization,
             smoothing=observed.rescaling.smoothing,
             absorption=observed.rescaling.absorption,
+            widening=planned.widening,
             refined=self.refined.layers,
             calibration=calibration,
             fidelity=fidelity,

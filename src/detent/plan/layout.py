@@ -41,7 +41,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Site:
-    """A value that will be quantized, and the node on whose account.
+    """A value that will be quantized, and the node that asks for it.
 
     `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1). `axis` is, for
     the weight of a layer, the axis of its output channels, and `summed` the one along which blocks lie.
@@ -72,7 +72,8 @@ class Layout:
     `formats` are those of the sites, and `ranges` what the user gave instead of observed ones. `fuse` are the
     activation functions that belong to the node before them. `masked` are attention scores after masking: never sites,
     whoever reads them. `ends` are the values that a float post-processing starts from. `ties` says what becomes of
-    activations halfway between two codes, where that is not what QuantizeLinear does.
+    activations halfway between two codes, where that is not what QuantizeLinear does. `wide` are the activations that
+    got more bits than the recipe gives.
     """
 
     sites: Mapping[str, Site] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Layout:
     masked: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset()
     ties: Mapping[str, Rounding] = field(default_factory=dict)
+    wide: frozenset[str] = frozenset()
 
     def leader(self, value: str) -> str:
         """Return the value whose statistics and position `value` shares; itself where it shares with none."""

@@ -13,6 +13,7 @@ lies along the axis that products are summed over, because a device multiplies w
 | MatMul B                   | last               | last but one                                    |
 | Gemm A                     |                    | 1, or 0 with transA                             |
 | Gemm B                     | 1, or 0 (transB)   | 0, or 1 with transB                             |
+| table of a Gather          | its axis           |                                                 |
 | Softmax input              |                    | its axis                                        |
 | anything else              |                    | 1, or of a vector 0                             |
 """
@@ -157,7 +158,10 @@ def is_fused_edge(producer: ir.Node, consumer: ir.Node, fuse: Collection[str]) -
 
 
 def channel_axis(node: ir.Node, weight: ir.Value, bias: ir.Value | None) -> int | None:
-    """Return the axis of the output channels of a layer's weight; None if it has none."""
+    """Return the axis of the output channels of a layer's weight, or of a table's entries; None if it has none."""
+    if node.op_type == "Gather" and weight is node.inputs[0]:
+        # Entries are read one by one: each may have a scale, and those of rare words are far smaller than the largest.
+        return node.attributes.get_int("axis", 0) if _rank(weight) > 1 else None
     if len(node.inputs) < 2 or weight is not node.inputs[1]:
         return None
     if node.op_type == "Conv":

@@ -7,6 +7,7 @@ final parameters; so no adjustment can leave codes behind that belong to another
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,9 @@ from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats
 from detent.recipe import Recipe
 from detent.recipe.presets import PRESETS
+
+HEADROOM = 1.25
+"""Of what was seen, how far the codes of attention reach: other samples may attend somewhat more to one token."""
 
 RAW_LIMIT = 1 << 14
 """A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker."""
@@ -213,7 +217,11 @@ def make_plan(model: ir.Model, layout: Layout, statistics: Mapping[str, TensorSt
     for site in layout.sites.values():
         if layout.leader(site.value) == site.value:
             method = recipe.method_of_outputs if site.value in outputs else recipe.method
-            params[site.value] = _choose(model, layout, site, statistics, recipe, method)
+            # Steps of 16 bits are so fine that nothing is worth clipping, least of all what they were given for.
+            method = MinMax() if site.value in layout.wide else method
+            params[site.value] = _choose(
+                model, layout, site, statistics, recipe, method, is_output=site.value in outputs
+            )
     # A tensor of zeros gets an arbitrary scale; a rule must not coarsen its neighbours for it.
     free = frozenset(name for name in params if _is_zero(model, layout.sites[name], statistics))
     plan = Plan(layout, params, _products(model, layout), _finest(model, layout), free)
@@ -263,6 +271,8 @@ def _choose(
     statistics: Mapping[str, TensorStatistics],
     recipe: Recipe,
     method: Method,
+    *,
+    is_output: bool = False,
 ) -> Params:
     """Return the parameters of one site; `method` is for an activation."""
     fmt = layout.formats[site.value]
@@ -276,7 +286,7 @@ def _choose(
     if given is not None:
         return fmt.fit(*given)
     if site.largest is not None:
-        return settled_params(site.largest, fmt, recipe.method)
+        return settled_params(_reached(site, statistics, is_output), fmt, recipe.method)
     if site.role is Role.ACTIVATION:
         return choose_params(statistics[site.value], fmt, method, site.value)
     if site.role is Role.BIAS and is_product_bias(fmt):
@@ -287,6 +297,19 @@ def _choose(
     return choose_params_of_values(
         values, fmt, recipe.method_of_weights, site.value, site.axis if fmt.per_channel else None
     )
+
+
+def _reached(site: Site, statistics: Mapping[str, TensorStatistics], is_output: bool) -> float:
+    """Return how far the codes of a value must reach whose operator keeps it within 0..largest.
+
+    Scores at the output of a model must not be clipped, whatever comes. Attention that is spread over many tokens never
+    gets near 1, and on a grid that reaches there it would have a few codes: what was seen, and some more, is enough.
+    """
+    assert site.largest is not None, "the operator settles it"
+    seen = statistics[site.value].histogram if site.value in statistics else None
+    if is_output or seen is None or not 0.0 < seen.maximum < math.inf:
+        return site.largest
+    return min(site.largest, HEADROOM * seen.maximum)
 
 
 def _points(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> Points:

@@ -15,7 +15,9 @@ from detent.graph.values import input_at, is_constant, is_standard, scalar_of
 
 REASON = "part of a norm by the root of a mean of squares, which is computed in float from its input to its result"
 
-_ON_THE_WAY = ("Add", "Mul", "Div", "Max", "Clip", "Identity", "Cast")
+_MOVING = ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Clip", "Relu")
+_ON_THE_WAY = ("Add", "Sub", "Div", "Max", *_MOVING)
+MOST_NODES = 24
 
 
 def find_unfused_norms(graph: ir.Graph) -> dict[str, str]:
@@ -35,21 +37,30 @@ def _exponent(node: ir.Node) -> float:
 
 
 def _squares_before(root: ir.Node) -> list[ir.Node] | None:
-    """Return the nodes from the squares to the root, without it; None if it is no root of a mean of squares."""
-    passed: list[ir.Node] = []
-    node = root
-    while True:
-        varying = [value for value in node.inputs if value is not None and not is_constant(value)]
-        before = varying[0].producer() if len(varying) == 1 else None
-        if before is None:
-            return None
-        passed.append(before)
-        if is_standard(before, "ReduceMean", "ReduceSum", "GlobalAveragePool"):
-            squares = before.inputs[0].producer() if before.inputs[0] is not None else None
-            return None if squares is None or not _is_square(squares) else [*passed, squares]
-        if not is_standard(before, *_ON_THE_WAY):
-            return None
-        node = before
+    """Return the nodes from the squares to the root, without it; None if it is no root of a mean of squares.
+
+    A variance may be written as mean(x^2) - mean(x)^2: the search follows both.
+    """
+    found: dict[ir.Node, None] = {}
+    squares, pending = False, [root]
+    while pending:
+        reader = pending.pop()
+        for value in reader.inputs[:1] if is_standard(reader, *_MOVING) else reader.inputs:
+            node = None if value is None else value.producer()
+            if value is None or is_constant(value) or node in found:
+                continue
+            if node is None or len(found) >= MOST_NODES:
+                return None
+            found[node] = None
+            if is_standard(node, "ReduceMean", "ReduceSum", "GlobalAveragePool"):
+                source = node.inputs[0].producer() if node.inputs[0] is not None else None
+                if source is not None and _is_square(source):
+                    squares, found = True, {**found, source: None}
+            elif is_standard(node, *_ON_THE_WAY) or _is_square(node) or _is_scaled(node):
+                pending.append(node)
+            else:
+                return None
+    return list(found) if squares else None
 
 
 def _is_square(node: ir.Node) -> bool:
@@ -58,20 +69,30 @@ def _is_square(node: ir.Node) -> bool:
     return is_standard(node, "Mul") and node.inputs[0] is node.inputs[1]
 
 
+def _is_scaled(node: ir.Node) -> bool:
+    return is_standard(node, "Mul") and any(is_constant(value) for value in node.inputs)
+
+
 def _divisions_after(root: ir.Node) -> list[ir.Node]:
     """Return the nodes that divide by the root, and those between; none if nothing divides by it."""
     found: list[ir.Node] = []
-    inverse = _exponent(root) < 0 if is_standard(root, "Pow") else False
+    inverse = is_standard(root, "Pow") and _exponent(root) < 0
     for reader in root.outputs[0].consumers():
         if inverse and is_standard(reader, "Mul"):
+            found += [reader, *_products_after(reader)]
+        elif is_standard(reader, "Reciprocal") or (is_standard(reader, "Div") and is_constant(reader.inputs[0])):
+            products = [each for each in reader.outputs[0].consumers() if is_standard(each, "Mul")]
+            found += [reader, *products, *(later for each in products for later in _products_after(each))]
+        elif is_standard(reader, "Div") and reader.inputs[1] is root.outputs[0]:
             found.append(reader)
-        elif is_standard(reader, "Reciprocal"):
-            found += [reader, *(each for each in reader.outputs[0].consumers() if is_standard(each, "Mul"))]
-        elif is_standard(reader, "Div") and (reader.inputs[1] is root.outputs[0] or is_constant(reader.inputs[0])):
-            found.append(reader)
-            if is_constant(reader.inputs[0]):  # 1 / root, to be multiplied with
-                found += [each for each in reader.outputs[0].consumers() if is_standard(each, "Mul")]
         elif is_standard(reader, "Add", "Max", "Clip"):  # x / (root + eps)
             later = [each for each in reader.outputs[0].consumers() if is_standard(each, "Div")]
             found += [reader, *later] if later else []
     return found
+
+
+def _products_after(product: ir.Node) -> list[ir.Node]:
+    """Return the Muls behind an inverse root that was only multiplied with a constant: 1 / root * gain * x."""
+    if not any(is_constant(value) for value in product.inputs):
+        return []
+    return [each for each in product.outputs[0].consumers() if is_standard(each, "Mul")]

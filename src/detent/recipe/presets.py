@@ -23,6 +23,13 @@ ADAQUANT = AdaQuant(samples=1000, batch=128, early_stop=True)
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BFLOAT16 = FloatFormat("bfloat16")
 
+PER_CHANNEL_INT8 = IntegerFormat("int8", granularity="per_channel")
+"""Weights of devices with float scales: a scale for each channel costs nothing there, since a product is rescaled in
+any case, and the loss of weights is the least that 8 bits can have."""
+
+TRANSFORMER_SQNR = 20.0
+"""What 8-bit activations of a transformer may cost at its outputs, in dB: about what its 8-bit weights cost."""
+
 
 def _twins(recipe: Recipe, adaround: bool = True) -> Iterator[Recipe]:
     """A recipe, and the same with its weights fine-tuned layer by layer."""
@@ -79,17 +86,19 @@ def _npu() -> Iterator[Recipe]:
     )
     a8w8 = _integers(
         "A8W8",
-        "8-bit activations and weights, symmetric, float scales, MinMSE; for NPUs with float scales",
+        "8-bit activations and weights, float scales, MinMSE; 16 bits where a transformer needs them; for NPUs",
         IntegerFormat("int8"),
-        IntegerFormat("int8"),
+        PER_CHANNEL_INT8,
         MinMSE(),
-    ).replace(target="npu-float-scale")
+    ).replace(target="npu-float-scale", smooth=0.5, widen=TRANSFORMER_SQNR)
     yield from _twins(a8w8)
     yield from _twins(
         a8w8.replace(
             name="A16W8",
             description="A8W8 with 16-bit activations, MinMax",
             activations=IntegerFormat("int16"),
+            smooth=None,
+            widen=None,
             method=MinMax(),  # with 16 bits, steps are so fine that nothing is worth clipping
             constants_as_activations=True,
         )
@@ -97,13 +106,14 @@ def _npu() -> Iterator[Recipe]:
 
 
 def _cpu() -> Iterator[Recipe]:
-    int8, int16, uint8 = (IntegerFormat(dtype) for dtype in ("int8", "int16", "uint8"))
+    int8, int16 = (IntegerFormat(dtype, granularity="per_channel") for dtype in ("int8", "int16"))
+    wide, uint8 = IntegerFormat("int16"), IntegerFormat("uint8")
     loose = {dtype: IntegerFormat(dtype, symmetric=False) for dtype in ("int8", "uint8", "uint16")}
     fine, finest = Percentile(), Percentile(99.9999)
     for name, activations, weights, method in (
         ("S8S8_AAWS", loose["int8"], int8, finest),
         ("U8S8_AAWS", loose["uint8"], int8, fine),
-        ("S16S8_ASWS", int16, int8, fine),
+        ("S16S8_ASWS", wide, int8, fine),
         ("U16S8_AAWS", loose["uint16"], int8, fine),
     ):
         text = f"{activations.dtype} activations, {weights.dtype} weights, float scales, Percentile; for CPUs"

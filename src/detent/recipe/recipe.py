@@ -22,6 +22,12 @@ POWER_OF_TWO_UINT8 = IntegerFormat("uint8", scale="power_of_two")
 EQUALIZING_SAMPLES = 64
 """Enough to see what each channel holds."""
 
+WIDENING_SAMPLES = 4
+"""Errors of single tensors are much the same on any sample; these tell which are large."""
+
+MOST_DECIBELS = 100.0
+"""16 bits reach no more."""
+
 OutputFormat = Literal["qdq", "qoperator", "extended-qdq", "vitis-qdq", "fix-neuron", "cast", "bfloat16"]
 """How codes are written into the file: see docs/formats.md."""
 
@@ -39,7 +45,7 @@ class Override:
     The part is every node that matches one of the `nodes` patterns, is of one of the `op_types`, or lies between the
     first and the second group of nodes in `between`. They take the formats that are given here, or stay float with
     `leave_float`. Where two parts meet, the value between them is converted. `tensors` are single values by name (or
-    pattern), which may have a format, and a `range` in the place of what was observed. Of several overrides that fit,
+    pattern), which may have a format, and a `range` that replaces the observed one. Of several overrides that fit,
     the last one that says something wins; what one leaves float stays so.
     """
 
@@ -88,6 +94,10 @@ class Recipe:
     into the weights behind them (SmoothQuant, the number is its alpha); the `refinement` chooses weights and biases
     afterwards. With `search_ranges` the scales of activations are those that the network's output asks for.
 
+    `widen` is for networks with normalization layers, in which a few channels are many times as large as the others: it
+    is the SQNR in dB at the outputs that 8-bit activations together must keep. Those that cost most get 16 bits until
+    they do. Activations that have more than 8 bits already have nothing to gain.
+
     `rounding` is how the device rounds activations: "half-even", as the file says, or "dpu", ties upwards. All that is
     chosen by what it does is then judged with that rounding; the file itself has no field for it.
 
@@ -113,6 +123,7 @@ class Recipe:
     target: str = "npu-cnn"
     equalize: Equalizer | None = GlobalEqualization()  # noqa: RUF009
     smooth: float | None = None
+    widen: float | None = None
     search_ranges: bool = False
     refinement: Refinement | None = BiasCorrection()  # noqa: RUF009
     rounding: DeviceRounding = "half-even"
@@ -140,6 +151,8 @@ class Recipe:
                 raise UsageError(f"fuse has '{op_type}'. Choose from {', '.join(FUSABLE_ACTIVATIONS)}.")
         if self.smooth is not None and not 0.0 <= self.smooth <= 1.0:
             raise UsageError(f"smooth is {self.smooth}: the alpha of SmoothQuant is between 0 and 1, such as 0.5.")
+        if self.widen is not None and not 0.0 < self.widen <= MOST_DECIBELS:
+            raise UsageError(f"widen is {self.widen}: an SQNR in dB above 0 and up to {MOST_DECIBELS:g}, such as 20.")
 
     @property
     def formats(self) -> dict[str, NumberFormat | None]:

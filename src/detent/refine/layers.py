@@ -276,7 +276,7 @@ def _fixed_bias(node: ir.Node, bias: ir.Value | None, weight: ir.Value, layout: 
         return "no bias"
     site = layout.sites.get(str(bias.name))
     if not is_constant(bias) or (site is not None and site.role is not Role.BIAS):
-        return "its bias is no constant"
+        return "its bias is not a constant"
     if len(bias.uses()) > 1:
         return f"its bias '{bias.name}' is read by other nodes too"
     if site is None and bias.is_graph_output():

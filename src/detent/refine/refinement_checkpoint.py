@@ -12,7 +12,6 @@ import dataclasses
 import io
 import json
 import time
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +23,13 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.numerics.formats import holds_integers
+from detent.observe.files import ARRAY_ERRORS
 from detent.observe.fingerprints import Digest, fingerprint_of
 from detent.observe.store import REFINEMENT, CheckpointFile
 from detent.plan.plan import Plan
 from detent.refine.layers import LayerChange, LayerReport
 from detent.refinements import Refinement
+from detent.settings import parse_json
 from detent.version import __version__
 
 
@@ -113,16 +114,20 @@ def _pack(identity: str, finished: Mapping[str, LayerChange]) -> bytes:
     return body.getvalue()
 
 
+_DAMAGED: tuple[type[Exception], ...] = (*ARRAY_ERRORS, StopIteration)
+"""What reading a forged or torn file raises; too few arrays are the last."""
+
+
 def _unpack(body: bytes, where: str) -> tuple[str, dict[str, LayerChange]]:
     try:
         with np.load(io.BytesIO(body), allow_pickle=False) as file:
             arrays = iter([file[f"arr_{number}"] for number in range(len(file.files))])
-            header = json.loads(next(arrays).tobytes())
+            header = parse_json(next(arrays).tobytes())
             found = {}
             for layer in header["layers"]:
                 refined = {str(name): next(arrays) for name in layer["refined"]}
                 scale = next(arrays) if layer["scaled"] else None
                 found[str(layer["output"])] = LayerChange(LayerReport(**layer["report"]), refined, scale)
             return str(header["identity"]), found
-    except (ValueError, KeyError, TypeError, StopIteration, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise DataError(f"{where} is damaged: {error}.") from error

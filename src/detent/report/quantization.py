@@ -11,7 +11,7 @@ from detent.devices.catalog import device_of
 from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
-from detent.prepare import FixBatch
+from detent.prepare import FixBatch, FixShapes
 from detent.recipe.file import to_toml
 from detent.refine.ranges import RULE as RANGES
 from detent.report import document as doc
@@ -70,6 +70,7 @@ def quantization_document(report: Report) -> doc.Document:
             _operators(report),
             _preparation(report),
             _rescaling(report),
+            _wide(report),
             _moves(report),
             _refinement(report),
             _outputs(report),
@@ -139,8 +140,11 @@ def _about_data(report: Report) -> list[str]:
 
 
 def _about_batch(report: Report) -> list[str]:
-    """Say that an open batch was fixed."""
+    """Say that an open batch, or the open size of an image, was fixed."""
+    sizes = [change for change in report.changes if change.by == FixShapes.__name__ and change.node != "model"]
     fixed = [change for change in report.changes if change.by == FixBatch.__name__ and change.node != "model"]
+    if sizes:
+        return [f"Input '{change.node}': {change.what}." for change in sizes]
     if not fixed:
         return []
     inputs = listed([f"'{change.node}'" for change in fixed], LISTED)
@@ -339,6 +343,40 @@ def _equalization(done: Equalization) -> str:
     if not done.noise_before or not done.noise_after:
         return f"{text}."
     return f"{text}: {10 * math.log10(done.noise_before / done.noise_after):.1f} dB less rounding noise expected."
+
+
+def _wide(report: Report) -> doc.Section | None:
+    """Tell which activations got 16 bits, and what 8 would have cost."""
+    done = report.widening
+    if done is None:
+        return None
+    before, after = (
+        f"{decibels(-10 * math.log10(each)) if each else 'no loss'} dB" for each in (done.before, done.after)
+    )
+    count = f"{len(done.tensors)} of {done.candidates}"
+    columns = [
+        doc.named("Activation", "name"),
+        doc.worded("Between", "role", "What computes it, and what reads it."),
+        doc.figure(
+            "SQNR dB", lambda each: -10 * math.log10(each.cost), decibels, "At the outputs, if it alone had 8 bits."
+        ),
+        doc.figure(
+            "Channels",
+            "channel_ratio",
+            ".3g",
+            "Its largest channel over the middle one: with one step for all, the middle one has so many fewer codes.",
+        ),
+    ]
+    brief = f"16 bits for {count} activations, where 8 cost most: {before} at the outputs without them, {after} with."
+    if not done.tensors:
+        brief = f"8 bits for all {done.candidates} activations: {before} at the outputs."
+    return doc.Section(
+        "16-bit activations",
+        "A few of their channels are far larger than the others, so that 8 bits would cost too much at the outputs.",
+        [doc.table("wide", columns, done.tensors)] if done.tensors else [],
+        count=count,
+        brief=brief,
+    )
 
 
 def _moves(report: Report) -> doc.Section | None:

@@ -69,6 +69,36 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class WideTensor:
+    """An activation with 16 bits, and `shared`, those that have its codes.
+
+    `cost` is the error at the outputs, noise over signal, if it alone were rounded to 8 bits. `channel_ratio` says how
+    many times as large its largest channel is as the middle one, if it has channels.
+    """
+
+    name: str
+    shared: Sequence[str]
+    role: str
+    cost: float
+    channel_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Widening:
+    """The activations that got 16 bits, of how many, and the error of the others at the outputs before and after."""
+
+    tensors: Sequence[WideTensor]
+    candidates: int
+    before: float
+    after: float
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All values with 16 bits."""
+        return frozenset(name for tensor in self.tensors for name in tensor.shared)
+
+
+@dataclass(frozen=True)
 class Report(Result):
     """What was done to every node and tensor, why, and what it cost.
 
@@ -95,6 +125,7 @@ class Report(Result):
     equalization: Equalization | None = None
     smoothing: Smoothing | None = None
     absorption: Absorption | None = None
+    widening: Widening | None = None
     refined: Sequence[LayerReport] = ()
     fidelity: Fidelity | None = None
     in_sample: bool = False
@@ -180,6 +211,6 @@ class Report(Result):
 _JSON_FIELDS = (
     *("source", "output", "recipe", "nodes", "tensors", "changes", "declined", "moves", "equalization", "smoothing"),
     *("refined", "calibration", "fidelity", "in_sample", "dry_run", "bytes_before", "bytes_after", "seconds"),
-    *("errors", "warnings", "suggestions", "device", "absorption", "trials"),
+    *("errors", "warnings", "suggestions", "device", "absorption", "trials", "widening"),
 )
 """The order in which the JSON lists them."""

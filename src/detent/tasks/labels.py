@@ -14,7 +14,6 @@ their own numbers, as torchvision's models have them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ import numpy.typing as npt
 from detent.errors import DataError
 from detent.observe.files import load_npz, npz_shapes
 from detent.observe.images import Size
-from detent.settings import read_text
+from detent.settings import parse_json, read_text
 from detent.tasks.boxes import Floats, Truths
 from detent.tasks.task import Task
 
@@ -208,7 +207,7 @@ def _yolo_file(file: Path) -> tuple[ObjectList, int]:
 def read_coco(file: Path) -> BoxLabels:
     """Read a file of COCO's form: images, annotations and categories."""
     try:
-        raw = json.loads(label_text(file))
+        raw = parse_json(label_text(file))
     except ValueError as error:
         raise DataError(f"{file} is not valid JSON, or only part of it ({error}).") from error
     tables = {

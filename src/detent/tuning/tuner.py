@@ -45,6 +45,7 @@ from detent.results.verdict import worst_sqnr
 from detent.search.probing import parts_of, unrefined
 from detent.sensitivity_analysis.layer_errors import errors_of, sensitivity
 from detent.sensitivity_analysis.variants import all_quantized, quantized_units
+from detent.settings import parse_json
 from detent.tuning.steps import Blame, Kind, TuningStep, as_it_is, exception_stages, exceptions, worth_trying
 
 STEPS, BEST = "steps.detent", "best.onnx"
@@ -130,7 +131,7 @@ class Record:
 def _read(folder: Path) -> dict[str, Any]:
     try:
         old = folder / _OLD_STEPS
-        found = json.loads(old.read_bytes() if old.exists() else read_sealed(folder / STEPS, TUNING))
+        found = parse_json(old.read_bytes() if old.exists() else read_sealed(folder / STEPS, TUNING))
     except (OSError, ValueError, DataError):
         return {}  # there is none, or one that cannot be read: it is made anew
     return found if isinstance(found, dict) else {}

@@ -1,0 +1,133 @@
+"""Run targets on mutated seeds; an exception that is no DetentError, a signal or a hang is kept and told."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import detent
+from fuzz.mutate import mutate
+from fuzz.targets import TARGETS, Target
+
+HANG = 30.0
+
+
+def run_one(target: Target, folder: Path, data: bytes) -> str | None:
+    """Return how a target failed on the data, or None if it answered or refused."""
+    try:
+        target.run(folder, data)
+    except detent.DetentError:
+        return None
+    except Exception:  # noqa: BLE001 - this is what is searched for
+        return traceback.format_exc(limit=-6)
+    return None
+
+
+def work(name: str, seed: int, seconds: float, most: int, pipe: Connection) -> None:
+    """Run a target for a time; send each input before it is run, and each failure."""
+    target, rng = TARGETS[name], random.Random(seed)
+    seeds = target.seeds()
+    pipe.send_bytes(b"s")
+    end, count = time.monotonic() + seconds, 0
+    with tempfile.TemporaryDirectory(prefix="detent-fuzz-") as folder:
+        while time.monotonic() < end and count < most:
+            data = mutate(rng.choice(seeds), rng, model=target.model)
+            if target.model:  # native code may end this process
+                pipe.send_bytes(b"r" + data)
+            failure = run_one(target, Path(folder), data)
+            count += 1
+            if failure is not None:
+                pipe.send_bytes(b"f" + data)
+                pipe.send_bytes(failure.encode())
+    pipe.send_bytes(b"d" + str(count).encode())
+
+
+def fuzz(name: str, seed: int, seconds: float, most: int, keep: Path) -> int:
+    """Fuzz one target in processes of its own, print what fails for the first time, and return how many did."""
+    end, failures, count = time.monotonic() + seconds, dict[str, int](), 0
+    context = multiprocessing.get_context("spawn")
+    while time.monotonic() < end and count < most:
+        here, there = context.Pipe(duplex=False)
+        left = max(1.0, end - time.monotonic())
+        process = context.Process(target=work, args=(name, seed + count, left, most - count, there))
+        process.start()
+        there.close()
+        last, done, patience = b"", False, 300.0  # until the seeds are made, which may compile loops
+        while not done:
+            try:
+                if not here.poll(patience):
+                    process.kill()
+                    _tell(name, last, "hang", failures, keep)
+                    break
+                answer = here.recv_bytes()
+                patience = HANG + (0.0 if TARGETS[name].model else left)
+            except EOFError:
+                process.join()
+                _tell(name, last, f"signal: exit code {process.exitcode}", failures, keep)
+                break
+            count += answer[:1] == b"r"
+            if answer[:1] == b"f":
+                _tell(name, answer[1:], here.recv_bytes().decode(), failures, keep)
+            elif answer[:1] == b"d":
+                count, done = (count if TARGETS[name].model else count + int(answer[1:])), True
+            last = answer[1:] if answer[:1] == b"r" else last
+        process.join()
+    print(f"{name}: {count} runs, {sum(failures.values())} failures of {len(failures)} kinds", flush=True)
+    return len(failures)
+
+
+def _tell(name: str, data: bytes, what: str, failures: dict[str, int], keep: Path) -> None:
+    lines = [line for line in what.strip().splitlines() if line.strip() and "^^^" not in line]
+    places = [line.strip() for line in lines if line.lstrip().startswith("File")]
+    kind = f"{places[-1] if places else ''} {lines[-1].partition(':')[0]}"
+    failures[kind] = failures.get(kind, 0) + 1
+    if failures[kind] == 1:
+        keep.mkdir(exist_ok=True)
+        path = keep / f"{name}-{len(failures)}.bin"
+        path.write_bytes(data)
+        print(f"--- {name}, kept as {path}\n{what}", flush=True)
+
+
+def guided(name: str) -> None:
+    """Let atheris guide the search by coverage; it takes its own options from the command line."""
+    import atheris  # only where its wheel installs
+
+    target = TARGETS[name]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def test_one(data: bytes) -> None:
+            failure = run_one(target, Path(folder), data)
+            if failure is not None:
+                raise AssertionError(failure)
+
+        atheris.instrument_all()
+        atheris.Setup([sys.argv[0]], test_one)
+        atheris.Fuzz()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", default=list(TARGETS), help=", ".join(TARGETS))
+    parser.add_argument("--seconds", type=float, default=60.0, help="in all")
+    parser.add_argument("--runs", type=int, default=10**9, help="at most, of each target")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where inputs that fail are kept")
+    parser.add_argument("--file", type=Path, help="run the target on this file")
+    parser.add_argument("--atheris", action="store_true", help="search guided by coverage")
+    given = parser.parse_args()
+    if given.file is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            print(run_one(TARGETS[given.targets[0]], Path(folder), given.file.read_bytes()) or "no failure")
+        return 0
+    if given.atheris:
+        guided(given.targets[0])
+        return 0
+    each = given.seconds / len(given.targets)
+    return min(1, sum([fuzz(name, given.seed, each, given.runs, given.keep) for name in given.targets]))

@@ -1,0 +1,111 @@
+"""What reads files that others wrote. A target is called with a scratch folder and the bytes of a file in it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import detent
+from detent.comparison.inspection import inspect_model
+from detent.device_check.check import check
+from detent.evaluation.dataset import read_label_file
+from detent.graph.load import load
+from detent.observe.preprocess import InputSpec, PreprocessOptions, guess_preprocess
+from detent.observe.sources import open_source
+from detent.observe.statistics_file import unpack
+from detent.recipe.file import read_recipe
+from detent.refine.refinement_checkpoint import _unpack as unpack_refinement
+from detent.tasks.labels import read_coco, read_pairs, read_yolo
+from fuzz import seeds
+
+SPEC = InputSpec("x", np.dtype(np.float32), seeds.SHAPE)
+
+
+def _file(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def _load(folder: Path, data: bytes) -> None:
+    load(_file(folder, "m.onnx", data))
+
+
+def _inspect(folder: Path, data: bytes) -> None:
+    inspect_model(_file(folder, "m.onnx", data))
+
+
+def _check(folder: Path, data: bytes) -> None:
+    check(_file(folder, "m.onnx", data), "npu-xint8")
+
+
+def _quantize(folder: Path, data: bytes) -> None:
+    import onnxruntime
+
+    output = folder / "out.onnx"
+    output.unlink(missing_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detent.quantize(_file(folder, "m.onnx", data), output, limit=2, trust=True)
+    onnxruntime.InferenceSession(str(output))
+
+
+def _recipe(folder: Path, data: bytes) -> None:
+    read_recipe(_file(folder, "r.toml", data))
+
+
+def _preprocess(folder: Path, data: bytes) -> None:
+    guess_preprocess(SPEC, PreprocessOptions(file=_file(folder, "p.json", data)))
+
+
+def _labels(folder: Path, data: bytes) -> None:
+    errors = []
+    for name, read in (
+        ("labels.csv", lambda file: read_label_file(file, folder)),
+        ("coco.json", read_coco),
+        ("pairs.csv", read_pairs),
+        ("a.txt", lambda file: read_yolo(file.parent)),
+    ):
+        path = _file(folder, name, data)
+        try:
+            read(path)
+        except detent.DetentError as error:
+            errors.append(error)
+        path.unlink()
+
+
+def _samples(name: str) -> Callable[[Path, bytes], None]:
+    def run(folder: Path, data: bytes) -> None:
+        for pending in open_source(_file(folder, name, data), [SPEC], limit=2):
+            pending.load()
+
+    return run
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader, and its corpus."""
+
+    run: Callable[[Path, bytes], None]
+    seeds: Callable[[], list[bytes]]
+    model: bool = False
+
+
+TARGETS = {
+    "load": Target(_load, seeds.models, model=True),
+    "inspect": Target(_inspect, seeds.models, model=True),
+    "check": Target(_check, seeds.models, model=True),
+    "quantize": Target(_quantize, seeds.models, model=True),
+    "statistics": Target(lambda _, data: unpack(data, "the file") and None, seeds.statistics),
+    "checkpoint": Target(lambda _, data: unpack_refinement(data, "the file") and None, seeds.statistics),
+    "recipe": Target(_recipe, seeds.recipes),
+    "preprocess": Target(_preprocess, seeds.preprocess),
+    "labels": Target(_labels, seeds.labels),
+    "npy": Target(_samples("x.npy"), seeds.arrays),
+    "npz": Target(_samples("x.npz"), seeds.archives),
+    "image": Target(_samples("x.png"), seeds.images),
+}

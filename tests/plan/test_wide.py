@@ -1,0 +1,61 @@
+"""Which activations may get 16 bits, and which go together."""
+
+from __future__ import annotations
+
+from detent.graph.load import load
+from detent.numerics.formats import IntegerFormat
+from detent.plan.mixed import arrange
+from detent.plan.select import Selection
+from detent.plan.wide import normalizes, wide_candidates, wide_format, with_wide
+from detent.prepare import default_passes, prepare
+from detent.recipe.presets import find_preset
+from tests.models import build, info, node
+from tests.transformer_models import bert
+
+JOINED = build(
+    [
+        node("Relu", "x", "a"),
+        node("Sigmoid", "x", "b"),
+        node("Concat", "a b", "c", axis=1),
+        node("Tanh", "c", "d"),
+        node("Flatten", "d", "y"),
+    ],
+    "y",
+    {},
+    inputs=[info("x", (1, 2, 4))],
+)
+
+
+def laid_out(proto, recipe="A8W8"):
+    model = load(proto)
+    prepare(model, default_passes(None, []))
+    return model, arrange(model, Selection(), find_preset(recipe))
+
+
+def test_what_shares_codes_goes_together():
+    model, layout = laid_out(JOINED)
+    assert {frozenset(group) for group in wide_candidates(model, layout)} == {
+        frozenset("x"),
+        frozenset("abc"),
+        frozenset("dy"),
+    }
+
+
+def test_all_of_a_group_become_wide():
+    _, layout = laid_out(JOINED)
+    wide = with_wide(layout, ("d", "y"))
+    assert {name: wide.formats[name].dtype for name in "dyx"} == {"d": "int16", "y": "int16", "x": "int8"}
+    assert wide.wide == {"d", "y"}
+
+
+def test_only_8_bits_of_float_scales_become_wide():
+    assert wide_format(IntegerFormat("uint8", symmetric=False)) == IntegerFormat("uint16", symmetric=False)
+    assert wide_format(IntegerFormat("int16")) is None
+    assert wide_format(IntegerFormat("int8", scale="power_of_two")) is None
+    assert wide_format(None) is None
+    assert wide_candidates(*laid_out(JOINED, "A16W8")) == []
+
+
+def test_networks_that_normalize():
+    assert normalizes(load(bert(layers=1)).graph)
+    assert not normalizes(load(JOINED).graph)
