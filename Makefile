@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo fuzz test test-large test-oldest docs golden lint types contract lines clean
+.PHONY: audit demo fuzz test test-large test-oldest docs golden lint types contract lines clean
 
 demo: $(VENV)/installed  ## Install and quantize the model that comes with Detent.
 	$(BIN)/detent demo
@@ -26,6 +26,10 @@ docs: $(VENV)/installed-docs  ## The manual as a website in site/; a link that l
 SECONDS ?= 60
 fuzz: $(VENV)/installed-dev  ## Feed mutated files to everything that reads files, for SECONDS in all.
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
+
+audit: $(VENV)/installed  ## Known weaknesses of the installed dependencies, if pip-audit is there.
+	@if $(BIN)/python -m pip_audit --version >/dev/null 2>&1; then $(BIN)/python -m pip_audit; \
+	else echo 'Skipped: pip-audit is not installed in $(VENV).'; fi
 
 golden: $(VENV)/installed-dev  ## Whether the bytes that Detent writes are those on record.
 	$(BIN)/python -m tools.golden compare

@@ -6,11 +6,11 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called at the start of a stage (done = 0) and after every step of it. `total` is None where nobody knows it."""
+    """Called at the start of a stage (done = 0) and after every step of it. `total` is None if it is unknown."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         """Take note."""
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
-    """The observer that does nothing."""
+    """Do nothing."""

@@ -7,9 +7,11 @@ import onnx
 import onnxruntime
 import pytest
 
+from detent.compat import entry_points
 from detent.compat.finder import other_tools
 from detent.compat.tool_names import INSIDES, MODULES
 from detent.compat.tools import FUNCTIONS, TOOLS
+from detent.equalizations import CrossLayer
 from tests.compat.scripts import READER
 from tests.models import build, info, node, normal
 
@@ -207,3 +209,17 @@ def test_notes_are_lines_of_their_own(detent, tiny, tmp_path, monkeypatch):
     lines = detent("run", tmp_path / "script.py", tiny, tmp_path / "out.onnx").err.splitlines()
     assert "Note: nodes_to_exclude: the model has no node '/model.22/Concat_3'." in lines
     assert any(line.startswith("Note: QuantizeFP16=True") for line in lines)
+
+
+def test_the_numbers_of_quark_on_request(detent, tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    token = entry_points.AS_QUARK.set(False)
+    (tmp_path / "script.py").write_text(f"import sys\n{READER}{SUITE['a tool that exports for a vendor']}")
+    seen = []
+    quantize = entry_points.detent.quantize
+    monkeypatch.setattr(entry_points.detent, "quantize", lambda *a, **k: seen.append((a[3], k)) or quantize(*a, **k))
+    assert detent("run", "--as-quark", tmp_path / "script.py", tiny, tmp_path / "out.onnx").code == 0
+    recipe, options = seen[0]
+    assert (recipe.equalize, recipe.refinement, recipe.clip_outputs) == (CrossLayer(), None, True)
+    assert (options["postprocessing"], options["hold_out"]) == ("keep", "beyond")
+    entry_points.AS_QUARK.reset(token)

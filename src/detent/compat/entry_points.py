@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import make_dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -39,6 +40,10 @@ from detent.qdq.functions import add_functions
 if TYPE_CHECKING:
     from detent.compat.option_rules import Request
     from detent.results.quantized import Report
+
+
+AS_QUARK: ContextVar[bool] = ContextVar("AS_QUARK", default=False)
+"""Whether scripts get the numbers of Quark, without Detent's own accuracy steps (`detent run --as-quark`)."""
 
 
 class ModelQuantizer:
@@ -241,7 +246,7 @@ def _quantize(
     """Quantize as the configuration says, with data from a reader or a path; random numbers without either."""
     if reader is not None and path is not None:
         raise UsageError(f"calibration_data_path is {path}, and there is a calibration_data_reader too. Give one.")
-    request = translate(config)
+    request = translate(config, as_quark=AS_QUARK.get())
     later = bool(request.conversions) or _overwrites(output, model)
     if later and output is not None:
         check_output(Path(output))  # before the work, not after it
@@ -282,6 +287,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "fix_shape": request.fix_shapes,
         "providers": _available(request.providers),
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads")},
+        "postprocessing": request.postprocessing,
         "keep_batch": True,  # as other tools do
         "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
     }

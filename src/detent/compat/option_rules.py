@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from detent.compat.algorithms import gptq_of, refinement_of
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
@@ -81,6 +81,7 @@ class Request:
     conversions: tuple[str | ConversionStep, ...] = ()
     external_data: bool = False
     summary: bool = True
+    postprocessing: Literal["auto", "keep"] = "auto"
 
     def replace(self, **changes: Any) -> Request:
         """Return the same with some fields changed."""

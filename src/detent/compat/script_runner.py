@@ -24,6 +24,8 @@ from typing import Any
 
 import typer
 
+from detent.compat import quark_cli
+from detent.compat.entry_points import AS_QUARK
 from detent.compat.finder import THEIRS, names_of, other_tools, theirs_of
 from detent.compat.option_rows import ScriptNote
 from detent.compat.tool_names import MODULES
@@ -81,9 +83,13 @@ PASS_THROUGH: dict[str, Any] = {
 def run(context: typer.Context) -> None:
     """Run a script written for AMD Quark, vai_q_onnx or onnxruntime's quantizer, as it is, on Detent.
 
-    Examples: detent run quantize.py --model_input float.onnx · detent run -m quark.onnx.tools.evaluate A B
+    Examples: detent run quantize.py --model_input float.onnx · detent run -m quark.onnx.tools.evaluate A B.
+    With --as-quark before the script's name, numbers are Quark's, without Detent's own accuracy steps.
     """
     arguments = list(context.args)
+    if arguments[:1] == ["--as-quark"]:
+        AS_QUARK.set(True)
+        arguments = arguments[1:]
     if not arguments or arguments[0] in ("--help", "-h"):
         typer.echo(context.get_help())
         return
@@ -94,6 +100,8 @@ def run(context: typer.Context) -> None:
         with _notes_shown():
             if arguments[0] == "-m":
                 run_module(arguments[1], arguments[2:])
+            elif arguments[0] == "quark-cli":
+                quark_cli.main(arguments[1:])
             else:
                 run_script(Path(arguments[0]), arguments[1:])
     except OSError as error:

@@ -45,7 +45,7 @@ from detent.compat.enums import (
     VitisQuantFormat,
 )
 from detent.compat.option_rows import apply_rows, note, noted
-from detent.compat.option_rules import METHODS, Request
+from detent.compat.option_rules import METHODS, Request, equalized
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
 from detent.devices.catalog import find_device
@@ -89,8 +89,11 @@ _SWITCHES: dict[str, tuple[str, Any]] = {
 """Parameters, the field that asks for what they are parameters of, and their default if there is one."""
 
 
-def translate(config: AnyConfig) -> Request:
-    """Return what a configuration asks for. Raise UsageError, naming the field or option, for what Detent cannot do."""
+def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
+    """Return what a configuration asks for. Raise UsageError, naming the field or option, for what Detent cannot do.
+
+    With `as_quark` it is what Quark does with it, without accuracy steps of Detent's own.
+    """
     overrides: tuple[Override, ...] = ()
     biases: NumberFormat | None = None
     if isinstance(config, QConfig):
@@ -111,7 +114,32 @@ def translate(config: AnyConfig) -> Request:
     formats = [fmt for each in request.recipe.overrides for fmt in (each.activations, each.weights, each.biases)]
     if request.recipe.format == "cast" and any(fmt is not None and fmt.in_blocks for fmt in formats):
         request = request.with_recipe(format="extended-qdq")
+    request = request.with_recipe(opset=_sufficient_opset(request.recipe))
+    if as_quark:
+        return request.replace(recipe=_as_quark(request.recipe, options), postprocessing="keep")
     return request.replace(recipe=_named(request.recipe, older))
+
+
+def _sufficient_opset(recipe: Recipe) -> int | None:
+    """Return an opset that has the types of the recipe: the other tools raise it by themselves, too."""
+    needed = [fmt.least_opset for fmt in recipe.formats.values() if fmt is not None and not fmt.has_twin]
+    least = max(needed, default=0)
+    return max(least, recipe.opset or 0) if least > (recipe.opset or 0) else recipe.opset
+
+
+def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
+    """Return the recipe whose numbers are Quark's: equalized pair by pair, biases as they are, outputs clipped too.
+
+    Numbers in blocks are rounded between a layer and its activation function as well.
+    """
+    corrects = recipe.refinement == BiasCorrection() and not options.get("BiasCorrection")
+    blocks = recipe.activations is not None and recipe.activations.in_blocks
+    return recipe.replace(
+        equalize=None if recipe.equalize is None else equalized(Request(recipe)).recipe.equalize,
+        refinement=None if corrects else recipe.refinement,
+        clip_outputs=True,
+        fuse=() if blocks else recipe.fuse,
+    )
 
 
 _BLOCK_TYPES = {

@@ -82,8 +82,8 @@ def save_together(models: Sequence[tuple[ir.Model, Path]]) -> list[int]:
         for number, (path, files) in enumerate(staged):
             with output_errors(path):
                 try:
-                    moved += _move(files, path, keep=number + 1 < len(staged))
-                except OSError:
+                    _move(files, path, moved, keep=number + 1 < len(staged))
+                except (OSError, KeyboardInterrupt):
                     _take_back(moved)
                     raise
     return sizes
@@ -102,19 +102,20 @@ def _stage(model: ir.Model, path: Path, folder: Path) -> list[Path]:
     return written
 
 
-def _move(files: Sequence[Path], path: Path, *, keep: bool) -> list[tuple[Path, Path | None]]:
-    """Put files into their places; returns these, with what was there before if that is to be kept for now."""
-    moved: list[tuple[Path, Path | None]] = []
+def _move(files: Sequence[Path], path: Path, moved: list[tuple[Path, Path | None]], *, keep: bool) -> None:
+    """Put files into their places; add these to `moved`, with what was there before if that is to be kept for now."""
     if len(files) > 1 and not keep:
         path.unlink(missing_ok=True)
     for file in files:
-        place, before = path.parent / file.name, None
+        place = path.parent / file.name
         if keep and place.exists():
             before = file.with_name(f"{file.name}.before")
             replace_file(place, before)
-        replace_file(file, place)
-        moved.append((place, before))
-    return moved
+            moved.append((place, before))  # at once: if the next step fails, what was there goes back
+            replace_file(file, place)
+        else:
+            replace_file(file, place)
+            moved.append((place, None))
 
 
 def _take_back(moved: Sequence[tuple[Path, Path | None]]) -> None:

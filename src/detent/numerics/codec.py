@@ -41,12 +41,12 @@ FloatT = TypeVar("FloatT", bound=np.floating[Any])
 
 
 def check_rounding(mode: str) -> None:
-    """Complain about a mode that does not exist."""
+    """Raise UsageError for an unknown rounding mode."""
     check_known("rounding", mode, ROUNDINGS)
 
 
 def check_device_rounding(name: str) -> None:
-    """Raise UsageError for a device's rounding that there is not."""
+    """Raise UsageError for an unknown rounding of a device."""
     if name not in DEVICE_ROUNDINGS:
         raise UsageError(
             f"There is no rounding '{name}'.{nearest(name, DEVICE_ROUNDINGS)} Choose from "
@@ -55,7 +55,7 @@ def check_device_rounding(name: str) -> None:
 
 
 def round_by(values: npt.NDArray[FloatT], mode: Rounding) -> npt.NDArray[FloatT]:
-    """`values` (floats of any width) rounded to whole numbers of the same type; infinities and NaN stay."""
+    """Round floats of any width to whole numbers of the same type. Infinities and NaN stay."""
     check_rounding(mode)
     rounded: npt.NDArray[FloatT] = np.trunc(values) if mode == "half_away" else np.rint(values)
     if mode == "half_even":

@@ -408,12 +408,12 @@ CANDIDATE_OFFSETS = (-1, 0, 1, 2, 3)
 
 
 def scale_of(position: int) -> float:
-    """2^-position, exactly."""
+    """Return 2^-position, exactly."""
     return math.ldexp(1.0, -position)
 
 
 def position_of(scale: float) -> int | None:
-    """p where the scale is 2^-p exactly, else None."""
+    """Return p if the scale is exactly 2^-p, else None."""
     if scale <= 0 or not math.isfinite(scale):
         return None
     mantissa, exponent = math.frexp(scale)
@@ -421,7 +421,7 @@ def position_of(scale: float) -> int | None:
 
 
 def base_position(largest: float, fmt: IntegerFormat) -> int:
-    """The position whose scale is nearest (in log2) to the one that spreads ±largest over the codes; 0 for no range."""
+    """Return the position whose scale is nearest (in log2) to what spreads ±largest over the codes; 0 for none."""
     scale = 2.0 * largest / (fmt.high - fmt.low)
     if scale == 0.0:
         return 0
@@ -429,7 +429,7 @@ def base_position(largest: float, fmt: IntegerFormat) -> int:
 
 
 def non_overflow_position(minimum: float, maximum: float, fmt: IntegerFormat) -> int:
-    """The largest position at which neither end of minimum..maximum saturates after rounding; 0 for no range.
+    """Return the largest position at which neither end of minimum..maximum saturates after rounding; 0 for no range.
 
     A value fits when it rounds to a code, so up to half a step past the last level is no overflow.
     """
@@ -450,14 +450,14 @@ def non_overflow_position(minimum: float, maximum: float, fmt: IntegerFormat) ->
 
 
 def min_mse_position(largest: float, fmt: IntegerFormat, squared_error: Callable[[int], float]) -> int:
-    """The candidate position with the least `squared_error(position)`; on ties the first, with the largest scale."""
+    """Return the candidate with the least `squared_error(position)`; on ties the first, with the largest scale."""
     base = base_position(largest, fmt)
     candidates = [base + offset for offset in CANDIDATE_OFFSETS if base + offset <= HIGHEST_POSITION]
     return min(candidates, key=squared_error)
 
 
 def min_mse_position_of(values: npt.ArrayLike, fmt: IntegerFormat) -> int:
-    """`min_mse_position` of an array, searched on its elements themselves."""
+    """Return the `min_mse_position` of an array, searched on its elements themselves."""
     data = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     largest = max(float(data.max(initial=0.0)), -float(data.min(initial=0.0)))
     low, high = map(float, fmt.levels)

@@ -41,7 +41,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Site:
-    """A value that will be quantized, and the node on whose account.
+    """A value that will be quantized, and the node that asks for it.
 
     `largest` is its largest magnitude where the operator that computes it settles that (a Softmax: 1). `axis` is, for
     the weight of a layer, the axis of its output channels, and `summed` the one along which blocks lie.

@@ -49,7 +49,7 @@ NONE = "none"
 
 
 def to_plain(recipe: Recipe) -> Plain:
-    """A recipe as strings, numbers, lists and tables. What is None is left out, but for roles that stay float."""
+    """Return a recipe as plain values. What is None is left out, but for roles that stay float."""
     plain = _fields(recipe)
     for role, fmt in recipe.formats.items():
         plain[role] = FLOAT if fmt is None else format_to_plain(fmt)
@@ -63,12 +63,12 @@ def to_plain(recipe: Recipe) -> Plain:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """A recipe as a file to edit."""
+    """Return a recipe as a file to edit."""
     return toml_text(to_plain(recipe))
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in a TOML file."""
+    """Read the recipe in a TOML file."""
     try:
         plain = parse_toml(read_text(path))
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def find_recipe(recipe: str | PathLike[str] | Recipe) -> Recipe:
-    """The named recipe, the one in a `.toml` file, or the given one."""
+    """Return the named recipe, the one in a `.toml` file, or the given one."""
     if isinstance(recipe, Recipe):
         return recipe
     if str(recipe).endswith(".toml"):
@@ -95,7 +95,7 @@ def find_recipe(recipe: str | PathLike[str] | Recipe) -> Recipe:
 
 
 def from_plain(plain: Mapping[str, Any]) -> Recipe:
-    """The recipe that plain values describe, on top of the one that `base` names."""
+    """Return the recipe that plain values describe, on top of the one that `base` names."""
     changes = dict(plain)
     # A file says what differs; without a base it is about the default of the command line.
     base = find_preset(str(changes.pop("base", "XINT8")))
@@ -103,7 +103,7 @@ def from_plain(plain: Mapping[str, Any]) -> Recipe:
 
 
 def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with some fields given as plain values."""
+    """Return the recipe with some fields changed, given as plain values."""
     hints = get_type_hints(Recipe)
     found: dict[str, Any] = {}
     for key, value in changes.items():
@@ -129,7 +129,7 @@ def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with settings such as `weights.granularity=per_channel` or `method=Entropy`, one after another."""
+    """Apply settings such as `weights.granularity=per_channel` or `method=Entropy`, one after another."""
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path:
@@ -153,20 +153,20 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def _with_present(value: Plain, present: Any) -> Plain:
-    """A table with one setting of a method or refinement, and the other settings that it has now."""
+    """Return a table with one setting of a method or refinement, and its other settings as they are now."""
     if not isinstance(present, dict) or value.get("name", present["name"]) != present["name"]:
         return value
     return {**present, **value}
 
 
 def format_to_plain(fmt: NumberFormat) -> Plain:
-    """A number format as a table."""
+    """Return a number format as a table."""
     fields = _fields(fmt)
     return {"type": fields.pop("dtype", fmt.kind), **fields}
 
 
 def parse_format(value: Any, present: NumberFormat | None, where: str) -> NumberFormat | None:
-    """A format from its name or a table. What a table does not say is as in `present`, if that is of the same kind."""
+    """Parse a format, a name or a table. What a table does not say is as in `present`, if that is of the same kind."""
     if value == FLOAT:
         return None
     table = {"type": value} if isinstance(value, str) else dict(_expect(value, dict, where))
@@ -179,7 +179,7 @@ def parse_format(value: Any, present: NumberFormat | None, where: str) -> Number
 
 
 def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> NumberFormat:
-    """The format that a table starts from: the present one, or that of its `type`."""
+    """Return the format that a table starts from: the present one, or that of its `type`."""
     known: dict[str, NumberFormat] = {**NAMED_FORMATS, **FORMAT_KINDS}
     if name is None and present is not None:
         return present
@@ -218,13 +218,13 @@ def _parse_override(table: Any) -> Override:
 
 
 def _fields(value: Any) -> Plain:
-    """The fields of a dataclass as plain values, without those that are None."""
+    """Return the fields of a dataclass as plain values, without those that are None."""
     shallow = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {key: _listed(entry) for key, entry in shallow.items() if entry is not None}
 
 
 def _field_types(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with their types, without what its bases declare beside them."""
+    """Return the fields of a dataclass with their types, without what its bases declare beside them."""
     hints = get_type_hints(type(value))
     return {field.name: hints[field.name] for field in dataclasses.fields(value)}
 
@@ -238,7 +238,7 @@ def _named(choice: Method | Refinement | Equalizer) -> Plain:
 
 
 def _parse_named(value: Any, parse: Callable[[str], Any], known: Mapping[str, Any], where: str) -> Any:
-    """A method or refinement from text such as `Rounding:rows=128`, or from a table with its name."""
+    """Parse a method or refinement: text such as `Rounding:rows=128`, or a table with its name."""
     if isinstance(value, str):
         return parse(value)
     table = dict(_expect(value, dict, where))
@@ -280,7 +280,7 @@ def _expect(value: Any, kind: type, where: str) -> Any:
 
 
 def _coerce(value: Any, hint: Any, where: str) -> Any:
-    """A plain value as the type that a field has: lists become tuples, whole numbers floats, and "none" is None."""
+    """Convert a plain value to the type of a field: lists become tuples, whole numbers floats, and "none" is None."""
     options = get_args(hint) if get_origin(hint) is UnionType or type(None) in get_args(hint) else (hint,)
     if type(None) in options and value == NONE:
         return None
@@ -316,7 +316,7 @@ def _described(hint: Any) -> str:
 
 
 def _parse_text(text: str) -> Any:
-    """A value as TOML has it; what is none is a word."""
+    """Parse a value as TOML; what is not TOML is a word."""
     try:
         parsed = parse_toml(f"value = {text}")
     except ValueError:

@@ -45,7 +45,7 @@ class Override:
     The part is every node that matches one of the `nodes` patterns, is of one of the `op_types`, or lies between the
     first and the second group of nodes in `between`. They take the formats that are given here, or stay float with
     `leave_float`. Where two parts meet, the value between them is converted. `tensors` are single values by name (or
-    pattern), which may have a format, and a `range` in the place of what was observed. Of several overrides that fit,
+    pattern), which may have a format, and a `range` that replaces the observed one. Of several overrides that fit,
     the last one that says something wins; what one leaves float stays so.
     """
 
