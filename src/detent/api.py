@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from detent.convert.splitting import Pipeline, Split
+    from detent.numerics.codec import DeviceRounding
     from detent.recipe import Recipe
     from detent.results.checked import DeviceCheck
     from detent.results.compared import Emulation, FolderComparison, ModelComparison
@@ -251,7 +252,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
         batch=given["batch"],
         threads=given["threads"],
         providers=providers_of(given["providers"]),
-        emulate=given["emulate"],
+        emulate=given["emulate"] or _emulated_for(given["device"]),
         task=given["task"],
         progress=given["progress"] or silent,
     )
@@ -345,6 +346,14 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
     )
 
 
+def _emulated_for(device: str | None) -> DeviceRounding | None:
+    """Return the rounding to compute in integers with, for a device that rounds otherwise than the file says."""
+    from detent.devices.catalog import find_device
+
+    rounding = "half-even" if device is None else find_device(device).rounding
+    return None if rounding == "half-even" else rounding
+
+
 @documented(EmulateOptions)
 @_tried("model")
 def emulate(
@@ -374,7 +383,7 @@ def emulate(
     return run_emulation(
         _path_or_proto(model),
         data,
-        rounding=given["rounding"],  # type: ignore[arg-type]  # any text; checked by the emulator
+        rounding=given["rounding"] or _emulated_for(given["device"]) or "half-even",  # type: ignore[arg-type]  # any text
         output=None if output is None else Path(output),
         preprocess=image_options(given),
         limit=given["limit"],

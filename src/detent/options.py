@@ -594,7 +594,7 @@ class LabelSourceOptions(TypedDict, total=False):
     ]
 
 
-class EvaluateOptions(JudgeOptions, LabelSourceOptions, LabelOptions, RunningOptions, total=False):
+class EvaluateOptions(DeviceOptions, JudgeOptions, LabelSourceOptions, LabelOptions, RunningOptions, total=False):
     """Options of `evaluate`."""
 
     task: Annotated[
@@ -616,10 +616,12 @@ class InferOptions(RunningOptions, total=False):
     """Options of `infer`."""
 
 
-class EmulateOptions(SampleOptions, ProgressOptions, TrustOptions, total=False):
+class EmulateOptions(DeviceOptions, SampleOptions, ProgressOptions, TrustOptions, total=False):
     """Options of `emulate`."""
 
-    rounding: Annotated[str, Flag("half-even, as the file says, or dpu: ties upwards.", default="half-even")]
+    rounding: Annotated[
+        str | None, Flag("half-even, as the file says, or dpu: ties upwards. Else: that of --device, or half-even.")
+    ]
 
 
 Options = TypeVar("Options", bound=Mapping[str, Any])

@@ -26,17 +26,26 @@ def test_the_same_answers_have_no_error(task):
 def test_classes_are_compared_by_the_divergence_of_their_probabilities():
     logits = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
     found = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
-    wanted = 0.5 * np.log(2) - 0.25 * np.log(2)
+    roots = 2**0.25 + 2
+    softened = 16 * (2**0.25 - 1) / roots * np.log(2**0.25)
+    wanted = (0.5 * np.log(2) - 0.25 * np.log(2) + softened) / 2
     assert error(Task.CLASSIFY, logits, found) == pytest.approx(wanted, rel=1e-5)
     assert error(Task.CLASSIFY, np.exp(logits), np.exp(found)) == pytest.approx(wanted, rel=1e-5)
     # A constant on all logits changes no answer, whatever it does to the squared error.
     assert error(Task.CLASSIFY, 3 * logits, 3 * logits + 5) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_certain_answer_tells_too():
+    certain, worse, worst = (np.array([[12.0, 0.0, each]], np.float32) for each in (0.0, 1.0, 2.0))
+    assert 1e-3 < error(Task.CLASSIFY, certain, worse) < error(Task.CLASSIFY, certain, worst)
+
+
 def test_one_score_has_another_class_beside_it():
     one, other = np.array([[0.75]], np.float32), np.array([[0.5]], np.float32)
-    wanted = 0.75 * np.log(1.5) + 0.25 * np.log(0.5)
-    assert error(Task.CLASSIFY, one, other) == pytest.approx(wanted, rel=1e-5)
+    share = 3**0.25 / (1 + 3**0.25)
+    softened = 16 * (share * np.log(2 * share) + (1 - share) * np.log(2 * (1 - share)))
+    wanted = (0.75 * np.log(1.5) + 0.25 * np.log(0.5) + softened) / 2
+    assert error(Task.CLASSIFY, one, other) == pytest.approx(wanted, rel=1e-4)
     logits = np.array([[np.log(3.0), 0.0]], np.float32)[:, :1]
     assert error(Task.CLASSIFY, logits - 2, logits - 2) == pytest.approx(0.0, abs=1e-9)
 

@@ -9,21 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from detent.errors import DataError, UsageError
+from detent.observe import files
 from detent.observe.files import (
     Part,
     PartRows,
     array_rows,
     count_rows,
     find_files,
+    image_rows,
     npy_rows,
     npz_rows,
     npz_shapes,
     open_npy,
     random_rows,
 )
-from detent.observe.preprocess import InputSpec
+from detent.observe.preprocess import InputSpec, Preprocess
 
 
 def spec(*shape, dtype=np.float32, name="x"):
@@ -371,6 +374,21 @@ def test_random_rows_refuse_what_they_cannot_know():
         random_rows([spec(None, 3, None)], 0)
     with pytest.raises(UsageError, match="there is no random data for it"):
         random_rows([spec(1, dtype=object)], 0)
+
+
+def test_pixels_of_the_first_images_are_kept_and_not_sent(tmp_path, monkeypatch):
+    """Room for one image of 8x8 in RGB: the first is read once, the second every time; both are what they were."""
+    for name, shade in (("a.png", 10), ("b.png", 200)):
+        Image.new("RGB", (8, 8), (shade, 0, 255)).save(tmp_path / name)
+    monkeypatch.setattr(files, "KEPT_BYTES", 8 * 8 * 3)
+    read, original = [], Preprocess.pixels
+    monkeypatch.setattr(Preprocess, "pixels", lambda self, path: read.append(path.name) or original(self, path))
+    rows = image_rows(find_files(tmp_path), [spec(None, 3, 8, 8)], Preprocess(size=(8, 8), mean=(0.0,), std=(1.0,)))
+    first = [rows.read(row)["x"] for row in (0, 1)]
+    for expected, row in zip(first, (0, 1), strict=True):
+        np.testing.assert_array_equal(rows.read(row)["x"], expected)
+    assert read == ["a.png", "b.png", "b.png"]
+    assert not pickle.loads(pickle.dumps(rows)).kept
 
 
 def archive_of(path, header, payload, method=zipfile.ZIP_DEFLATED):

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from detent.graph.values import constant
-from detent.refine.layers import MatrixLayer, gather, input_indices, sample_positions, take_rows, why_no_rows
+from detent.refine.layers import (
+    MatrixLayer,
+    gather,
+    input_indices,
+    positions_inside,
+    sample_positions,
+    take_rows,
+    why_no_rows,
+)
 from tests.models import as_ir, build, info, node, normal, run
 
 CONVS = {
@@ -95,3 +103,17 @@ def test_positions_are_seeded_and_differ_between_layers_and_samples():
 def test_automatic_padding_of_a_transposed_convolution_is_declined():
     _, layer = layer_of("ConvTranspose", normal(3, 4, 3, 3), (1, 3, 4, 4), {"auto_pad": "SAME_UPPER"})
     assert "automatic padding" in why_no_rows(layer)
+
+
+def test_half_of_the_positions_are_where_objects_are():
+    """Two images of 4 x 8 positions: the first has an object in its left upper quarter, the second none."""
+    boxes = [np.array([[0.0, 0.0, 0.5, 0.5]]), np.zeros((0, 4))]
+    hot = positions_inside(boxes, (2, 3, 4, 8))
+    np.testing.assert_array_equal(hot, [0, 1, 2, 3, 8, 9, 10, 11])
+    drawn = sample_positions(64, 12, [1], hot)
+    assert len(set(drawn.tolist())) == 12 and np.isin(drawn, hot).sum() >= 6
+    np.testing.assert_array_equal(drawn, sample_positions(64, 12, [1], hot))
+    assert set(hot.tolist()) <= set(sample_positions(64, 40, [1], hot).tolist())
+    np.testing.assert_array_equal(sample_positions(64, 12, [1], hot[:0]), sample_positions(64, 12, [1]))
+    assert positions_inside(boxes, (2, 3, 4)) is None and positions_inside([], (2, 3, 4, 8)) is None
+    np.testing.assert_array_equal(positions_inside([np.array([[-1.0, 0.9, 2.0, 3.0]])], (1, 1, 4, 2)), [6, 7])

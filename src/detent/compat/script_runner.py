@@ -24,6 +24,7 @@ from typing import Any
 
 import typer
 
+from detent.compat import quark_cli
 from detent.compat.entry_points import AS_QUARK
 from detent.compat.finder import THEIRS, names_of, other_tools, theirs_of
 from detent.compat.option_rows import ScriptNote
@@ -99,6 +100,8 @@ def run(context: typer.Context) -> None:
         with _notes_shown():
             if arguments[0] == "-m":
                 run_module(arguments[1], arguments[2:])
+            elif arguments[0] == "quark-cli":
+                quark_cli.main(arguments[1:])
             else:
                 run_script(Path(arguments[0]), arguments[1:])
     except OSError as error:

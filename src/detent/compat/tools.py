@@ -83,13 +83,13 @@ def _quantizes(recipe: str = "", **flags: Any) -> Tool:
     def run(given: Arguments) -> object:
         config = get_default_config(recipe or given.config)
         config.nodes_to_exclude = [name.strip() for name in getattr(given, "exclude_nodes", "").split(";") if name]
-        config.subgraphs_to_exclude = _subgraphs(getattr(given, "exclude_subgraphs", ""))
+        config.subgraphs_to_exclude = parse_subgraphs(getattr(given, "exclude_subgraphs", ""))
         return ModelQuantizer(config).quantize_model(given.input, given.output)
 
     return Tool(run, flags)
 
 
-def _subgraphs(text: str) -> list[tuple[list[str], list[str]]]:
+def parse_subgraphs(text: str) -> list[tuple[list[str], list[str]]]:
     """Read `[a, b], [c]; [d], [e]`: parts of the model by the nodes that they begin and end with."""
     found = []
     for part in filter(None, (each.strip() for each in text.split(";"))):

@@ -22,6 +22,7 @@ from detent.devices.generations import GENERATIONS, LEFT_BY_ALL, Generation
 from detent.errors import UsageError, nearest
 from detent.prepare import (
     LEAVABLE,
+    GatherToSlice,
     HardSwishToHardSigmoid,
     Pass,
     ReduceMeanToPool,
@@ -94,7 +95,7 @@ DEVICES: Mapping[str, Device] = {
             types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,
             recipe="XINT8",
-            preparations=(SplitToSlice, ReduceMeanToPool, SplitGlobalPool),
+            preparations=(SplitToSlice, GatherToSlice, ReduceMeanToPool, SplitGlobalPool),
             substitutions=(rewrites.RoundLeakySlope, rewrites.SigmoidToHardSigmoid),
             corrections=(rewrites.ScaleHardSigmoid, rewrites.ScalePools, rewrites.ScaleReduceMean),
             constraints=SHIFTS,
@@ -108,7 +109,7 @@ DEVICES: Mapping[str, Device] = {
             types=_types("int8 uint8", "int8 uint8", "int32"),
             wide=_A16W8,
             recipe="A8W8",
-            preparations=(SplitToSlice, ReduceMeanToPool),
+            preparations=(SplitToSlice, GatherToSlice, ReduceMeanToPool),
             constraints=CONCATS,
         ),
         Device(
@@ -119,7 +120,7 @@ DEVICES: Mapping[str, Device] = {
             likely={"PRelu": _WITH_THE_LAYER, "HardSigmoid": _SEEN_WITH_IT},
             types=_types("int16 uint16 int8 uint8", "int8 uint8 int16", "int32"),
             recipe="A16W8",
-            preparations=(SplitToSlice, ReduceMeanToPool, HardSwishToHardSigmoid),
+            preparations=(SplitToSlice, GatherToSlice, ReduceMeanToPool, HardSwishToHardSigmoid),
             constraints=CONCATS,
         ),
         Device(

@@ -183,7 +183,10 @@ def observe_channels(
         # In the order of the samples: floating-point sums must not depend on who was first.
         for sums in pool.map(run, samples):
             for name, more in sums.items():
-                totals[name] = _joined(totals[name], more) if name in totals else more
+                if name in totals:
+                    _join(totals[name], more)
+                else:
+                    totals[name] = more
     return {name: _moments(sums) for name, sums in totals.items()}
 
 
@@ -228,8 +231,11 @@ def _key(bits: np.int32) -> np.int32:
     return np.int32(bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF)))
 
 
-def _joined(one: Floats, other: Floats) -> Floats:
-    return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1]), *(one[2:] + other[2:])])
+def _join(totals: Floats, more: Floats) -> None:
+    """Add the sums of another sample to the totals, in place."""
+    np.minimum(totals[0], more[0], out=totals[0])
+    np.maximum(totals[1], more[1], out=totals[1])
+    totals[2:] += more[2:]
 
 
 def _moments(sums: Floats) -> ChannelMoments:

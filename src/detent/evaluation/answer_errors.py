@@ -3,7 +3,7 @@
 A count of kept answers hardly moves between two ways to quantize. What moves with them, and tells which is better on a
 few samples, is
 
-    classify   the divergence of the probabilities, sum of p (log p - log q)
+    classify   the divergence of the probabilities, sum of p (log p - log q), as they are and softened
     detect     at the positions that either model takes for an object: the squared error of the scores, relative to
                those of the float model; and 1 - the overlap of the boxes, each weighing as much as its score
     segment    the divergence, mean over the positions
@@ -39,6 +39,10 @@ BOX_WEIGHT = 4.0
 """A box that overlaps its partner by 0.05 less fails one of COCO's ten thresholds; scores have to keep their order."""
 
 LEAST_SHARE = 1e-6
+SOFTENED = (1.0, 4.0)
+"""Probabilities are also compared with all logits divided by 4: a sample that the model is certain of tells nothing
+otherwise, and of a few samples that may be all."""
+
 _WHOLE = OutputPart("", 0, 0, 1 << 62)
 
 
@@ -81,10 +85,18 @@ def _divergence(first: Floats, second: Floats) -> Floats:
     """Return the divergence of each row of scores."""
     if first.shape[-1] == 1:  # one score: of a logit or a probability
         first, second = (np.concatenate([each, _other(each)], axis=-1) for each in (first, second))
-    p = probabilities(first)
-    q = second if p is first else np.exp(second - second.max(-1, keepdims=True))
-    shares = [np.maximum(each / each.sum(-1, keepdims=True), LEAST_SHARE) for each in (p, q)]
-    return np.asarray((shares[0] * (np.log(shares[0]) - np.log(shares[1]))).sum(-1))
+    if probabilities(first) is first:
+        first, second = (np.log(np.maximum(each, LEAST_SHARE)) for each in (first, second))
+    found = np.zeros(first.shape[:-1])
+    for softness in SOFTENED:
+        p, q = (_log_shares(each / softness) for each in (first, second))
+        found += softness**2 / len(SOFTENED) * (np.exp(p) * (p - q)).sum(-1)
+    return found
+
+
+def _log_shares(scores: Floats) -> Floats:
+    shifted = scores - scores.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def _other(scores: Floats) -> Floats:

@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -32,6 +32,9 @@ from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
 
 RANDOM_SAMPLES = 8
+
+KEPT_IMAGES, KEPT_BYTES = 128, 24 << 20
+"""Images whose pixels are kept between the stages of a run, and the most bytes that they may take."""
 
 
 class Rows(Protocol):
@@ -109,7 +112,10 @@ class PartRows:
 
 @dataclass(frozen=True)
 class _ImageRows:
-    """Image files for a model of one input. `names` are paths relative to `folder`."""
+    """Image files for a model of one input. `names` are paths relative to `folder`.
+
+    The pixels of the first images are kept: stage after stage looks at these.
+    """
 
     folder: Path
     names: Sequence[str]
@@ -118,15 +124,26 @@ class _ImageRows:
     place: str
     noun: str = "images"
     in_memory: bool = False
+    kept: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __getstate__(self) -> dict[str, object]:
+        # What is kept is not sent to other processes.
+        return {**self.__dict__, "kept": {}}
 
     def origin(self, row: int) -> str:
         return self.names[row]
 
     def read(self, row: int) -> Mapping[str, Array]:
-        return {self.input_name: self.recipe.load(self.folder / self.names[row])}
+        pixels = self.kept.get(row)
+        if pixels is None:
+            pixels = self.recipe.pixels(self.folder / self.names[row])
+            before = list(self.kept.values())
+            if len(before) < KEPT_IMAGES and sum(each.nbytes for each in before) + pixels.nbytes <= KEPT_BYTES:
+                self.kept[row] = pixels
+        return {self.input_name: self.recipe.normalise(pixels)}
 
     def identify(self, rows: Sequence[int], digest: Digest) -> None:
         digest.add_plain(self.recipe.to_dict())

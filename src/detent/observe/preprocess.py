@@ -119,7 +119,11 @@ class Preprocess:
 
     def load(self, path: Path | str) -> np.ndarray[Any, Any]:
         """Return the image as an array without a batch axis: CHW or HWC, as `layout` says."""
-        pixels = read_pixels(
+        return self.normalise(self.pixels(path))
+
+    def pixels(self, path: Path | str) -> np.ndarray[Any, Any]:
+        """Return the pixels of the image in their place, as bytes: what takes most of the time of loading it."""
+        return read_pixels(
             Path(path),
             size=self.size,
             resize=self.resize,
@@ -128,6 +132,9 @@ class Preprocess:
             fit=self.fit,
             pad=self.pad,
         )
+
+    def normalise(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return pixels as the model takes them."""
         if self.order == "BGR":
             pixels = pixels[:, :, ::-1]
         planes = pixels.transpose(2, 0, 1)

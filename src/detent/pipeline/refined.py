@@ -10,12 +10,14 @@ samples (see `refine.score_heads`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from detent.evaluation.task_agreement import LEAST_SCORE, Purpose, detections_of
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
@@ -25,6 +27,7 @@ from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import Stopwatch
 from detent.plan.plan import Plan
 from detent.refine.layers import LayerReport, find_layers
+from detent.refine.problems import FindObjects
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import bias_of, refine, with_bias
@@ -32,6 +35,7 @@ from detent.refine.refinement_checkpoint import RefinementCheckpoint, identity_o
 from detent.refine.score_heads import common_shift, score_heads
 from detent.refinements import BiasCorrection, Refinement
 from detent.results.tensors import TensorReport, describe_constants
+from detent.tasks.task import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +116,26 @@ def _refined(
         memory=job.memory,
         permits=planned.rules.permit,
         checkpoint=checkpoint,
+        find_objects=_finder(observed.prepared.purpose),
         progress=job.progress,
     )
     return PlanCandidate(refinement.name + (" with the search for ranges" if ranges else ""), plan, layers)
+
+
+def _finder(purpose: Purpose) -> FindObjects | None:
+    """Return what finds the objects in a detector's outputs; None for other models."""
+    if purpose.task is not Task.DETECT:
+        return None
+
+    def find(outputs: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[np.floating]]:
+        try:
+            found = detections_of(purpose, outputs)
+        except ValueError:  # a layout that is not known
+            return []
+        height, width = purpose.image or (1, 1)
+        return [each.above(LEAST_SCORE).boxes / np.array([width, height] * 2) for each in found]
+
+    return find
 
 
 def _best(judged: JudgedOutputs | None, candidates: Sequence[PlanCandidate]) -> tuple[PlanCandidate, list[str]]:

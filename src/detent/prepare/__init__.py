@@ -19,7 +19,7 @@ from detent.prepare.gemm import MatMulToGemm, NormalizeGemm
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
-from detent.prepare.replaced_operators import ReduceMeanToPool, SplitGlobalPool, SplitToSlice
+from detent.prepare.replaced_operators import GatherToSlice, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.prepare.shapes import FixBatch, FixShapes, InferShapes
 from detent.prepare.write_attributes import WriteAttributes
 
@@ -37,6 +37,7 @@ __all__ = [
     "FuseInstanceNorm",
     "FuseL2Norm",
     "FuseLayerNorm",
+    "GatherToSlice",
     "HalfToFloat",
     "HardSwishToHardSigmoid",
     "InferShapes",
@@ -72,6 +73,7 @@ LEAVABLE: tuple[type[Pass], ...] = (
     BatchNormToConv,
     SeparateInitializers,
     SplitToSlice,
+    GatherToSlice,
     ReduceMeanToPool,
     SplitGlobalPool,
     WriteAttributes,
@@ -116,7 +118,11 @@ def default_passes(
         BatchNormToConv(),
         NormalizeGemm(),
         SeparateInitializers(),
-        *((SplitToSlice(), ReduceMeanToPool(), SplitGlobalPool()) if for_target is None else for_target),
+        *(
+            (SplitToSlice(), GatherToSlice(), ReduceMeanToPool(), SplitGlobalPool())
+            if for_target is None
+            else for_target
+        ),
         WriteAttributes(),
     ]
     return [each for each in passes if each.step() not in without]

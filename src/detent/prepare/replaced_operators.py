@@ -3,6 +3,9 @@
 SplitToSlice: output i of Split holds the entries from size_0 + ... + size_(i-1) up to, but not including, the same sum
 with size_i, along one axis. A Slice with these two numbers takes exactly those entries.
 
+GatherToSlice: Gather with one constant index i takes the entries from i up to i + 1 along its axis, and that axis goes:
+a Slice and a Squeeze.
+
 ReduceMeanToPool: ReduceMean over height and width of (batch, channel, height, width) is GlobalAveragePool, which keeps
 these dimensions with size 1, as ReduceMean does with keepdims=1. With keepdims=0 the ReduceMean stays. It would need a
 pool and a Squeeze, and a pool is one of the operators whose output shares the scale of its input; a mean is much
@@ -22,9 +25,11 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import (
+    constant,
     constant_ints,
     cut_inputs,
     input_at,
+    is_constant,
     is_unused,
     rank,
     remove_node,
@@ -102,6 +107,45 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     if part * (count - 1) > dim:
         return f"dimension {axis} of size {dim} cannot be split into {count} parts of {part}"
     return [part] * (count - 1) + [dim - part * (count - 1)]
+
+
+_LAST = np.iinfo(np.int64).max
+"""Where a Slice ends that takes the last entry, whatever the size."""
+
+
+class GatherToSlice(OperatorPass):
+    """Replace Gather of float data with one constant index, as x[:, 0] is exported.
+
+    Cases:
+    - the index is a scalar, positive or negative;
+    - left alone without a note: several indices, computed ones, integers, and a constant that is looked up in.
+    """
+
+    operators = ("Gather",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Write the Slice, and the Squeeze under the node's name."""
+        source, index = node.inputs[0], constant(node.inputs[1])
+        if source is None or source.dtype != ir.DataType.FLOAT or is_constant(source) or index is None or index.ndim:
+            return None
+        start, axis = int(index), int_attribute(node, "axis", 0)
+        fields = {"starts": start, "ends": _LAST if start == -1 else start + 1, "axes": axis, "steps": 1}
+        inputs = [self.initializer(model, node, key, np.array([number])) for key, number in fields.items()]
+        piece = ir.node("Slice", [source, *inputs], name=self.fresh(model, node, "slice"))
+        piece.outputs[0].name = self.fresh(model, node, "sliced")
+        piece.outputs[0].type = source.type
+        if source.shape is not None:
+            dims = list(source.shape)
+            dims[axis] = 1
+            piece.outputs[0].shape = ir.Shape(dims)
+        axes = self.initializer(model, node, "squeezed", np.array([axis]))
+        squeezed = ir.node("Squeeze", [piece.outputs[0], axes], name=node.name)
+        model.graph.insert_before(node, [piece, squeezed])
+        take_over(node.outputs[0], squeezed.outputs[0])
+        remove_node(model.graph, node)
+        self.replaced(node, piece, squeezed)
+        self.changed(squeezed, f"Gather at {start} became Slice and Squeeze")
+        return None
 
 
 class ReduceMeanToPool(OperatorPass):

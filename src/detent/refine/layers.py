@@ -285,12 +285,33 @@ def _fixed_bias(node: ir.Node, bias: ir.Value | None, weight: ir.Value, layout: 
     return "" if array.size == MatrixLayer(node, weight, bias).channels else "its bias is not one number per channel"
 
 
-def sample_positions(count: int, wanted: int, seed: Sequence[int]) -> Indices:
-    """Draw some of `count` positions, in order; all of them if no more are wanted."""
+def sample_positions(count: int, wanted: int, seed: Sequence[int], hot: Indices | None = None) -> Indices:
+    """Draw some of `count` positions, in order; all of them if no more are wanted. Half of them are from `hot` ones."""
     if count <= wanted:
         return np.arange(count)
     # Sorted, so that memory is read forwards; the seed is fixed, so that a run can be repeated to the byte.
-    return np.sort(np.random.default_rng(seed).choice(count, wanted, replace=False))
+    random = np.random.default_rng(seed)
+    if hot is None or not hot.size:
+        return np.sort(random.choice(count, wanted, replace=False))
+    chosen = random.choice(hot, min(hot.size, wanted // 2), replace=False)
+    others = np.setdiff1d(np.arange(count), chosen, assume_unique=True)
+    return np.sort(np.append(chosen, random.choice(others, wanted - chosen.size, replace=False)))
+
+
+def positions_inside(boxes: Sequence[npt.NDArray[np.floating]], shape: Sequence[int]) -> Indices | None:
+    """Return the positions of a map that lie in boxes; None if it is no map of images.
+
+    `boxes` has the corners x1, y1, x2, y2 of all objects of each image of the batch, as shares of its sides.
+    """
+    if len(shape) != 4 or len(boxes) != shape[0]:
+        return None
+    inside = np.zeros((shape[0], *shape[2:]), np.bool_)
+    for image, corners in zip(inside, boxes, strict=True):
+        height, width = image.shape
+        ends = np.clip(corners * np.array([width, height] * 2), 0, [width, height] * 2)
+        for left, top, right, bottom in ends.tolist():
+            image[int(top) : int(np.ceil(bottom)), int(left) : int(np.ceil(right))] = True
+    return np.flatnonzero(inside)
 
 
 def take_rows(maps: Array, positions: Indices) -> npt.NDArray[np.float32]:

@@ -7,8 +7,9 @@ The float outputs at the sampled positions have one half of what is left, and th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from detent.refine.layers import (
     float_rows,
     gather,
     input_indices,
+    positions_inside,
     sample_positions,
     take_rows,
     why_no_rows,
@@ -50,6 +52,9 @@ from detent.refinements.layer_problem import (
 )
 from detent.refinements.rounding import MOST_FACTORED
 from detent.settings import show_memory
+
+FindObjects = Callable[[Mapping[str, npt.NDArray[Any]]], Sequence[npt.NDArray[np.floating]]]
+"""Finds the corners of the objects of each image in a model's outputs, as shares of the image's sides."""
 
 STAGE = "refine"
 SEED = 20
@@ -144,15 +149,18 @@ def float_targets(
     budget: Budget,
     walk: QuantizedWalk,
     progress: Progress,
+    find_objects: FindObjects | None = None,
 ) -> dict[str, LayerTarget]:
     """Run the float model once for each sample, and return the targets by the names of the layers' outputs.
 
-    The samples' inputs go to the start of the walk, so that each is decoded once.
+    The samples' inputs go to the start of the walk, so that each is decoded once. Where objects are found in the
+    model's outputs, half of the rows are taken there: nearly all of an image of a detector is background.
     """
     samples, with_inputs = budget.samples, budget.with_inputs
     given = {str(value.name) for value in reference.graph.inputs}
     read = [layer.input for layer in layers if layer.input not in given] if with_inputs else []
-    runner = Runner(reference, list(dict.fromkeys([*(layer.output for layer in layers), *read])))
+    ends = [] if find_objects is None else [str(value.name) for value in reference.graph.outputs]
+    runner = Runner(reference, list(dict.fromkeys([*(layer.output for layer in layers), *read, *ends])))
     total = len(samples) + len(layers)
     progress(STAGE, 0, total)
 
@@ -161,10 +169,12 @@ def float_targets(
         walk.start(index, sample)
         found = []
         values = dict(sample.feeds) | dict(zip(runner.outputs, runner(sample.feeds, sample.origin), strict=True))
+        boxes = [] if find_objects is None else find_objects({name: values[name] for name in ends})
         for number, layer in enumerate(layers):
             output = values[layer.output]
             maps = layer.maps(output)
-            positions = sample_positions(maps.shape[0] * maps.shape[2], budget.rows, [SEED, number, index])
+            hot = positions_inside(boxes, output.shape) if layer.convolves else None
+            positions = sample_positions(maps.shape[0] * maps.shape[2], budget.rows, [SEED, number, index], hot)
             inputs = float_rows(layer, values[layer.input], output.shape, positions) if with_inputs else None
             found.append(SampledOutput(output.shape, positions, take_rows(maps, positions), inputs))
         return found

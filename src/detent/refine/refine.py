@@ -39,6 +39,7 @@ from detent.refine.layers import (
 from detent.refine.problems import (
     STAGE,
     Budget,
+    FindObjects,
     LayerTarget,
     bias_params_of,
     build_problem,
@@ -83,6 +84,7 @@ def refine(
     memory: int = MEMORY,
     permits: Permits = lambda *_: True,
     checkpoint: RefinementCheckpoint | None = None,
+    find_objects: FindObjects | None = None,
     progress: Progress = silent,
 ) -> tuple[Plan, list[LayerReport]]:
     """Refine the weights and biases of every layer. Return the plan with them, and what became of each layer.
@@ -91,7 +93,7 @@ def refine(
     names. Positions are final, except with `constrain`, which keeps the rules of the target: then the scales of
     activations are searched for on the same walk. `permits` tells which scales of weights the device can compute with.
     About `memory` bytes are used at most: with less, fewer samples and rows are. A `checkpoint` has the layers that an
-    interrupted run finished.
+    interrupted run finished. `find_objects` tells where in a detector's images layers should be right.
     """
     if not samples:
         raise DataError("There are no samples to refine with. Give calibration data.")
@@ -100,7 +102,7 @@ def refine(
         return plan, reports
     budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
     walk = QuantizedWalk(model, plan, [sample.origin for sample in budget.samples], threads)
-    targets = float_targets(reference, list(layers.values()), budget, walk, progress)
+    targets = float_targets(reference, list(layers.values()), budget, walk, progress, find_objects)
     nodes = {str(node.name): node for node in reference.graph}
     refiner = LayerRefiner(walk, refinement, budget, permits, nodes)
     done, total = len(budget.samples), len(budget.samples) + len(layers)
