@@ -150,10 +150,10 @@ def test_both_files_are_written_or_neither(files, monkeypatch):
     body.write_bytes(b"what was there before")
     real = saving._move
 
-    def fail_at_the_second(moving, path, *, keep):
+    def fail_at_the_second(moving, path, moved, *, keep):
         if path.name == tail.name:
             raise OSError(28, "No space left on device")
-        return real(moving, path, keep=keep)
+        return real(moving, path, moved, keep=keep)
 
     monkeypatch.setattr(saving, "_move", fail_at_the_second)
     with pytest.raises(OutputError, match="disk is full"):

@@ -63,7 +63,7 @@ def test_channels_that_few_samples_did_not_show(monkeypatch):
     """One sample shows each channel small; the others, held out too, are ten times as large: stretching them clips."""
     small = [{"x": np.float32(0.1) * one["x"]} for one in FEW]
     samples = [one if at % 8 == 7 else other for at, (one, other) in enumerate(zip(FEW, small, strict=True))]
-    chosen = quantize(samples, recipe="A8W8").fidelity.outputs["y"].sqnr_db
+    chosen = quantize(samples).fidelity.outputs["y"].sqnr_db
     monkeypatch.setattr(observed, "TRUSTED", 0)
-    on, off = (quantize(samples, recipe="A8W8", equalize=each).fidelity.outputs["y"].sqnr_db for each in (True, False))
+    on, off = (quantize(samples, equalize=each).fidelity.outputs["y"].sqnr_db for each in (True, False))
     assert chosen == max(on, off)

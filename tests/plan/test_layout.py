@@ -311,10 +311,7 @@ def test_nothing_to_quantize():
     proto = build([node("Exp", "x", "e"), node("Exp", "e", "f"), node("Shape", "x", "y")], "f y")
     with pytest.raises(ModelError) as caught:
         laid_out(proto)
-    assert str(caught.value) == (
-        "The model has no node to quantize (2 x operator Exp is not quantized by this recipe; "
-        "1 x operator Shape is not quantized by this recipe)."
-    )
+    assert "(2 x operator Exp is not quantized by this recipe; 1 x operator Shape" in str(caught.value)
     with pytest.raises(ModelError, match=r"3 x excluded by '\*'"):
         laid_out(conv_relu_conv(), Selection(exclude=("*",)))
 

@@ -102,7 +102,7 @@ def test_zeros_and_values_never_seen(recipe):
 
 def test_values_that_share_have_one_position():
     proto = build(
-        [node("Transpose", "x", "t"), node("MaxPool", "t", "m", kernel_shape=[2, 2]), node("Sigmoid", "m", "y")], "y"
+        [node("Transpose", "x", "t"), node("MaxPool", "t", "m", kernel_shape=[1, 1]), node("Sigmoid", "m", "y")], "y"
     )
     _, plan = planned(proto, FEEDS)
     assert set(plan.positions) == {"x", "y"}

@@ -58,7 +58,8 @@ def test_operators_on_codes_have_the_scales_of_the_pairs_that_they_stand_for(rec
         if each.op_type == "Conv":
             source, weight, bias = (reading.codes[value.name] for value in each.inputs)
             assert weight.same_as(pairs.codes[find(pairs.model, each.name).inputs[1].name])
-            assert bias.dtype == "int32" and bias.linear.scale == source.linear.scale * weight.linear.scale
+            assert bias.dtype == "int32"
+            np.testing.assert_array_equal(bias.linear.scale, source.linear.scale * weight.linear.scale)
 
 
 def qlinear(op_type, inputs, domain="com.microsoft", **attributes):
@@ -160,7 +161,7 @@ def test_codes_are_those_of_the_report(recipe, dtypes):
     planned = {tensor.name: tensor for tensor in report.tensors}
     assert " ".join(codes.dtype for codes in found) == dtypes
     for codes, name in zip(found, ("x", "w1", "b1"), strict=True):
-        assert codes.linear.scale == pytest.approx(planned[name].scale)
+        assert np.max(codes.linear.scale) == pytest.approx(planned[name].scale)  # a report has the largest
         assert codes.position == planned[name].position
 
 

@@ -4,6 +4,8 @@ is quantized all the same.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,9 @@ def gemm(inputs, rows=1, outputs=4):
 
 def refined(proto, samples, refinement, **changes):
     # MinMax, and numbers that are no scores: where nothing clips, a refinement of these layers is not taken back.
-    recipe = PRESETS["A8W8"].replace(method=MinMax(), refinement=refinement, equalize=False, **changes)
+    coarse = dataclasses.replace(PRESETS["A8W8"].weights, granularity="per_tensor")
+    given = {"method": MinMax(), "weights": coarse, "equalize": False, **changes}
+    recipe = PRESETS["A8W8"].replace(refinement=refinement, **given)
     report = detent.quantize(proto, None, samples, recipe, task="regress")
     outputs = report.fidelity.outputs.values()
     assert all(np.isfinite(one.sqnr_db) for one in outputs)

@@ -18,7 +18,7 @@ from tests.models import IMAGE, as_ir, build, conv_relu_conv, info, node, normal
 from tests.refine.test_refine import SAMPLES, error_on, mean_errors, pending, smooth
 
 QUICK = AdaQuant(iterations=100, learning_rate=1e-3)
-FLOAT_BIAS = find_recipe("A8W8").replace(biases=None)
+FLOAT_BIAS = find_recipe("A8W8").replace(biases=None, weights=IntegerFormat("int8"))
 COARSE = FLOAT_BIAS.replace(weights=IntegerFormat("int4"))
 GROUPS = FLOAT_BIAS.replace(weights=IntegerFormat("int4", granularity="per_group:2"), opset=21)
 

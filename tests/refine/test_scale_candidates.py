@@ -52,7 +52,7 @@ def test_only_what_the_device_can_shift_is_tried():
 
 
 def test_a_bias_in_the_unit_of_the_products_follows():
-    recipe = find_recipe("A8W8")
+    recipe = find_recipe("A8W8").replace(weights=IntegerFormat("int8"))
     model, plan = planned(residual(), recipe=recipe)
     layer = layers_of(model, plan)[0]
     found = scale_candidates(layer, plan, anything)

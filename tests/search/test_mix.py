@@ -13,7 +13,7 @@ from detent.recipe.file import find_recipe, read_recipe
 from detent.search.mixed_precision import parse_candidates
 from tests.conftest import tiny_model
 
-DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "2"]
+DEMO = [MODEL, "--calib", CALIBRATION, "--preprocess", PREPROCESS, "--samples", "8"]
 
 
 def test_a_recipe_to_quantize_with(detent, tmp_path):
@@ -61,7 +61,7 @@ def test_what_was_chosen_by_hand_is_chosen_anew(samples):
     )
     assert report.recipe.overrides == (
         by_hand,
-        package.Override(nodes=("first", "second"), weights=IntegerFormat("int8")),
+        package.Override(nodes=("first", "second"), weights=find_recipe("A8W8").weights),
     )
 
 

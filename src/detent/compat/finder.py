@@ -18,8 +18,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import onnxruntime
-
 from detent.compat.tool_names import FAMILIES, INSIDES, MODULES, UNSUPPORTED, Unsupported, homes
 from detent.errors import nearest
 
@@ -197,6 +195,7 @@ def other_tools() -> Iterator[None]:
 def _libraries_that_are_not_needed() -> Iterator[None]:
     """Let sessions take what `get_library_path` returns: files that Detent writes need no library."""
     from detent.compat.entry_points import get_library_path
+    from detent.graph.runtime import onnxruntime  # when a script runs: `detent --help` does not need it
 
     register = onnxruntime.SessionOptions.register_custom_ops_library
 

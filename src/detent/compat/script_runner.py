@@ -24,8 +24,6 @@ from typing import Any
 
 import typer
 
-from detent.compat import quark_cli
-from detent.compat.entry_points import AS_QUARK
 from detent.compat.finder import THEIRS, names_of, other_tools, theirs_of
 from detent.compat.option_rows import ScriptNote
 from detent.compat.tool_names import MODULES
@@ -88,6 +86,8 @@ def run(context: typer.Context) -> None:
     """
     arguments = list(context.args)
     if arguments[:1] == ["--as-quark"]:
+        from detent.compat.entry_points import AS_QUARK  # here: `detent --help` starts without what it needs
+
         AS_QUARK.set(True)
         arguments = arguments[1:]
     if not arguments or arguments[0] in ("--help", "-h"):
@@ -101,6 +101,8 @@ def run(context: typer.Context) -> None:
             if arguments[0] == "-m":
                 run_module(arguments[1], arguments[2:])
             elif arguments[0] == "quark-cli":
+                from detent.compat import quark_cli
+
                 quark_cli.main(arguments[1:])
             else:
                 run_script(Path(arguments[0]), arguments[1:])
