@@ -221,7 +221,7 @@ MASKING = 64.0
 """Scores that are so far apart are 0 and 1 after Softmax, to any number of bits: exp(-64) is 1.6e-28."""
 
 SCORE_REASON = "masks attention scores: a grid that reaches the masked ones would lose the others"
-INFINITE_REASON = "carries infinity, which a constant of the model holds and no grid does"
+INFINITE_REASON = "a constant brings infinity here, which no integer stands for"
 MASK_REASON = "part of an attention mask: its numbers are too large for the grid of the scores"
 
 _RESHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
@@ -269,7 +269,8 @@ def _infinite(node: ir.Node, known: Collection[str], reasons: dict[str, str]) ->
 
 
 def _has_infinity(array: npt.NDArray[Any] | None) -> bool:
-    return array is not None and array.dtype.kind == "f" and bool(np.isinf(array).any())
+    """Return whether an array holds infinity on purpose: one with NaN is broken."""
+    return array is not None and array.dtype.kind == "f" and bool(np.isinf(array).any() and not np.isnan(array).any())
 
 
 def _may_be_nan(value: ir.Value) -> bool:
