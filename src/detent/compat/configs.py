@@ -204,6 +204,7 @@ def _mixed(spec: str, **more: Any) -> dict[str, Any]:
 
 
 _BESIDE_BFLOAT16 = {**_SYMMETRIC, "QuantizeBias": False, "DedicateDQNode": True, "CalibDataSize": 1}
+# By preset; the others force quantization, unless their numbers are in blocks or only layers of MatMul are chosen.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "XINT8": {**_SYMMETRIC, **_FORCED},
     "VINT8": {**_SYMMETRIC, **_VINT8},
@@ -220,7 +221,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         **_mixed("Int8Spec"),
     },
 }
-"""By preset; the others force quantization, unless their numbers are in blocks or only layers of MatMul are chosen."""
 
 _SPECIAL: dict[str, dict[str, Any]] = {
     "UINT8_DYNAMIC_QUANT": {"weight_type": QuantType.QUInt8, "use_dynamic_quant": True},
@@ -278,8 +278,8 @@ def _fields(name: str, recipe: Recipe) -> dict[str, Any]:
     return {**fields, "optimize_model": False} if base == "VINT8" else fields
 
 
+# By preset: the fields of QuantizationConfig that differ from their defaults.
 PRESET_FIELDS: dict[str, dict[str, Any]] = {name: _fields(name, recipe) for name, recipe in PRESETS.items()}
-"""By preset: the fields of QuantizationConfig that differ from their defaults."""
 
 
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:

@@ -40,6 +40,7 @@ from detent.refinements import BiasCorrection, Gptq
 
 HISTOGRAM_BINS = 1 << 14
 ROLES = ("activations", "weights", "biases")
+# By what a script names: the method, and what scales may be with it.
 METHODS: dict[Any, tuple[Method, Scale]] = {
     PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
     PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
@@ -51,7 +52,6 @@ METHODS: dict[Any, tuple[Method, Scale]] = {
     LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
     ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
 }
-"""By what a script names: the method, and what scales may be with it."""
 
 
 @dataclass(frozen=True)

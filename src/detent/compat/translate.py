@@ -80,13 +80,13 @@ _FIELDS = {
     "reduce_range": noted("reduce_range", _SEVEN_BITS),
     **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
+# Parameters, the field that asks for what they are parameters of, and their default if there is one.
 _SWITCHES: dict[str, tuple[str, Any]] = {
     "FastFinetune": ("include_fast_ft", {"OptimAlgorithm": "adaround"}),
     "SmoothAlpha": ("include_sq", 0.5),
     "AutoMixprecision": ("include_auto_mp", None),
     "MixedPrecisionTensor": ("specific_tensor_precision", None),
 }
-"""Parameters, the field that asks for what they are parameters of, and their default if there is one."""
 
 
 def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
@@ -298,12 +298,12 @@ def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict
     }
 
 
+# Fields that say nothing about numbers: a preset with one of them changed is still that preset.
 _BESIDE_THE_RECIPE = (
     *("input_nodes", "output_nodes", "nodes_to_quantize", "nodes_to_exclude", "execution_providers", "print_summary"),
     *("use_external_data_format", "convert_fp16_to_fp32", "convert_nchw_to_nhwc", "ignore_warnings", "optimize_model"),
     "log_severity_level",
 )
-"""Fields that say nothing about numbers: a preset with one of them changed is still that preset."""
 
 
 def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:

@@ -46,8 +46,7 @@ from detent.recipe.file import find_recipe
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.results.checked import MODEL, Finding
 
-_NEUTRAL = ("Identity", "Dropout")
-"""Gone before anything is computed: a conversion between codes, or nothing at all."""
+_NEUTRAL = ("Identity", "Dropout")  # gone before anything is computed: a conversion between codes, or nothing at all
 _ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
 _CORRECTED = ("AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean")
 _CLOSE_TO_ONE = 0.05

@@ -48,8 +48,8 @@ from detent.graph.values import (
 )
 from detent.observe.samples import PendingSample
 
+# Of the largest channel: a smaller one counts as this much, or what calibration hardly saw would be scaled up.
 LEAST_SHARE = 1e-3
-"""Of the largest channel: a smaller one counts as this much, or what calibration hardly saw would be scaled up."""
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, Sa
 from detent.results.task_scores import AgreementScores
 from detent.tasks.parts import OutputPart
 
+# Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples.
 CACHE_BYTES = 32 * 2**20
-"""Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples."""
 
 Record = TypeVar("Record")
 

@@ -180,11 +180,11 @@ OCTAVES = 12
 STEPS_PER_OCTAVE = 6
 ROUNDS = 9
 
+# A format for compiled code: its lowest, highest and middle code, and whether it is symmetric.
 Codes = tuple[float, float, float, bool]
-"""A format for compiled code: its lowest, highest and middle code, and whether it is symmetric."""
 
+# Up to this width, all values of a histogram's bin round to one code, and its centre speaks for them.
 BITS_WITHIN_BINS = 8
-"""Up to this width, all values of a histogram's bin round to one code, and its centre speaks for them."""
 
 
 @dataclass(frozen=True)

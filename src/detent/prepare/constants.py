@@ -82,14 +82,13 @@ def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value])
     return results
 
 
+# A result larger than this many bytes is kept as a computation, unless its inputs were larger still.
 SIZE_LIMIT = 16 * 2**20
-"""A result larger than this many bytes is kept as a computation, unless its inputs were larger still."""
 
+# How often shapes are inferred again because a constant that was folded may have made further ones static. A window
+# attention computes its shapes one from the other through all layers: some twenty rounds. Every round folds at least
+# one node, so there is an end.
 MAX_ROUNDS = 100
-"""How often shapes are inferred again because a constant that was folded may have made further ones static.
-
-A window attention computes its shapes one from the other through all layers: some twenty rounds. Every round folds at
-least one node, so there is an end."""
 
 _NEVER = frozenset(
     {

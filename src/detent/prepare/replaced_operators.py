@@ -109,8 +109,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     return [part] * (count - 1) + [dim - part * (count - 1)]
 
 
-_LAST = np.iinfo(np.int64).max
-"""Where a Slice ends that takes the last entry, whatever the size."""
+_LAST = np.iinfo(np.int64).max  # where a Slice ends that takes the last entry, whatever the size
 
 
 class GatherToSlice(OperatorPass):
@@ -186,8 +185,7 @@ def _why_not(node: ir.Node) -> str | None:
     return None
 
 
-LIMIT = 512
-"""The largest number of entries that one pool may average over."""
+LIMIT = 512  # the largest number of entries that one pool may average over
 
 
 class SplitGlobalPool(OperatorPass):

@@ -54,14 +54,12 @@ from detent.refinements.bias_correction import BiasShift, ChannelAnswers, find_s
 from detent.refinements.layer_problem import Floats, why_no_steps
 from detent.refinements.refinement import ScaleCandidate
 
-MEMORY = 2 << 30
-"""The bytes that refinement may use by default."""
+MEMORY = 2 << 30  # the bytes that refinement may use by default
 
+# Other scales to try. Scales of other kinds stay as they are.
 SCALE_FACTORS = {"power_of_two": (0.5, 2.0), "float": (0.9, 0.8)}
-"""Other scales to try. Scales of other kinds stay as they are."""
 
-Permits = Callable[[ir.Node, Plan], bool]
-"""Whether the device can compute a node with the parameters of a plan."""
+Permits = Callable[[ir.Node, Plan], bool]  # whether the device can compute a node with the parameters of a plan
 
 
 def check_refinement(recipe: Recipe) -> None:
