@@ -60,6 +60,7 @@ def checker_complaint(model: ir.Model) -> str | None:
 
 _UNKNOWN_RANK = "Field 'shape' of 'type' is required but missing"
 
+# What the converter raises, of its own and of C++.
 _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
     onnx.version_converter.ConvertError,
     onnx.shape_inference.InferenceError,
@@ -68,7 +69,6 @@ _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
     IndexError,
     TypeError,
 )
-"""What the converter raises, of its own and of C++."""
 
 _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 
