@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from detent import __version__
-from detent.cli.console import InterruptedRunError, stderr, stdout
-from detent.cli.flags import flattened
+from detent.cli.console import InterruptedRunError, flattened, stderr, stdout
 from detent.cli.inspecting import check, convert, deploy, inspect, split, stats
 from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
 from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune

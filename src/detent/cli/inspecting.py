@@ -58,7 +58,7 @@ def check(
         _tell_report(model, result, ep_report, printing)
         return
     if time and result.cost is not None:
-        from detent.device_check.timing import cpu_milliseconds
+        from detent.device_check.check import cpu_milliseconds
 
         result = replace(result, cost=replace(result.cost, cpu=cpu_milliseconds(model)))
     printing.tell(result)

@@ -42,8 +42,7 @@ from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat, Scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
-from detent.recipe.presets import LAYERS, PRESETS
-from detent.recipe.recipe import OutputFormat
+from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
 from detent.refinements import BiasCorrection
 
 _FORMATS: dict[Any, OutputFormat] = {

@@ -17,8 +17,7 @@ from typing import TypeVar
 
 from detent.devices import rewrites
 from detent.devices.constraints import CONCATS, SHIFTS
-from detent.devices.device import Device, dtype_of, instead_of_shifts
-from detent.devices.generations import GENERATIONS, LEFT_BY_ALL, Generation
+from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, dtype_of, instead_of_shifts
 from detent.errors import UsageError, nearest
 from detent.prepare import (
     LEAVABLE,

@@ -22,8 +22,8 @@ from detent.errors import DataError, ModelError, OutputError, UsageError
 from detent.evaluation import task_agreement
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
+from detent.evaluation.fidelity import NoiseSums
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
-from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore

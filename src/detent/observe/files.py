@@ -27,9 +27,9 @@ from typing import IO, Literal, Protocol
 import numpy as np
 
 from detent.errors import DataError, UsageError, nearest
-from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
+from detent.observe.store import Digest
 
 RANDOM_SAMPLES = 8
 

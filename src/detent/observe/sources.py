@@ -21,8 +21,8 @@ import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe import files, samples
-from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
+from detent.observe.store import Digest
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from detent.graph.opset import lower_ir_version
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
-from detent.observe.fingerprints import fingerprint_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
+from detent.observe.store import fingerprint_of
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role

@@ -11,7 +11,7 @@ from os import PathLike
 
 from detent.graph.load import IN_MEMORY
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
 from detent.results.paired import Interval
 from detent.results.task_scores import POINTS_OF
