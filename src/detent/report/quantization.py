@@ -18,6 +18,7 @@ from detent.report import document as doc
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
+from detent.report.network_view import network_section
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
@@ -66,6 +67,7 @@ def quantization_document(report: Report) -> doc.Document:
         [
             _what_to_know(report),
             error_along(layers, [] if report.fidelity is None else list(report.fidelity.outputs)),
+            network_section(report, layers),
             _operators(report),
             _preparation(report),
             _rescaling(report),
