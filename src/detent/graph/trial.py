@@ -1,7 +1,8 @@
 """Let native code see an untrusted model for the first time; run as a script, in a process of its own (see guard.py).
 
-It imports onnxruntime and the compiled part of onnx alone, to start quickly. What it prints is the step that it is at. Exceptions are no
-concern of a trial: the process that asked meets them again, and words them. Only how this process ends counts.
+It imports onnxruntime and the compiled part of onnx alone, to start quickly. What it prints is the step that it is at.
+Exceptions are no concern of a trial: the process that asked meets them again, and words them. Only how this process
+ends counts.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def main(path: str, opset: int, memory: int) -> None:
     """Convert the opset of a model, infer its shapes and open a session on it."""
     import onnxruntime
 
-    ModelProto, native = compiled_onnx()  # noqa: N806 - a class
+    ModelProto, native = compiled_onnx()
 
     limit_memory(memory)
     proto = ModelProto()
