@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     # isort: on
 
+# Public names whose modules are imported when they are first asked for, so that `import detent` stays quick.
 _LAZY = {
     "AdaQuant": "detent.refinements",
     "AdaRound": "detent.refinements",
@@ -115,7 +116,6 @@ _LAZY = {
     "tune": "detent.api",
     "write_page": "detent.report.page",
 }
-"""Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 
 __all__ = ["DataError", "DetentError", "ModelError", "OutputError", "UsageError", "__version__", *_LAZY]  # noqa: PLE0604
 

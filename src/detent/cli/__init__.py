@@ -22,12 +22,12 @@ from detent.errors import DetentError, OutputError
 
 INTERRUPTED = 130
 
+# Commands as `detent --help` lists them, the most wanted ones first.
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Quantize": (quantize, tune, mix, recipes, devices, demo),
     "Measure": (evaluate, compare, sensitivity, infer, emulate, dump),
     "Look inside, and convert": (check, deploy, inspect, stats, convert, split),
 }
-"""Commands as `detent --help` lists them, the most wanted ones first."""
 
 SCRIPTS = "Scripts of other quantizers"
 

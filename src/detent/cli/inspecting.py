@@ -20,8 +20,7 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Do not first try the model file in a process of its own.", show_default=False)
 ]
 
-NOT_TAKEN = 6
-"""The exit code if the device does not take all of the model."""
+NOT_TAKEN = 6  # the exit code if the device does not take all of the model
 
 
 def check(

@@ -28,8 +28,7 @@ from detent.cli.flags import option_of
 from detent.errors import UsageError
 from detent.options import VERBOSE, MixOptions, QuantizeOptions, SettingOptions, TuneOptions
 
-MISSED = 6
-"""The exit code if a result was found, but none loses as little as was asked for."""
+MISSED = 6  # the exit code if a result was found, but none loses as little as was asked for
 
 
 def quantize(

@@ -53,8 +53,8 @@ from detent.results.compared import Difference, FolderComparison
 INFER_STAGE = "infer"
 FLOAT_FOLDER = "float"
 
+# The codes that a run computes, the codes of constants, and float values.
 Parts = tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]
-"""The codes that a run computes, the codes of constants, and float values."""
 
 
 @dataclass(frozen=True)

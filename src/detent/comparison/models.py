@@ -51,8 +51,8 @@ from detent.tasks.parts import OutputPart, output_parts, parts_by_size
 
 STAGE = "compare"
 
+# The first samples of the data, to which factors are fitted: with thousands of elements each, a few are enough.
 FITTED_SAMPLES = 4
-"""The first samples of the data, to which factors are fitted: with thousands of elements each, a few are enough."""
 
 LEAST_VALUES = 4  # of a channel
 LEAST_VARIATION = 1.05

@@ -38,8 +38,7 @@ from detent.numerics.interface import NumberFormat
 from detent.refinements import AdaQuant, AdaRound, Gptq
 
 ALL_DATA = 1_000_000_000
-MOST_SAMPLES = 1000
-"""What "all data" means: Quark's own presets take as many."""
+MOST_SAMPLES = 1000  # what "all data" means: Quark's own presets take as many
 ROWS = AdaRound().rows
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -80,6 +79,7 @@ def _all_layers(refinement: Any, op_types: Any) -> Any:
     return refinement
 
 
+# In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults.
 _ROWS: tuple[tuple[Any, Option], ...] = (
     (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", _chosen_before)),
     ("cpu", noted("OptimDevice", _CPU, _ON_CPU)),
@@ -115,7 +115,6 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     (False, met("PinMemory", "layers are refined on the CPU")),
     (False, met("UseGDS", "layers are refined on the CPU")),
 )
-"""In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults."""
 FAST_FINETUNE = table_of(option for _, option in _ROWS)
 
 
@@ -266,6 +265,7 @@ QuarotConfig = _config(
     dict,
 )
 
+# The configurations by the names that `to_dict` gives them.
 ALGO_NAME_TO_CLASS: dict[str, Any] = {
     kind.name: kind
     for kind in (
@@ -273,5 +273,4 @@ ALGO_NAME_TO_CLASS: dict[str, Any] = {
         *(AdaQuantConfig, QuarotConfig),
     )
 }
-"""The configurations by the names that `to_dict` gives them."""
 from_dict = AlgoConfig.from_dict

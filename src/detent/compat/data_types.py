@@ -36,12 +36,12 @@ _ELEMENTS = {
     **{"MXFP8E4M3": "fp8_e4m3", "MXInt8": "int8"},
 }
 
+# Formats with an exponent for each block: the family, and what BFPAttributes or MXAttributes say of the member.
 BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "BFP16": ("BFP", _BLOCK_FLOAT),
     **{name: ("BFP", {**_TWO_LEVELS, "bit_width": bits}) for name, bits in (("MX4", 11), ("MX6", 13), ("MX9", 16))},
     **{name: ("MX", {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element}) for name, element in _ELEMENTS.items()},
 }
-"""Formats with an exponent for each block: the family, and what BFPAttributes or MXAttributes say of the member."""
 
 
 class DataType:

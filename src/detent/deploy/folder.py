@@ -30,10 +30,9 @@ from detent.observe.sources import input_specs, open_source
 from detent.results import Result
 from detent.results.checked import DeviceCheck
 
+# Percent of the largest answer that the device may differ by: more where its rounding was not measured.
 TOLERANCE = {"dpu": 1.0, "half-even": 5.0}
-"""Percent of the largest answer that the device may differ by: more where its rounding was not measured."""
-CRASHES = ("LSTM", "GRU", "If", "Loop")
-"""Operators that ended the process when a session was made."""
+CRASHES = ("LSTM", "GRU", "If", "Loop")  # operators that ended the process when a session was made
 
 
 @dataclass(frozen=True)

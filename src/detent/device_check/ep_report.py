@@ -19,8 +19,7 @@ from detent.graph.load import read
 from detent.results import Result
 from detent.results.checked import DeviceCheck
 
-KNOWN_SHARE = 0.9
-"""Of the report's tensors that a model must have to be the one that was compiled."""
+KNOWN_SHARE = 0.9  # of the report's tensors that a model must have to be the one that was compiled
 
 
 @dataclass(frozen=True)

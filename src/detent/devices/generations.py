@@ -72,6 +72,7 @@ HALO_PROBES = "onnxsim, pull requests 1401, 1404 and 1423"
 THREADS = "RyzenAI-SW issues"
 
 _NORM = "norms were seen on the CPU on every generation"
+# Operators that the published lists have, and that devices were seen to leave to the CPU.
 LEFT_BY_ALL = {
     "LayerNormalization": _NORM,
     "InstanceNormalization": _NORM,
@@ -79,7 +80,6 @@ LEFT_BY_ALL = {
     "Softmax": "a Softmax was seen on the CPU on every generation",
     "Einsum": "an Einsum was seen on the CPU on every generation",
 }
-"""Operators that the published lists have, and that devices were seen to leave to the CPU."""
 
 _PHOENIX_COST = CostModel(
     1.43, 0.57, 0.0031, 1.8, 0.18, "fit to ten networks measured on Phoenix (ResNet, YOLOv8, MobileNetV2, ...)"
@@ -179,8 +179,7 @@ GENERATIONS: Mapping[str, Generation] = {
         _strix("strix-halo", "Strix Halo: Ryzen AI Max; XDNA2"),
     )
 }
-SOFTWARE = ("1.6", "1.7", "1.8")
-"""The versions of Ryzen AI Software whose differences are known."""
+SOFTWARE = ("1.6", "1.7", "1.8")  # the versions of Ryzen AI Software whose differences are known
 
 _ATTENTION = frozenset(("LayerNormalization", "Softmax", "Einsum", "Gelu", "Erf", "SkipLayerNormalization"))
 _SIGMOIDS = frozenset(("Sigmoid", "HardSigmoid", "HardSwish", "Swish"))

@@ -29,12 +29,12 @@ from detent.tasks.task import Task
 
 STAGE = "measure"
 
+# Samples on which every tensor is compared: with thousands of elements each, a few tell which are the worst.
 DETAILED_SAMPLES = 4
-"""Samples on which every tensor is compared: with thousands of elements each, a few tell which are the worst."""
 
 
+# Not scores and embeddings: their columns belong together, however their sizes differ.
 DIVIDED_BY_SIZE = (Task.DETECT, Task.REGRESS, Task.IMAGE)
-"""Not scores and embeddings: their columns belong together, however their sizes differ."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,7 @@ from detent.observe.sources import RowSource
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-AHEAD = 2
-"""Items submitted per thread: one in work, and one that waits so that the thread never does."""
+AHEAD = 2  # items submitted per thread: one in work, and one that waits so that the thread never does
 
 
 def map_in_order(

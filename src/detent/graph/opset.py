@@ -39,6 +39,7 @@ def light_proto(model: ir.Model) -> onnx.ModelProto:
             graph.register_initializer(value)
 
 
+# What the converter raises, of its own and of C++.
 _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
     onnx.version_converter.ConvertError,
     onnx.shape_inference.InferenceError,
@@ -47,7 +48,6 @@ _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
     IndexError,
     TypeError,
 )
-"""What the converter raises, of its own and of C++."""
 
 _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 

@@ -10,12 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-OUT_OF_MEMORY = 77
-"""The exit code of a trial that asked for more memory than it may have."""
+OUT_OF_MEMORY = 77  # the exit code of a trial that asked for more memory than it may have
 
 _MEMORY_WORDS = ("bad_alloc", "bad allocation", "Failed to allocate", "Available memory", "std::length_error")
-LIGHT = 4096
-"""Bytes; onnx's functions do not need to see larger constants."""
+LIGHT = 4096  # bytes; onnx's functions do not need to see larger constants
 
 
 def limit_memory(more: int) -> None:

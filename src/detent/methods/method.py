@@ -19,8 +19,7 @@ from detent.methods.points import Counts, Points, Range
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams, base_position
 
-Vote = Callable[[Counts], int]
-"""The position that a method would choose for one sample alone."""
+Vote = Callable[[Counts], int]  # the position that a method would choose for one sample alone
 
 
 class ObservedTensor(Protocol):

@@ -21,12 +21,11 @@ from detent.errors import DataError
 if TYPE_CHECKING:
     import onnx_ir as ir  # reading data does not load onnx
 
-WHOLE_FILE_LIMIT = 1 << 26
-"""Files up to this many bytes are hashed whole."""
+WHOLE_FILE_LIMIT = 1 << 26  # files up to this many bytes are hashed whole
 
 PAGE = 1 << 12
+# Of a larger file, one page of each stride is hashed, so an exchange of that many bytes is always noticed.
 PAGE_STRIDE = 1 << 16
-"""Of a larger file, one page of each stride is hashed, so an exchange of that many bytes is always noticed."""
 
 
 class Digest:

@@ -22,8 +22,7 @@ from detent.graph.save import write_bytes
 
 T = TypeVar("T")
 
-MOST_BYTES = 1 << 30
-"""No body may unpack to more than this: a small file could otherwise ask for all memory."""
+MOST_BYTES = 1 << 30  # no body may unpack to more than this: a small file could otherwise ask for all memory
 
 _FIELDS = struct.Struct("<16sIQ")
 _CHECKSUM = hashlib.sha256().digest_size
@@ -44,8 +43,7 @@ CALIBRATION = FileKind("checkpoint", b"\x89DetentCkpnt\r\n\x1a\n", 1)
 REFINEMENT = FileKind("checkpoint of a refinement", b"\x89DetentRefin\r\n\x1a\n", 1)
 TUNING = FileKind("record of tuning", b"\x89DetentTuned\r\n\x1a\n", 1)
 
-FAST = 1
-"""zlib's level for a file that is written while others work, and thrown away in the end."""
+FAST = 1  # zlib's level for a file that is written while others work, and thrown away in the end
 
 
 class NotThisKindError(DataError):

@@ -32,8 +32,8 @@ from detent.recipe.file import change, find_recipe, with_settings
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
 
+# The field of a recipe that an option changes, if the two have different names.
 FIELD_OF_OPTION = {"refine": "refinement", "device": "target"}
-"""The field of a recipe that an option changes, if the two have different names."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from detent.plan.plan import Plan
 from detent.recipe import Recipe
 from detent.tasks.parts import output_parts
 
-JUDGING_SAMPLES = 16
-"""Samples that candidates are compared on: the comparison is paired, so a few tell."""
+JUDGING_SAMPLES = 16  # samples that candidates are compared on: the comparison is paired, so a few tell
 
 
 class JudgedOutputs:

@@ -29,14 +29,11 @@ from detent.recipe.recipe import WIDENING_SAMPLES
 from detent.results.quantized import Widening, WideTensor
 from detent.sensitivity_analysis.layer_errors import errors_of
 
-RUN = 6
-"""Neighbours that are measured together first."""
+RUN = 6  # neighbours that are measured together first
 
-NEGLIGIBLE = 0.25
-"""The share of the allowed error that runs which are not taken apart may have together."""
+NEGLIGIBLE = 0.25  # the share of the allowed error that runs which are not taken apart may have together
 
-ROUNDS = 3
-"""How often the sum is measured, and corrected."""
+ROUNDS = 3  # how often the sum is measured, and corrected
 
 Groups = Sequence[tuple[str, ...]]
 

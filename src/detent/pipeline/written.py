@@ -41,8 +41,7 @@ from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, TensorReport, describe_activations
 from detent.version import __version__
 
-EMULATED = 16
-"""Samples to measure on if a model is computed in integers, which takes several times as long."""
+EMULATED = 16  # samples to measure on if a model is computed in integers, which takes several times as long
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,6 +116,7 @@ OPERATORS: dict[str, Operator] = {
     "LayerNormalization": _FIRST,
 }  # fmt: skip
 
+# Operators that are quantized only in recipes that ask for them, and have inputs that must not be.
 _ASKED_FOR: dict[str, Operator] = {
     # Probabilities, thresholds, and coordinates to look at are no data.
     **dict.fromkeys(
@@ -128,10 +129,9 @@ _ASKED_FOR: dict[str, Operator] = {
         _NONE,
     ),
 }  # fmt: skip
-"""Operators that are quantized only in recipes that ask for them, and have inputs that must not be."""
 
+# The bounds of Clips that the device computes together with the layer before them.
 DEVICE_CLIPS = ((0.0, 6.0), (0.0, 1.0))
-"""The bounds of Clips that the device computes together with the layer before them."""
 
 _FUSING_PRODUCERS = frozenset(
     ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "GlobalAveragePool")

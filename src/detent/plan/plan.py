@@ -39,11 +39,11 @@ from detent.plan.mixed import assign_formats
 from detent.recipe import Recipe
 from detent.recipe.presets import PRESETS
 
+# Of what was seen, how far the codes of attention reach: other samples may attend somewhat more to one token.
 HEADROOM = 1.25
-"""Of what was seen, how far the codes of attention reach: other samples may attend somewhat more to one token."""
 
+# A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker.
 RAW_LIMIT = 1 << 14
-"""A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker."""
 
 
 def choose_params(observed: ObservedTensor, fmt: IntegerFormat, method: Method, tensor: str) -> QuantParams:
@@ -117,8 +117,8 @@ def method_choices(
     return {name: Range(*choose_params(observed, fmt, method, tensor).span) for name, (fmt, method) in wanted.items()}
 
 
+# A weight's scale and its product with the input's are each rounded to float32, by up to 2^-24 of it.
 ROUNDING_MARGIN = 1.0 + 2.0**-22
-"""A weight's scale and its product with the input's are each rounded to float32, by up to 2^-24 of it."""
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ from detent.graph.values import constant, constant_scalar, is_constant, is_stand
 from detent.prepare.base import Successor
 from detent.recipe import Override, Recipe
 
-Became = Mapping[str, Successor]
-"""What became of the nodes that a model had before it was prepared."""
+Became = Mapping[str, Successor]  # what became of the nodes that a model had before it was prepared
 
 NOTHING: Became = MappingProxyType({})
 
@@ -160,8 +159,7 @@ def _followed(pattern: str, names: Sequence[str], became: Became) -> list[str] |
     return list(dict.fromkeys(found))
 
 
-_SHORT = 60
-"""Characters of an override's part that are told as a reason; a proposal may name dozens of nodes."""
+_SHORT = 60  # characters of an override's part that are told as a reason; a proposal may name dozens of nodes
 
 
 def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> set[str]:
@@ -211,8 +209,7 @@ def left_float(recipe: Recipe, graph: ir.Graph, became: Became = NOTHING) -> dic
     return found
 
 
-MASKING = 64.0
-"""Scores that are so far apart are 0 and 1 after Softmax, to any number of bits: exp(-64) is 1.6e-28."""
+MASKING = 64.0  # scores that are so far apart are 0 and 1 after Softmax, to any number of bits: exp(-64) is 1.6e-28
 
 SCORE_REASON = "masks attention scores: a grid that reaches the masked ones would lose the others"
 MASK_REASON = "part of an attention mask: its numbers are too large for the grid of the scores"

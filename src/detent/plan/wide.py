@@ -17,13 +17,13 @@ from detent.numerics.formats import IntegerFormat, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.plan.layout import Layout, Role
 
+# Layers that normalize each sample anew; a BatchNorm is a fixed factor.
 NORMALIZATIONS = frozenset(
     (
         *("LayerNormalization", "RMSNormalization", "GroupNormalization", "SimplifiedLayerNormalization"),
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization"),
     )
 )
-"""Layers that normalize each sample anew; a BatchNorm is a fixed factor."""
 
 
 def normalizes(graph: ir.Graph) -> bool:

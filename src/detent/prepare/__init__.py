@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 
+# The passes that a recipe may do without; the others are what everything else stands on.
 LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
     FuseLayerNorm,
@@ -78,7 +79,6 @@ LEAVABLE: tuple[type[Pass], ...] = (
     SplitGlobalPool,
     WriteAttributes,
 )
-"""The passes that a recipe may do without; the others are what everything else stands on."""
 
 
 def default_passes(

@@ -26,16 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import (
-    constant,
-    cut_inputs,
-    input_at,
-    made_by,
-    rank,
-    set_input,
-    sole_use,
-    why_not_sole,
-)
+from detent.graph import values
 from detent.prepare.base import OperatorPass, Pass, as_float64, int_attribute, ints_attribute
 
 Array = npt.NDArray[np.float64]
@@ -86,14 +77,14 @@ class Layer:
 
 def read_layer(node: ir.Node) -> Layer | str:
     """Return the layer that a Conv, ConvTranspose, Gemm or MatMul is, or the reason why it cannot take a map in."""
-    weight, bias_value = constant(input_at(node, 1)), input_at(node, 2)
+    weight, bias_value = values.constant(values.input_at(node, 1)), values.input_at(node, 2)
     if weight is None:
         return f"the weight of {node.op_type} '{node.name}' is not constant"
     if weight.dtype not in (np.float32, np.float64):
         return f"the weight of {node.op_type} '{node.name}' is {weight.dtype}"
     if node.op_type in ("Gemm", "MatMul") and weight.ndim != 2:
         return f"the weight of {node.op_type} '{node.name}' has {weight.ndim} dimensions"
-    bias = constant(bias_value)
+    bias = values.constant(bias_value)
     if bias_value is not None and bias is None:
         return f"the bias of {node.op_type} '{node.name}' is not constant"
     gemm = node.op_type == "Gemm"
@@ -196,14 +187,14 @@ def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Arra
     needs_bias = layer.bias is not None or bool(np.any(bias))
     # MatMul has no input for a bias; Gemm has one, but takes matrices only.
     if node.op_type == "MatMul" and needs_bias:
-        if rank(node.inputs[0]) != 2:
+        if values.rank(node.inputs[0]) != 2:
             return f"the input of MatMul '{node.name}' is not known to have rank 2, so it cannot become a Gemm"
         node.op_type = "Gemm"
-    set_input(node, 1, owner.initializer(model, node, "folded_weight", stored))
+    values.set_input(node, 1, owner.initializer(model, node, "folded_weight", stored))
     if needs_bias:
-        set_input(node, 2, owner.initializer(model, node, "folded_bias", stored_bias))
+        values.set_input(node, 2, owner.initializer(model, node, "folded_bias", stored_bias))
     else:
-        cut_inputs(node, 2)
+        values.cut_inputs(node, 2)
     # `read_layer` multiplied it into the bias.
     node.attributes.pop("beta", None)
     return None
@@ -228,7 +219,7 @@ class FoldAffine(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Fold the operator if a layer and a constant are its inputs, in either order."""
         for index in (0, 1):
-            layer, array = made_by(node.inputs[index], *_LAYERS), constant(node.inputs[1 - index])
+            layer, array = values.made_by(node.inputs[index], *_LAYERS), values.constant(node.inputs[1 - index])
             if layer is not None and array is not None:
                 return self._fold(model, node, index, layer, array)
         return None
@@ -236,9 +227,9 @@ class FoldAffine(OperatorPass):
     def _fold(self, model: ir.Model, node: ir.Node, index: int, layer: ir.Node, array: npt.NDArray[Any]) -> str | None:
         """Fold the operator, which reads the layer at an input, into the layer; the reason where it cannot be."""
         (source,) = layer.outputs
-        if sole_use(source, model.graph) is None:
-            return why_not_sole(source)
-        dims = 2 if layer.op_type == "Gemm" else rank(layer.inputs[1])
+        if values.sole_use(source, model.graph) is None:
+            return values.why_not_sole(source)
+        dims = 2 if layer.op_type == "Gemm" else values.rank(layer.inputs[1])
         vector = per_channel(array, dims)
         if vector is None:
             return f"its constant of shape {list(array.shape)} is not one number per channel"

@@ -12,16 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.values import (
-    constant,
-    cut_inputs,
-    input_at,
-    made_by,
-    rank,
-    set_input,
-    sole_use,
-    why_not_sole,
-)
+from detent.graph import values
 from detent.prepare.affine import per_channel
 from detent.prepare.base import OperatorPass, as_float64
 
@@ -40,28 +31,28 @@ class MatMulToGemm(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Merge the Add with a MatMul on either side of it."""
         for index in (0, 1):
-            layer = made_by(node.inputs[index], "MatMul")
+            layer = values.made_by(node.inputs[index], "MatMul")
             if layer is not None:
                 return self._merge(model, layer, node, node.inputs[1 - index])
         return None
 
     def _merge(self, model: ir.Model, layer: ir.Node, add: ir.Node, bias: ir.Value | None) -> str | None:
-        (product,), weight, shift = layer.outputs, constant(layer.inputs[1]), constant(bias)
+        (product,), weight, shift = layer.outputs, values.constant(layer.inputs[1]), values.constant(bias)
         if weight is None or weight.ndim != 2 or shift is None:
             return None
-        if rank(layer.inputs[0]) != 2:
+        if values.rank(layer.inputs[0]) != 2:
             return f"the input of MatMul '{layer.name}' is not known to have rank 2"
         if weight.dtype not in (np.float32, np.float64):
             return f"the weight of MatMul '{layer.name}' is {weight.dtype}"
-        if sole_use(product, model.graph) is None:
-            return why_not_sole(product)
+        if values.sole_use(product, model.graph) is None:
+            return values.why_not_sole(product)
         vector = per_channel(shift, 2)
         columns = weight.shape[1]
         if vector is None or vector.size not in (1, columns):
             return f"the bias of shape {list(shift.shape)} is not one number per column"
         stored = np.broadcast_to(vector, (columns,)).astype(weight.dtype)
         layer.op_type = "Gemm"
-        set_input(layer, 2, self.initializer(model, layer, "bias", stored))
+        values.set_input(layer, 2, self.initializer(model, layer, "bias", stored))
         self.absorbed(model, add, layer, f"merged with MatMul '{layer.name}' into a Gemm")
         return None
 
@@ -85,18 +76,18 @@ class NormalizeGemm(OperatorPass):
 
     def _absorb(self, model: ir.Model, node: ir.Node, factor: str, index: int) -> None:
         number = node.attributes.get_float(factor, 1.0)
-        value = input_at(node, index)
+        value = values.input_at(node, index)
         if number == 1.0:
             return
-        array = constant(value)
+        array = values.constant(value)
         if value is not None and number == 0.0 and factor == "beta":
-            cut_inputs(node, 2)
+            values.cut_inputs(node, 2)
         elif value is not None:
             if array is None or array.dtype not in (np.float32, np.float64):
                 self.decline(node, f"{factor} is {number:g} and '{value.name}' is not constant")
                 return
             role = "scaled_weight" if index == 1 else "scaled_bias"
             scaled = (as_float64(array) * number).astype(array.dtype)
-            set_input(node, index, self.initializer(model, node, role, scaled))
+            values.set_input(node, index, self.initializer(model, node, role, scaled))
         node.attributes.pop(factor)
         self.changed(node, f"{factor} {number:g} folded into its constants")

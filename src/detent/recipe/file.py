@@ -38,14 +38,12 @@ from detent.settings import parse_toml, read_text
 
 Plain = dict[str, Any]
 
+# Block formats that have no name are written by their kind and all of their fields.
 FORMAT_KINDS: Mapping[str, NumberFormat] = {"block_float": BlockFloat(), "microscaling": Microscaling("int8")}
-"""Block formats that have no name are written by their kind and all of their fields."""
 
-FLOAT = "float"
-"""How a role that stays float is written."""
+FLOAT = "float"  # how a role that stays float is written
 
-NONE = "none"
-"""How a field is written that has no value."""
+NONE = "none"  # how a field is written that has no value
 
 
 def to_plain(recipe: Recipe) -> Plain:

@@ -23,12 +23,12 @@ ADAQUANT = AdaQuant(samples=1000, batch=128, early_stop=True)
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BFLOAT16 = FloatFormat("bfloat16")
 
+# Weights of devices with float scales: a scale for each channel costs nothing there, since a product is rescaled in any
+# case, and the loss of weights is the least that 8 bits can have.
 PER_CHANNEL_INT8 = IntegerFormat("int8", granularity="per_channel")
-"""Weights of devices with float scales: a scale for each channel costs nothing there, since a product is rescaled in
-any case, and the loss of weights is the least that 8 bits can have."""
 
+# What 8-bit activations of a transformer may cost at its outputs, in dB: about what its 8-bit weights cost.
 TRANSFORMER_SQNR = 20.0
-"""What 8-bit activations of a transformer may cost at its outputs, in dB: about what its 8-bit weights cost."""
 
 
 def _twins(recipe: Recipe, adaround: bool = True) -> Iterator[Recipe]:

@@ -19,20 +19,16 @@ from detent.refinements import BiasCorrection, Refinement
 POWER_OF_TWO_INT8 = IntegerFormat("int8", scale="power_of_two")
 POWER_OF_TWO_UINT8 = IntegerFormat("uint8", scale="power_of_two")
 
-EQUALIZING_SAMPLES = 64
-"""Enough to see what each channel holds."""
+EQUALIZING_SAMPLES = 64  # enough to see what each channel holds
 
-WIDENING_SAMPLES = 4
-"""Errors of single tensors are much the same on any sample; these tell which are large."""
+WIDENING_SAMPLES = 4  # errors of single tensors are much the same on any sample; these tell which are large
 
-MOST_DECIBELS = 100.0
-"""16 bits reach no more."""
+MOST_DECIBELS = 100.0  # 16 bits reach no more
 
+# How codes are written into the file: see docs/formats.md.
 OutputFormat = Literal["qdq", "qoperator", "extended-qdq", "vitis-qdq", "fix-neuron", "cast", "bfloat16"]
-"""How codes are written into the file: see docs/formats.md."""
 
-BFLOAT16_OPSET = 22
-"""From here on the standard operators have bfloat16 throughout."""
+BFLOAT16_OPSET = 22  # from here on the standard operators have bfloat16 throughout
 
 FUSED_ACTIVATIONS = ("Relu", "LeakyRelu", "PRelu", "Clip")
 FUSABLE_ACTIVATIONS = (*FUSED_ACTIVATIONS, "Gelu")

@@ -26,6 +26,7 @@ from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan
 from detent.progress import Progress, silent
 from detent.recipe import Recipe
+from detent.refine import problems
 from detent.refine.layers import (
     LayerChange,
     LayerReport,
@@ -36,17 +37,6 @@ from detent.refine.layers import (
     gates_of,
     take_rows,
 )
-from detent.refine.problems import (
-    STAGE,
-    Budget,
-    FindObjects,
-    LayerTarget,
-    bias_params_of,
-    build_problem,
-    float_targets,
-    make_budget,
-    why_not,
-)
 from detent.refine.ranges import Constrain, RangeSearch
 from detent.refine.refinement_checkpoint import RefinementCheckpoint
 from detent.refinements import Refinement
@@ -54,14 +44,12 @@ from detent.refinements.bias_correction import BiasShift, ChannelAnswers, find_s
 from detent.refinements.layer_problem import Floats, why_no_steps
 from detent.refinements.refinement import ScaleCandidate
 
-MEMORY = 2 << 30
-"""The bytes that refinement may use by default."""
+MEMORY = 2 << 30  # the bytes that refinement may use by default
 
+# Other scales to try. Scales of other kinds stay as they are.
 SCALE_FACTORS = {"power_of_two": (0.5, 2.0), "float": (0.9, 0.8)}
-"""Other scales to try. Scales of other kinds stay as they are."""
 
-Permits = Callable[[ir.Node, Plan], bool]
-"""Whether the device can compute a node with the parameters of a plan."""
+Permits = Callable[[ir.Node, Plan], bool]  # whether the device can compute a node with the parameters of a plan
 
 
 def check_refinement(recipe: Recipe) -> None:
@@ -84,7 +72,7 @@ def refine(
     memory: int = MEMORY,
     permits: Permits = lambda *_: True,
     checkpoint: RefinementCheckpoint | None = None,
-    find_objects: FindObjects | None = None,
+    find_objects: problems.FindObjects | None = None,
     progress: Progress = silent,
 ) -> tuple[Plan, list[LayerReport]]:
     """Refine the weights and biases of every layer. Return the plan with them, and what became of each layer.
@@ -100,9 +88,9 @@ def refine(
     layers, reports = find_layers(model, plan.layout)
     if not layers:
         return plan, reports
-    budget = make_budget(model, plan, list(layers.values()), refinement, samples, memory)
+    budget = problems.make_budget(model, plan, list(layers.values()), refinement, samples, memory)
     walk = QuantizedWalk(model, plan, [sample.origin for sample in budget.samples], threads)
-    targets = float_targets(reference, list(layers.values()), budget, walk, progress, find_objects)
+    targets = problems.float_targets(reference, list(layers.values()), budget, walk, progress, find_objects)
     nodes = {str(node.name): node for node in reference.graph}
     refiner = LayerRefiner(walk, refinement, budget, permits, nodes)
     done, total = len(budget.samples), len(budget.samples) + len(layers)
@@ -114,7 +102,7 @@ def refine(
             target = targets.pop(layer.output)  # frees its memory after this layer
             reports.append(_refine_or_resume(layer, target, refiner, checkpoint))
             done += 1
-            progress(STAGE, done, total)
+            progress(problems.STAGE, done, total)
 
     try:
         walk.run(
@@ -131,7 +119,7 @@ def refine(
 
 
 def _refine_or_resume(
-    layer: MatrixLayer, target: LayerTarget, refiner: LayerRefiner, checkpoint: RefinementCheckpoint | None
+    layer: MatrixLayer, target: problems.LayerTarget, refiner: LayerRefiner, checkpoint: RefinementCheckpoint | None
 ) -> LayerReport:
     """Refine a layer, or apply the change that an earlier run made of it."""
     known = None if checkpoint is None else checkpoint.finished.get(layer.output)
@@ -150,11 +138,11 @@ class LayerRefiner:
 
     walk: QuantizedWalk
     refinement: Refinement
-    budget: Budget
+    budget: problems.Budget
     permits: Permits
     reference: Mapping[str, ir.Node]
 
-    def refine(self, layer: MatrixLayer, target: LayerTarget) -> LayerChange:
+    def refine(self, layer: MatrixLayer, target: problems.LayerTarget) -> LayerChange:
         """Choose the layer's weights, if the refinement does, then its bias. The walk's plan has the change then."""
         before = self.walk.plan.of(str(layer.weight.name))
         report = (
@@ -162,15 +150,15 @@ class LayerRefiner:
         )
         return LayerChange.since(before, layer, self.walk.plan, report)
 
-    def _choose_weights(self, layer: MatrixLayer, target: LayerTarget) -> LayerReport:
+    def _choose_weights(self, layer: MatrixLayer, target: problems.LayerTarget) -> LayerReport:
         plan = self.walk.plan
-        reason = why_not(layer, plan, target, self.refinement, self.budget.layer_bytes)
+        reason = problems.why_not(layer, plan, target, self.refinement, self.budget.layer_bytes)
         if reason is not None:
             return self._bias_only(layer, target, reason)
         row_bytes = 4 * layer.matrix()[:, 0].size
         most_rows = self.budget.layer_bytes // 2 // row_bytes  # half of it: rows are copied when they are centered
         gates = gates_of(layer, plan.layout, self.reference)
-        problem, held_out = build_problem(layer, self.walk, target, most_rows, gates)
+        problem, held_out = problems.build_problem(layer, self.walk, target, most_rows, gates)
         scales = scale_candidates(layer, plan, self.permits) if self.refinement.tries_scales else []
         choice = self.refinement.choose(problem, held_out, self.walk.pool, scales)
         if choice.solution is None:
@@ -187,14 +175,14 @@ class LayerRefiner:
         return _report(layer, choice.solution.method, choice.before, choice.after, note, self.budget.note)
 
     def _bias_only(
-        self, layer: MatrixLayer, target: LayerTarget, note: str = "", error: float | None = None
+        self, layer: MatrixLayer, target: problems.LayerTarget, note: str = "", error: float | None = None
     ) -> LayerReport:
         found, saturated = self._correct_bias(layer, target)
         method = "as it was" if layer.bias is None else "bias correction"
         before, after = (found.before, found.after) if error is None else (error, error)
         return _report(layer, method, before, after, note, found.reason, saturated, self.budget.note)
 
-    def _correct_bias(self, layer: MatrixLayer, target: LayerTarget) -> tuple[BiasShift, str]:
+    def _correct_bias(self, layer: MatrixLayer, target: problems.LayerTarget) -> tuple[BiasShift, str]:
         """Shift a layer's bias so that its answers are closest to float, and note what kept it from being so."""
         rows = [output.rows for output in target.outputs]
         places = [output.positions for output in target.outputs]
@@ -219,7 +207,7 @@ def with_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> tuple[Plan, str
     """Give a layer a bias, as far as it fits the plan's parameters, and note if it does not. A fixed one stays."""
     if layer.bias is None:
         return plan, layer.note
-    name, params = str(layer.bias.name), bias_params_of(layer, plan)
+    name, params = str(layer.bias.name), problems.bias_params_of(layer, plan)
     # A Gemm's bias may be [1, channels].
     shaped = wanted.reshape(np.asarray(constant(layer.bias)).shape)
     saturated = 0 if params is None else int(params.clipped(shaped).sum())
@@ -230,7 +218,7 @@ def with_bias(layer: MatrixLayer, plan: Plan, wanted: Floats) -> tuple[Plan, str
 def bias_of(layer: MatrixLayer, plan: Plan) -> Floats:
     """Return the bias of each channel as it is encoded now."""
     assert layer.bias is not None, f"layer '{layer.name}' has no bias of its own"
-    name, params = str(layer.bias.name), bias_params_of(layer, plan)
+    name, params = str(layer.bias.name), problems.bias_params_of(layer, plan)
     own = np.asarray(constant(layer.bias), np.float32)
     return _stored(plan.refined.get(name, own), params).reshape(-1).astype(np.float64)
 
@@ -256,6 +244,6 @@ def scale_candidates(layer: MatrixLayer, plan: Plan, permits: Permits) -> list[S
         trial = replace(plan, params={**plan.params, plan.layout.leader(name): other})
         if permits(layer.node, trial):
             each = np.broadcast_to(scale.reshape(-1 if scale.size == 1 else (groups, channels)), (groups, channels))
-            bias = None if layer.bias is None else bias_params_of(layer, trial)
+            bias = None if layer.bias is None else problems.bias_params_of(layer, trial)
             found.append(ScaleCandidate(other, each.copy(), bias))
     return found

@@ -114,8 +114,8 @@ def _pack(identity: str, finished: Mapping[str, LayerChange]) -> bytes:
     return body.getvalue()
 
 
+# What reading a forged or torn file raises; too few arrays are the last.
 _DAMAGED: tuple[type[Exception], ...] = (*ARRAY_ERRORS, StopIteration)
-"""What reading a forged or torn file raises; too few arrays are the last."""
 
 
 def _unpack(body: bytes, where: str) -> tuple[str, dict[str, LayerChange]]:

@@ -26,14 +26,13 @@ from detent.refinements.least_squares import (
 from detent.refinements.refinement import Contest, WeightRefinement
 from detent.refinements.through_activation import fit_bias, fit_through_activation
 
+# Times that of the settings: which is best depends on the layer, and the held-out rows tell.
 DAMPINGS = (1.0, 3.0, 10.0)
-"""Times that of the settings: which is best depends on the layer, and the held-out rows tell."""
 
-FEW_ROWS_DAMPINGS = (10.0, 30.0, 100.0)
-"""The same for fewer than twice as many rows as inputs."""
+FEW_ROWS_DAMPINGS = (10.0, 30.0, 100.0)  # the same for fewer than twice as many rows as inputs
 
+# With more inputs, the second start is not worth the memory and time of factoring their second moments.
 MOST_FACTORED = 2048
-"""With more inputs, the second start is not worth the memory and time of factoring their second moments."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from detent.refinements.least_squares import RowMoments
 STEPS = 14
 BIAS_STEPS = 6
 LONGER, SHORTER = 1.6, 0.4
+# The mean squared slope of a channel counts as at least this: one that is hardly ever open says little.
 LEAST_SLOPE = 0.05
-"""The mean squared slope of a channel counts as at least this: one that is hardly ever open says little."""
 
 Singles = npt.NDArray[np.float32]
 

@@ -19,8 +19,7 @@ from detent.results.tensors import TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
-DEFAULT_RECIPE = "XINT8"
-"""Of a command without --recipe."""
+DEFAULT_RECIPE = "XINT8"  # of a command without --recipe
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",

@@ -19,8 +19,7 @@ from detent.report.figures import command, listed, size
 from detent.results.checked import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
 from detent.results.summarized import StatisticsView, TensorSummary
 
-SHOWN = 8
-"""Rows of a table that a short answer lists."""
+SHOWN = 8  # rows of a table that a short answer lists
 
 TWINS = ("_ADAROUND", "_ADAQUANT")
 
@@ -250,8 +249,7 @@ def _range_cell(method: str, tensor: TensorSummary) -> doc.Cell:
     )
 
 
-SHOWN_FINDINGS = 5
-"""Findings that a short answer lists."""
+SHOWN_FINDINGS = 5  # findings that a short answer lists
 
 _VERDICTS: dict[str, tuple[str, doc.Level]] = {
     "accepted": ("takes it", "good"),

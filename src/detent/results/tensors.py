@@ -33,8 +33,7 @@ CURVE = 64
 Magnitudes = npt.NDArray[np.float64]
 
 
-Column = tuple[float, float, int]
-"""Where a column begins and ends, and how many values are in it."""
+Column = tuple[float, float, int]  # where a column begins and ends, and how many values are in it
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ Weights = npt.NDArray[np.float64]
 DRAWS = 1000
 FEWEST_DRAWS = 200
 _MOST_WEIGHTS = 20_000_000
-_AT_ONCE = 2_000_000
-"""Numbers of a table in memory at a time."""
+_AT_ONCE = 2_000_000  # numbers of a table in memory at a time
 
 
 def draw_weights(samples: int, seed: int = 0) -> Weights:
