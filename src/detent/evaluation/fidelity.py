@@ -81,7 +81,7 @@ def measure_fidelity(
     sites: Mapping[str, str],
     samples: Sequence[PendingSample],
     *,
-    original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
+    original: Callable[[PendingSample], Mapping[str, npt.NDArray[Any]]] | None = None,
     emulate: DeviceRounding | None = None,
     purpose: Purpose | None = None,
     parts: Mapping[str, Sequence[OutputPart]] | None = None,
@@ -104,10 +104,11 @@ def measure_fidelity(
     def compare(work: tuple[PendingSample, Sequence[str]]) -> _Looked:
         pending, names = work
         sample = pending.load()
-        expected = reference(sample.feeds, sample.origin, names)
-        if original is not None:
-            outputs_before = original(sample)
-            expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
+        known = {} if original is None else dict(original(pending))
+        asked = [name for name in names if name not in known]
+        if asked:
+            known |= zip(asked, reference(sample.feeds, sample.origin, asked), strict=True)
+        expected = [known[name] for name in names]
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
         floats = _float_pairs(pairs, quantized_model, sample.origin)
