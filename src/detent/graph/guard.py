@@ -49,7 +49,7 @@ def guarded(*models: object, trust: bool = False) -> Iterator[None]:
 
 
 def finish_trial(path: Path) -> None:
-    """Wait for the trial of a file, if one was begun. Raise ModelError if it crashed, hung or took too much memory."""
+    """Wait for the trial of a file, if one runs. Raise ModelError if it crashed, hung or used too much memory."""
     with _lock:
         process = _begun.pop(path.absolute(), None)
     if process is None:

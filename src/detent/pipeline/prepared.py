@@ -297,7 +297,7 @@ class Original:
         return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs by name for inputs that are no sample of the data as it is."""
+        """Return all outputs by name for inputs that are not samples as they come."""
         return self(Sample(0, "the calibration data", feeds))
 
     def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
