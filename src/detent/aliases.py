@@ -15,7 +15,7 @@ from types import ModuleType
 
 # The path of a module, and the one that it has now.
 ALIASES = {
-    "detent.presets": "detent.recipe.presets",
+    "detent.presets": "detent.recipe.recipe",
     "detent.recipe_file": "detent.recipe.file",
     "detent.measure": "detent.evaluation",
     "detent.measure.scores": "detent.results.evaluated",

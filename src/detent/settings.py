@@ -88,7 +88,7 @@ def parse_memory(text: str) -> int:
     """Bytes from text with a unit, in any case: `2GB`, `1.5 GB`, `800MB`. A GB has 1024 MB."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B?\s*", text, re.IGNORECASE)
     if found is None:
-        raise UsageError(f"'{text}' is no amount of memory: give a number and a unit, such as 2GB or 800MB.")
+        raise UsageError(f"'{text}' is not an amount of memory: give a number and a unit, such as 2GB or 800MB.")
     return int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper())))
 
 

@@ -34,7 +34,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import Dataset, open_dataset
-from detent.evaluation.tensor_noise import ChannelLayout, ChannelScales, NoiseSums, channel_sums
+from detent.evaluation.fidelity import ChannelLayout, ChannelScales, NoiseSums, channel_sums
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS

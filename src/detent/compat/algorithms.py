@@ -16,6 +16,7 @@ from dataclasses import field, make_dataclass, replace
 from typing import Any, ClassVar
 
 from detent.compat.auto_mixprecision import MIXED_DEFAULTS
+from detent.compat.data_types import Serializable, plain
 from detent.compat.option_rows import (
     NO_FIELD,
     NoEffect,
@@ -31,7 +32,6 @@ from detent.compat.option_rows import (
     noted,
     table_of,
 )
-from detent.compat.serialization import Serializable, plain
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat

@@ -37,7 +37,7 @@ from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.pipeline.job import Job
 from detent.recipe import Override
-from detent.recipe.presets import LAYERS
+from detent.recipe.recipe import LAYERS
 from detent.results.searched import decibels
 from detent.search.mixed_precision import Layers, LayerSearch, OtherFormats, search_layers
 from detent.search.probing import SAMPLES

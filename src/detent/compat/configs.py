@@ -17,14 +17,13 @@ from typing import Any
 
 from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
-from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig
-from detent.compat.serialization import Serializable
+from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig, Serializable
 from detent.errors import UsageError, nearest
 from detent.numerics import BLOCK_FORMATS
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 
 
 @dataclass

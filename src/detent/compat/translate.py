@@ -42,8 +42,7 @@ from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat, Scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
-from detent.recipe.presets import LAYERS, PRESETS
-from detent.recipe.recipe import OutputFormat
+from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
 from detent.refinements import BiasCorrection
 
 _FORMATS: dict[Any, OutputFormat] = {
@@ -136,7 +135,7 @@ _BLOCK_TYPES = {
 
 
 def _with_block_types(config: QuantizationConfig) -> QuantizationConfig:
-    """Give a format for blocks the types that it holds: vai_q_onnx does not look at the types beside it."""
+    """Give a format for blocks the types that it holds: vai_q_onnx ignores the types given beside it."""
     kind = _BLOCK_TYPES.get(config.quant_format)
     if kind is None or kind in (config.activation_type, config.weight_type):
         return config

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from detent.device_check.ep_nodes import counted_nodes
+from detent.device_check.ep_report import counted_nodes
 from detent.device_check.network import (
     CheckedNetwork,
     drop_device_factors,
@@ -31,9 +32,12 @@ from detent.device_check.rules import apply_rules, listed, of_model
 from detent.devices.catalog import DEVICES, device_of, find_device
 from detent.devices.device import Device
 from detent.errors import ModelError, UsageError
-from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
+from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored_bytes
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import PROTOBUF_LIMIT
+from detent.graph.session import RUNTIME_ERRORS, first_line
 from detent.graph.values import read_values
+from detent.observe.sources import input_specs
 from detent.plan.mixed import arrange
 from detent.plan.postprocessing import find_postprocessing
 from detent.plan.select import Selection
@@ -331,3 +335,22 @@ def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> ch
         return checked.Placement(as_it_is, check_prepared(model, device, after, source))
     except ModelError:  # there is no node to quantize
         return None
+
+
+RUNS = 20
+
+
+def cpu_milliseconds(model: Path) -> float:
+    """Return the fastest of some inferences in onnxruntime with all cores, as an application would run it."""
+    try:
+        session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    except RUNTIME_ERRORS as error:
+        raise ModelError(f"onnxruntime cannot load {model}: {first_line(str(error))}") from error
+    shapes = {spec.name: ([size or 1 for size in spec.shape], spec.dtype) for spec in input_specs(load(model))}
+    feeds = {name: np.ones(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    seconds = []
+    for _ in range(RUNS):
+        start = perf_counter()
+        session.run(None, feeds)
+        seconds.append(perf_counter() - start)
+    return 1000 * min(seconds)

@@ -119,7 +119,7 @@ def _main_input(rows: Sequence[Feeds]) -> str | None:
 
 
 def _channel_axis(array: Array) -> int | None:
-    """Return where an image has its channels; None if it is no image."""
+    """Return where an image has its channels; None if it is not an image."""
     if array.ndim != 4 or array.dtype.kind != "f":
         return None
     if array.shape[1] in (1, 3):

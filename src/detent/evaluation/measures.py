@@ -22,8 +22,8 @@ from detent.errors import DataError, ModelError, OutputError, UsageError
 from detent.evaluation import task_agreement
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
+from detent.evaluation.fidelity import NoiseSums
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
-from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
@@ -118,7 +118,7 @@ class AccuracyMeasure:
 
 
 def _check_labels(dataset: Dataset, classes: int) -> None:
-    """Raise DataError for a label that is no class of the model, or if the classes of folders can only be guessed."""
+    """Raise DataError for a label that is not a class of the model, or if classes of folders can only be guessed."""
     used, offset = dataset.used_labels(), dataset.label_offset
     outside = [name for name, label in used.items() if not 0 <= label < classes]
     if outside:

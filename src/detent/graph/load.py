@@ -98,7 +98,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     return proto
 
 
-# What the graph library raises on messages that are no graphs.
+# What the graph library raises on messages that are not graphs.
 UNREADABLE = (
     ir.serde.SerdeError,
     ValueError,

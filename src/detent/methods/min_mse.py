@@ -36,9 +36,21 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import UsageError
-from detent.methods.method import Method, ObservedTensor, Vote, alternatives, check_choice, check_percentage, fit
+from detent.methods.method import (
+    Counts,
+    FloatArray,
+    Method,
+    ObservedTensor,
+    Points,
+    Range,
+    Vote,
+    alternatives,
+    check_choice,
+    check_percentage,
+    fit,
+    squared_error,
+)
 from detent.methods.percentile import percentile_range, percentile_ranges
-from detent.methods.points import Counts, FloatArray, Points, Range, squared_error
 from detent.numerics import formats
 from detent.numerics.compiled import compiled
 

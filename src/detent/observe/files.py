@@ -27,9 +27,9 @@ from typing import IO, Literal, Protocol
 import numpy as np
 
 from detent.errors import DataError, UsageError, nearest
-from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
+from detent.observe.store import Digest
 
 RANDOM_SAMPLES = 8
 
@@ -411,7 +411,7 @@ def _fetch_npy(paths: Mapping[str, Path], row: int | None) -> dict[str, Array]:
     return {name: np.array(open_npy(path)[... if row is None else row]) for name, path in paths.items()}
 
 
-# What numpy raises on files that are no arrays.
+# What numpy raises on files that are not arrays.
 ARRAY_ERRORS: tuple[type[Exception], ...] = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError),
     *(SyntaxError, RecursionError, tokenize.TokenError, AttributeError),  # of a header, which is parsed as Python

@@ -21,8 +21,8 @@ import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.observe import files, samples
-from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
+from detent.observe.store import Digest
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def open_source(
     if not inputs:
         raise DataError("The model has no inputs: there is nothing to feed.")
     if seed is not None and limit is None and data is not None:
-        raise UsageError("--seed chooses which samples are used, so it needs --limit N beside it.")
+        raise UsageError("--seed chooses which samples are used, so it needs --limit N.")
     options = preprocess or PreprocessOptions()
     recipe, note = None, ""
     rows: files.Rows

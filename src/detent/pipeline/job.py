@@ -14,8 +14,7 @@ import onnx
 from typing_extensions import Unpack
 
 from detent.devices.catalog import device_of
-from detent.devices.device import instead_of_shifts
-from detent.devices.generations import GENERATIONS, recipe_for
+from detent.devices.device import GENERATIONS, instead_of_shifts, recipe_for
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, read_proto

@@ -32,9 +32,9 @@ from detent.graph.opset import lower_ir_version
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
-from detent.observe.fingerprints import fingerprint_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
+from detent.observe.store import fingerprint_of
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role
@@ -308,7 +308,7 @@ class Original:
         return dict(known)
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs by name for inputs that are no sample of the data as it is."""
+        """Return all outputs by name for inputs that are not samples as they come."""
         return self._run(feeds, "the calibration data")
 
     def _run(self, feeds: Mapping[str, npt.NDArray[Any]], origin: str) -> dict[str, npt.NDArray[Any]]:

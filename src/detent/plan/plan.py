@@ -19,8 +19,7 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.graph.values import constant
 from detent.methods import Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
-from detent.methods.method import ObservedTensor
-from detent.methods.points import Points, Range
+from detent.methods.method import ObservedTensor, Points, Range
 from detent.numerics.floats import is_float
 from detent.numerics.formats import (
     LEAST_SCALE,
@@ -37,7 +36,7 @@ from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 
 # Of what was seen, how far the codes of attention reach: other samples may attend somewhat more to one token.
 HEADROOM = 1.25

@@ -32,7 +32,7 @@ from detent.numerics import NAMED_FORMATS
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
-from detent.recipe.presets import find_preset
+from detent.recipe.recipe import find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
 from detent.settings import parse_toml, read_text
 

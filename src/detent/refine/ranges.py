@@ -173,7 +173,7 @@ def is_better(candidate: Floats, present: Floats) -> bool:
 
 
 def relative_error(found: Array, wanted: Array) -> float:
-    """The squared error relative to the square of what is wanted; 0 for what is no number."""
+    """The squared error relative to the square of what is wanted; 0 where it is not a number."""
     if not np.issubdtype(wanted.dtype, np.floating):
         return 0.0
     power = float(np.square(wanted, dtype=np.float64).sum())

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
-from detent.devices.device import Device
-from detent.devices.generations import Generation
+from detent.devices.device import Device, Generation
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report import document as doc

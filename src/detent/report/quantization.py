@@ -18,6 +18,7 @@ from detent.report import document as doc
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
+from detent.report.network_view import network_section
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
@@ -66,6 +67,7 @@ def quantization_document(report: Report) -> doc.Document:
         [
             _what_to_know(report),
             error_along(layers, [] if report.fidelity is None else list(report.fidelity.outputs)),
+            network_section(report, layers),
             _operators(report),
             _preparation(report),
             _rescaling(report),
@@ -230,7 +232,7 @@ def _what_to_know(report: Report) -> doc.Section | None:
     """List errors, warnings and suggestions; on a terminal also what the device minds, which a page has apart."""
     refused = [] if report.device is None else rejections(report.device)
     first = [doc.Note("Error", "bad", text) for text in report.errors]
-    # The file is written and runs, so it is no error of this command, whose exit code says so too.
+    # The file is written and runs, so this is not an error of the command, nor of its exit code.
     first += [doc.Note("Warning", "warn", text) for text in (*refused, *report.warnings)]
     minded = [] if report.device is None else [text for is_error, text in serious(report.device) if not is_error]
     on_device = [doc.Note("Warning", "warn", text) for text in minded]

@@ -1,7 +1,7 @@
 """Probe a float model: how much of the error each layer makes, and what to leave float or to give more bits for less.
 
 The stages of a run up to the plan are made, and then variants of the planned model. Nothing is refined. A refinement
-repairs in one layer what those before it did, so no error could be told to be its own.
+repairs in one layer what those before it did, so no error could be attributed to one layer.
 
 A proposal brings the error at the outputs below a wanted one. Noise powers add: without some things quantized the error
 is expected to be the whole one's share that the others have,
@@ -116,7 +116,7 @@ def predicted_error(found: Sensitivity, left: Callable[[ErrorSource], float]) ->
 
 def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
     groups = [thing.touches for thing in found.sources]
-    # One that only reads, such as an ArgMax, has nothing of its own and is no layer here; it may stand in the way.
+    # One that only reads, such as an ArgMax, has nothing of its own and is not a layer here; it may stand in the way.
     members: dict[str, tuple[str, ...]] = {name: (name,) for group in groups for name in sorted(group)}
     members |= {layer.node: layer.members for layer in found.layers}
     costs = dict.fromkeys(members, 1) | {layer.node: max(layer.operations, 1) for layer in found.layers}
