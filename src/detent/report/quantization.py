@@ -18,12 +18,14 @@ from detent.report import document as doc
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
+from detent.report.network_view import network_section
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
 from detent.results.tensors import Closeness, Fidelity, in_integers
 from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
 
+# Why a scale was moved, by the name of the rule.
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
     "shift read": "The inputs of an Add or Sub are at most 7 positions apart.",
@@ -36,10 +38,8 @@ RULES = {
     "room for the bias": "With a finer weight the 32-bit bias would overflow.",
     RANGES: "Another scale brings the output of the network closer to float.",
 }
-"""Why a scale was moved, by the name of the rule."""
 
-LISTED = 6
-"""Operators that a short answer names."""
+LISTED = 6  # operators that a short answer names
 
 _LEVELS: dict[str, doc.Level] = {
     "close": "good",
@@ -67,6 +67,7 @@ def quantization_document(report: Report) -> doc.Document:
         [
             _what_to_know(report),
             error_along(layers, [] if report.fidelity is None else list(report.fidelity.outputs)),
+            network_section(report, layers),
             _operators(report),
             _preparation(report),
             _rescaling(report),
