@@ -75,6 +75,7 @@ class ToFloat16(ConversionStep):
     keep_io: bool = True
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values."
+    retypes: ClassVar[bool] = True
 
     def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         _prepare_types(model, notes)
@@ -104,6 +105,7 @@ class ToBfloat16(ConversionStep):
     keep_io: bool = True
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values that are not rounded to bfloat16 already."
+    retypes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.form not in _FORMS:
