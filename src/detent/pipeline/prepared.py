@@ -27,8 +27,7 @@ from detent.errors import ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
 from detent.execute.quantized_walk import Program
-from detent.graph.load import files_of, load, name_of, read
-from detent.graph.opset import lower_ir_version
+from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
