@@ -23,7 +23,7 @@ def providers_of(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def image_options(given: ImageOptions) -> PreprocessOptions:
-    """Return what is said about images. Spelling is checked here, meaning when the model's input is known."""
+    """Return the image options. Spelling is checked here, meaning when the model's input is known."""
     size: Any = given["size"]
     if isinstance(size, str):
         sides = _whole_numbers(size, "--size")

@@ -84,7 +84,7 @@ class OldName:
     of: str
 
 
-# Of every command that prints a result. What is printed is no option of the Python calls.
+# Every command that prints a result has it; the Python calls do not, since they print nothing.
 VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
 
 

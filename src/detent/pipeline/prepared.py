@@ -27,8 +27,7 @@ from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
 from detent.execute.quantized_walk import Program
-from detent.graph.load import files_of, load, name_of, read
-from detent.graph.opset import lower_ir_version
+from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
@@ -322,7 +321,7 @@ class Original:
         return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs by name for inputs that are no sample of the data as it is."""
+        """Return all outputs by name for inputs that are not samples as they come."""
         return self(Sample(0, "the calibration data", feeds))
 
     def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -60,7 +60,7 @@ def with_trials(run: Run, report: Report) -> Report:
         except _OutOfTimeError:
             break
         except DetentError:
-            continue  # the change does not fit this model or device: then it is no suggestion
+            continue  # the change does not fit this model or device: then it is not suggested
         if after is not None:
             trials.append(Trial(tried.options, before, after))
     return replace(report, trials=tuple(trials))

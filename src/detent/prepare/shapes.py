@@ -19,7 +19,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.graph.opset import light_proto
+from detent.graph.load import light_proto
 from detent.prepare.base import Pass
 
 

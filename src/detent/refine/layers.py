@@ -205,7 +205,7 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
     if reader.op_type == "LeakyRelu":
         return Activation(0.0, slope=reader.attributes.get_float("alpha", 0.01))
     if reader.op_type == "Clip":
-        # A missing bound of a Clip is no bound.
+        # A Clip without a bound does not clip on that side.
         low, high = constant_scalar(reader, 1), constant_scalar(reader, 2)
         return Activation(-np.inf if low is None else low, np.inf if high is None else high)
     return Activation()
@@ -298,7 +298,7 @@ def sample_positions(count: int, wanted: int, seed: Sequence[int], hot: Indices 
 
 
 def positions_inside(boxes: Sequence[npt.NDArray[np.floating]], shape: Sequence[int]) -> Indices | None:
-    """Return the positions of a map that lie in boxes; None if it is no map of images.
+    """Return the positions of a map that lie in boxes; None if it is not a map over images.
 
     `boxes` has the corners x1, y1, x2, y2 of all objects of each image of the batch, as shares of its sides.
     """

@@ -237,7 +237,7 @@ def _what_to_know(report: Report) -> doc.Section | None:
     """List errors, warnings and suggestions; on a terminal also what the device minds, which a page has apart."""
     refused = [] if report.device is None else rejections(report.device)
     first = [doc.Note("Error", "bad", text) for text in report.errors]
-    # The file is written and runs, so it is no error of this command, whose exit code says so too.
+    # The file is written and runs, so this is not an error of the command, nor of its exit code.
     first += [doc.Note("Warning", "warn", text) for text in (*refused, *report.warnings)]
     minded = [] if report.device is None else [text for is_error, text in serious(report.device) if not is_error]
     on_device = [doc.Note("Warning", "warn", text) for text in minded]
