@@ -152,7 +152,7 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
 
 
 def _is_constant(array: Array) -> bool:
-    """Whether all values are the same; in an image, all of each channel, since normalising tells channels apart."""
+    """Tell whether all values are the same; in an image, within each channel, since normalising separates channels."""
     axis = _channel_axis(array)
     planes = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
     few = planes[:, :: max(1, planes.shape[1] // 64)]  # most arrays are told by a few values
@@ -255,7 +255,7 @@ def _wrong_normalisation(
 
 
 def _is_asked(purpose: Purpose, answer: Mapping[str, Array]) -> bool:
-    """Whether answers tell anything of the normalisation: boxes, or one of three or more classes."""
+    """Tell whether answers depend on the normalisation: boxes, or one of three or more classes."""
     if purpose.task is Task.CLASSIFY:
         _, positions, classes = class_scores(answer, 1)[1].shape
         return bool(positions == 1 and classes > 2)

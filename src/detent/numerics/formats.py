@@ -369,7 +369,8 @@ def _encode_outwards(
     away: bool,
     codes: npt.NDArray[Any],
 ) -> None:
-    """Ties upwards, or `away` from zero. Not floor(x + 0.5): that sum is rounded, the difference here is exact."""
+    """Encode with ties upwards, or `away` from zero."""
+    # Not floor(x + 0.5): that sum is rounded, the difference here is exact.
     middle, half = np.int32(zero_point), np.float32(0.5)
     for i in range(values.size):
         value = min(max(values[i] / scale, low), high)

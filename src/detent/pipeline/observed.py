@@ -150,7 +150,7 @@ class Observed:
     notes: Sequence[str] = ()
 
     def serves(self, job: Job) -> bool:
-        """Whether a run of `job`, which differs at most in its recipe, would observe the same."""
+        """Tell whether a run of `job`, which differs at most in its recipe, would observe the same."""
         before, recipe = self.prepared.job.recipe, job.recipe
         if self.source is None or not self.source.repeatable or self.prepared.warnings:
             return False
