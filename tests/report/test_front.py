@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.report.charts import DepthChart, Point
-from detent.report.front import Candidate, FrontChart, front_of
+from detent.report.front import FrontPoint, FrontChart, front_of
 from detent.report.page import page_of
 from detent.results.checked import CostEstimate
 from tests.report.results import HOSTILE, named_evaluation, tuning
 
 candidates = st.lists(
-    st.builds(Candidate, st.just("a"), st.integers(0, 20).map(float), st.integers(-5, 20).map(float)), min_size=1
+    st.builds(FrontPoint, st.just("a"), st.integers(0, 20).map(float), st.integers(-5, 20).map(float)), min_size=1
 )
 
 
@@ -32,7 +32,7 @@ def test_nothing_beats_what_is_on_the_front_and_all_else_is_beaten(some):
 
 
 def test_the_chart_has_a_dot_an_interval_and_a_name_for_each():
-    some = [Candidate(HOSTILE[0], 4.0, 2.0, (1.0, 3.0)), Candidate("b", 8.0, 0.0, None, marked=True)]
+    some = [FrontPoint(HOSTILE[0], 4.0, 2.0, (1.0, 3.0)), FrontPoint("b", 8.0, 0.0, None, marked=True)]
     root = ElementTree.fromstring(FrontChart(some, "MB", "points").draw())
     dots = list(root.iter("circle"))
     assert [dot.get("cx") for dot in dots] == ["50.00%", "100.00%"]

@@ -16,7 +16,7 @@ LETTERS = 26
 
 
 @dataclass(frozen=True)
-class Candidate:
+class FrontPoint:
     """What one costs and loses, the interval of its loss if it is known, and whether it was chosen."""
 
     name: str
@@ -26,9 +26,9 @@ class Candidate:
     marked: bool = False
 
 
-def front_of(candidates: Sequence[Candidate]) -> list[Candidate]:
+def front_of(candidates: Sequence[FrontPoint]) -> list[FrontPoint]:
     """Return those that no other beats, the cheapest first: none costs as little and loses less, or the reverse."""
-    found: list[Candidate] = []
+    found: list[FrontPoint] = []
     for each in sorted(candidates, key=lambda candidate: (candidate.cost, candidate.loss)):
         if not found or each.loss < found[-1].loss:
             found.append(each)
@@ -39,7 +39,7 @@ def front_of(candidates: Sequence[Candidate]) -> list[Candidate]:
 class FrontChart:
     """A dot for each candidate, a line for the interval of its loss, and the front as steps below and left of all."""
 
-    candidates: Sequence[Candidate]
+    candidates: Sequence[FrontPoint]
     cost: str
     loss: str
 
@@ -72,7 +72,7 @@ class FrontChart:
         drawn = tag("path", d=f"{path}H100", class_="line")
         return tag("svg", drawn, viewBox="0 0 100 100", preserveAspectRatio="none", width="100%", height="100%")
 
-    def _dot(self, each: Candidate, across: Axis, up: Axis) -> Iterator[Markup]:
+    def _dot(self, each: FrontPoint, across: Axis, up: Axis) -> Iterator[Markup]:
         x, y = across.along(each.cost), 1 - up.along(each.loss)
         style = " marked" if each.marked else ""
         if each.ends is not None:
@@ -87,7 +87,7 @@ class FrontChart:
         yield tag("text", in_the_middle(each.name, LETTERS), **place, dx=aside, dy=-8 if above else 18, class_="who")
 
 
-def front_section(candidates: Sequence[tuple[str, Sequence[Candidate]]], loss: str) -> doc.Section | None:
+def front_section(candidates: Sequence[tuple[str, Sequence[FrontPoint]]], loss: str) -> doc.Section | None:
     """Draw a front for each cost, such as the size or the time; None if there are not two candidates to choose from."""
     drawn = [
         doc.Figure(FrontChart(each, cost, loss)) for cost, each in candidates if len({one.cost for one in each}) > 1

@@ -21,7 +21,7 @@ from detent.report.figures import (
     size,
     unit_of,
 )
-from detent.report.front import Candidate, front_section
+from detent.report.front import FrontPoint, front_section
 from detent.results import evaluated
 from detent.results.paired import interval_text, wilson_interval
 from detent.results.task_scores import TaskFigure, TaskScores
@@ -201,9 +201,9 @@ def _front(result: evaluated.Evaluation) -> doc.Section | None:
     if len(losses) < 3:
         return None
     unit = next(each.loss.unit for each in others if each.loss)
-    sizes = [Candidate(_short(each.model), each.bytes / 1e6, loss, ends) for each, loss, ends in losses if each.bytes]
+    sizes = [FrontPoint(_short(each.model), each.bytes / 1e6, loss, ends) for each, loss, ends in losses if each.bytes]
     times = [
-        Candidate(_short(each.model), each.cost.milliseconds, loss, ends) for each, loss, ends in losses if each.cost
+        FrontPoint(_short(each.model), each.cost.milliseconds, loss, ends) for each, loss, ends in losses if each.cost
     ]
     return front_section([("MB", sizes), ("estimated ms", times)], unit_of(unit))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from detent.report import document as doc
 from detent.report.charts import DepthChart, Estimate, IntervalChart, Point
 from detent.report.figures import command, loss_form, percent, ratio, recipe_words, size, unit_of
-from detent.report.front import Candidate, front_section
+from detent.report.front import FrontPoint, front_section
 from detent.report.losses import INTERVAL
 from detent.results import searched
 from detent.results.paired import interval_text
@@ -434,7 +434,7 @@ def _tuning_chart(result: searched.Tuning) -> doc.Section:
 
 def _tuning_front(result: searched.Tuning) -> doc.Section | None:
     steps = [
-        Candidate(step.name, step.bytes_after / 1e6, step.loss, step.interval, step.name == result.taken)
+        FrontPoint(step.name, step.bytes_after / 1e6, step.loss, step.interval, step.name == result.taken)
         for step in result.steps
         if step.bytes_after is not None and step.unit == result.outcome.unit
     ]
