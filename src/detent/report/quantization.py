@@ -141,15 +141,20 @@ def _about_data(report: Report) -> list[str]:
 
 
 def _about_batch(report: Report) -> list[str]:
-    """Say that an open batch, or the open size of an image, was fixed."""
-    sizes = [change for change in report.changes if change.by == FixShapes.__name__ and change.node != "model"]
-    fixed = [change for change in report.changes if change.by == FixBatch.__name__ and change.node != "model"]
+    """Say that an open batch, or another open size, was fixed."""
+    sizes, batches = (
+        [change for change in report.changes if change.by == step.__name__ and change.node != "model"]
+        for step in (FixShapes, FixBatch)
+    )
+    lines = []
     if sizes:
-        return [f"Input '{change.node}': {change.what}." for change in sizes]
-    if not fixed:
-        return []
-    inputs = listed([f"'{change.node}'" for change in fixed], LISTED)
-    return [f"Batch of {inputs} fixed to 1: an NPU computes one sample at a time (--keep-batch leaves it open)."]
+        named = listed([f"'{change.node}' {change.what}" for change in sizes], LISTED)
+        lines.append(f"Input {named}: an NPU is programmed for one shape (--fix-shape none leaves it open).")
+    if batches:
+        inputs = listed([f"'{change.node}'" for change in batches], LISTED)
+        why = "an NPU computes one sample at a time (--keep-batch leaves it open)"
+        lines.append(f"Batch of {inputs} fixed to 1: {why}.")
+    return lines
 
 
 def _rejects_tails(report: Report) -> bool:
