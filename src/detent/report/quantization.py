@@ -122,7 +122,7 @@ def _next(report: Report) -> str:
     if judgement is None or (calibration is not None and calibration.random):
         return "Next: the same with real, varied data in --calib."
     if calibration is not None and calibration.findings:
-        return "Next: what the first warning above says."
+        return "Next: fix what the first warning above reports."
     if judgement.level in ("close", "unclear"):
         if report.device is not None and report.device.verdict == "rejected":
             return "Next: the fix that the first warning above names."
