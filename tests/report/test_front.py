@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.report.charts import DepthChart, Point
-from detent.report.front import FrontPoint, FrontChart, front_of
+from detent.report.front import FrontChart, FrontPoint, front_of
 from detent.report.page import page_of
 from detent.results.checked import CostEstimate
 from tests.report.results import HOSTILE, named_evaluation, tuning
