@@ -84,7 +84,7 @@ class OldName:
     of: str
 
 
-# Of every command that prints a result. What is printed is no option of the Python calls.
+# Every command that prints a result has it; the Python calls do not, since they print nothing.
 VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
 
 
@@ -195,10 +195,19 @@ class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total
     """Which samples are read, and how."""
 
 
-class ReadingOptions(
-    ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False
-):
+class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False):
     """How samples are read into a float model that is to be quantized."""
+
+    fix_shape: Annotated[
+        Mapping[str, Sequence[int]] | Names | None,
+        Flag(
+            "Make a dynamic shape fixed: input=1,3,224,224, or auto: as all samples are, which an NPU needs; or none.",
+            reads=list[str],
+            metavar="INPUT=DIMS",
+            python='or {"input": (1, 3, 224, 224)}',
+        ),
+    ]
+    fix_shapes: Annotated[Mapping[str, Sequence[int]] | None, OldName("fix_shape")]
 
     example_inputs: Annotated[
         Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")

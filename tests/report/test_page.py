@@ -159,7 +159,7 @@ def test_verdicts_of_a_quantization(samples, changes, level, title):
 def test_doubtful_data_is_the_first_thing_to_know(samples):
     report = detent.quantize(tiny_model(), None, samples[:4])
     text = Reader(page_of(report)).text
-    assert "Cannot be told from this data" in text
+    assert "Unknown: the data is doubtful" in text
     assert report.warnings[0].startswith("Only 4 different samples")
 
 

@@ -21,8 +21,7 @@ from detent.convert import code_types, float_types, inputs_and_weights, quantizi
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import ModelError, UsageError
 from detent.graph.guard import try_message
-from detent.graph.load import ModelLike, name_of, read, stored_bytes
-from detent.graph.opset import checker_complaint
+from detent.graph.load import ModelLike, checker_complaint, name_of, read, stored_bytes
 from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, serialize, tensor_bytes
 from detent.graph.session import Runner
 from detent.prepare.base import Change

@@ -65,7 +65,7 @@ def try_message(message: bytes, name: str) -> None:
 
 
 def finish_trial(path: Path, name: str = "") -> None:
-    """Wait for the trial of a file, if one was begun. Raise ModelError if it crashed, hung or took too much memory."""
+    """Wait for the trial of a file, if one runs. Raise ModelError if it crashed, hung or took too much memory."""
     with _lock:
         process = _begun.pop(path.absolute(), None)
     if process is None:

@@ -1,4 +1,4 @@
-"""What is said about each tensor of a quantized model: how close it is to float, its scale, its range and its pictures.
+"""What is reported about each tensor of a quantized model: closeness to float, scale, range and pictures.
 
 Pictures are drawn from few numbers, however large the model or the data. Of an activation: a histogram of at most 64
 columns, and the ends of the numbers that have a code. Of a layer's weight: the largest magnitude of its output
