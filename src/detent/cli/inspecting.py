@@ -41,6 +41,9 @@ def check(
     time: Annotated[
         bool, typer.Option("--time", help="Also measure the model on this CPU, beside the estimate.")
     ] = False,
+    software: Annotated[
+        str, typer.Option("--software", help="Of Ryzen AI: 1.6, 1.7 or 1.8. Else: what any was seen to do.")
+    ] = "",
     trust: Trust = False,
     *,
     printing: PrintOptions,
@@ -54,7 +57,7 @@ def check(
     from detent.device_check.check import check as run
 
     with guarded(model, trust=trust):
-        result = run(model, device)
+        result = run(model, device, software)
     if ep_report is not None:
         _tell_report(model, result, ep_report, printing)
         return

@@ -18,9 +18,9 @@ import numpy as np
 from detent.deploy import run_npu
 from detent.device_check.check import check
 from detent.devices.catalog import find_device
-from detent.devices.generations import GENERATIONS, SOFTWARE, Generation
+from detent.devices.generations import GENERATIONS, Generation, check_software
 from detent.emulator.emulator import Emulator
-from detent.errors import ModelError, UsageError, nearest
+from detent.errors import ModelError, UsageError
 from detent.execute.output_folder import new_folder
 from detent.graph.load import files_of, load
 from detent.graph.session import Runner
@@ -72,7 +72,7 @@ def deploy(
     crash the execution provider or run on the CPU altogether, unless `force`.
     """
     generation, software = _settle(device, software)
-    checked = check(model, device)
+    checked = check(model, device, software)
     if not force:
         _refuse_harmful(model, checked)
     source = open_source(
@@ -113,10 +113,7 @@ def _settle(device: str, software: str) -> tuple[Generation, str]:
         raise UsageError(f"'{device}' is no machine to deploy to. Choose from {', '.join(GENERATIONS)}.")
     generation = GENERATIONS[device]
     software = software or generation.last_software
-    if software not in SOFTWARE:
-        raise UsageError(
-            f"There is no software version '{software}'.{nearest(software, SOFTWARE)} Known: {', '.join(SOFTWARE)}."
-        )
+    check_software(software)
     if generation.needs_overlay and software > generation.last_software:
         raise UsageError(
             f"Software {software} brings no overlay for {device}: everything would run on the CPU. Install "

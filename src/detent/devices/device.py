@@ -21,6 +21,7 @@ from detent.errors import UsageError
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
+from detent.plan.operators import DEVICE_CLIPS
 from detent.plan.plan import Plan
 from detent.prepare import Pass
 from detent.prepare.base import OperatorPass
@@ -32,7 +33,8 @@ class Device:
     """One way of running a model on a device, and what it asks of the model.
 
     `accelerated`: it is more than a CPU. `operators` are the published ones; `likely` are others, with the reason to
-    expect them; `refused` are operators with a known reason why they do not work. Without `operators` on an
+    expect them; `refused` are operators with a known reason why they do not work; `disputed` are those that only some
+    generations take, where none is named. Without `operators` on an
     accelerated device nothing is known about placement, and the device cannot be checked for.
 
     `types` are the number types that tensors of each role may be stored in; `wide` names the device whose types single
@@ -41,7 +43,8 @@ class Device:
     models.
 
     `preparations` rewrite the float model into operators that the device has. `substitutions` do so after calibration,
-    before `constraints` move scales; `corrections` come after that. `generation` is the chip, if one is named.
+    before `constraints` move scales; `corrections` come after that. `generation` is the chip, if one is named, and
+    `software` the version that runs it.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Device:
     operators: frozenset[str] = frozenset()
     likely: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    disputed: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wide: str = ""
     shifts: bool = False
@@ -59,11 +63,18 @@ class Device:
     corrections: Sequence[type[OperatorPass]] = ()
     constraints: Constraints = UNCONSTRAINED
     generation: Generation | None = None
+    software: str = ""
 
     @property
     def rounding(self) -> DeviceRounding:
         """How the device rounds what it shifts; as the file says where that is not known."""
         return self.generation.rounding if self.generation is not None and self.shifts else "half-even"
+
+    @property
+    def clips(self) -> Sequence[tuple[float, float]]:
+        """The bounds of Clips that the device computes as they are; of others a Relu is made, where that is exact."""
+        left = {} if self.generation is None else self.generation.left_behind_depthwise
+        return () if left.get(self.recipe) == ("Clip",) else DEVICE_CLIPS
 
     @property
     def all_or_nothing(self) -> bool:
