@@ -3,10 +3,10 @@
 python benchmarks/placement_export.py FOLDER                      in a venv with torch: writes the networks, once
 python -m benchmarks.placement FOLDER [NAMES ...] [--quark PYTHON]
 
-The observed files were made by AMD Quark from trained weights. Here the same architectures have untrained weights; they
-are quantized by Detent, and with --quark by AMD Quark too (`zoo_quark.py`), because its layout is the one that was
-counted. `NPU/all` are nodes as the execution provider's report counts them, `parts` its subgraphs. A row is met if nodes
-on the device are within 5 % of all nodes, and subgraphs within one.
+The observed files were made by AMD Quark from trained weights. Here the same architectures have untrained weights, and
+are quantized by Detent, and with --quark by AMD Quark too (`zoo_quark.py`), whose layout is the one that was counted.
+Nodes are those of the execution provider's report, `parts` its subgraphs. A row is met if nodes on the device, in
+percent of all nodes, and all nodes are within 5 %, and subgraphs within one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Exports the networks whose placement on real devices is published, for `benchmarks.placement`. Runs in a venv of its own.
+"""Exports the networks whose placement on devices is published, for `benchmarks.placement`. Runs in a venv of its own.
 
 python benchmarks/placement_export.py FOLDER [NAMES ...]
 
-As `zoo_export`, whose venv serves: untrained weights, BatchNorm statistics set by a pass over images. Widths and sizes of
-images may be smaller than they were on the device, since what is compared are nodes. Networks that no
-package has are written out here, after their papers. A whole detector is exported; `detent quantize` cuts it.
+As `zoo_export`, whose venv serves: untrained weights, BatchNorm statistics set by a pass over images. Widths and sizes
+of images may be smaller than they were on the device, since what is compared are nodes. Networks that no package has
+are written out here, after their papers. A whole detector is exported; `detent quantize` cuts it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import zoo_export
 from torch import nn
 from torch.nn import functional
+
+import zoo_export
 from zoo_export import Built, Chosen, images
 
 
-def conv(inputs: int, outputs: int, side: int = 3, stride: int = 1, groups: int = 1, relu: bool = True) -> nn.Sequential:
+def conv(
+    inputs: int, outputs: int, side: int = 3, stride: int = 1, groups: int = 1, relu: bool = True
+) -> nn.Sequential:
     """A convolution with its norm, and its Relu if asked."""
     layers = [nn.Conv2d(inputs, outputs, side, stride, side // 2, groups=groups, bias=False), nn.BatchNorm2d(outputs)]
     return nn.Sequential(*layers, *([nn.ReLU()] if relu else []))
@@ -54,10 +57,18 @@ class Modnet(nn.Module):
 
         self.features = torchvision.models.mobilenet_v2(weights=None).features
         # What ran on the device had neither InstanceNorms nor the Reshapes around these two layers.
-        first, last = ((nn.Linear(*size, bias=False) if instance else nn.Conv2d(*size, 1, bias=False)) for size in ((1280, 320), (320, 1280)))
+        first, last = (
+            (nn.Linear(*size, bias=False) if instance else nn.Conv2d(*size, 1, bias=False))
+            for size in ((1280, 320), (320, 1280))
+        )
         self.instance, self.squeeze = instance, nn.Sequential(first, nn.ReLU(), last)
         self.low16, self.low8 = layer(1280, 96, 5), layer(96, 32, 5)
-        self.to2, self.from2, self.to4, self.from4 = layer(16, 32, 1), layer(35, 32, 3, 2), layer(24, 32, 1), layer(64, 64)
+        self.to2, self.from2, self.to4, self.from4 = (
+            layer(16, 32, 1),
+            layer(35, 32, 3, 2),
+            layer(24, 32, 1),
+            layer(64, 64),
+        )
         self.high4 = nn.Sequential(layer(99, 64), layer(64, 64), layer(64, 32))
         self.high2 = nn.Sequential(layer(64, 64), layer(64, 32), layer(32, 32), layer(32, 32))
         self.fused4, self.fused2 = layer(32, 32, 5), layer(64, 32)
@@ -92,7 +103,9 @@ class Refined(nn.Module):
     def __init__(self, channels: int, outputs: int, mode: dict[str, Any]) -> None:
         super().__init__()
         self.units = nn.ModuleList(
-            nn.Sequential(nn.ReLU(), nn.Conv2d(channels, channels, 3, 1, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 1, 1))
+            nn.Sequential(
+                nn.ReLU(), nn.Conv2d(channels, channels, 3, 1, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 1, 1)
+            )
             for _ in range(2)
         )
         self.out, self.mode = nn.Conv2d(channels, outputs, 1), mode
@@ -149,8 +162,14 @@ class Gather(nn.Module):
             way = [conv(inputs, inputs), conv(inputs, middle, 3, 1, inputs)]
             self.short: nn.Module = nn.Identity()
         else:
-            way = [conv(inputs, inputs), conv(inputs, middle, 3, 2, inputs, relu=False), conv(middle, middle, 3, 1, middle)]
-            self.short = nn.Sequential(conv(inputs, inputs, 3, 2, inputs, relu=False), conv(inputs, outputs, 1, relu=False))
+            way = [
+                conv(inputs, inputs),
+                conv(inputs, middle, 3, 2, inputs, relu=False),
+                conv(middle, middle, 3, 1, middle),
+            ]
+            self.short = nn.Sequential(
+                conv(inputs, inputs, 3, 2, inputs, relu=False), conv(inputs, outputs, 1, relu=False)
+            )
         self.way = nn.Sequential(*way, conv(middle, outputs, 1, relu=False))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -283,8 +302,8 @@ class Yolov6(nn.Module):
         fifth = self.out5(torch.cat([self.down4(fourth), top], 1))
         found = []
         for (stem, scores, boxes, score, box), value in zip(self.heads, (third, fourth, fifth), strict=True):
-            value = stem(value)
-            found += [score(scores(value)), box(boxes(value))]
+            shared = stem(value)
+            found += [score(scores(shared)), box(boxes(shared))]
         return found
 
 
@@ -321,8 +340,9 @@ class Rrdb(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.groups = nn.Conv2d(3, 64, 3, 1, 1), nn.ModuleList(
-            nn.Sequential(Dense(), Dense(), Dense()) for _ in range(10)
+        self.first, self.groups = (
+            nn.Conv2d(3, 64, 3, 1, 1),
+            nn.ModuleList(nn.Sequential(Dense(), Dense(), Dense()) for _ in range(10)),
         )
         self.body, self.up = nn.Conv2d(64, 64, 3, 1, 1), nn.ModuleList(nn.Conv2d(64, 64, 3, 1, 1) for _ in range(2))
         self.high, self.last = nn.Conv2d(64, 64, 3, 1, 1), nn.Conv2d(64, 3, 3, 1, 1)
@@ -351,7 +371,7 @@ class Srvgg(nn.Module):
         return self.layers(x) + functional.interpolate(x, scale_factor=4, mode="nearest")
 
 
-def _detector(name: str, change: Callable[[nn.Module], None] = lambda module: None, size: int = 160) -> Built:
+def _detector(name: str, change: Callable[[nn.Module], None] = lambda _: None, size: int = 160) -> Built:
     from ultralytics import YOLO
 
     module = YOLO(f"{name}.yaml").model
@@ -359,7 +379,9 @@ def _detector(name: str, change: Callable[[nn.Module], None] = lambda module: No
     for part in module.modules():
         if hasattr(part, "export"):
             part.export, part.format = True, "onnx"
-    return Chosen(module, lambda found: found[0] if isinstance(found, (list, tuple)) else found), {"image": images(size)}
+    return Chosen(module, lambda found: found[0] if isinstance(found, (list, tuple)) else found), {
+        "image": images(size)
+    }
 
 
 def _without_attention(module: nn.Module) -> None:

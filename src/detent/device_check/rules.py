@@ -22,8 +22,7 @@ import onnx_ir as ir
 from detent.device_check.network import CheckedNetwork, is_fixed
 from detent.device_check.partition import macs_of
 from detent.devices.catalog import DEVICES
-from detent.devices.device import Device
-from detent.devices.generations import LEFT_BY_ALL
+from detent.devices.device import LEFT_BY_ALL, Device
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_constant, is_standard, rank, static_shape
 from detent.plan.layout import bias_input
@@ -399,8 +398,8 @@ def _is_trusted(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
         yield _warning(
             node,
             "it is depthwise",
-            f"with software {generation.logged_with} networks with depthwise layers answered at random; newer ones were "
-            "not tested",
+            f"with software {generation.logged_with} networks with depthwise layers answered at random; newer ones "
+            "were not tested",
             "compare the answers on the device: `detent deploy` writes a program that does",
         )
 
@@ -413,7 +412,12 @@ def _takes_depthwise(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding
         return
     result = node.outputs[0] if is_standard(node, "Conv") else input_at(node, 0)
     readers = [] if result is None or str(result.name) in network.coded else [use.node for use in result.uses()]
-    if result is None or len(readers) != 1 or not is_standard(readers[0], *left) or node not in (*readers, result.producer()):
+    if (
+        result is None
+        or len(readers) != 1
+        or not is_standard(readers[0], *left)
+        or node not in (*readers, result.producer())
+    ):
         return
     if _is_depthwise(result.producer()):
         yield _error(

@@ -13,12 +13,11 @@ Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 Verdict = Literal["accepted", "partly", "rejected"]
 
-MODEL = ""
-"""The node of a finding that is about the model as a whole."""
+MODEL = ""  # the node of a finding that is about the model as a whole
 
 
+# What is found about a node that is float because it is post-processing, and meant for the CPU.
 DECODES = "it decodes detections"
-"""What is found about a node that is float because it is post-processing, and meant for the CPU."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,9 @@ def grouped(findings: Sequence[Finding]) -> list[FindingGroup]:
         )
         for each in alike.values()
     ]
-    return sorted(groups, key=lambda group: (LEVELS.index(group.finding.level), bool(group.nodes[0]), -len(group.nodes)))
+    return sorted(
+        groups, key=lambda group: (LEVELS.index(group.finding.level), bool(group.nodes[0]), -len(group.nodes))
+    )
 
 
 def summary(check: DeviceCheck) -> str:
