@@ -53,7 +53,7 @@ def open_sessions(settings: dict[str, Any], only_cpu: bool) -> tuple[Any, Any, A
     import onnxruntime
 
     plain = onnxruntime.SessionOptions()
-    # Rewritten graphs round elsewhere: they are no reference.
+    # Rewritten graphs round elsewhere: they cannot serve as the reference.
     plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
     def on_cpu(name: str) -> Any:
