@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import detent
+from detent.convert.conversion import convert
 from detent.errors import ModelError
 from detent.graph import guard, trial
 from detent.graph.guard import finish_trial, guarded
@@ -84,3 +85,23 @@ def test_memory_is_limited():
     folder = trial.__file__.rpartition("trial")[0]
     child = subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": folder})
     assert child.returncode == trial.OUT_OF_MEMORY
+
+
+def test_a_tensor_that_declares_more_than_it_holds_is_left_to_the_reader(tmp_path):
+    model = tiny_model()
+    assert not trial.overstates(model)
+    constant = onnx.helper.make_node("Constant", [], ["k"], value=onnx.numpy_helper.from_array(np.ones(3, np.uint8)))
+    model.graph.node.insert(0, constant)
+    assert not trial.overstates(model)
+    model.graph.node[0].attribute[0].t.dims[0] = 2**31
+    assert trial.overstates(model)
+
+
+def test_what_was_made_here_is_tried_too(untrusted, path, acting):
+    guard.try_message(tiny_model().SerializeToString(), "The converted model")
+    acting("os.abort()")
+    with pytest.raises(ModelError, match="The converted model is not safe"):
+        convert(path, path.with_name("half.onnx"), "float16")
+    with guarded(path, trust=True):
+        convert(path, path.with_name("half.onnx"), "float16")
+    assert path.with_name("half.onnx").exists()

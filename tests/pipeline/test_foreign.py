@@ -63,7 +63,8 @@ def test_what_a_user_could_not_open_is_not_written(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_weight_without_elements_stays_float():
+@pytest.mark.parametrize("recipe", ["XINT8", "A8W8"])  # the second smooths
+def test_a_weight_without_elements_stays_float(recipe):
     arrays = {"a": np.ones((4, 0), np.float32), "b": np.ones((0, 4), np.float32), "w": np.eye(4, dtype=np.float32)}
     nodes = [
         helper.make_node("MatMul", ["x", "a"], ["d"], name="down"),
@@ -72,7 +73,7 @@ def test_a_weight_without_elements_stays_float():
         helper.make_node("Add", ["m", "u"], ["y"], name="sum"),
     ]
     data = [RNG.standard_normal((4, 4)).astype(np.float32) for _ in range(4)]
-    report = detent.quantize(model_of(nodes, arrays, shape=(4, 4)), None, data)
+    report = detent.quantize(model_of(nodes, arrays, shape=(4, 4)), None, data, recipe)
     assert {"down", "up"} <= {decision.node for decision in report.left_float()}
     np.testing.assert_allclose(opened(report).run(None, {"x": data[0]})[0], data[0], atol=0.1)
 
@@ -124,3 +125,45 @@ def test_sequences_inside_a_bfloat16_model_and_as_an_output():
     with_sequence.graph.output.append(sequence)
     with pytest.raises(detent.ModelError, match="'s'"):
         detent.quantize(with_sequence, None, IMAGES, "BF16")
+
+
+INFINITE = {"low": np.array(-np.inf, np.float32), "zero": np.array(0, np.float32), "pads": np.array([0, 0, 1, 1] * 2)}
+
+
+def padded_with_infinity():
+    """Keras and timm pad with -inf before a MaxPool of their own rounding."""
+    return [
+        conv(),
+        helper.make_node("Pad", ["c", "pads", "low"], ["p"], name="carrier"),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2], name="largest"),
+    ]
+
+
+def masked_with_infinity():
+    return [
+        conv(),
+        helper.make_node("Greater", ["c", "zero"], ["m"]),
+        helper.make_node("Where", ["m", "c", "low"], ["p"], name="carrier"),
+        helper.make_node("ReduceMax", ["p"], ["y"], axes=[1], name="largest"),
+    ]
+
+
+@pytest.mark.parametrize("recipe", ["XINT8", "A16W8", "BF16"])
+@pytest.mark.parametrize("nodes", [padded_with_infinity(), masked_with_infinity()], ids=["pad", "where"])
+def test_what_a_constant_makes_infinite_stays_float_and_the_rest_is_quantized(nodes, recipe):
+    model = model_of(nodes, {**WEIGHT, **INFINITE})
+    data = [np.abs(image) + 1 for image in IMAGES]
+    report = detent.quantize(model, None, data, recipe)
+    decisions = {each.node: each.quantized for each in report.nodes}
+    assert decisions["make_c"] and not decisions["carrier"]
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": data[0]})[0]
+    found = opened(report).run(None, {"x": data[0]})[0]
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(np.isfinite(found), finite)
+    np.testing.assert_allclose(found[finite], expected[finite], atol=0.15 * np.abs(expected[finite]).max())
+
+
+def test_what_onnx_itself_cannot_infer_is_no_reason_to_refuse():
+    """Of onnx 1.23 the function of MeanVarianceNormalization fails its own strict inference."""
+    nodes = [conv(), helper.make_node("MeanVarianceNormalization", ["c"], ["y"], name="norm")]
+    assert opened(detent.quantize(model_of(nodes, WEIGHT, 13), None, IMAGES, "BF16"))

@@ -1,12 +1,15 @@
 """Data readers as other tools have them: objects with `get_next() -> {input: array} | None`.
 
 Detent reads any object with that method; these classes are for scripts that derive from one or construct one.
+
+The loggers that scripts take from Quark are here too.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -106,7 +109,7 @@ class RandomDataReader(_Repeatable):
     """Uniform random numbers, for a quick test: the accuracy of what is calibrated with them is not real.
 
     `input_shape` fills dynamic dimensions: {input: shape}, a list of shapes, or one shape for a model with one input.
-    `input_data_range` is {input: (low, high)} or a list of pairs; 0 to 1 where nothing is said.
+    `input_data_range` is {input: (low, high)} or a list of pairs; 0 to 1 by default.
     """
 
     def __init__(
@@ -180,3 +183,18 @@ class PathDataReader(_Repeatable):
     def samples(self) -> Iterator[Feeds]:
         """Yield a sample for each file."""
         return (pending.load().feeds for pending in self._source)
+
+
+class ScreenLogger:
+    """A logger that writes to the screen."""
+
+    def __init__(self, name: str = "quark", *_: Any, **__: Any) -> None:
+        self._logger = logging.getLogger(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
+def log_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function unchanged: errors are reported once, at the end."""
+    return function

@@ -18,13 +18,14 @@ from detent.compat.option_rows import note
 from detent.errors import UsageError, nearest
 
 _TEMPLATES = ("xint8", "a8w8", "a16w8", "bf16", "bfp16", "general")
+# What preparation and the device's rules always do.
 _ALREADY = (
     *("onnx_simplify", "onnx_optimize_with_ort", "onnx_remove_input_init", "onnx_copy_bias_init"),
     *("onnx_copy_shared_init", "onnx_fold_batch_norm_after_concat", "onnx_convert_fp16_to_fp32"),
     *("onnx_fold_div_into_matmul", "onnx_xint8_simulate", "onnx_xint8_adjust", "onnx_align_scale"),
     *("onnx_adjust_bias_scale", "onnx_remove_bfloat16_cast"),
 )
-"""What preparation and the rules of the target do in any case."""
+# Passes that an option of the same meaning switches on.
 _SWITCHES = {
     "onnx_convert_bn_to_conv": "ConvertBNToConv",
     "onnx_convert_clip_to_relu": "ConvertClipToRelu",
@@ -40,7 +41,6 @@ _SWITCHES = {
     "onnx_insert_clip_before_bfloat16_qdq": "BF16WithClip",
     "onnx_replace_bfloat16_qdq_with_cast": "BF16QDQToCast",
 }
-"""Passes that an option of the same meaning switches on."""
 
 
 def _shapes(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,13 +48,13 @@ def _shapes(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"FixShapes": ";".join(f"{name}:[{','.join(map(str, dims))}]" for name, dims in shapes.items())}
 
 
+# Passes whose settings are those of an option.
 _SETTINGS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "onnx_convert_opset_version": lambda it: {"ConvertOpsetVersion": it.get("target_opset_version")},
     "onnx_fix_shapes": _shapes,
     "onnx_remove_qdq_between_op_types": lambda it: {"RemoveQDQBetweenOps": it.get("remove_qdq_between_op_types")},
     "onnx_cross_layer_equalization": lambda it: {"CLESteps": it.get("cle_steps", 1)},
 }
-"""Passes whose settings are those of an option."""
 _REFUSED = ("onnx_set_node_attributes", "onnx_constrain_per_channel_weight_scale")
 _KNOWN = (*_ALREADY, *_SWITCHES, *_SETTINGS, *_REFUSED)
 

@@ -118,8 +118,8 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},
 }
 
+# Modules with many constants, such as XINT8_QCONFIG: the function of `configs` that makes one by its name.
 FAMILIES = {"quark.onnx": "qconfig_constant", "quark.onnx.quantization.config.custom_config": "any_constant"}
-"""Modules with many constants, such as XINT8_QCONFIG: the function of `configs` that makes one by its name."""
 
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."
 _STATISTICS = "`detent quantize --save-stats FILE` keeps statistics."
@@ -130,11 +130,11 @@ _REFUSED: dict[str, dict[str, str]] = {
         _STATISTICS: "write_calibration_table",
     },
 }
+# By module: names that can be imported and not used, with what to do instead.
 UNSUPPORTED = {
     module: {name: instead for instead, names in rows.items() for name in names.split()}
     for module, rows in _REFUSED.items()
 }
-"""By module: names that can be imported and not used, with what to do instead."""
 
 _CREATE_TORCH = "base_fn_quantizers base_qdq_quantizers create_model create_model_ops create_model_utils"
 _QUANT_OPS = "quant_base_ops quant_conv_ops quant_gemm_ops quant_matmul_ops quant_norm_ops"
@@ -174,8 +174,8 @@ _INSIDES: dict[str, str] = {
     "vai_q_onnx.quant_utils": "",
     "vai_q_onnx.utils": "model_utils",
 }
+# Their insides are below them; an unknown name of their own is a mistake in the script.
 _PUBLIC = {"quark.onnx", "quark.onnx.quantization", "quark.onnx.quantization.config", "vai_q_onnx"}
-"""Their insides are below them; an unknown name of their own is a mistake in the script."""
 
 
 def _with_packages(root: str, paths: str) -> list[str]:
@@ -184,8 +184,8 @@ def _with_packages(root: str, paths: str) -> list[str]:
     return [root, *(".".join((root, *each[: end + 1])) for each in parts for end in range(len(each)))]
 
 
+# Modules from which any name can be imported, and none that the table does not have can be used.
 INSIDES = {name for root, paths in _INSIDES.items() for name in _with_packages(root, paths)} - _PUBLIC
-"""Modules from which any name can be imported, and none that the table does not have can be used."""
 MODULES.update({name: {} for name in sorted(INSIDES) if name not in MODULES})
 
 

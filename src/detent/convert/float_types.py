@@ -38,7 +38,7 @@ from onnx_ir.passes import common as common_passes
 
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
 from detent.errors import ModelError, UsageError
-from detent.graph.opset import raise_opset
+from detent.graph.load import raise_opset
 from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
 from detent.prepare import HalfToFloat, InlineFunctions
 from detent.prepare.base import main_opset
@@ -49,18 +49,15 @@ from detent.recipe.recipe import BFLOAT16_OPSET
 
 _FLOAT, _BFLOAT16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
 _FORMS = ("cast", "simulated", "pure")
-_CAST_OPSET = 13
-"""The opset with which Cast got bfloat16."""
-_CLIP_OPSET = 11
-"""The opset with which the bounds of Clip became inputs."""
+_CAST_OPSET = 13  # the opset with which Cast got bfloat16
+_CLIP_OPSET = 11  # the opset with which the bounds of Clip became inputs
 _TYPE_ATTRIBUTES = ("to", "dtype")
-_CARRIERS = ("If", "Loop", "Scan")
-"""Operators that take any type: the graphs inside decide."""
+_CARRIERS = ("If", "Loop", "Scan")  # operators that take any type: the graphs inside decide
+# Operators whose attributes decide the type of what they make.
 _MAKERS = (
     *("Bernoulli", "BlackmanWindow", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix", "Multinomial"),
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
 )
-"""Operators whose attributes decide the type of what they make."""
 _RUNS_IN_BFLOAT16 = (
     *("Cast", "CastLike", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity"),
     *("Reshape", "ScatterElements", "ScatterND", "Shape", "Sign", "Slice", "Split", "Squeeze", "Transpose"),
@@ -78,6 +75,7 @@ class ToFloat16(ConversionStep):
     keep_io: bool = True
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values."
+    retypes: ClassVar[bool] = True
 
     def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         _prepare_types(model, notes)
@@ -107,6 +105,7 @@ class ToBfloat16(ConversionStep):
     keep_io: bool = True
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values that are not rounded to bfloat16 already."
+    retypes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.form not in _FORMS:

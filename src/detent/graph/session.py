@@ -24,6 +24,7 @@ DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 Feeds = Mapping[str, npt.NDArray[Any]]
 
 _STATE = onnxruntime.capi.onnxruntime_pybind11_state
+# What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     *(
@@ -32,7 +33,6 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
         if isinstance(entry, type) and issubclass(entry, Exception)
     ),
 )
-"""What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base."""
 
 
 def usable_cores() -> int:
@@ -135,7 +135,7 @@ class Runner:
         for name, result in zip(outputs or self.outputs, results, strict=False):
             if not hasattr(result, "dtype"):
                 raise ModelError(
-                    f"Output '{name}' is no tensor but a sequence or a map, which cannot be compared. Export the model "
+                    f"Output '{name}' is a sequence or a map, not a tensor, which cannot be compared. Export the model "
                     "with tensors for outputs."
                 )
         self._source = None

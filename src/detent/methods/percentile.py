@@ -24,8 +24,17 @@ from typing import Literal, get_args
 import numpy as np
 
 from detent.errors import UsageError, nearest
-from detent.methods.method import Method, check_choice, check_percentage, fit
-from detent.methods.points import FloatArray, Points, Range, absolute_error, squared_error
+from detent.methods.method import (
+    FloatArray,
+    Method,
+    Points,
+    Range,
+    absolute_error,
+    check_choice,
+    check_percentage,
+    fit,
+    squared_error,
+)
 from detent.numerics.formats import IntegerFormat, QuantParams
 
 Metric = Literal["mae", "mse"]
@@ -47,7 +56,7 @@ class Percentile(Method):
             check_percentage(f"Percentile for '{tensor}'", percentile)
 
     def of(self, tensor: str) -> float:
-        """The percentage for one tensor."""
+        """Return the percentage for one tensor."""
         return dict(self.by_tensor).get(tensor, self.percentile)
 
     def check_tensors(self, tensors: Collection[str]) -> None:

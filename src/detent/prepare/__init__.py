@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from detent.prepare.affine import FoldAffine
+from detent.prepare.affine import FoldAffine, MatMulToGemm, NormalizeGemm
 from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
+from detent.prepare.fused_operators import TakeApart
 from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
-from detent.prepare.gemm import MatMulToGemm, NormalizeGemm
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
@@ -52,6 +52,7 @@ __all__ = [
     "SplitGlobalPool",
     "SplitToSlice",
     "Successor",
+    "TakeApart",
     "WriteAttributes",
     "default_passes",
     "prepare",
@@ -59,8 +60,10 @@ __all__ = [
 ]
 
 
+# The passes that a recipe may do without; the others are what everything else stands on.
 LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
+    TakeApart,
     FuseLayerNorm,
     FuseInstanceNorm,
     FuseL2Norm,
@@ -78,11 +81,10 @@ LEAVABLE: tuple[type[Pass], ...] = (
     SplitGlobalPool,
     WriteAttributes,
 )
-"""The passes that a recipe may do without; the others are what everything else stands on."""
 
 
 def default_passes(
-    fix_shapes: Mapping[str, Sequence[int]] | None = None,
+    fix_shapes: Mapping[str, Sequence[int | None]] | None = None,
     for_target: Iterable[Pass] | None = None,
     without: Collection[str] = (),
     *,
@@ -102,6 +104,7 @@ def default_passes(
         HalfToFloat(),
         FixShapes(fix_shapes) if fix_shapes else InferShapes(),
         *([FixBatch()] if fix_batch else []),
+        TakeApart(),
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),

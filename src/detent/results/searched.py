@@ -137,8 +137,8 @@ class Sensitivity:
         return sorted(self.layers, key=lambda layer: -layer.error)
 
 
+# What a proposal does: leave nodes float, or give activations 16 bits, or weights 8.
 Way = Literal["exclude", "a16", "w8"]
-"""What a proposal does: leave nodes float, or give activations 16 bits, or weights 8."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Proposal:
 
 
 class RecipeResult(Result):
-    """A result that has a recipe to go on with. `file` is where that was written, or None."""
+    """A result that comes with a recipe to continue from. `file` is where that was written, or None."""
 
     ascii_json: ClassVar[bool] = True
     file: str | None
@@ -238,8 +238,7 @@ def _parts(parts: PartErrors) -> list[dict[str, Any]]:
     return [{"part": name, **_error(error)} for name, error in named if name]
 
 
-SearchedRole = Literal["weights", "activations"]
-"""Whose formats are chosen."""
+SearchedRole = Literal["weights", "activations"]  # whose formats are chosen
 
 
 @dataclass(frozen=True)

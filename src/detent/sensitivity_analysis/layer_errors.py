@@ -55,8 +55,8 @@ from detent.sensitivity_analysis.variants import (
 )
 from detent.tasks.parts import output_parts
 
+# Yields the sums of each sample in their order, whatever order they are computed in.
 MeasureSamples = Callable[[Sequence[PendingSample]], Generator[VariantErrors, None, None]]
-"""Yields the sums of each sample in their order, whatever order they are computed in."""
 
 
 @contextmanager
@@ -135,11 +135,10 @@ def _on_workers(
 STAGE = "probe"
 
 FEWEST = 4
-SETTLED = 0.85
-"""The rank correlation of two halves, of weights and of activations, at which the samples are enough."""
+SETTLED = 0.85  # the rank correlation of two halves, of weights and of activations, at which the samples are enough
 
+# Many variants are measured on a part of the samples, at the cost of about this many inferences of each sample.
 INFERENCES = 18
-"""Many variants are measured on a part of the samples, at the cost of about this many inferences of each sample."""
 
 
 def sensitivity(
@@ -209,8 +208,8 @@ def _check_answers(sums: VariantErrors) -> None:
     """Raise DataError if the float model answers with nothing that an error could be compared with."""
     if not sums.signal.any():
         raise DataError(
-            f"The model answers with 0, or with no rows, on all {sums.samples} samples, so no layer can be told from "
-            "another. Give samples in which it finds something."
+            f"The model answers with 0, or with no rows, on all {sums.samples} samples, so layers cannot be told "
+            "apart. Give samples in which it finds something."
         )
 
 

@@ -23,8 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
-MOST = 100
-"""COCO counts this many detections of an image at most."""
+MOST = 100  # COCO counts this many detections of an image at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ class Detections:
 
     @classmethod
     def none(cls) -> Detections:
-        """No object at all."""
+        """Return an empty set of boxes."""
         return cls(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 
     def __len__(self) -> int:
