@@ -22,7 +22,7 @@ from detent.report.network_view import network_section
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
-from detent.results.tensors import Closeness, Fidelity, in_integers
+from detent.results.tensors import Closeness, Fidelity, in_integers, kind_of_samples
 from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
 
 # Why a scale was moved, by the name of the rule.
@@ -199,15 +199,15 @@ def _verdict(report: Report) -> doc.Verdict:
     assert judgement is not None, "there are figures"
     if report.calibration is not None and report.calibration.random:
         return doc.Verdict("warn", "Not real data", "Random numbers were used instead of data: no figure here is real.")
-    kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
+    kind = kind_of_samples(fidelity, in_sample=report.in_sample) + (", which flatter it" if report.in_sample else "")
     kind += in_integers(fidelity.emulated)
     level = _LEVELS[judgement.level]
     if judgement.level == "unknown":
         return doc.Verdict(level, judgement.title, f"{judgement.reason}.")
     if judgement.reason:
         hint = " More samples, or `detent evaluate` on labelled ones, can tell." if level == "plain" else ""
-        return doc.Verdict(level, judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.{hint}")
-    return doc.Verdict(level, judgement.title, f"Measured on {fidelity.samples} {kind}.")
+        return doc.Verdict(level, judgement.title, f"On {kind}: {judgement.reason}.{hint}")
+    return doc.Verdict(level, judgement.title, f"Measured on {kind}.")
 
 
 def _figures(report: Report) -> list[doc.KeyFigure]:
@@ -436,8 +436,8 @@ def _outputs(report: Report) -> doc.Section | None:
     fidelity = report.fidelity
     if fidelity is None or not fidelity.outputs:
         return None
-    kind = "calibration samples" if report.in_sample else "held-out samples"
-    where = f"against float on {fidelity.samples} {kind}{in_integers(fidelity.emulated)}"
+    kind = kind_of_samples(fidelity, in_sample=report.in_sample)
+    where = f"against float on {kind}{in_integers(fidelity.emulated)}"
     rows: list[tuple[str, Closeness]] = []
     for output, close in fidelity.outputs.items():
         rows.append((output, close))
