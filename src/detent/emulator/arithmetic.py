@@ -79,7 +79,7 @@ def quantize_float(builder: ProgramBuilder, value: ir.Value, grid: Grid) -> Fixe
     return Fixed(builder.node("Round", [inside]), grid.position, grid.low, grid.high)
 
 
-SLOPE_BITS = 8
+SLOPE_BITS = 8  # the device multiplies by slopes in 256ths
 
 
 def aligned(builder: ProgramBuilder, operands: Sequence[Fixed], reach: int) -> list[Fixed]:

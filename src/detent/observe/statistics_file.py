@@ -37,8 +37,8 @@ from detent.observe.store import STATISTICS, read_sealed, write_sealed
 from detent.settings import parse_json
 from detent.version import __version__
 
-MOST_TENSORS = 1 << 16
-HIGHEST_EXPONENT = 128
+MOST_TENSORS = 1 << 16  # a file may come from anyone: it must not ask for all memory
+HIGHEST_EXPONENT = 128  # of float32
 _COUNT_LIMIT = 1 << 48  # per bin, so that no sum over the bins overflows
 _POSITION_LIMIT = 1 << 10
 _LENGTH = struct.Struct("<I")
