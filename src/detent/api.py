@@ -246,6 +246,41 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     )
 
 
+@opt.documented(opt.EvaluateOptions)
+def compare_candidates(
+    models: Sequence[AnyModel], data: Any, *, estimate_for: str = "stx", **options: Unpack[opt.EvaluateOptions]
+) -> Evaluation:
+    """Measure several ways to quantize one model side by side: size, estimated time on a device, accuracy.
+
+    Args:
+        models: as for `evaluate`; the first (normally float) is what the others are compared with.
+        data: as for `evaluate`.
+        estimate_for: the device whose time is estimated: phx, hpt, stx, krk or strix-halo.
+        options: as listed below.
+
+    Raises:
+        DetentError: UsageError, ModelError or DataError.
+    """
+    from dataclasses import replace
+
+    import onnx
+
+    from detent.device_check.check import check
+
+    checks = [
+        check(model if isinstance(model, onnx.ModelProto) else Path(model), estimate_for)
+        if isinstance(model, (str, PathLike, onnx.ModelProto))
+        else None
+        for model in models
+    ]
+    measured = evaluate(models, data, **options)
+    timed = [
+        replace(result, cost=None if found is None or found.verdict == "rejected" else found.cost)
+        for result, found in zip(measured.models, checks, strict=True)
+    ]
+    return replace(measured, models=timed)
+
+
 @opt.documented(opt.CompareOptions)
 @_tried("before", "after")
 def compare(

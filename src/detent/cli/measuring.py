@@ -36,22 +36,33 @@ def evaluate(
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="A model, or a folder of results.", metavar="A")],
-    after: Annotated[Path, typer.Argument(help="The model or folder to compare with it.", metavar="B")],
+    models: Annotated[list[Path], typer.Argument(help="Two models or folders of results; or more models.")],
     *,
     data: Annotated[Path | None, typer.Option("--data", help="For models: a folder of images, .npy or .npz.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Side by side, with the estimated time on phx, hpt, stx, krk or strix-halo."),
+    ] = None,
     page: ui.PageOptions,
     **options: Unpack[opt.CompareOptions],
 ) -> None:
-    """Compare two models tensor by tensor, or two folders of results file by file.
+    """Compare two models tensor by tensor, two folders of results file by file, or several models side by side.
+
+    Side by side, they are compared with the first: size, estimated time on a device, accuracy with its interval.
 
     Example: detent compare model.onnx model_int8.onnx --data images/ --limit 8
     """
-    page.check(before, after)
+    page.check(*models)
+    if len(models) < 2:
+        raise UsageError(f"Give another model to compare {models[0]} with.")
     with ui.working() as progress:
         options["progress"] = progress
-        found = api.compare(before, after, data, **options)
-    page.tell(found)
+        if len(models) == 2 and device is None:
+            page.tell(api.compare(models[0], models[1], data, **options))
+            return
+        if options.pop("inner", False) or data is None:
+            raise UsageError("Models side by side are run on data: give --data DIR, and leave --inner out.")
+        page.tell(api.compare_candidates(models, data, estimate_for=device or "stx", **options))  # type: ignore[misc]
 
 
 def sensitivity(
