@@ -151,7 +151,7 @@ def _by_quark(folder: Path, seen: Observation, quark: str) -> Path:
             _cut(folder, seen, source)
         script = str(Path(__file__).with_name("zoo_quark.py"))
         command = [quark, script, str(source), str(output), str(samples), seen.recipe]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)  # it writes a table to where it runs
     return output
 
 
