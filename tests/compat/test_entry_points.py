@@ -154,8 +154,23 @@ def test_arguments_that_mean_nothing(tiny):
         ModelQuantizer("XINT8")
     with pytest.raises(UsageError, match="algo_config"):
         ModelQuantizer(_quiet()).quantize_model(tiny, algorithms=["cle"])
-    with pytest.raises(UsageError, match="calibration_data_path is data, and there is a calibration_data_reader too"):
-        ModelQuantizer(_quiet()).quantize_model(tiny, None, Reader([]), "data")
+
+
+def test_data_of_the_script_calibrates_whatever_the_preset_says_of_random_data(tiny, samples):
+    """VINT8 says UseRandomData, which is for scripts without data."""
+    config = get_default_config("VINT8")
+    config.print_summary = False
+    found = []
+    for scale in (1, 64):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            warnings.simplefilter("ignore", ScriptNote)
+            made = ModelQuantizer(Config(config)).quantize_model(tiny, None, Reader(scale * samples), "not there")
+        read = next(node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+        found.append({each.name: onnx.numpy_helper.to_array(each) for each in made.graph.initializer}[read.input[1]])
+    assert found[1] == 64 * found[0]
+    with pytest.warns(ScriptNote, match="not there is passed over"):
+        ModelQuantizer(_quiet()).quantize_model(tiny, None, Reader(samples), "not there")
 
 
 def test_what_is_not_calibrated_does_not_warn_of_random_data(tiny, tmp_path):

@@ -138,7 +138,7 @@ from quark.onnx.quantization.config import Config
 from quark.onnx.quantization.config.custom_config import get_default_config
 
 quant_config = get_default_config("VINT8")
-quant_config.extra_options["UseRandomData"] = False
+quant_config.enable_npu_cnn = True
 quant_config.nodes_to_exclude = ["second"]
 quantizer = ModelQuantizer(Config(global_quant_config=quant_config))
 quantizer.quantize_model(model_input=sys.argv[1], model_output=sys.argv[2], calibration_data_reader=Reader())

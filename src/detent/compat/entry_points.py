@@ -245,7 +245,7 @@ def _quantize(
 ) -> onnx.ModelProto | None:
     """Quantize as the configuration says, with data from a reader or a path; random numbers without either."""
     if reader is not None and path is not None:
-        raise UsageError(f"calibration_data_path is {path}, and there is a calibration_data_reader too. Give one.")
+        note(f"calibration_data_path {path} is passed over: there is a calibration_data_reader, too.")
     request = translate(config, as_quark=AS_QUARK.get())
     later = bool(request.conversions) or _overwrites(output, model)
     if later and output is not None:
@@ -313,7 +313,7 @@ def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
 
 def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """Return the given data; without any random numbers, in the ranges that were asked for."""
-    if data is not None and not request.always_random:
+    if data is not None:
         return data
     if request.random_shapes is None and request.random_ranges is None:
         return None  # detent.quantize makes random numbers itself, and warns

@@ -58,8 +58,8 @@ METHODS: dict[Any, tuple[Method, Scale]] = {
 class Request:
     """One quantization in Detent's terms: a recipe, and further arguments of `detent.quantize`.
 
-    `patterns` are regular expressions of nodes to leave float. With `always_random` data is not even looked at, and
-    `random_shapes` and `random_ranges` are what RandomDataReader takes. `search` chooses layers before anything is
+    `patterns` are regular expressions of nodes to leave float. `random_shapes` and `random_ranges` are
+    what RandomDataReader takes, where there is no data. `search` chooses layers before anything is
     quantized. `conversions` are steps of `detent convert` that the result goes through.
     """
 
@@ -74,7 +74,6 @@ class Request:
     providers: tuple[str, ...] = ()
     fix_shapes: Mapping[str, Sequence[int]] | None = None
     statistics: Path | None = None
-    always_random: bool = False
     random_shapes: Any = None
     random_ranges: Any = None
     search: MixedSearch | None = None

@@ -239,7 +239,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _beside("CalibWorkerNum", "worker threads", "threads", lambda it: whole(it) if whole(it) > 1 else 0),
         met("CalibOptimizeMem", "memory never grows with the calibration set, and nothing is written to disk"),
         met("CalibPassthroughOpTypes", "what only moves data shares its input's scale already"),
-        _beside("UseRandomData", "data is not looked at, random numbers are used", "always_random"),
+        met("UseRandomData", "random numbers are used where a script gives no data, and only there"),
         _beside("RandomDataReaderInputShape", "shapes of random data", "random_shapes", lambda it: it or None),
         _beside("RandomDataReaderInputDataRange", "ranges of random data", "random_ranges", lambda it: it or None),
         noted("SaveTensorHistFig", "figures are drawn from saved statistics, by `detent stats FILE --plot DIR`"),
