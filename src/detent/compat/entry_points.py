@@ -27,7 +27,7 @@ from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod
 from detent.compat.option_rows import note
-from detent.compat.readers import RandomDataReader
+from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable
 from detent.compat.translate import translate
 from detent.convert.conversion import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
@@ -289,7 +289,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads")},
         "postprocessing": request.postprocessing,
         "keep_batch": True,  # as other tools do
-        "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
+        "hold_out": "beyond",  # other tools calibrate with every sample
     }
     recipe = request.recipe
     if request.search is not None:
@@ -314,7 +314,8 @@ def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
 def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """Return the given data; without any random numbers, in the ranges that were asked for."""
     if data is not None:
-        return data
+        own = Repeatable in type(data).__mro__ or not callable(getattr(data, "get_next", None))
+        return data if own else ReadOnce(data)
     if request.random_shapes is None and request.random_ranges is None:
         return None  # detent.quantize makes random numbers itself, and warns
     warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)

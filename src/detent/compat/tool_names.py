@@ -55,8 +55,8 @@ MODULES: dict[str, dict[str, str]] = {
     "quark.common.utils.log": _LOGS,
     "quark.onnx.auto_search": {"auto_search": _SEARCH},
     "quark.onnx.quantization.auto_search": {
-        "auto_search": f"A16W8_SEARCH_CONFIG A8W8_SEARCH_CONFIG ADVANCED_SEARCH_CONFIG AutoSearchConfig METRICS {_SEARCH} "
-        "XINT8_SEARCH_CONFIG"
+        "auto_search": "A16W8_SEARCH_CONFIG A8W8_SEARCH_CONFIG ADVANCED_SEARCH_CONFIG XINT8_SEARCH_CONFIG "
+        f"AutoSearchConfig METRICS {_SEARCH}"
     },
     "quark.onnx.quantization.config": {"configs": f"{_CONFIGS} {_PRESETS}"},
     "quark.onnx.quantization.config.algorithm": {"algorithms": f"{_ALGORITHMS} ALGO_NAME_TO_CLASS from_dict"},
@@ -64,7 +64,9 @@ MODULES: dict[str, dict[str, str]] = {
         "configs": f"DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS {_PRESETS}",
         "data_types": "DEFAULT_BFP_PARAMS DEFAULT_MICROEXPONENTS_PARAMS DEFAULT_MICROSCALING_PARAMS",
     },
-    "quark.onnx.quantization.config.data_type": {"data_types": f"BaseDataType=DataType DataType {_TYPES} parse_data_type"},
+    "quark.onnx.quantization.config.data_type": {
+        "data_types": f"BaseDataType=DataType DataType {_TYPES} parse_data_type"
+    },
     "quark.onnx.quantization.config.spec": {"enums": _SPEC_ENUMS, "data_types": _SPECS},
     "quark.onnx.quantization.config.utils": {"serialization": "config_to_dict=plain"},
     "quark.onnx.tools": {},

@@ -83,13 +83,13 @@ class RowSource(Source):
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        chosen, held = self.selection.used, len(self.selection.held_out)
+        chosen, held, counted = self.selection.used, len(self.selection.held_out), self.selection.counted
         total = len(self.rows)
-        count = str(chosen) if chosen + held + self.selection.dropped == total else f"{chosen} of {total}"
+        count = str(chosen) if counted or chosen + held + self.selection.dropped == total else f"{chosen} of {total}"
         noun = self.rows.noun if total != 1 else self.rows.noun.removesuffix("s")
         text = f"{count} {noun} {self.rows.place}"
         if held:
-            text += f", {held} more held out"
+            text += f", {held} {'judged by too' if counted else 'more held out'}"
         if self.batch > 1:
             text += f", in batches of {self.batch}"
         if self.selection.dropped:
@@ -101,7 +101,8 @@ class RowSource(Source):
         """The inputs, the rows used (their contents too), those held out, and how they are batched."""
         digest = Digest()
         digest.add_plain([[spec.name, spec.dtype.name] for spec in self.inputs])
-        digest.add_plain([list(self.selection.rows), sorted(self.selection.held_out), self.batch])
+        held_out = [] if self.selection.counted else sorted(self.selection.held_out)
+        digest.add_plain([list(self.selection.rows), held_out, self.batch])
         digest.add_plain(self.whole and self.batch > 1)  # what is left over is not used
         self.rows.identify(self.selection.rows, digest)
         return digest.text
@@ -115,7 +116,8 @@ class RowSource(Source):
 
     def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> PendingSample:
         """Return sample number `index` of a pass, made of the rows in `group`."""
-        return PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group))
+        counted = held_out and self.selection.counted
+        return PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group), counted)
 
     def _origin(self, group: tuple[int, ...]) -> str:
         first = self.rows.origin(group[0])
