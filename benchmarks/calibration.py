@@ -33,7 +33,7 @@ from detent.observe.sweep import sweep
 from detent.plan.plan import choose_params
 from detent.recipe import Recipe
 from detent.recipe.file import find_recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 
 CASE = CASES[0]
 XINT8 = find_recipe("XINT8")

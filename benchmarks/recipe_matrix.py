@@ -25,7 +25,7 @@ from tests.transformer_models import bert, bert_data
 import detent
 from benchmarks.common import CALIBRATION, chosen
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from detent.refinements import AdaQuant, AdaRound
 
 START, END = "<!-- matrix -->", "<!-- end of matrix -->"

@@ -18,7 +18,7 @@ from detent.observe.preprocess import InputSpec, PreprocessOptions, guess_prepro
 from detent.observe.sources import open_source
 from detent.observe.statistics_file import unpack
 from detent.recipe.file import read_recipe
-from detent.refine.refinement_checkpoint import _unpack as unpack_refinement
+from detent.refine.refine import _unpack as unpack_refinement
 from detent.tasks.labels import read_coco, read_pairs, read_yolo
 from fuzz import seeds
 

@@ -24,7 +24,7 @@ def test_an_old_path_is_the_module_of_today(old):
 
 def test_documented_paths():
     from detent.numerics import BLOCK_FORMATS
-    from detent.recipe.presets import find_preset
+    from detent.recipe.recipe import find_preset
     from detent.results.evaluated import compare_scores
 
     assert find_preset("XINT8") == detent.find_preset("XINT8")

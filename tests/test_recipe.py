@@ -8,8 +8,7 @@ from detent.errors import UsageError, nearest
 from detent.methods import MinMSE, NonOverflow
 from detent.recipe import Recipe
 from detent.recipe.file import find_recipe, to_plain
-from detent.recipe.presets import PRESETS
-from detent.recipe.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8
+from detent.recipe.recipe import POWER_OF_TWO_INT8, POWER_OF_TWO_UINT8, PRESETS
 
 
 def test_xint8_is_what_the_device_wants():

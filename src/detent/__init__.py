@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from detent.prepare.base import Pass as Pass
     from detent.recipe import Override as Override, Recipe as Recipe
     from detent.recipe.file import find_recipe as find_recipe
-    from detent.recipe.presets import find_preset as find_preset
+    from detent.recipe.recipe import find_preset as find_preset
     from detent.refinements import (
         AdaQuant as AdaQuant,
         AdaRound as AdaRound,
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     # isort: on
 
+# Public names whose modules are imported when they are first asked for, so that `import detent` stays quick.
 _LAZY = {
     "AdaQuant": "detent.refinements",
     "AdaRound": "detent.refinements",
@@ -104,7 +105,7 @@ _LAZY = {
     "compare_scores": "detent.results.evaluated",
     "emulate": "detent.api",
     "evaluate": "detent.api",
-    "find_preset": "detent.recipe.presets",
+    "find_preset": "detent.recipe.recipe",
     "find_recipe": "detent.recipe.file",
     "from_torch": "detent.graph.pytorch",
     "infer": "detent.api",
@@ -115,7 +116,6 @@ _LAZY = {
     "tune": "detent.api",
     "write_page": "detent.report.page",
 }
-"""Public names whose modules are imported when they are first asked for, so that `import detent` stays quick."""
 
 __all__ = ["DataError", "DetentError", "ModelError", "OutputError", "UsageError", "__version__", *_LAZY]  # noqa: PLE0604
 

@@ -13,16 +13,16 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+# The path of a module, and the one that it has now.
 ALIASES = {
-    "detent.presets": "detent.recipe.presets",
+    "detent.presets": "detent.recipe.recipe",
     "detent.recipe_file": "detent.recipe.file",
     "detent.measure": "detent.evaluation",
     "detent.measure.scores": "detent.results.evaluated",
 }
-"""The path of a module, and the one that it has now."""
 
+# Names that such a module had, and what they are called now.
 RENAMED = {"detent.measure.scores": {"compare": "compare_scores"}}
-"""Names that such a module had, and what they are called now."""
 
 
 class _AliasFinder(MetaPathFinder, Loader):

@@ -13,8 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")
-"""The second reads from the first as soon as it is loaded."""
+DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")  # the second reads from the first as soon as it is loaded
 
 
 class _DeferringFinder(MetaPathFinder):

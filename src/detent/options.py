@@ -84,8 +84,8 @@ class OldName:
     of: str
 
 
+# Of every command that prints a result. What is printed is no option of the Python calls.
 VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
-"""Of every command that prints a result. What is printed is no option of the Python calls."""
 
 
 class ShapeOptions(TypedDict, total=False):

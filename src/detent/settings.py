@@ -20,8 +20,8 @@ else:
 
 Choice = TypeVar("Choice")
 
+# How a file begins whose encoding is marked. PowerShell redirects text as UTF-16, and Notepad marks UTF-8.
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-"""How a file begins whose encoding is marked. PowerShell redirects text as UTF-16, and Notepad marks UTF-8."""
 
 
 def read_text(path: Path) -> str:

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 from typing_extensions import TypedDict, Unpack
 
-from detent.cli.flags import flattened
+from detent.cli.console import flattened
 from detent.options import Flag, OldName, PythonOnly
 
 

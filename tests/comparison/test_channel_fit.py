@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from detent.comparison.models import ChannelProducts, channel_axes, fit_scales
-from detent.evaluation.tensor_noise import ChannelLayout, ChannelScales, NoiseSums
+from detent.evaluation.fidelity import ChannelLayout, ChannelScales, NoiseSums
 from tests.models import normal
 
 SHAPE = (3, 5, 4, 4)

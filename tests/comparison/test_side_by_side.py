@@ -5,7 +5,7 @@ import pytest
 
 from detent.comparison.models import fitting_batches, open_pair
 from detent.evaluation.dataset import open_dataset
-from detent.evaluation.tensor_noise import ChannelScales
+from detent.evaluation.fidelity import ChannelScales
 from detent.graph.load import load
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.sources import input_specs

@@ -20,7 +20,7 @@ from detent.compat.option_rules import Request
 from detent.compat.table import apply_options
 from detent.errors import UsageError
 from detent.recipe.file import find_recipe
-from detent.recipe.presets import ADAQUANT, ADAROUND
+from detent.recipe.recipe import ADAQUANT, ADAROUND
 from detent.refinements import AdaQuant, AdaRound, Gptq
 
 

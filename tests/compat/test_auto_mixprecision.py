@@ -19,7 +19,7 @@ from detent.errors import UsageError
 from detent.numerics.blocks import BlockFloat
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
-from detent.recipe.presets import LAYERS
+from detent.recipe.recipe import LAYERS
 from detent.search.mixed_precision import Layers, OtherFormats
 from tests.conftest import tiny_model
 

@@ -37,8 +37,7 @@ from detent.methods import Entropy, MinMSE, NonOverflow, Percentile
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
-from detent.recipe.presets import PRESETS
-from detent.recipe.recipe import POWER_OF_TWO_INT8
+from detent.recipe.recipe import POWER_OF_TWO_INT8, PRESETS
 from detent.refinements import AdaQuant, AdaRound, Gptq
 
 custom_config = importlib.import_module("detent.compat.quark.onnx.quantization.config.custom_config")

@@ -25,7 +25,7 @@ from detent.errors import UsageError
 from detent.methods import LayerwisePercentile, MinMax, MinMSE, NonOverflow, Percentile
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from detent.refinements import AdaRound, BiasCorrection
 
 SEARCHED = {name for name in PRESET_FIELDS if "MIXED" in name}

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from detent.errors import ModelError
 from tests.convert.forms import constants, converted, ops, quantized
@@ -135,3 +136,14 @@ def test_a_quantized_model_is_an_error_that_says_what_to_do():
 def test_float32_of_a_float32_model():
     with pytest.raises(ModelError, match="no float16 or bfloat16 values"):
         converted(conv_relu_conv(), "float32")
+
+
+def test_float16_of_a_file_of_ir_version_3(tmp_path):
+    """Then an initializer had to be an input as well, and the one that a Constant becomes is none."""
+    constant = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.float32(2)))
+    weights = {"w": normal(4, 3, 3, 3)}
+    proto = build([constant, node("Conv", "x w", "c"), node("Mul", "c k", "y")], "y", weights, opset=8)
+    proto.ir_version = 3
+    proto.graph.input.append(info("w", [4, 3, 3, 3]))
+    result, _ = converted(proto, "float16")
+    onnx.checker.check_model(result)

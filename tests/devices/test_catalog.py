@@ -9,7 +9,7 @@ from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.recipe import Override
 from detent.recipe.file import find_recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.models import conv_relu_conv, plan_at
 
 

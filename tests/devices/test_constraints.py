@@ -16,7 +16,7 @@ from detent.observe.statistics import TensorStatistics
 from detent.plan.layout import Role
 from detent.plan.plan import Move, make_plan
 from detent.recipe.file import find_recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.models import (
     XINT8,
     build,

@@ -7,7 +7,7 @@ import detent
 from detent.devices.catalog import OPTIONAL, check_steps, leavable_steps
 from detent.devices.rewrites import ClipToRelu, WholeClip
 from detent.errors import UsageError
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.models import IMAGE, as_ir, build, conv_relu_conv, find, node, normal, pools, run
 
 XINT8 = PRESETS["XINT8"]

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 import detent
 from detent.errors import ModelError
 from detent.numerics.formats import IntegerFormat
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.models import build, conv_relu_conv, info, node, normal, residual, run
 
 DYNAMIC = PRESETS["UINT8_DYNAMIC_QUANT"]

@@ -19,7 +19,7 @@ from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.file import with_settings
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.emit.forms import LAYERS, emitted, layer, snapped
 from tests.models import build, info, normal, values_of
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
-from detent.evaluation.fidelity import measure_fidelity
-from detent.evaluation.tensor_noise import NoiseSums
+from detent.evaluation.fidelity import NoiseSums, measure_fidelity
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from detent.evaluation.tensor_noise import PIECE, channel_sums, error_sums, largest_magnitude
+from detent.evaluation.fidelity import PIECE, channel_sums, error_sums, largest_magnitude
 from tests.models import normal
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from detent.errors import OutputError
-from detent.execute.output_folder import file_stems, new_folder
+from detent.execute.inference import file_stems, new_folder
 
 
 def tree(folder):

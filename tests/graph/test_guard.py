@@ -84,3 +84,13 @@ def test_memory_is_limited():
     folder = trial.__file__.rpartition("trial")[0]
     child = subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": folder})
     assert child.returncode == trial.OUT_OF_MEMORY
+
+
+def test_a_tensor_that_declares_more_than_it_holds_is_left_to_the_reader(tmp_path):
+    model = tiny_model()
+    assert not trial.overstates(model)
+    constant = onnx.helper.make_node("Constant", [], ["k"], value=onnx.numpy_helper.from_array(np.ones(3, np.uint8)))
+    model.graph.node.insert(0, constant)
+    assert not trial.overstates(model)
+    model.graph.node[0].attribute[0].t.dims[0] = 2**31
+    assert trial.overstates(model)

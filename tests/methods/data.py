@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from detent.methods.points import Points
+from detent.methods.method import Points
 from detent.numerics.formats import IntegerFormat
 from detent.observe.counting import HALF
 from detent.observe.statistics import Histogram, TensorStatistics

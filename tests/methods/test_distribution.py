@@ -8,7 +8,7 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 from onnxruntime.quantization.quant_utils import compute_scale_zp_float8
 
 from detent.methods.distribution import float8_numbers, float8_scale
-from detent.methods.points import Points
+from detent.methods.method import Points
 from detent.numerics.floats import FloatFormat
 from tests.methods.data import DISTRIBUTIONS, binned
 

@@ -8,7 +8,7 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 
 from detent.methods import Entropy
 from detent.methods.entropy import EMPTY_GROUP, entropy_range, rebinned
-from detent.methods.points import Points
+from detent.methods.method import Points
 from detent.numerics.formats import IntegerFormat
 from tests.methods.data import DISTRIBUTIONS, binned, distributions, squared_error
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from detent.methods import LayerwisePercentile
+from detent.methods.method import Points
 from detent.methods.percentile import percentile_range
-from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
 from detent.plan.plan import choose_params
 from tests.methods.data import DISTRIBUTIONS, FORMATS, observed

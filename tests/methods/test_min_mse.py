@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from detent.methods.method import Points
 from detent.methods.min_mse import fitted, min_mse_range
 from detent.methods.percentile import percentile_range
-from detent.methods.points import Points
 from detent.numerics.formats import IntegerFormat
 from tests.methods.data import DISTRIBUTIONS, FORMATS, binned, identifier, squared_error
 

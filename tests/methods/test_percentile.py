@@ -8,8 +8,8 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 
 from detent.errors import UsageError
 from detent.methods import MinMax, Percentile
+from detent.methods.method import Points
 from detent.methods.percentile import percentile_range
-from detent.methods.points import Points
 from tests.methods.data import DISTRIBUTIONS, binned
 
 

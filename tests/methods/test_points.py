@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.methods.points import Points
+from detent.methods.method import Points
 from detent.observe.statistics import Histogram
 from tests.methods.data import DISTRIBUTIONS, binned
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from detent.methods.method import Points, absolute_error, squared_error
 from detent.methods.min_mse import error_table, grid_error
-from detent.methods.points import Points, absolute_error, squared_error
 from tests.methods.data import DISTRIBUTIONS, FORMATS, binned, identifier
 
 

@@ -8,10 +8,10 @@ from PIL import Image
 
 from detent.errors import DataError
 from detent.graph.load import load
-from detent.observe import fingerprints as module
-from detent.observe.fingerprints import Digest, fingerprint_of
+from detent.observe import store as module
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.sources import input_specs, open_source
+from detent.observe.store import Digest, fingerprint_of
 from tests.models import as_ir, build, conv_relu_conv, info, node, normal, residual
 
 

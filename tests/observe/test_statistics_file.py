@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from detent.errors import DataError, OutputError, UsageError
 from detent.observe import store as sealed
-from detent.observe.fingerprints import fingerprint_of
 from detent.observe.sources import input_specs, open_source
 from detent.observe.statistics import TensorStatistics
 from detent.observe.statistics_file import (
@@ -26,7 +25,7 @@ from detent.observe.statistics_file import (
     save_statistics,
     unpack,
 )
-from detent.observe.store import NotThisKindError, read_sealed, seal, unseal
+from detent.observe.store import NotThisKindError, fingerprint_of, read_sealed, seal, unseal
 from detent.observe.sweep import recall, sweep
 from tests.models import as_ir, conv_relu_conv, count_sample, normal
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.pipeline import equalization_trial, observed
+from detent.pipeline import judged, observed
 from tests.models import conv_relu_conv, normal
 
 FEW = [{"x": normal(1, 3, 8, 8, seed=seed)} for seed in range(16)]
@@ -29,7 +29,7 @@ def errors(monkeypatch):
         seen.append(plan)
         return said[len(seen) - 1]
 
-    monkeypatch.setattr(equalization_trial.JudgedOutputs, "error", error)
+    monkeypatch.setattr(judged.JudgedOutputs, "error", error)
     return said, seen
 
 

@@ -124,3 +124,45 @@ def test_sequences_inside_a_bfloat16_model_and_as_an_output():
     with_sequence.graph.output.append(sequence)
     with pytest.raises(detent.ModelError, match="'s'"):
         detent.quantize(with_sequence, None, IMAGES, "BF16")
+
+
+INFINITE = {"low": np.array(-np.inf, np.float32), "zero": np.array(0, np.float32), "pads": np.array([0, 0, 1, 1] * 2)}
+
+
+def padded_with_infinity():
+    """Keras and timm pad with -inf before a MaxPool of their own rounding."""
+    return [
+        conv(),
+        helper.make_node("Pad", ["c", "pads", "low"], ["p"], name="carrier"),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[3, 3], strides=[2, 2], name="largest"),
+    ]
+
+
+def masked_with_infinity():
+    return [
+        conv(),
+        helper.make_node("Greater", ["c", "zero"], ["m"]),
+        helper.make_node("Where", ["m", "c", "low"], ["p"], name="carrier"),
+        helper.make_node("ReduceMax", ["p"], ["y"], axes=[1], name="largest"),
+    ]
+
+
+@pytest.mark.parametrize("recipe", ["XINT8", "A16W8", "BF16"])
+@pytest.mark.parametrize("nodes", [padded_with_infinity(), masked_with_infinity()], ids=["pad", "where"])
+def test_what_a_constant_makes_infinite_stays_float_and_the_rest_is_quantized(nodes, recipe):
+    model = model_of(nodes, {**WEIGHT, **INFINITE})
+    data = [np.abs(image) + 1 for image in IMAGES]
+    report = detent.quantize(model, None, data, recipe)
+    decisions = {each.node: each.quantized for each in report.nodes}
+    assert decisions["make_c"] and not decisions["carrier"]
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": data[0]})[0]
+    found = opened(report).run(None, {"x": data[0]})[0]
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(np.isfinite(found), finite)
+    np.testing.assert_allclose(found[finite], expected[finite], atol=0.15 * np.abs(expected[finite]).max())
+
+
+def test_what_onnx_itself_cannot_infer_is_no_reason_to_refuse():
+    """Of onnx 1.23 the function of MeanVarianceNormalization fails its own strict inference."""
+    nodes = [conv(), helper.make_node("MeanVarianceNormalization", ["c"], ["y"], name="norm")]
+    assert opened(detent.quantize(model_of(nodes, WEIGHT, 13), None, IMAGES, "BF16"))

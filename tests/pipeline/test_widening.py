@@ -7,7 +7,7 @@ import pytest
 
 import detent
 from detent.errors import UsageError
-from detent.recipe.presets import find_preset
+from detent.recipe.recipe import find_preset
 from tests.models import build, info, node, normal
 from tests.test_transformers import quality
 from tests.transformer_models import Style, bert, bert_data

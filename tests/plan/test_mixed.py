@@ -21,7 +21,7 @@ from detent.prepare import prepare
 from detent.prepare.shapes import InferShapes
 from detent.recipe import Override
 from detent.recipe.file import find_recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.emit.forms import emitted, snapped
 from tests.models import IMAGE, as_ir, build, concat, conv_relu_conv, info, node, normal, residual, run, values_of
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import detent
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.models import build, node, normal, run
 
 

@@ -6,7 +6,7 @@ from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.plan.select import check_operator_types, left_float, nodes_of
 from detent.recipe import Override
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.models import as_ir, residual
 
 GRAPH = as_ir(residual()).graph

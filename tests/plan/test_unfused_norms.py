@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 import detent
-from detent.plan.unfused_norms import REASON, find_unfused_norms
+from detent.plan.layout import REASON, find_unfused_norms
 from tests.models import build, info, node, normal
 
 CONSTANTS = {

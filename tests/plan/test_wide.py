@@ -8,7 +8,7 @@ from detent.plan.mixed import arrange
 from detent.plan.select import Selection
 from detent.plan.wide import normalizes, wide_candidates, wide_format, with_wide
 from detent.prepare import default_passes, prepare
-from detent.recipe.presets import find_preset
+from detent.recipe.recipe import find_preset
 from tests.models import build, info, node
 from tests.transformer_models import bert
 

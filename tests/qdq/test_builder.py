@@ -14,7 +14,7 @@ from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.qdq.builder import BlockWriter, CastWriter, FixNeuronWriter, GraphWriter, PairWriter
 from detent.qdq.families import EXTENDED, FIX_NEURON, VITIS
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from tests.emit.forms import emitted
 from tests.models import IMAGE, as_ir, build, node, values_of
 

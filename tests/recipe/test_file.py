@@ -15,8 +15,7 @@ from detent.numerics.floats import FLOAT_NAMES, FloatFormat
 from detent.numerics.formats import INTEGER_TYPES, IntegerFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.file import change, find_recipe, from_plain, read_recipe, to_plain, to_toml, with_settings
-from detent.recipe.presets import PRESETS
-from detent.recipe.recipe import FUSABLE_ACTIVATIONS
+from detent.recipe.recipe import FUSABLE_ACTIVATIONS, PRESETS
 from detent.refinements import REFINEMENTS, AdaQuant, AdaRound, BiasCorrection, Rounding
 from tests.recipe.test_toml_text import tomllib
 

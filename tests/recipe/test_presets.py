@@ -7,7 +7,7 @@ from detent.emit.output_formats import check_formats
 from detent.errors import UsageError
 from detent.numerics.formats import IntegerFormat
 from detent.plan.plan import check_methods
-from detent.recipe.presets import PRESETS, find_preset
+from detent.recipe.recipe import PRESETS, find_preset
 from detent.refine.refine import check_refinement
 from detent.refinements import AdaQuant, AdaRound
 

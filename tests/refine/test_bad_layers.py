@@ -11,7 +11,7 @@ import pytest
 
 import detent
 from detent.methods import MinMax
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from detent.refinements import AdaQuant, AdaRound, Gptq, Rounding
 from tests.models import build, info, node, normal
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import detent
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Rounding
 from tests.models import build, conv_relu_conv, info, node, normal
 

@@ -11,8 +11,7 @@ import pytest
 from detent.refinements.activations import Activation, Gate
 from detent.refinements.least_squares import RowMoments
 from detent.refinements.refinement import Contest
-from detent.refinements.rounding import Rounding
-from detent.refinements.through_activation import fit_bias, fit_through_activation
+from detent.refinements.rounding import Rounding, fit_bias, fit_through_activation
 from tests.refinements.layer_problems import layer
 
 SILU, HARD_SWISH = Gate(gated=True), Gate(gated=True, hard=True)

@@ -10,7 +10,7 @@ from detent.numerics import NAMED_FORMATS
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat
 from detent.recipe.file import from_plain
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from detent.report.documents import text_of
 from detent.report.listings import recipes_document
 from detent.report.terminal import print_document

@@ -8,7 +8,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe import Override
-from detent.recipe.presets import find_preset
+from detent.recipe.recipe import find_preset
 from detent.refinements import BiasCorrection, Rounding
 from detent.search.probing import unrefined
 from detent.sensitivity_analysis.layer_errors import sensitivity

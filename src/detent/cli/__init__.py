@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from detent import __version__
-from detent.cli.console import InterruptedRunError, stderr, stdout
-from detent.cli.flags import flattened
+from detent.cli.console import InterruptedRunError, flattened, stderr, stdout
 from detent.cli.inspecting import check, convert, deploy, inspect, split, stats
 from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
 from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune
@@ -22,12 +21,12 @@ from detent.errors import DetentError, OutputError
 
 INTERRUPTED = 130
 
+# Commands as `detent --help` lists them, the most wanted ones first.
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Quantize": (quantize, tune, mix, recipes, devices, demo),
     "Measure": (evaluate, compare, sensitivity, infer, emulate, dump),
     "Look inside, and convert": (check, deploy, inspect, stats, convert, split),
 }
-"""Commands as `detent --help` lists them, the most wanted ones first."""
 
 SCRIPTS = "Scripts of other quantizers"
 

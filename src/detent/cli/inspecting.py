@@ -20,8 +20,7 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="Do not first try the model file in a process of its own.", show_default=False)
 ]
 
-NOT_TAKEN = 6
-"""The exit code if the device does not take all of the model."""
+NOT_TAKEN = 6  # the exit code if the device does not take all of the model
 
 
 def check(
@@ -59,7 +58,7 @@ def check(
         _tell_report(model, result, ep_report, printing)
         return
     if time and result.cost is not None:
-        from detent.device_check.timing import cpu_milliseconds
+        from detent.device_check.check import cpu_milliseconds
 
         result = replace(result, cost=replace(result.cost, cpu=cpu_milliseconds(model)))
     printing.tell(result)

@@ -20,16 +20,15 @@ from detent.cli.console import (
     ResultOptions,
     check_file,
     echo_json,
+    option_of,
     stderr,
     stdout,
     working,
 )
-from detent.cli.flags import option_of
 from detent.errors import UsageError
 from detent.options import VERBOSE, MixOptions, QuantizeOptions, SettingOptions, TuneOptions
 
-MISSED = 6
-"""The exit code if a result was found, but none loses as little as was asked for."""
+MISSED = 6  # the exit code if a result was found, but none loses as little as was asked for
 
 
 def quantize(
@@ -142,7 +141,7 @@ def recipes(
     Example: detent recipes A8W8 --toml > my.toml, then detent quantize MODEL OUTPUT --recipe my.toml
     """
     from detent.recipe.file import find_recipe, to_plain, to_toml, with_settings
-    from detent.recipe.presets import PRESETS
+    from detent.recipe.recipe import PRESETS
     from detent.report.listings import recipes_document
 
     settings = options.get("set", ())
@@ -175,7 +174,7 @@ def devices(
     from dataclasses import asdict
 
     from detent.devices.catalog import DEVICES, find_device
-    from detent.devices.generations import GENERATIONS
+    from detent.devices.device import GENERATIONS
     from detent.report.listings import device_document, devices_document
 
     if name is None:

@@ -36,8 +36,7 @@ from detent.emulator.emulator import Emulator
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.candidate import AnyModel, Candidate
 from detent.evaluation.dataset import open_dataset
-from detent.execute.inference import Batch, map_in_order
-from detent.execute.output_folder import OutputFolder, file_stems, new_folder
+from detent.execute.inference import Batch, OutputFolder, file_stems, map_in_order, new_folder
 from detent.graph.load import ModelLike, name_of, read
 from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner
 from detent.numerics.codec import DeviceRounding
@@ -53,8 +52,8 @@ from detent.results.compared import Difference, FolderComparison
 INFER_STAGE = "infer"
 FLOAT_FOLDER = "float"
 
+# The codes that a run computes, the codes of constants, and float values.
 Parts = tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]
-"""The codes that a run computes, the codes of constants, and float values."""
 
 
 @dataclass(frozen=True)

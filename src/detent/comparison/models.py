@@ -34,7 +34,7 @@ import onnx_ir as ir
 from detent.errors import ModelError
 from detent.evaluation.candidate import AnyModel, Candidate, model_name
 from detent.evaluation.dataset import Dataset, open_dataset
-from detent.evaluation.tensor_noise import ChannelLayout, ChannelScales, NoiseSums, channel_sums
+from detent.evaluation.fidelity import ChannelLayout, ChannelScales, NoiseSums, channel_sums
 from detent.execute.inference import Batch, map_in_order
 from detent.graph.load import read
 from detent.graph.session import DEFAULT_PROVIDERS
@@ -51,8 +51,8 @@ from detent.tasks.parts import OutputPart, output_parts, parts_by_size
 
 STAGE = "compare"
 
+# The first samples of the data, to which factors are fitted: with thousands of elements each, a few are enough.
 FITTED_SAMPLES = 4
-"""The first samples of the data, to which factors are fitted: with thousands of elements each, a few are enough."""
 
 LEAST_VALUES = 4  # of a channel
 LEAST_VARIATION = 1.05

@@ -16,6 +16,7 @@ from dataclasses import field, make_dataclass, replace
 from typing import Any, ClassVar
 
 from detent.compat.auto_mixprecision import MIXED_DEFAULTS
+from detent.compat.data_types import Serializable, plain
 from detent.compat.option_rows import (
     NO_FIELD,
     NoEffect,
@@ -31,15 +32,13 @@ from detent.compat.option_rows import (
     noted,
     table_of,
 )
-from detent.compat.serialization import Serializable, plain
 from detent.errors import UsageError, nearest
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.refinements import AdaQuant, AdaRound, Gptq
 
 ALL_DATA = 1_000_000_000
-MOST_SAMPLES = 1000
-"""What "all data" means: Quark's own presets take as many."""
+MOST_SAMPLES = 1000  # what "all data" means: Quark's own presets take as many
 ROWS = AdaRound().rows
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -80,6 +79,7 @@ def _all_layers(refinement: Any, op_types: Any) -> Any:
     return refinement
 
 
+# In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults.
 _ROWS: tuple[tuple[Any, Option], ...] = (
     (NO_FIELD, honoured("OptimAlgorithm", "adaround or adaquant: `AdaRound` or `AdaQuant`", _chosen_before)),
     ("cpu", noted("OptimDevice", _CPU, _ON_CPU)),
@@ -115,7 +115,6 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     (False, met("PinMemory", "layers are refined on the CPU")),
     (False, met("UseGDS", "layers are refined on the CPU")),
 )
-"""In the order of the fields of AdaRoundConfig and AdaQuantConfig, with their defaults."""
 FAST_FINETUNE = table_of(option for _, option in _ROWS)
 
 
@@ -266,6 +265,7 @@ QuarotConfig = _config(
     dict,
 )
 
+# The configurations by the names that `to_dict` gives them.
 ALGO_NAME_TO_CLASS: dict[str, Any] = {
     kind.name: kind
     for kind in (
@@ -273,5 +273,4 @@ ALGO_NAME_TO_CLASS: dict[str, Any] = {
         *(AdaQuantConfig, QuarotConfig),
     )
 }
-"""The configurations by the names that `to_dict` gives them."""
 from_dict = AlgoConfig.from_dict

@@ -37,7 +37,7 @@ from detent.errors import UsageError, nearest
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.pipeline.job import Job
 from detent.recipe import Override
-from detent.recipe.presets import LAYERS
+from detent.recipe.recipe import LAYERS
 from detent.results.searched import decibels
 from detent.search.mixed_precision import Layers, LayerSearch, OtherFormats, search_layers
 from detent.search.probing import SAMPLES
@@ -64,6 +64,7 @@ def _threshold(value: Any) -> float | None:
     return None if value is None else number(value)
 
 
+# In the order of the fields of AutoMixprecisionConfig, with their defaults; then what older versions had.
 _ROWS: tuple[tuple[Any, Option], ...] = (
     (None, _kept("TargetLayerConfig", "the format of the layers (`activations`, `weights`)")),
     (LAYERS, _kept("TargetOpType", "which operators are layers (`op_types`)", tuple)),
@@ -92,7 +93,6 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     (NO_FIELD, refused("TargetIndices", _NAMED, _BY_NAME)),
     (NO_FIELD, refused("ExcludeIndices", _NAMED, _BY_NAME)),
 )
-"""In the order of the fields of AutoMixprecisionConfig, with their defaults; then what older versions had."""
 AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
 MIXED_DEFAULTS = {option.name: default for default, option in _ROWS}
 
@@ -126,8 +126,8 @@ def _formats(params: Mapping[str, Any]) -> dict[str, Any]:
     return {role: spec_format(spec) for role, spec in layer.roles.items()}
 
 
+# The metrics that a search knows, and their thresholds.
 _RANGES = {"sqnr": "below 0, such as -30", "l2": "above 0", "cosine": "between 0 and 1"}
-"""The metrics that a search knows, and their thresholds."""
 _UNSEARCHED = {
     "kl": "a divergence of distributions says nothing about the power of an error.",
     "psnr": "it is about the largest output, not about the power of all.",

@@ -369,8 +369,7 @@ class AutoSearchPro:
         return self._sign * self._trials.difference(_config_of(params), output, self._compared_on)
 
 
-_DRAWS = 3
-"""How many values of a range are tried."""
+_DRAWS = 3  # how many values of a range are tried
 
 
 def _sampled(space: Space, generator: np.random.Generator) -> dict[str, Any]:

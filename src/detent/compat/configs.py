@@ -15,33 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
-from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig
-from detent.compat.enums import (
-    CalibrationMethod,
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    PowerOfTwoMethod,
-    QuantFormat,
-    QuantType,
-)
-from detent.compat.serialization import Serializable
+from detent.compat.data_types import BLOCKS, SPECS, TYPES, QLayerConfig, Serializable
 from detent.errors import UsageError, nearest
 from detent.numerics import BLOCK_FORMATS
 from detent.numerics.formats import has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 
 
 @dataclass
 class QuantizationConfig(Serializable):
     """Quark's older configuration."""
 
-    calibrate_method: Any = CalibrationMethod.MinMax
-    quant_format: Any = QuantFormat.QDQ
-    activation_type: Any = QuantType.QInt8
-    weight_type: Any = QuantType.QInt8
+    calibrate_method: Any = enums.CalibrationMethod.MinMax
+    quant_format: Any = enums.QuantFormat.QDQ
+    activation_type: Any = enums.QuantType.QInt8
+    weight_type: Any = enums.QuantType.QInt8
     input_nodes: list[str] = field(default_factory=list)
     output_nodes: list[str] = field(default_factory=list)
     op_types_to_quantize: list[str] = field(default_factory=list)
@@ -204,6 +196,7 @@ def _mixed(spec: str, **more: Any) -> dict[str, Any]:
 
 
 _BESIDE_BFLOAT16 = {**_SYMMETRIC, "QuantizeBias": False, "DedicateDQNode": True, "CalibDataSize": 1}
+# By preset; the others force quantization, unless their numbers are in blocks or only layers of MatMul are chosen.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "XINT8": {**_SYMMETRIC, **_FORCED},
     "VINT8": {**_SYMMETRIC, **_VINT8},
@@ -220,10 +213,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         **_mixed("Int8Spec"),
     },
 }
-"""By preset; the others force quantization, unless their numbers are in blocks or only layers of MatMul are chosen."""
 
 _SPECIAL: dict[str, dict[str, Any]] = {
-    "UINT8_DYNAMIC_QUANT": {"weight_type": QuantType.QUInt8, "use_dynamic_quant": True},
+    "UINT8_DYNAMIC_QUANT": {"weight_type": enums.QuantType.QUInt8, "use_dynamic_quant": True},
     "MATMUL_NBITS": {
         "extra_options": {
             "UseMatMulNBits": True,
@@ -238,9 +230,9 @@ def _type(fmt: NumberFormat) -> tuple[Any, dict[str, Any]]:
     if fmt.in_blocks:
         name = next(name for name, known in BLOCK_FORMATS.items() if known == fmt)
         family, attributes = next(row for key, row in BLOCKS.items() if key.upper() == name)
-        return ExtendedQuantType[f"Q{family}"], {f"{family}Attributes": attributes}
+        return enums.ExtendedQuantType[f"Q{family}"], {f"{family}Attributes": attributes}
     name = next(name for name in TYPES if name.lower() == fmt.dtype)
-    return (QuantType if fmt.bits == 8 else ExtendedQuantType)[f"Q{name}"], {}
+    return (enums.QuantType if fmt.bits == 8 else enums.ExtendedQuantType)[f"Q{name}"], {}
 
 
 def _fields(name: str, recipe: Recipe) -> dict[str, Any]:
@@ -256,15 +248,15 @@ def _fields(name: str, recipe: Recipe) -> dict[str, Any]:
     method = type(recipe.method).__name__
     # Quark's presets for float scales take the range that was seen, whatever method Detent's recipe prefers.
     observed = recipe.target == "npu-float-scale"
-    kinds = PowerOfTwoMethod if has_power_of_two_scale(recipe.activations) else CalibrationMethod
-    fields["calibrate_method"] = CalibrationMethod.MinMax if observed else kinds[method]
+    kinds = enums.PowerOfTwoMethod if has_power_of_two_scale(recipe.activations) else enums.CalibrationMethod
+    fields["calibrate_method"] = enums.CalibrationMethod.MinMax if observed else kinds[method]
     if getattr(recipe.method, "percentile", None) == 99.9999:
         options["Percentile"] = 99.9999
     if getattr(recipe.method, "moving_average", False):
         options["CalibMovingAverage"] = True
     eight_bits = all(is_integer(fmt) and fmt.bits == 8 for fmt in (recipe.activations, recipe.weights))
     if observed or not eight_bits:
-        fields["quant_format"] = ExtendedQuantFormat.QDQ
+        fields["quant_format"] = enums.ExtendedQuantFormat.QDQ
     if recipe.refinement is not None and recipe.refinement.learns_weights:
         ending = name.removeprefix(base)
         options["FastFinetune"] = _FINE_TUNING.get(ending, DEFAULT_ADAROUND_PARAMS)
@@ -278,8 +270,8 @@ def _fields(name: str, recipe: Recipe) -> dict[str, Any]:
     return {**fields, "optimize_model": False} if base == "VINT8" else fields
 
 
+# By preset: the fields of QuantizationConfig that differ from their defaults.
 PRESET_FIELDS: dict[str, dict[str, Any]] = {name: _fields(name, recipe) for name, recipe in PRESETS.items()}
-"""By preset: the fields of QuantizationConfig that differ from their defaults."""
 
 
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:

@@ -7,22 +7,58 @@ what Quark's BFP16 specification has, unlike its preset of that name).
 QTensorConfig specifies a tensor, QLayerConfig a layer. Scripts change both after they were made, by assignment or by
 `set_...`, and a layer's specification is the key of `specific_layer_config`: so they compare by value and hash by
 identity. A named kind is a subclass with other defaults: `Int8Spec(calibration_method=CalibMethod.MinMax)`.
+
+`to_dict` of every configuration turns it into plain values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
+from detent.compat import enums
 from detent.compat.enums import CalibMethod, ExtendedQuantType, QuantGranularity, QuantType, ScaleType, ToolEnum
 from detent.compat.option_rows import check_keys
-from detent.compat.serialization import Serializable, member_of
 from detent.errors import UsageError, nearest
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, Scale
 from detent.numerics.interface import NumberFormat
+
+
+class Serializable:
+    """What can be made plain: enumerations become "Class.Member", types their name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without what is not set."""
+        return {name: plain(value) for name, value in vars(self).items() if value is not None}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON and YAML can hold it; keys that are layers' specifications become pairs."""
+    if isinstance(value, Serializable):
+        return value.to_dict()
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, Mapping):
+        if any(key is None or isinstance(key, Serializable) for key in value):
+            return [[plain(key), plain(each)] for key, each in value.items()]
+        return {plain(key): plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple, set)) else value
+
+
+def member_of(value: Any) -> Any:
+    """Return the member that "Class.Member" names; any other value as it is."""
+    if not isinstance(value, str) or "." not in value:
+        return value
+    kind, _, name = value.partition(".")
+    found = getattr(enums, kind, None)
+    return found[name] if isinstance(found, type) and issubclass(found, Enum) and name in found.__members__ else value
+
 
 _BLOCK_FLOAT = {"bfp_method": "to_bfp", "axis": 1, "bit_width": 16, "block_size": 8, "rounding_mode": 2}
 _TWO_LEVELS = {
@@ -36,12 +72,12 @@ _ELEMENTS = {
     **{"MXFP8E4M3": "fp8_e4m3", "MXInt8": "int8"},
 }
 
+# Formats with an exponent for each block: the family, and what BFPAttributes or MXAttributes say of the member.
 BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
     "BFP16": ("BFP", _BLOCK_FLOAT),
     **{name: ("BFP", {**_TWO_LEVELS, "bit_width": bits}) for name, bits in (("MX4", 11), ("MX6", 13), ("MX9", 16))},
     **{name: ("MX", {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element}) for name, element in _ELEMENTS.items()},
 }
-"""Formats with an exponent for each block: the family, and what BFPAttributes or MXAttributes say of the member."""
 
 
 class DataType:

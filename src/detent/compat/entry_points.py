@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from detent.results.quantized import Report
 
 
+# Whether scripts get the numbers of Quark, without Detent's own accuracy steps (`detent run --as-quark`).
 AS_QUARK: ContextVar[bool] = ContextVar("AS_QUARK", default=False)
-"""Whether scripts get the numbers of Quark, without Detent's own accuracy steps (`detent run --as-quark`)."""
 
 
 class ModelQuantizer:
@@ -73,12 +73,12 @@ class ModelQuantizer:
 _CONFIG_DEFAULTS = {
     name: None if isinstance(value, (list, dict)) else value for name, value in vars(QuantizationConfig()).items()
 }
+# Other names that a field has had.
 _SAME_AS = {
     **dict.fromkeys(("use_dpu", "enable_dpu", "enable_ipu_cnn"), "enable_npu_cnn"),
     "enable_ipu_transformer": "enable_npu_transformer",
     "calibration_providers": "execution_providers",
 }
-"""Other names that a field has had."""
 _AS_OPTION = {
     "random_data_reader_input_shape": "RandomDataReaderInputShape",
     "calibration_cache_path": "SaveAndRestore",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+# Classes whose members mean the same as those of another.
 _FAMILIES = {"ExtendedQuantType": "QuantType", "VitisQuantType": "QuantType"}
-"""Classes whose members mean the same as those of another."""
 
 
 def _meaning(member: Enum) -> tuple[str, str]:

@@ -128,8 +128,7 @@ class _Original(Loader):
         """Do nothing: it is complete."""
 
 
-_aside: dict[str, ModuleType] = {}
-"""The modules that Detent's stand in for while a script runs."""
+_aside: dict[str, ModuleType] = {}  # the modules that Detent's stand in for while a script runs
 
 
 def _original(name: str) -> ModuleType:

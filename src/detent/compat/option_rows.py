@@ -18,12 +18,10 @@ from typing import Any, Literal
 from detent.errors import UsageError, nearest
 
 Verdict = Literal["honoured", "met", "noted", "refused"]
-Rule = Callable[[Any, Any], Any]
-"""From a state and the value of an option to the state that the option makes of it."""
+Rule = Callable[[Any, Any], Any]  # from a state and the value of an option to the state that the option makes of it
 Reader = Callable[[Any], Any]
 
-NOTHING: tuple[Any, ...] = (False, None, 0, "", [], {}, ())
-"""Values that ask for nothing."""
+NOTHING: tuple[Any, ...] = (False, None, 0, "", [], {}, ())  # values that ask for nothing
 
 
 class ScriptNote(UserWarning):
@@ -39,8 +37,7 @@ def note(text: str) -> None:
     warnings.warn(text, ScriptNote, stacklevel=2)
 
 
-NO_FIELD = object()
-"""In place of a default: the configuration for a dictionary has no field for this key."""
+NO_FIELD = object()  # in place of a default: the configuration for a dictionary has no field for this key
 
 
 def as_given(value: Any) -> Any:

@@ -12,16 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from detent.compat import enums
 from detent.compat.algorithms import gptq_of, refinement_of
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.data_types import block_float, format_of, microscaling
-from detent.compat.enums import (
-    CalibrationMethod,
-    ExtendedCalibrationMethod,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
 from detent.compat.option_rows import NoEffect, check_keys, names
 from detent.convert.float_types import ToBfloat16
 from detent.convert.quantizing_nodes import WithoutOutputQdq
@@ -40,18 +34,18 @@ from detent.refinements import BiasCorrection, Gptq
 
 HISTOGRAM_BINS = 1 << 14
 ROLES = ("activations", "weights", "biases")
+# By what a script names: the method, and what scales may be with it.
 METHODS: dict[Any, tuple[Method, Scale]] = {
-    PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
-    PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
-    Int16Method.MinMax: (MinMax(), "int16"),
-    CalibrationMethod.MinMax: (MinMax(), "float"),
-    CalibrationMethod.Percentile: (Percentile(), "float"),
-    CalibrationMethod.Entropy: (Entropy(), "float"),
-    CalibrationMethod.Distribution: (Distribution(), "float"),
-    LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
-    ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
+    enums.PowerOfTwoMethod.MinMSE: (MinMSE(), "power_of_two"),
+    enums.PowerOfTwoMethod.NonOverflow: (NonOverflow(), "power_of_two"),
+    enums.Int16Method.MinMax: (MinMax(), "int16"),
+    enums.CalibrationMethod.MinMax: (MinMax(), "float"),
+    enums.CalibrationMethod.Percentile: (Percentile(), "float"),
+    enums.CalibrationMethod.Entropy: (Entropy(), "float"),
+    enums.CalibrationMethod.Distribution: (Distribution(), "float"),
+    enums.LayerWiseMethod.LayerWisePercentile: (LayerwisePercentile(), "float"),
+    enums.ExtendedCalibrationMethod.MinMSE: (MinMSE(), "float"),
 }
-"""By what a script names: the method, and what scales may be with it."""
 
 
 @dataclass(frozen=True)
@@ -300,18 +294,18 @@ def range_symmetric(request: Request, wanted: bool) -> Request:
 
 
 _FOR_WEIGHTS = (
-    *(CalibrationMethod.MinMax, CalibrationMethod.Percentile, CalibrationMethod.Entropy),
-    *(ExtendedCalibrationMethod.MinMSE, PowerOfTwoMethod.MinMSE, PowerOfTwoMethod.NonOverflow),
+    *(enums.CalibrationMethod.MinMax, enums.CalibrationMethod.Percentile, enums.CalibrationMethod.Entropy),
+    *(enums.ExtendedCalibrationMethod.MinMSE, enums.PowerOfTwoMethod.MinMSE, enums.PowerOfTwoMethod.NonOverflow),
 )
 _WEIGHT_MODES = {"All": "All", "HistCenter": "All", "Percentile": "Percentile"}
 
 
 def weight_method(request: Request, value: Any) -> Request:
     """Choose the method for weights."""
-    contradicts = isinstance(value, PowerOfTwoMethod) and not has_power_of_two_scale(request.recipe.weights)
+    contradicts = isinstance(value, enums.PowerOfTwoMethod) and not has_power_of_two_scale(request.recipe.weights)
     if value not in (None, *_FOR_WEIGHTS) or contradicts:
         raise UsageError("it is not for weights. Choose MinMax, Percentile, Entropy or MinMSE.")
-    usual = value in (None, CalibrationMethod.MinMax)
+    usual = value in (None, enums.CalibrationMethod.MinMax)
     return request.with_recipe(weight_method=None if usual else METHODS[value][0])
 
 

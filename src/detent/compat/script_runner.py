@@ -69,13 +69,13 @@ def _as_main(argv: list[str], folder: str) -> Iterator[None]:
         sys.path[:] = before[1]
 
 
+# Everything behind the script's name is the script's.
 PASS_THROUGH: dict[str, Any] = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
     "help_option_names": [],
 }
-"""Everything behind the script's name is the script's."""
 
 
 def run(context: typer.Context) -> None:

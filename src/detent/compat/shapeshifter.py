@@ -28,13 +28,14 @@ from detent.graph.save import check_output, save
 from detent.prepare import default_passes, prepare
 
 _TEMPLATES = ("xint8", "a8w8", "a16w8", "bf16", "bfp16", "general")
+# What preparation and the rules of the target do in any case.
 _ALREADY = (
     *("onnx_simplify", "onnx_optimize_with_ort", "onnx_remove_input_init", "onnx_copy_bias_init"),
     *("onnx_copy_shared_init", "onnx_fold_batch_norm_after_concat", "onnx_convert_fp16_to_fp32"),
     *("onnx_fold_div_into_matmul", "onnx_xint8_simulate", "onnx_xint8_adjust", "onnx_align_scale"),
     *("onnx_adjust_bias_scale", "onnx_remove_bfloat16_cast"),
 )
-"""What preparation and the rules of the target do in any case."""
+# Passes that an option of the same meaning switches on.
 _SWITCHES = {
     "onnx_convert_bn_to_conv": "ConvertBNToConv",
     "onnx_convert_clip_to_relu": "ConvertClipToRelu",
@@ -50,7 +51,6 @@ _SWITCHES = {
     "onnx_insert_clip_before_bfloat16_qdq": "BF16WithClip",
     "onnx_replace_bfloat16_qdq_with_cast": "BF16QDQToCast",
 }
-"""Passes that an option of the same meaning switches on."""
 
 
 def _shapes(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,13 +58,14 @@ def _shapes(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"FixShapes": ";".join(f"{name}:[{','.join(map(str, dims))}]" for name, dims in shapes.items())}
 
 
+# Passes whose settings are those of an option.
 _SETTINGS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "onnx_convert_opset_version": lambda it: {"ConvertOpsetVersion": it.get("target_opset_version")},
     "onnx_fix_shapes": _shapes,
     "onnx_remove_qdq_between_op_types": lambda it: {"RemoveQDQBetweenOps": it.get("remove_qdq_between_op_types")},
     "onnx_cross_layer_equalization": lambda it: {"CLESteps": it.get("cle_steps", 1)},
 }
-"""Passes whose settings are those of an option."""
+# Passes over a model that is not quantized, as steps of preparation.
 _ALONE: dict[str, str] = {
     **dict.fromkeys(("onnx_simplify", "onnx_optimize_with_ort"), "fold_constants remove_identity"),
     **dict.fromkeys(("onnx_copy_shared_init", "onnx_copy_bias_init"), "separate_initializers"),
@@ -78,7 +79,6 @@ _ALONE: dict[str, str] = {
     "onnx_split_large_kernel_pool": "split_global_pool",
     **{f"onnx_{name}": name for name in ("fuse_gelu", "fuse_instance_norm", "fuse_l2_norm", "fuse_layer_norm")},
 }
-"""Passes over a model that is not quantized, as steps of preparation."""
 
 
 def _fixed(settings: Mapping[str, Any]) -> str:
@@ -90,6 +90,7 @@ def _between(settings: Mapping[str, Any]) -> str:
     return "without-qdq-between:pairs=" + "+".join(map("/".join, settings.get("remove_qdq_between_op_types") or ()))
 
 
+# Passes as steps of `detent convert`.
 _STEPS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "onnx_convert_nchw_to_nhwc": lambda _: "nhwc",
     "onnx_convert_opset_version": lambda it: f"opset:version={it.get('target_opset_version')}",
@@ -99,7 +100,6 @@ _STEPS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "onnx_remove_input_init": lambda _: "inputs-without-initializers",
     "onnx_remove_qdq_between_op_types": _between,
 }
-"""Passes as steps of `detent convert`."""
 _REFUSED = ("onnx_set_node_attributes", "onnx_constrain_per_channel_weight_scale")
 _KNOWN = (*_ALREADY, *_SWITCHES, *_SETTINGS, *_REFUSED)
 

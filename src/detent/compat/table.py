@@ -54,8 +54,8 @@ _BETWEEN = "`without-qdq-between` of `detent convert`"
 _WEIGHT_SCALES = "GroupSize and PerChannel are the weights' scales"
 _OTHER_FORMAT = "another format in every layer, or in those that a search finds (`overrides`)"
 _CNN = find_device("npu-xint8")
+# What makes the file answer as the CNN device does, rounding aside.
 _REWRITES = tuple(each.step() for each in (*_CNN.substitutions, *_CNN.corrections))
-"""What makes the file answer as the CNN device does, rounding aside."""
 _ENCRYPTION = "temporary files are not encrypted. Point TMPDIR at an encrypted disk"
 
 
@@ -125,6 +125,7 @@ def _expanded_before(request: Request, _: Any) -> Request:
     return request  # `translate` has read the file, since its passes are options of their own
 
 
+# In the order in which they are applied, whatever order a script gives them in.
 SECTIONS: dict[str, tuple[Option, ...]] = {
     "Numbers": (
         _flag("ActivationSymmetric", f"{_ZERO_POINT} (`activations.symmetric`)", rules.symmetric, role="activations"),
@@ -322,7 +323,6 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _flag("EnableNPUCnn", "the same as enable_npu_cnn (`target`)", lambda request, _: request),
     ),
 }
-"""In the order in which they are applied, whatever order a script gives them in."""
 
 OPTIONS = table_of(option for section in SECTIONS.values() for option in section)
 

@@ -32,7 +32,7 @@ _ALGORITHMS = (
 )
 _PRESETS = "DefaultConfigMapping get_default_config get_default_config_mapping"
 _SEARCH = "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config"
-_LOGS = {"logs": "ScreenLogger log_errors"}
+_LOGS = {"readers": "ScreenLogger log_errors"}
 _TYPES = (
     "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 Float16 Int8 Int16 Int32 MXInt8 "
     "UInt8 UInt16 UInt32"
@@ -68,7 +68,7 @@ MODULES: dict[str, dict[str, str]] = {
         "data_types": f"BaseDataType=DataType DataType {_TYPES} parse_data_type"
     },
     "quark.onnx.quantization.config.spec": {"enums": _SPEC_ENUMS, "data_types": _SPECS},
-    "quark.onnx.quantization.config.utils": {"serialization": "config_to_dict=plain"},
+    "quark.onnx.quantization.config.utils": {"data_types": "config_to_dict=plain"},
     "quark.onnx.tools": {},
     "quark.onnx.tools.evaluate": {"tools": "main=evaluate parse_subgraphs_list=parse_subgraphs"},
     "vai_q_onnx": {
@@ -92,8 +92,8 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},
 }
 
+# By package: the distribution that it comes from, and the newest version whose scripts run. Some scripts ask.
 VERSIONS = {"quark": ("amd-quark", "0.13"), "vai_q_onnx": ("vai-q-onnx", "1.16.0")}
-"""By package: the distribution that it comes from, and the newest version whose scripts run. Some scripts ask."""
 
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."
 _STATISTICS = "`detent quantize --save-stats FILE` keeps statistics."
@@ -104,12 +104,13 @@ _REFUSED: dict[str, dict[str, str]] = {
         _STATISTICS: "write_calibration_table",
     },
 }
+# By module: names that can be imported and not used, with what to do instead.
 UNSUPPORTED = {
     module: {name: instead for instead, names in rows.items() for name in names.split()}
     for module, rows in _REFUSED.items()
 }
-"""By module: names that can be imported and not used, with what to do instead."""
 
+# Modules that have names of others alone.
 _BARE = {
     "quark": "common.utils shares.utils.log version",
     "quark.onnx": "calibration.methods operators.custom_ops utils.deploy_utils",
@@ -117,7 +118,6 @@ _BARE = {
     "quark.onnx.quantization.config": "config legacy",
     "vai_q_onnx": "calibrate quantize version",
 }
-"""Modules that have names of others alone."""
 _CREATE_TORCH = "base_fn_quantizers base_qdq_quantizers create_model create_model_ops create_model_utils"
 _QUANT_OPS = "quant_base_ops quant_conv_ops quant_gemm_ops quant_matmul_ops quant_norm_ops"
 _TRANSFORMS = "convert_transforms convert_transforms_pipeline model_transformer transforms transforms_pipeline"
@@ -156,8 +156,8 @@ _INSIDES: dict[str, str] = {
     "vai_q_onnx.quant_utils": "",
     "vai_q_onnx.utils": "model_utils",
 }
+# Their insides are below them; an unknown name of their own is a mistake in the script.
 _PUBLIC = {"quark.onnx", "quark.onnx.quantization", "quark.onnx.quantization.config", "vai_q_onnx"}
-"""Their insides are below them; an unknown name of their own is a mistake in the script."""
 
 
 def _with_packages(root: str, paths: str) -> list[str]:
@@ -166,8 +166,8 @@ def _with_packages(root: str, paths: str) -> list[str]:
     return [root, *(".".join((root, *each[: end + 1])) for each in parts for end in range(len(each)))]
 
 
+# Modules from which any name can be imported, and none that the table does not have can be used.
 INSIDES = {name for root, paths in _INSIDES.items() for name in _with_packages(root, paths)} - _PUBLIC
-"""Modules from which any name can be imported, and none that the table does not have can be used."""
 _BESIDE = {name for root, paths in _BARE.items() for name in _with_packages(root, paths)}
 MODULES.update({name: {} for name in sorted({*INSIDES, *_BESIDE}) if name not in MODULES})
 

@@ -162,6 +162,7 @@ _FORMS = {
     **{"with_cast": "cast", "simulate_bf16": "simulated", "bf16": "pure"},
     **dict.fromkeys(("vitisqdq", "customqdq"), _EXTENDED),
 }
+# How the values of flags are spelled in the settings of steps.
 _SETTINGS: dict[str, Callable[[Any], str]] = {
     "format": _form,
     "fix_shapes": _shapes,
@@ -169,7 +170,6 @@ _SETTINGS: dict[str, Callable[[Any], str]] = {
     "keep_io_types": lambda value: str(value).lower(),
     "reverse_conversion": lambda text: "extended-qdq" if text.lower() in ("true", "1") else "vitis-qdq",
 }
-"""How the values of flags are spelled in the settings of steps."""
 
 _HISTOGRAMS = "`detent quantize --save-stats FILE` and `detent stats FILE --plot DIR` draw every tensor."
 
@@ -216,6 +216,7 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
+# By tool: names of functions that do its work, beside its own, `convert` and `main`.
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "convert_customqdq_to_qdq": ("custom_ops_infer_shapes",),
     "fix_shapes": ("fix_input_and_output_shapes",),
@@ -224,7 +225,6 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "print_a16w8_a8w8_nodes": ("a16w8_a8w8_nodes",),
     "replace_inf_weights": ("replace_inf_in_onnx_weights",),
 }
-"""By tool: names of functions that do its work, beside its own, `convert` and `main`."""
 
 
 def functions_of(name: str) -> dict[str, Callable[..., Any]]:

@@ -27,23 +27,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.data_types import TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
-from detent.compat.enums import (
-    CalibMethod,
-    CalibrationMethod,
-    ExtendedCalibrationMethod,
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-    QuantFormat,
-    QuantGranularity,
-    ScaleType,
-    VitisQuantFormat,
-)
 from detent.compat.option_rows import apply_rows, note, noted
 from detent.compat.option_rules import METHODS, Request, equalized
 from detent.compat.shapeshifter import options_of_passes
@@ -55,19 +42,18 @@ from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat, Scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
-from detent.recipe.presets import LAYERS, PRESETS
-from detent.recipe.recipe import OutputFormat
+from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
 from detent.refinements import BiasCorrection
 
 _FORMATS: dict[Any, OutputFormat] = {
-    QuantFormat.QDQ: "qdq",
-    QuantFormat.QOperator: "qoperator",
-    ExtendedQuantFormat.QDQ: "qdq",
-    ExtendedQuantFormat.QOperator: "qoperator",
-    VitisQuantFormat.QDQ: "vitis-qdq",
-    VitisQuantFormat.FixNeuron: "fix-neuron",
-    VitisQuantFormat.BFPFixNeuron: "extended-qdq",
-    VitisQuantFormat.MXFixNeuron: "extended-qdq",
+    enums.QuantFormat.QDQ: "qdq",
+    enums.QuantFormat.QOperator: "qoperator",
+    enums.ExtendedQuantFormat.QDQ: "qdq",
+    enums.ExtendedQuantFormat.QOperator: "qoperator",
+    enums.VitisQuantFormat.QDQ: "vitis-qdq",
+    enums.VitisQuantFormat.FixNeuron: "fix-neuron",
+    enums.VitisQuantFormat.BFPFixNeuron: "extended-qdq",
+    enums.VitisQuantFormat.MXFixNeuron: "extended-qdq",
 }
 _SEVEN_BITS = "weights keep 8 bits. Sessions on CPUs without VNNI compute them exactly with session.x64quantprecision=1"
 _SAME_AS_OPTION = {
@@ -80,13 +66,13 @@ _FIELDS = {
     "reduce_range": noted("reduce_range", _SEVEN_BITS),
     **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
+# Parameters, the field that asks for what they are parameters of, and their default if there is one.
 _SWITCHES: dict[str, tuple[str, Any]] = {
     "FastFinetune": ("include_fast_ft", {"OptimAlgorithm": "adaround"}),
     "SmoothAlpha": ("include_sq", 0.5),
     "AutoMixprecision": ("include_auto_mp", None),
     "MixedPrecisionTensor": ("specific_tensor_precision", None),
 }
-"""Parameters, the field that asks for what they are parameters of, and their default if there is one."""
 
 
 def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
@@ -130,11 +116,14 @@ def _sufficient_opset(recipe: Recipe) -> int | None:
 def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     """Return the recipe whose numbers are Quark's: equalized pair by pair, biases as they are, outputs clipped too.
 
-    Numbers in blocks are rounded between a layer and its activation function as well.
+    Numbers in blocks are rounded between a layer and its activation function as well, and small floats are written in
+    Quark's own operators.
     """
     corrects = recipe.refinement == BiasCorrection() and not options.get("BiasCorrection")
     blocks = recipe.activations is not None and recipe.activations.in_blocks
+    cast = recipe.format == "cast" and not options.get("BF16QDQToCast")
     return recipe.replace(
+        format="extended-qdq" if cast else recipe.format,
         equalize=None if recipe.equalize is None else equalized(Request(recipe)).recipe.equalize,
         refinement=None if corrects else recipe.refinement,
         clip_outputs=True,
@@ -143,8 +132,8 @@ def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
 
 
 _BLOCK_TYPES = {
-    VitisQuantFormat.BFPFixNeuron: ExtendedQuantType.QBFP,
-    VitisQuantFormat.MXFixNeuron: ExtendedQuantType.QMX,
+    enums.VitisQuantFormat.BFPFixNeuron: enums.ExtendedQuantType.QBFP,
+    enums.VitisQuantFormat.MXFixNeuron: enums.ExtendedQuantType.QMX,
 }
 
 
@@ -155,7 +144,7 @@ def _with_block_types(config: QuantizationConfig) -> QuantizationConfig:
         return config
     note(f"quant_format {config.quant_format!r}: activations and weights are {kind}, whatever their types say.")
     return dataclasses.replace(
-        config, activation_type=kind, weight_type=kind, calibrate_method=CalibrationMethod.MinMax
+        config, activation_type=kind, weight_type=kind, calibrate_method=enums.CalibrationMethod.MinMax
     )
 
 
@@ -298,12 +287,12 @@ def _without_unused(config: QuantizationConfig, options: dict[str, Any]) -> dict
     }
 
 
+# Fields that say nothing about numbers: a preset with one of them changed is still that preset.
 _BESIDE_THE_RECIPE = (
     *("input_nodes", "output_nodes", "nodes_to_quantize", "nodes_to_exclude", "execution_providers", "print_summary"),
     *("use_external_data_format", "convert_fp16_to_fp32", "convert_nchw_to_nhwc", "ignore_warnings", "optimize_model"),
     "log_severity_level",
 )
-"""Fields that say nothing about numbers: a preset with one of them changed is still that preset."""
 
 
 def _named(recipe: Recipe, config: QuantizationConfig) -> Recipe:
@@ -335,16 +324,16 @@ def as_quark_writes(preset: Recipe) -> Recipe:
 # -- the newer configuration -------------------------------------------------------------------------------------------
 
 _SPEC_METHODS: dict[Any, dict[Any, Any]] = {
-    ScaleType.Float32: {
-        **{CalibMethod[member.name]: member for member in CalibrationMethod},
-        CalibMethod.LayerwisePercentile: LayerWiseMethod.LayerWisePercentile,
-        CalibMethod.MinMSE: ExtendedCalibrationMethod.MinMSE,
+    enums.ScaleType.Float32: {
+        **{enums.CalibMethod[member.name]: member for member in enums.CalibrationMethod},
+        enums.CalibMethod.LayerwisePercentile: enums.LayerWiseMethod.LayerWisePercentile,
+        enums.CalibMethod.MinMSE: enums.ExtendedCalibrationMethod.MinMSE,
     },
-    ScaleType.PowerOf2: {
-        CalibMethod.MinMax: PowerOfTwoMethod.NonOverflow,
-        CalibMethod.MinMSE: PowerOfTwoMethod.MinMSE,
+    enums.ScaleType.PowerOf2: {
+        enums.CalibMethod.MinMax: enums.PowerOfTwoMethod.NonOverflow,
+        enums.CalibMethod.MinMSE: enums.PowerOfTwoMethod.MinMSE,
     },
-    ScaleType.Int16: {CalibMethod.MinMax: Int16Method.MinMax},
+    enums.ScaleType.Int16: {enums.CalibMethod.MinMax: enums.Int16Method.MinMax},
 }
 
 
@@ -361,16 +350,16 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
         )
     eight_bits = (TYPES["Int8"], TYPES["UInt8"])
     plain = inputs.kind in eight_bits and weight.kind in eight_bits
-    device = plain and weight.kind is TYPES["Int8"] and weight.scale_type == ScaleType.PowerOf2
+    device = plain and weight.kind is TYPES["Int8"] and weight.scale_type == enums.ScaleType.PowerOf2
     parts = [each for each in config.exclude if not isinstance(each, str)]
     older = QuantizationConfig(
         calibrate_method=_method(_calibrating(config, "activations")),
-        quant_format=QuantFormat.QDQ if plain else ExtendedQuantFormat.QDQ,
+        quant_format=enums.QuantFormat.QDQ if plain else enums.ExtendedQuantFormat.QDQ,
         activation_type=inputs.data_type,
         weight_type=weight.data_type,
         nodes_to_exclude=[each for each in config.exclude if isinstance(each, str)],
         subgraphs_to_exclude=[pair for part in parts for pair in ([part] if _is_pair(part) else part)],
-        per_channel=weight.quant_granularity == QuantGranularity.Channel,
+        per_channel=weight.quant_granularity == enums.QuantGranularity.Channel,
         use_external_data_format=config.use_external_data_format,
         include_cle="CLESteps" in algorithms,
         include_sq="SmoothAlpha" in algorithms,
@@ -404,8 +393,8 @@ def _method(spec: QTensorConfig) -> Any:
 def _spec_options(config: QConfig, inputs: QTensorConfig, weight: QTensorConfig) -> dict[str, Any]:
     """Return what the specifications say that the older configuration has as options."""
     options: dict[str, Any] = {"ActivationSymmetric": inputs.symmetric, "WeightSymmetric": weight.symmetric}
-    shifted = weight.scale_type == ScaleType.PowerOf2
-    usual = (inputs.calibration_method,) if shifted else (CalibMethod.MinMax, CalibMethod.Percentile)
+    shifted = weight.scale_type == enums.ScaleType.PowerOf2
+    usual = (inputs.calibration_method,) if shifted else (enums.CalibMethod.MinMax, enums.CalibMethod.Percentile)
     calibrated = _calibrating(config, "weights")
     if calibrated.calibration_method not in usual:
         options["WeightCalibrateMethod"] = _method(calibrated)

@@ -222,8 +222,7 @@ def _store_codes(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], scale:
         set_input(node, index, add_initializer(edit.graph, edit.names.fresh(f"{node.outputs[0].name}_{name}"), array))
 
 
-_WIDER = 257
-"""Steps of 8 bits are so much wider than those of 16 bits over the same range: 65535 / 255."""
+_WIDER = 257  # steps of 8 bits are so much wider than those of 16 bits over the same range: 65535 / 255
 
 
 @dataclass(frozen=True)

@@ -49,18 +49,15 @@ from detent.recipe.recipe import BFLOAT16_OPSET
 
 _FLOAT, _BFLOAT16 = ir.DataType.FLOAT, ir.DataType.BFLOAT16
 _FORMS = ("cast", "simulated", "pure")
-_CAST_OPSET = 13
-"""The opset with which Cast got bfloat16."""
-_CLIP_OPSET = 11
-"""The opset with which the bounds of Clip became inputs."""
+_CAST_OPSET = 13  # the opset with which Cast got bfloat16
+_CLIP_OPSET = 11  # the opset with which the bounds of Clip became inputs
 _TYPE_ATTRIBUTES = ("to", "dtype")
-_CARRIERS = ("If", "Loop", "Scan")
-"""Operators that take any type: the graphs inside decide."""
+_CARRIERS = ("If", "Loop", "Scan")  # operators that take any type: the graphs inside decide
+# Operators whose attributes decide the type of what they make.
 _MAKERS = (
     *("Bernoulli", "BlackmanWindow", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix", "Multinomial"),
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
 )
-"""Operators whose attributes decide the type of what they make."""
 _RUNS_IN_BFLOAT16 = (
     *("Cast", "CastLike", "Concat", "Constant", "Flatten", "Gather", "GatherElements", "GatherND", "Identity"),
     *("Reshape", "ScatterElements", "ScatterND", "Shape", "Sign", "Slice", "Split", "Squeeze", "Transpose"),

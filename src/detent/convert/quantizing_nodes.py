@@ -36,10 +36,8 @@ from detent.qdq.reader import Dequantized, LinearParams, code_range, dequantized
 Array = npt.NDArray[Any]
 _BFLOAT16 = ir.DataType.BFLOAT16
 _HALF = ("bfloat16", "float16")
-_PER_AXIS_OPSET = 13
-"""The opset with which Q/DQ got an axis."""
-_LEAST_OPSET = 7
-"""The oldest opset that onnxruntime takes."""
+_PER_AXIS_OPSET = 13  # the opset with which Q/DQ got an axis
+_LEAST_OPSET = 7  # the oldest opset that onnxruntime takes
 _NOT_CONSTANT = "its scale or zero point is not constant"
 
 
@@ -308,8 +306,8 @@ class ToFloat(NodeStep):
         return _take_out(edit, node, source, rounded, "Cast pair removed")
 
 
+# Operators whose Relu other quantizers leave out: if the zero point is the lowest code, codes hold nothing below 0.
 _ABSORBING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization")
-"""Operators whose Relu other quantizers leave out: if the zero point is the lowest code, codes hold nothing below 0."""
 
 
 def _cuts_below_zero(params: LinearParams) -> bool:

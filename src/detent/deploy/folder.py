@@ -18,10 +18,10 @@ import numpy as np
 from detent.deploy import run_npu
 from detent.device_check.check import check
 from detent.devices.catalog import find_device
-from detent.devices.generations import GENERATIONS, SOFTWARE, Generation
+from detent.devices.device import GENERATIONS, SOFTWARE, Generation
 from detent.emulator.emulator import Emulator
 from detent.errors import ModelError, UsageError, nearest
-from detent.execute.output_folder import new_folder
+from detent.execute.inference import new_folder
 from detent.graph.load import files_of, load
 from detent.graph.session import Runner
 from detent.observe.preprocess import PreprocessOptions
@@ -30,10 +30,9 @@ from detent.observe.sources import input_specs, open_source
 from detent.results import Result
 from detent.results.checked import DeviceCheck
 
+# Percent of the largest answer that the device may differ by: more where its rounding was not measured.
 TOLERANCE = {"dpu": 1.0, "half-even": 5.0}
-"""Percent of the largest answer that the device may differ by: more where its rounding was not measured."""
-CRASHES = ("LSTM", "GRU", "If", "Loop")
-"""Operators that ended the process when a session was made."""
+CRASHES = ("LSTM", "GRU", "If", "Loop")  # operators that ended the process when a session was made
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from detent.device_check.ep_nodes import counted_nodes
+from detent.device_check.ep_report import counted_nodes
 from detent.device_check.network import (
     CheckedNetwork,
     drop_device_factors,
@@ -31,9 +32,12 @@ from detent.device_check.rules import apply_rules, listed, of_model
 from detent.devices.catalog import DEVICES, device_of, find_device
 from detent.devices.device import Device
 from detent.errors import ModelError, UsageError
-from detent.graph.load import ModelLike, name_of, read, read_proto, stored_bytes
+from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored_bytes
+from detent.graph.runtime import onnxruntime
 from detent.graph.save import PROTOBUF_LIMIT
+from detent.graph.session import RUNTIME_ERRORS, first_line
 from detent.graph.values import read_values
+from detent.observe.sources import input_specs
 from detent.plan.mixed import arrange
 from detent.plan.postprocessing import find_postprocessing
 from detent.plan.select import Selection
@@ -41,20 +45,10 @@ from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
 from detent.qdq.float_network import read_codes
 from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe
-from detent.results.checked import (
-    DECODES,
-    MODEL,
-    CostEstimate,
-    DeviceCheck,
-    Finding,
-    Level,
-    NodePlace,
-    Placement,
-    Verdict,
-)
+from detent.results import checked
 
 _DECODES = (
-    DECODES,
+    checked.DECODES,
     "boxes and scores have no grid in common, so this part is computed in float, on the CPU",
     "nothing; `detent quantize --postprocessing cut` puts it into a file of its own",
 )
@@ -64,7 +58,7 @@ _FLOAT_TAIL = "on Phoenix and Hawk Point one float tail keeps every node off the
 _CUT = "`detent quantize --postprocessing cut` puts it into a file of its own; with --device phx it is cut by itself"
 
 
-def check(model: ModelLike, target: str = "npu-xint8") -> DeviceCheck:
+def check(model: ModelLike, target: str = "npu-xint8") -> checked.DeviceCheck:
     """Check a float or quantized model for a device: npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu."""
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
     device = find_device(target, *_activations_of(proto))
@@ -92,7 +86,7 @@ def _activations_of(proto: onnx.ModelProto) -> tuple[str, bool]:
     return next((name for kind, name in wide.items() if kind in kinds), "uint8" if names else ""), shifted
 
 
-def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[Finding]:
+def _check_file(proto: onnx.ModelProto, size: int) -> Iterator[checked.Finding]:
     """Find what reading a file mends: names that are not unique, nodes out of order; and its size."""
     names = Counter(node.name for node in proto.graph.node if node.name)
     twice = [name for name, count in names.items() if count > 1]
@@ -140,9 +134,9 @@ def check_graph(
     model: ir.Model,
     device: Device,
     source: str,
-    known: Sequence[Finding] = (),
+    known: Sequence[checked.Finding] = (),
     reasons: Mapping[str, str] | None = None,
-) -> DeviceCheck:
+) -> checked.DeviceCheck:
     """Check a model in memory, which stays as it is.
 
     `known` are findings that come first; `reasons` say why nodes were left float on purpose.
@@ -175,7 +169,7 @@ def check_graph(
     return _conclude(network, source, [*known, *findings], copy if network.quantized else None)
 
 
-def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str) -> DeviceCheck:
+def check_prepared(model: ir.Model, device: Device, recipe: Recipe, source: str) -> checked.DeviceCheck:
     """Check a prepared float model as it will be once it is quantized with a recipe."""
     copy = model.clone()
     if device.shifts:
@@ -197,8 +191,8 @@ def _has_codes(model: ir.Model, found: bool) -> bool:
 
 
 def _check_quantized_later(
-    copy: ir.Model, device: Device, source: str, before: Sequence[Finding]
-) -> tuple[CheckedNetwork, list[Finding]]:
+    copy: ir.Model, device: Device, source: str, before: Sequence[checked.Finding]
+) -> tuple[CheckedNetwork, list[checked.Finding]]:
     """Return the network as it will be once it is quantized, and the findings about it then."""
     network, changes, failed = quantized_later(copy, device, source)
     if failed:
@@ -208,8 +202,8 @@ def _check_quantized_later(
 
 
 def _conclude(
-    network: CheckedNetwork, source: str, findings: Sequence[Finding], file: ir.Model | None = None
-) -> DeviceCheck:
+    network: CheckedNetwork, source: str, findings: Sequence[checked.Finding], file: ir.Model | None = None
+) -> checked.DeviceCheck:
     """Place the nodes and give the verdict. `file` is the quantized model with its Q/DQ pairs, to count these too."""
     refused = {finding.node for finding in findings if finding.level == "error"}
     findings = _with_whole_rejection(network, _excuse_postprocessing(network, findings))
@@ -224,7 +218,7 @@ def _conclude(
         nodes = counted_nodes(file, taken, {place.node for place in places})
         counted = (sum(node.on_device for node in nodes), len(nodes))
     subgraphs = len({place.subgraph for place in device})
-    return DeviceCheck(
+    return checked.DeviceCheck(
         target=network.device.name,
         source=source,
         quantized=network.quantized,
@@ -242,23 +236,25 @@ def _conclude(
     )
 
 
-def _cost(device: Device, macs: int | None, counted: tuple[int, int] | None, subgraphs: int) -> CostEstimate | None:
+def _cost(
+    device: Device, macs: int | None, counted: tuple[int, int] | None, subgraphs: int
+) -> checked.CostEstimate | None:
     """Estimate the time on the device; None if nothing runs there or nothing is known."""
     if device.generation is None or macs is None or counted is None or not counted[0]:
         return None
     model = device.generation.cost
     time = model.base + model.per_gmac * macs / 1e9 + model.per_node * counted[0] + model.per_cut * (subgraphs - 1)
-    return CostEstimate(time, model.error, model.source)
+    return checked.CostEstimate(time, model.error, model.source)
 
 
-def _with_whole_rejection(network: CheckedNetwork, findings: list[Finding]) -> list[Finding]:
+def _with_whole_rejection(network: CheckedNetwork, findings: list[checked.Finding]) -> list[checked.Finding]:
     """Put what keeps the whole model off the device before all other findings."""
-    whole = next((finding for finding in findings if finding.whole and finding.node != MODEL), None)
+    whole = next((finding for finding in findings if finding.whole and finding.node != checked.MODEL), None)
     if whole is None:
         return findings
-    summed = Finding(
+    summed = checked.Finding(
         "error",
-        MODEL,
+        checked.MODEL,
         "",
         f"{whole.op_type} '{whole.node}' is likely to keep all of it off the device",
         f"{network.device.name} was seen to reject whole graphs for one such node: {whole.what}",
@@ -268,7 +264,7 @@ def _with_whole_rejection(network: CheckedNetwork, findings: list[Finding]) -> l
     return [summed, *findings]
 
 
-def _excuse_postprocessing(network: CheckedNetwork, findings: Sequence[Finding]) -> list[Finding]:
+def _excuse_postprocessing(network: CheckedNetwork, findings: Sequence[checked.Finding]) -> list[checked.Finding]:
     """Make notes of findings about float nodes that decode detections: they are meant for the CPU."""
     found = find_postprocessing(network.model.graph)
     if found is None or not network.device.integers:
@@ -279,24 +275,24 @@ def _excuse_postprocessing(network: CheckedNetwork, findings: Sequence[Finding])
     refused = {
         finding.node: finding.op_type for finding in findings if finding.level == "error" and finding.node in left
     }
-    notes = [Finding("note", name, op_type, *_DECODES) for name, op_type in refused.items()]
+    notes = [checked.Finding("note", name, op_type, *_DECODES) for name, op_type in refused.items()]
     others = [finding for finding in findings if finding.node not in refused]
     device = network.device
     if not refused or (device.generation is not None and not device.all_or_nothing) or not device.shifts:
         return [*others, *notes]
-    level: Level = "error" if device.all_or_nothing else "warning"
+    level: checked.Level = "error" if device.all_or_nothing else "warning"
     tail = f"its post-processing is float: {len(left)} nodes from '{found.starts[0]}' on"
     return [of_model(level, tail, _FLOAT_TAIL, _CUT), *others, *notes]
 
 
-def _verdict(findings: Sequence[Finding], anything: bool) -> Verdict:
+def _verdict(findings: Sequence[checked.Finding], anything: bool) -> checked.Verdict:
     errors = [finding for finding in findings if finding.level == "error"]
     if not errors:
         return "accepted"
     return "partly" if anything and all(finding.node for finding in errors) else "rejected"
 
 
-def _places(network: CheckedNetwork, on_device: Collection[str]) -> list[NodePlace]:
+def _places(network: CheckedNetwork, on_device: Collection[str]) -> list[checked.NodePlace]:
     """Return every node with the subgraph that it is in. Nodes that compute nothing go with those before them."""
     nodes = [node for node in network.model.graph if node not in network.folded]
     placed = {*on_device, *(str(node.name) for node in nodes if is_neutral(node) and on_device)}
@@ -308,7 +304,8 @@ def _places(network: CheckedNetwork, on_device: Collection[str]) -> list[NodePla
             number = 1 + max(numbers.values(), default=0)
             numbers.update(dict.fromkeys(region.nodes, number))
     return [
-        NodePlace(str(node.name), node.op_type, numbers.get(str(node.name)), macs_of(node)) for node in network.nodes
+        checked.NodePlace(str(node.name), node.op_type, numbers.get(str(node.name)), macs_of(node))
+        for node in network.nodes
     ]
 
 
@@ -319,12 +316,12 @@ def _sources(node: ir.Node, known: Collection[str]) -> list[str]:
     return [name for name in names if name in known and name != str(node.name)]
 
 
-def _sum(places: Sequence[NodePlace]) -> int | None:
+def _sum(places: Sequence[checked.NodePlace]) -> int | None:
     numbers = [place.macs for place in places]
     return None if None in numbers else sum(number for number in numbers if number is not None)
 
 
-def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Placement | None:
+def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> checked.Placement | None:
     """Compare how much of a prepared float model runs on the device with two recipes for the same device.
 
     They differ in what they leave float. Return None if the device computes no integers, or if nothing at all would be
@@ -335,6 +332,25 @@ def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> Pl
         return None
     as_it_is = check_prepared(model, device, before, source)
     try:
-        return Placement(as_it_is, check_prepared(model, device, after, source))
+        return checked.Placement(as_it_is, check_prepared(model, device, after, source))
     except ModelError:  # there is no node to quantize
         return None
+
+
+RUNS = 20
+
+
+def cpu_milliseconds(model: Path) -> float:
+    """Return the fastest of some inferences in onnxruntime with all cores, as an application would run it."""
+    try:
+        session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    except RUNTIME_ERRORS as error:
+        raise ModelError(f"onnxruntime cannot load {model}: {first_line(str(error))}") from error
+    shapes = {spec.name: ([size or 1 for size in spec.shape], spec.dtype) for spec in input_specs(load(model))}
+    feeds = {name: np.ones(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    seconds = []
+    for _ in range(RUNS):
+        start = perf_counter()
+        session.run(None, feeds)
+        seconds.append(perf_counter() - start)
+    return 1000 * min(seconds)

@@ -19,17 +19,9 @@ import onnx_ir as ir
 
 from detent.devices.device import Device
 from detent.errors import DetentError
+from detent.graph import values
 from detent.graph.load import MINIMUM_OPSET
 from detent.graph.opset import raise_opset
-from detent.graph.values import (
-    constant_scalar,
-    is_constant,
-    is_standard,
-    remove_node,
-    static_shape,
-    take_over,
-    tensor_of,
-)
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.interface import Params
 from detent.plan.layout import Decision, Layout, Role, Site, bias_input, data_inputs
@@ -46,8 +38,7 @@ from detent.recipe.file import find_recipe
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.results.checked import MODEL, Finding
 
-_NEUTRAL = ("Identity", "Dropout")
-"""Gone before anything is computed: a conversion between codes, or nothing at all."""
+_NEUTRAL = ("Identity", "Dropout")  # gone before anything is computed: a conversion between codes, or nothing at all
 _ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
 _CORRECTED = ("AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean")
 _CLOSE_TO_ONE = 0.05
@@ -75,8 +66,8 @@ class CheckedNetwork:
         found: set[ir.Node] = set()
         for node in self.model.graph:
             present = [value for value in node.inputs if value is not None]
-            known = is_standard(node, "Shape", "Size") and all(is_fixed(value) for value in present)
-            if known or all(tensor_of(value) is not None or value.producer() in found for value in present):
+            known = values.is_standard(node, "Shape", "Size") and all(is_fixed(value) for value in present)
+            if known or all(values.tensor_of(value) is not None or value.producer() in found for value in present):
                 found.add(node)
         return frozenset(found)
 
@@ -88,7 +79,7 @@ class CheckedNetwork:
     @cached_property
     def open_inputs(self) -> list[ir.Value]:
         """Return the inputs with a size that is not fixed, other than the batch."""
-        shapes = {value: static_shape(value) for value in self.model.graph.inputs}
+        shapes = {value: values.static_shape(value) for value in self.model.graph.inputs}
         return [value for value, shape in shapes.items() if shape is None or None in shape[1:]]
 
     @cached_property
@@ -117,7 +108,7 @@ class CheckedNetwork:
         """Yield the float data of a node that has no codes, with what it is to the node; fused edges need none."""
         for value in data_inputs(node):
             if not self.is_coded(value) and not _is_inside(value, node) and value.producer() not in self.folded:
-                yield ("constant" if is_constant(value) else "input"), value
+                yield ("constant" if values.is_constant(value) else "input"), value
         for value in node.outputs:
             if not value.name or value.dtype != ir.DataType.FLOAT or self.is_coded(value):
                 continue
@@ -132,7 +123,7 @@ class CheckedNetwork:
             codes = None if value is None else self.codes.get(str(value.name))
             if value is None or codes is None:
                 continue
-            role = "biases" if value is bias else "weights" if is_constant(value) else "activations"
+            role = "biases" if value is bias else "weights" if values.is_constant(value) else "activations"
             yield role, value, codes
 
     def plan(self) -> Plan:
@@ -156,7 +147,7 @@ class CheckedNetwork:
 
 def is_neutral(node: ir.Node) -> bool:
     """Return whether a node computes nothing."""
-    return is_standard(node, *_NEUTRAL)
+    return values.is_standard(node, *_NEUTRAL)
 
 
 def _is_inside(value: ir.Value, consumer: ir.Node) -> bool:
@@ -173,7 +164,7 @@ def _is_inside(value: ir.Value, consumer: ir.Node) -> bool:
 
 def is_fixed(value: ir.Value) -> bool:
     """Return whether every size of a value is known."""
-    shape = static_shape(value)
+    shape = values.static_shape(value)
     return shape is not None and None not in shape
 
 
@@ -182,19 +173,19 @@ def drop_device_factors(model: ir.Model, coded: Collection[str]) -> None:
     for node in tuple(model.graph):
         source = node.inputs[0] if _is_factor(node, coded) else None
         if source is not None:
-            take_over(node.outputs[0], source)  # under the product's name, which is the one that has codes
-            remove_node(model.graph, node)
+            values.take_over(node.outputs[0], source)  # under the product's name, which is the one that has codes
+            values.remove_node(model.graph, node)
 
 
 def _is_factor(node: ir.Node, coded: Collection[str]) -> bool:
-    if not is_standard(node, "Mul"):
+    if not values.is_standard(node, "Mul"):
         return False
     source, factor = node.inputs[0], node.inputs[1]
     if source is None or factor is None or str(factor.name) in coded or str(source.name) in coded:
         return False
-    producer, number = source.producer(), constant_scalar(node, 1)
+    producer, number = source.producer(), values.constant_scalar(node, 1)
     close = number is not None and abs(number - 1.0) < _CLOSE_TO_ONE
-    return close and producer is not None and is_standard(producer, *_CORRECTED) and len(source.uses()) == 1
+    return close and producer is not None and values.is_standard(producer, *_CORRECTED) and len(source.uses()) == 1
 
 
 def quantized_later(model: ir.Model, device: Device, source: str) -> tuple[CheckedNetwork, list[Change], list[Finding]]:

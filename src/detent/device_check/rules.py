@@ -22,8 +22,7 @@ import onnx_ir as ir
 from detent.device_check.network import CheckedNetwork, is_fixed
 from detent.device_check.partition import macs_of
 from detent.devices.catalog import DEVICES
-from detent.devices.device import Device
-from detent.devices.generations import LEFT_BY_ALL
+from detent.devices.device import LEFT_BY_ALL, Device
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_constant, is_standard, rank, static_shape
 from detent.plan.layout import bias_input

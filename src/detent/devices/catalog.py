@@ -17,8 +17,7 @@ from typing import TypeVar
 
 from detent.devices import rewrites
 from detent.devices.constraints import CONCATS, SHIFTS
-from detent.devices.device import Device, dtype_of, instead_of_shifts
-from detent.devices.generations import GENERATIONS, LEFT_BY_ALL, Generation
+from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, dtype_of, instead_of_shifts
 from detent.errors import UsageError, nearest
 from detent.prepare import (
     LEAVABLE,
@@ -148,8 +147,8 @@ DEVICES: Mapping[str, Device] = {
     )
 }
 
+# Other names of devices. One that stands for several means the first that stores the activations as they are.
 ALIASES: Mapping[str, tuple[str, ...]] = {"npu-cnn": (_XINT8,), "npu-float-scale": (_A8W8, _A16W8)}
-"""Other names of devices. One that stands for several means the first that stores the activations as they are."""
 
 
 def find_device(name: str, activations: str = "", shifted: bool = True) -> Device:
@@ -190,8 +189,8 @@ def device_of(recipe: Recipe) -> Device:
     return find_device(recipe.target, dtype_of(recipe.activations), shifted)
 
 
+# Rewrites that no device asks for by itself: a recipe names them in `also`.
 OPTIONAL: Mapping[str, type[OperatorPass]] = {step.step(): step for step in (rewrites.ClipToRelu, rewrites.WholeClip)}
-"""Rewrites that no device asks for by itself: a recipe names them in `also`."""
 
 
 def with_steps(device: Device, recipe: Recipe) -> Device:

@@ -87,8 +87,8 @@ class Constraints:
 UNCONSTRAINED = Constraints()
 
 
+# Moves what has to move around one node; returns the very plan that it was given if nothing has to.
 Rule = Callable[[ir.Node, Plan], Plan]
-"""Moves what has to move around one node; returns the very plan that it was given if nothing has to."""
 
 
 @dataclass(frozen=True)

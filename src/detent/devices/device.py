@@ -1,4 +1,7 @@
-"""What a device is to Detent: one frozen value that quantizing and checking read.
+"""A device as one frozen value, which quantizing and checking read, and the generations of Ryzen AI devices.
+
+Confidence of a fact, the strongest first: measured (on a device, by a third party), log (of the vendor's own runs),
+documented, staff (said in a thread), user (reported, not checked), inferred (here, from the others).
 
 | who reads it | what it reads                                                                              |
 | ------------ | ------------------------------------------------------------------------------------------ |
@@ -12,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import onnx_ir as ir
 
 from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
-from detent.devices.generations import Generation
 from detent.errors import UsageError
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
@@ -25,6 +28,194 @@ from detent.plan.plan import Plan
 from detent.prepare import Pass
 from detent.prepare.base import OperatorPass
 from detent.recipe import Recipe
+
+Confidence = Literal["measured", "log", "documented", "staff", "user", "inferred"]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that is known about a device."""
+
+    about: str
+    what: str
+    source: str
+    confidence: Confidence
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Milliseconds of one inference: base + per_gmac * GMAC + per_node * nodes in the EP's report + per_cut * cuts.
+
+    `error` is the largest relative error on the networks that it was fitted to, or the doubt that it is given.
+    """
+
+    base: float
+    per_gmac: float
+    per_node: float
+    per_cut: float
+    error: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A generation of devices.
+
+    `flows` are the ways of running a model that it has, by the names of `catalog`, the first for want of another.
+    `left` are operators that run on the CPU, and `left_shifted` those that do in models with power-of-two scales.
+    `whole`: a node that is not taken may keep all others off the device, too. `rounding` is that of its shifts.
+    `target` is the compiler, as the session option of that name has it.
+    """
+
+    name: str
+    chips: str
+    target: str
+    rounding: DeviceRounding
+    flows: tuple[str, ...]
+    facts: tuple[Fact, ...]
+    whole: bool = False
+    left: Mapping[str, str]
+    left_shifted: Mapping[str, str]
+    miscompiles_depthwise: bool = False
+    cost: CostModel
+    needs_overlay: bool = False
+    last_software: str = "1.8"
+
+
+PROBES = "ryzen-ai-xdna1-quantization, docs/BENCHMARKS.md"
+LOGS = "RyzenAI-SW, CNN-examples/quark_quantization/models/*.log"
+PAGES = "Ryzen AI documentation"
+HALO_PROBES = "onnxsim, pull requests 1401, 1404 and 1423"
+THREADS = "RyzenAI-SW issues"
+
+_NORM = "norms were seen on the CPU on every generation"
+# Operators that the published lists have, and that devices were seen to leave to the CPU.
+LEFT_BY_ALL = {
+    "LayerNormalization": _NORM,
+    "InstanceNormalization": _NORM,
+    "GroupNormalization": _NORM,
+    "Softmax": "a Softmax was seen on the CPU on every generation",
+    "Einsum": "an Einsum was seen on the CPU on every generation",
+}
+
+_PHOENIX_COST = CostModel(
+    1.43, 0.57, 0.0031, 1.8, 0.18, "fit to ten networks measured on Phoenix (ResNet, YOLOv8, MobileNetV2, ...)"
+)
+_STRIX_COST = CostModel(
+    1.43, 0.57, 0.0031, 1.8, 0.5, "Phoenix's fit; of Strix only ResNet50 is published, 5.24 ms as on Phoenix"
+)
+
+_PHOENIX_FACTS = (
+    Fact("formats", "XINT8 only; A8W8 and A16W8 run on the CPU with every node", PROBES, "measured"),
+    Fact("compiler", "X1, with the overlay 4x4.xclbin", PAGES, "documented"),
+    Fact("software", "1.7.1 is the last that brings an overlay; 1.8 has none", f"{THREADS} 400, 396, 389", "measured"),
+    Fact("rounding", "half up at the output of a layer, the bias unrounded in the sum", PROBES, "measured"),
+    Fact("rounding", "needs xlnx_enable_py3_round 0 since 1.7", f"{THREADS} 373, 376, 350", "user"),
+    Fact("scales", "one power of two for each tensor; others are placed and wrong", PROBES, "measured"),
+    Fact("scales", "a weight with several scales rejects the whole graph", PROBES, "measured"),
+    Fact(
+        "bias",
+        "int8 with a scale of its own; int32 in the unit of products is wrong",
+        PROBES,
+        "measured",
+    ),
+    Fact("shifts", "0 <= weight + input - output position <= 16, or the graph runs on the CPU", PROBES, "measured"),
+    Fact("Q/DQ", "those of com.microsoft reject the whole graph", PROBES, "measured"),
+    Fact("batch", "1; of more, only the first sample is computed, silently", f"{THREADS} 401", "measured"),
+    Fact("rank", "tensors of rank 5 run on the CPU", PROBES, "measured"),
+    Fact("float", "a float tail (YOLOv8's decoding) rejects the whole graph: 0 of 965 nodes", PROBES, "measured"),
+    Fact("operators", "Sigmoid becomes HardSigmoid, which is taken", PROBES, "measured"),
+    Fact("operators", "attention, mid-graph Reshape and InstanceNorm rejected whole graphs", PROBES, "measured"),
+    Fact("operators", "PRelu runs on the CPU, and so does a linear Resize with align_corners", PROBES, "measured"),
+    Fact("opset", "17 with IR version 8 is what was measured; 17 is advised", f"{PROBES}; {PAGES}", "documented"),
+    Fact("miscompile", "a large activation alive across hundreds of nodes is wrong (BiSeNetV2)", PROBES, "measured"),
+    Fact("cost", "1.43 ms + 0.57 per GMAC + 0.0031 per node; 1.4 to 2.2 for each further subgraph", PROBES, "inferred"),
+)
+_STRIX_FACTS = (
+    Fact("formats", "XINT8, A8W8 and A16W8; bfloat16 from a float32 file", LOGS, "log"),
+    Fact("compiler", "X2 since 1.6 (X1 can be chosen); VAIML for bfloat16", PAGES, "documented"),
+    Fact("operators", "X2 does not take XINT8's HardSigmoid: EfficientNet-B0 falls into 66 pieces", LOGS, "inferred"),
+    Fact("operators", "Reshape and Transpose in mid-graph run on the CPU (ShuffleNetV2)", LOGS, "log"),
+    Fact("operators", "norms, Softmax and data movement alone run on the CPU", HALO_PROBES, "measured"),
+    Fact("operators", "attention and Gather of BERT run on the CPU", "winml-cli issue 430", "measured"),
+    Fact("rounding", "half to even: a quantized Conv answered as the CPU, to the bit", HALO_PROBES, "inferred"),
+    Fact("miscompile", "depthwise networks answered at random with the X2 of 1.6; not tested since", LOGS, "log"),
+    Fact("miscompile", "bfloat16 with several outputs, or with trained PRelu", f"{THREADS} 369, 390", "measured"),
+    Fact("crash", "a Conv without its five attributes aborts the process", HALO_PROBES, "measured"),
+    Fact("crash", "LSTM, and If on data-dependent shapes, end the process", HALO_PROBES, "measured"),
+    Fact("batch", "1 is documented; larger ones give an error", f"{THREADS} 309", "user"),
+    Fact("opset", "17 is advised", PAGES, "documented"),
+    Fact("cost", "ResNet50 in XINT8 takes 5.24 ms; no fit is known", LOGS, "log"),
+)
+_LEFT_BY_PHOENIX = {
+    **LEFT_BY_ALL,
+    "PRelu": "all PRelu of a network ran on the CPU, with the layers before them",
+}
+_LEFT_BY_X2 = {"HardSigmoid": "Strix's compiler does not take the HardSigmoid of XINT8 models"}
+
+
+def _phoenix(name: str, chips: str) -> Generation:
+    return Generation(
+        name=name,
+        chips=chips,
+        target="X1",
+        rounding="dpu",
+        flows=("npu-xint8",),
+        facts=_PHOENIX_FACTS,
+        whole=True,
+        left=_LEFT_BY_PHOENIX,
+        left_shifted={},
+        cost=_PHOENIX_COST,
+        needs_overlay=True,
+        last_software="1.7",
+    )
+
+
+def _strix(name: str, chips: str) -> Generation:
+    return Generation(
+        name=name,
+        chips=chips,
+        target="X2",
+        rounding="half-even",
+        flows=("npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16"),
+        facts=_STRIX_FACTS,
+        left=LEFT_BY_ALL,
+        left_shifted=_LEFT_BY_X2,
+        miscompiles_depthwise=True,
+        cost=_STRIX_COST,
+    )
+
+
+GENERATIONS: Mapping[str, Generation] = {
+    each.name: each
+    for each in (
+        _phoenix("phx", "Phoenix: Ryzen 7040, 8700G; XDNA1"),
+        _phoenix("hpt", "Hawk Point: Ryzen 8040; XDNA1, taken to be as Phoenix"),
+        _strix("stx", "Strix Point: Ryzen AI 300; XDNA2"),
+        _strix("krk", "Krackan Point: Ryzen AI 300; XDNA2, taken to be as Strix"),
+        _strix("strix-halo", "Strix Halo: Ryzen AI Max; XDNA2"),
+    )
+}
+SOFTWARE = ("1.6", "1.7", "1.8")  # the versions of Ryzen AI Software whose differences are known
+
+_ATTENTION = frozenset(("LayerNormalization", "Softmax", "Einsum", "Gelu", "Erf", "SkipLayerNormalization"))
+_SIGMOIDS = frozenset(("Sigmoid", "HardSigmoid", "HardSwish", "Swish"))
+
+
+def recipe_for(generation: Generation, operators: frozenset[str]) -> tuple[str, str]:
+    """Return the recipe for a model with these operators on a generation, and why."""
+    if generation.flows == ("npu-xint8",):
+        return "XINT8", f"it is the only one that {generation.name} takes"
+    attention = operators & _ATTENTION
+    if {"MatMul", "Gemm"} & operators and len(attention) > 1 and "Conv" not in operators:
+        return "A16W8", f"the model is a transformer ({', '.join(sorted(attention))}), which 8-bit activations harm"
+    sigmoids = operators & _SIGMOIDS
+    if sigmoids:
+        return (
+            "A8W8",
+            f"{generation.name} leaves the HardSigmoid of XINT8 to the CPU, and the model has {min(sigmoids)}",
+        )
+    return "XINT8", f"{generation.name} takes it, and the model has no Sigmoid, which it would leave to the CPU"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,7 @@ from detent.qdq.families import MICROSOFT, is_native_dequantize, is_native_quant
 from detent.qdq.reader import LinearParams, code_range, dequantized, params_of
 
 EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
-CLIPS_CODES = 12
-"""The opset from which Clip and MaxPool take 8-bit integers."""
+CLIPS_CODES = 12  # the opset from which Clip and MaxPool take 8-bit integers
 
 
 class DeclinedError(Exception):

@@ -69,8 +69,8 @@ from detent.qdq.reader import dequantized
 
 Rule = Callable[[CodedNode], Operation]
 
+# A unit is the product of two float32 scales, rounded itself when it was written as the scale of a bias.
 FLOAT32_ROUNDING = 2.0**-22
-"""A unit is the product of two float32 scales, rounded itself when it was written as the scale of a bias."""
 
 CONV_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
@@ -257,11 +257,10 @@ def _of_one(coded: CodedNode, op_type: str, attributes: list[ir.Attr] | None = N
     return Operation(op_type, [*coded.like_result(0).operands, *coded.result.grid.operands], attributes or ())
 
 
+# Operators that answer with a shape or an index, and the opset from which they take codes.
 READS = {"Shape": 1, "Size": 1, "ArgMax": 13}
-"""Operators that answer with a shape or an index, and the opset from which they take codes."""
 
-PADS_AT_RUNTIME = 11
-"""The opset from which the pads and sizes of Pad and Resize are inputs."""
+PADS_AT_RUNTIME = 11  # the opset from which the pads and sizes of Pad and Resize are inputs
 
 
 def move(coded: CodedNode) -> Operation:
@@ -316,6 +315,7 @@ def _source(coded: CodedNode) -> CodedInput:
     return source
 
 
+# The rule of every operator that has one.
 RULES: Mapping[str, Rule] = {
     "Conv": conv,
     "MatMul": matmul,
@@ -337,7 +337,6 @@ RULES: Mapping[str, Rule] = {
     "Pad": pad,
     **dict.fromkeys(MOVES_CODES, move),
 }
-"""The rule of every operator that has one."""
 
 
 def rule_of(node: ir.Node) -> Rule:

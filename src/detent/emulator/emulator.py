@@ -27,8 +27,7 @@ from detent.devices.device import dtype_of, instead_of_shifts, role_formats
 from detent.emulator.fixed import grid_of
 from detent.emulator.program import compile_program
 from detent.errors import UsageError, nearest
-from detent.execute.inference import Batch, map_in_order, named_batches
-from detent.execute.output_folder import OutputFolder, new_folder
+from detent.execute.inference import Batch, OutputFolder, map_in_order, named_batches, new_folder
 from detent.graph.load import ModelLike, load, name_of
 from detent.graph.session import Feeds, Runner
 from detent.numerics.codec import DeviceRounding, check_device_rounding

@@ -38,8 +38,8 @@ NARROW_LIMIT = 1 << 24
 WIDE_LIMIT = 1 << 53
 INT32_LOW, INT32_HIGH = -(1 << 31), (1 << 31) - 1
 
+# No device shifts this far: positions so far apart are a fault of the file, and would leave float64 at once.
 FARTHEST_SHIFT = 40
-"""No device shifts this far: positions so far apart are a fault of the file, and would leave float64 at once."""
 
 
 class NotIntegerError(Exception):

@@ -227,8 +227,8 @@ def matmul(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     ).checked()
 
 
+# A whole number below it is found again by rounding after a division and a multiplication, each off by 2^-24.
 _RECOVERABLE = 1 << 22
-"""A whole number below it is found again by rounding after a division and a multiplication, each off by 2^-24."""
 
 
 def move(builder: ProgramBuilder, node: ir.Node) -> list[Fixed]:

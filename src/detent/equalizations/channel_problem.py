@@ -24,8 +24,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Variables = npt.NDArray[np.int64]
 
-FIXED = -1
-"""The variable of channels that keep their factor. As an index it is the last one, where `pad` puts a 0."""
+FIXED = -1  # the variable of channels that keep their factor. As an index it is the last one, where `pad` puts a 0.
 
 FARTHEST = 5.0  # the logarithm of the largest factor up or down: a channel that needs more is all but dead
 CEILING_ROOM = 1.25  # how much larger than all that was observed a value may be without meeting a Clip

@@ -32,8 +32,7 @@ from detent.equalizations.channel_problem import (
 from detent.errors import UsageError
 
 UNTIL_CONVERGED = -1
-MOST_STEPS = 1000
-"""When it should end by itself."""
+MOST_STEPS = 1000  # when it should end by itself
 
 
 @dataclass(frozen=True)

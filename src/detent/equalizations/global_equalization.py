@@ -57,13 +57,11 @@ LEAST_SHARE = 1e-3  # of the largest channel: a channel below it counts as if it
 NORM = 24.0
 CODES = 127.0
 
-CANDIDATES = 32
-"""Levels that are tried between two powers of two."""
+CANDIDATES = 32  # levels that are tried between two powers of two
 
 ROUNDS = 10
 EXACT = 1e-9
-KEPT = -1
-"""The level of channels that stay where they are."""
+KEPT = -1  # the level of channels that stay where they are
 
 Function = Callable[[Floats], tuple[float, Floats]]
 MEMORY = 10

@@ -35,21 +35,11 @@ import onnx_ir as ir
 from detent.equalizations.channel_problem import ChannelMoments, Floats
 from detent.equalize.equalize import observe_channels
 from detent.errors import UsageError
-from detent.graph.values import (
-    Names,
-    add_initializer,
-    constant,
-    input_at,
-    is_constant,
-    is_standard,
-    rank,
-    sole_use,
-    why_not_sole,
-)
+from detent.graph import values
 from detent.observe.samples import PendingSample
 
+# Of the largest channel: a smaller one counts as this much, or what calibration hardly saw would be scaled up.
 LEAST_SHARE = 1e-3
-"""Of the largest channel: a smaller one counts as this much, or what calibration hardly saw would be scaled up."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +135,15 @@ def _groups(graph: ir.Graph) -> list[_Group]:
     """Return the layers with a constant weight, by the value that they read."""
     found: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
-        source = input_at(node, 0)
-        if source is not None and not is_constant(source) and _row_axis(node) is not None:
+        source = values.input_at(node, 0)
+        if source is not None and not values.is_constant(source) and _row_axis(node) is not None:
             found.setdefault(source, []).append(node)
     return [_Group(source, tuple(layers)) for source, layers in found.items()]
 
 
 def _row_axis(node: ir.Node) -> int | None:
     """Return the axis of a layer's weight that its input's channels meet; None if the node is not such a layer."""
-    weight = constant(input_at(node, 1)) if is_standard(node, "MatMul", "Gemm") else None
+    weight = values.constant(values.input_at(node, 1)) if values.is_standard(node, "MatMul", "Gemm") else None
     if weight is None or weight.dtype != np.float32 or weight.ndim < 2:
         return None
     if node.op_type == "Gemm":
@@ -164,7 +154,7 @@ def _row_axis(node: ir.Node) -> int | None:
 
 def _rows(node: ir.Node) -> Floats:
     """Return the weight of a layer with a row for each channel of its input."""
-    weight, axis = constant(node.inputs[1]), _row_axis(node)
+    weight, axis = values.constant(node.inputs[1]), _row_axis(node)
     assert weight is not None and axis is not None, "a group holds layers"
     rows = np.moveaxis(weight.astype(np.float64), axis, 0)
     return rows.reshape(rows.shape[0], -1)
@@ -241,7 +231,7 @@ class _Editor:
 
     def __init__(self, model: ir.Model, insert: bool) -> None:
         self._graph = model.graph
-        self._names = Names(model)
+        self._names = values.Names(model)
         self._insert = insert
         self.inserted = 0
 
@@ -283,7 +273,9 @@ class _Editor:
     def _multiply(self, source: ir.Value, factors: Floats, readers: Sequence[tuple[ir.Node, int]]) -> None:
         """Let `readers` read the value times the factors."""
         stem = self._names.fresh(f"{source.name}/smooth")
-        constant_value = add_initializer(self._graph, self._names.fresh(f"{stem}/factors"), factors.astype(np.float32))
+        constant_value = values.add_initializer(
+            self._graph, self._names.fresh(f"{stem}/factors"), factors.astype(np.float32)
+        )
         node = ir.node("Mul", [source, constant_value], name=stem)
         result = node.outputs[0]
         result.name, result.type, result.shape = self._names.fresh(f"{stem}/result"), source.type, source.shape
@@ -319,7 +311,7 @@ class Division:
 def divide(division: Division, factors: Floats) -> None:
     """Divide a constant by the factors, in place. It becomes as wide as these if it was one number for all."""
     value = division.node.inputs[division.index]
-    array = constant(value)
+    array = values.constant(value)
     assert value is not None and array is not None, "only constants are divided"
     along = np.moveaxis(array.astype(np.float64), division.axis, -1) if array.ndim else array.astype(np.float64)
     # In float64: weights that are divided here and multiplied there must cancel to the last bit of float32 as far as
@@ -335,19 +327,19 @@ def find_divisions(value: ir.Value, graph: ir.Graph, channels: int) -> list[Divi
     node = value.producer()
     if node is None:
         return f"'{value.name}' comes from outside"
-    if is_standard(node, "LayerNormalization"):
+    if values.is_standard(node, "LayerNormalization"):
         return _of_layer_norm(node, value, channels)
-    if is_standard(node, "MatMul", "Gemm"):
+    if values.is_standard(node, "MatMul", "Gemm"):
         return _of_layer(node, channels)
-    if is_standard(node, "Mul", "Add", "Sub"):
+    if values.is_standard(node, "Mul", "Add", "Sub"):
         return _of_arithmetic(node, graph, channels)
-    if is_standard(node, "Relu", "LeakyRelu", "Identity", "Dropout") or _keeps_last_axis(node):
+    if values.is_standard(node, "Relu", "LeakyRelu", "Identity", "Dropout") or _keeps_last_axis(node):
         return _before(node.inputs[0], graph, channels)
     return f"{node.op_type} '{node.name}' does not pass a factor for each channel on"
 
 
 def _of_layer_norm(node: ir.Node, value: ir.Value, channels: int) -> list[Division] | str:
-    axis, dims = node.attributes.get_int("axis", -1), rank(value)
+    axis, dims = node.attributes.get_int("axis", -1), values.rank(value)
     if value is not node.outputs[0] or axis not in (-1, None if dims is None else dims - 1):
         return f"LayerNormalization '{node.name}' normalizes several axes"
     return _constants(node, [Division(node, 1), Division(node, 2)], channels)
@@ -355,14 +347,14 @@ def _of_layer_norm(node: ir.Node, value: ir.Value, channels: int) -> list[Divisi
 
 def _of_layer(node: ir.Node, channels: int) -> list[Division] | str:
     # Its result has no axis for the channels to lie along.
-    if rank(node.inputs[1]) == 1:
+    if values.rank(node.inputs[1]) == 1:
         return f"MatMul '{node.name}' has a single column"
     transposed = bool(node.attributes.get_int("transB", 0))
     return _constants(node, [Division(node, 1, 0 if transposed else -1), Division(node, 2, spread=True)], channels)
 
 
 def _of_arithmetic(node: ir.Node, graph: ir.Graph, channels: int) -> list[Division] | str:
-    known = [index for index in (0, 1) if constant(input_at(node, index)) is not None]
+    known = [index for index in (0, 1) if values.constant(values.input_at(node, index)) is not None]
     if not known:
         return f"{node.op_type} '{node.name}' joins two computed values"
     own = _constants(node, [Division(node, known[0], spread=True)], channels)
@@ -374,8 +366,8 @@ def _of_arithmetic(node: ir.Node, graph: ir.Graph, channels: int) -> list[Divisi
 
 def _keeps_last_axis(node: ir.Node) -> bool:
     """Tell whether a node picks along other axes than the last one."""
-    dims = rank(node.inputs[0]) if node.inputs else None
-    if dims is None or not is_standard(node, "Gather"):
+    dims = values.rank(node.inputs[0]) if node.inputs else None
+    if dims is None or not values.is_standard(node, "Gather"):
         return False
     return node.attributes.get_int("axis", 0) % dims != dims - 1
 
@@ -383,17 +375,19 @@ def _keeps_last_axis(node: ir.Node) -> bool:
 def _before(value: ir.Value | None, graph: ir.Graph, channels: int) -> list[Division] | str:
     if value is None:
         return "an input is missing"
-    return why_not_sole(value) if sole_use(value, graph) is None else find_divisions(value, graph, channels)
+    return (
+        values.why_not_sole(value) if values.sole_use(value, graph) is None else find_divisions(value, graph, channels)
+    )
 
 
 def _constants(node: ir.Node, divisions: list[Division], channels: int) -> list[Division] | str:
     """Return those of the divisions whose input is there; or the reason why one cannot be divided."""
     found = []
     for division in divisions:
-        value = input_at(node, division.index)
+        value = values.input_at(node, division.index)
         if value is None:
             continue
-        array = constant(value)
+        array = values.constant(value)
         if array is None or array.dtype != np.float32:
             return f"'{value.name}' of {node.op_type} '{node.name}' is not a constant of float32"
         if len(value.uses()) > 1 or value.is_graph_output():

@@ -29,19 +29,17 @@ from detent.tasks.task import Task
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
-Sums = dict[str, tuple[float, float]]
-"""What is wrong and what it is to be compared with, by the name of the part."""
+Sums = dict[str, tuple[float, float]]  # what is wrong and what it is to be compared with, by the name of the part
 
-LEAST_SCORE = 0.1
-"""Positions below this score in both models hold nothing."""
+LEAST_SCORE = 0.1  # positions below this score in both models hold nothing
 
+# A box that overlaps its partner by 0.05 less fails one of COCO's ten thresholds; scores have to keep their order.
 BOX_WEIGHT = 4.0
-"""A box that overlaps its partner by 0.05 less fails one of COCO's ten thresholds; scores have to keep their order."""
 
 LEAST_SHARE = 1e-6
+# Probabilities are also compared with all logits divided by 4: a sample that the model is certain of tells nothing
+# otherwise, and of a few samples that may be all.
 SOFTENED = (1.0, 4.0)
-"""Probabilities are also compared with all logits divided by 4: a sample that the model is certain of tells nothing
-otherwise, and of a few samples that may be all."""
 
 _WHOLE = OutputPart("", 0, 0, 1 << 62)
 

@@ -31,26 +31,23 @@ from detent.evaluation.task_agreement import Purpose, class_scores, detections_o
 from detent.graph.values import constant
 from detent.tasks.task import Task
 
-LOOKED_AT = 32
-"""Samples that may be looked at; the values of the first half always are."""
+LOOKED_AT = 32  # samples that may be looked at; the values of the first half always are
 
-ASKED, DETECTED = 8, 4
-"""Samples that the float model answers; of a detector, whose answers cost more, fewer."""
+ASKED, DETECTED = 8, 4  # samples that the float model answers; of a detector, whose answers cost more, fewer
 
 FEWEST_DIFFERENT = 12
 NEARLY_THE_SAME = 0.02
+# Neighbouring pixels of photographs correlate by 0.8 and more, of noise by 0; a part of each image tells.
 NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
-"""Neighbouring pixels of photographs correlate by 0.8 and more, of noise by 0; a part of each image tells."""
 
 SMALLEST_IMAGE = 16
-LEAST_TOLD_APART = 0.15
-"""Of the information that so many samples could have."""
+LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
 SAME_SCORE = 1e-3
 UNLIKE_TRAINING = 4.0
 CONFIDENT = 0.25
+# How far the top score of a trained classifier is above the median: 10 to 40. Of more, Softmax makes 0 or 1.
 LARGEST_SCORE = 80.0
-"""How far the top score of a trained classifier is above the median: 10 to 40. Of more, Softmax makes 0 or 1."""
 
 Array = npt.NDArray[Any]
 Feeds = Mapping[str, Array]

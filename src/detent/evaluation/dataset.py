@@ -54,8 +54,7 @@ COCO_FILES = ("annotations.json", "instances.json", "_annotations.coco.json")
 FILE_COLUMNS = ("file", "filename", "image", "path")
 LABEL_COLUMNS = ("label", "class", "class_id")
 
-FIND = "find"
-"""Take the labels in the data's folder, if there are any."""
+FIND = "find"  # take the labels in the data's folder, if there are any
 
 LabelsLike = str | Path | Sequence[int] | npt.NDArray[Any] | Mapping[str, int] | None
 

@@ -21,17 +21,9 @@ from typing import Any
 import onnx_ir as ir
 
 from detent.errors import UsageError
+from detent.evaluation import measures
 from detent.evaluation.candidate import AnyModel, Candidate, model_name, same_model
 from detent.evaluation.dataset import FIND, Dataset, LabelsLike, open_dataset
-from detent.evaluation.measures import (
-    AccuracyMeasure,
-    AgreementMeasure,
-    CachedOutputs,
-    DeviationMeasure,
-    Measure,
-    SampleMeasure,
-    WholeMeasure,
-)
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.evaluation.task_agreement import Purpose
 from detent.evaluation.task_measures import task_measure
@@ -41,11 +33,7 @@ from detent.graph.session import DEFAULT_PROVIDERS
 from detent.numerics.codec import DeviceRounding
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
 from detent.progress import Progress, silent
-from detent.results.evaluated import (
-    Evaluation,
-    ModelResult,
-    Scores,
-)
+from detent.results import evaluated
 from detent.tasks.parts import OutputPart
 from detent.tasks.task import Task, find_task
 
@@ -113,7 +101,7 @@ class Evaluator:
             _check_task(task, reference, self.dataset)
         self._given = reference
         self._purpose = purpose
-        self._reference_outputs = CachedOutputs(self.reference)
+        self._reference_outputs = measures.CachedOutputs(self.reference)
         self._threads = threads
         self._providers = tuple(providers)
         self.emulate = emulate
@@ -124,7 +112,7 @@ class Evaluator:
         """Whether models are only compared with the reference: there are no labels and no metric."""
         return self.metric is None and self.dataset.labels is None and self.dataset.truths is None
 
-    def evaluate(self, model: AnyModel) -> Scores:
+    def evaluate(self, model: AnyModel) -> evaluated.Scores:
         """Return the scores of a path, ModelProto or ir.Model with the inputs and outputs of the reference."""
         if same_model(model, self._given):
             return self.score(self.reference)
@@ -136,7 +124,7 @@ class Evaluator:
         candidate.check_like(self.reference)
         return candidate
 
-    def score(self, candidate: Candidate) -> Scores:
+    def score(self, candidate: Candidate) -> evaluated.Scores:
         """Return the scores of a model that is loaded already."""
         measure = self._measure()
 
@@ -153,17 +141,19 @@ class Evaluator:
             yield each
             self.progress(STAGE, done, self.dataset.batches)
 
-    def _measure(self) -> Measure[Any]:
+    def _measure(self) -> measures.Measure[Any]:
         if self.metric is not None:
             per_sample = self.metric.score is not None
-            return SampleMeasure(self.dataset, self.metric) if per_sample else WholeMeasure(self.metric)
+            return (
+                measures.SampleMeasure(self.dataset, self.metric) if per_sample else measures.WholeMeasure(self.metric)
+            )
         if self.dataset.truths is not None:
             return task_measure(self.dataset, self.reference.inputs[0].declared)
         if not self.compares_outputs:
-            return AccuracyMeasure(self.dataset)
+            return measures.AccuracyMeasure(self.dataset)
         if self._purpose is not None:
-            return AgreementMeasure(self._reference_outputs, *self._purpose)
-        return DeviationMeasure(self._reference_outputs)
+            return measures.AgreementMeasure(self._reference_outputs, *self._purpose)
+        return measures.DeviationMeasure(self._reference_outputs)
 
 
 def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:
@@ -178,7 +168,7 @@ def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:
         )
 
 
-def run_evaluation(models: Sequence[AnyModel], data: Any, **options: Any) -> Evaluation:
+def run_evaluation(models: Sequence[AnyModel], data: Any, **options: Any) -> evaluated.Evaluation:
     """Evaluate all models and compare_scores them with the first. `options` are those of Evaluator."""
     if not models:
         raise UsageError("Give a model to evaluate, or several to compare_scores with the first.")
@@ -193,7 +183,7 @@ def run_evaluation(models: Sequence[AnyModel], data: Any, **options: Any) -> Eva
     # All are loaded before any is measured: a missing file should not be noticed at the very end.
     others = [evaluator.load(model) for model in models[1:]]
     preprocess = evaluator.dataset.preprocess
-    return Evaluation(
+    return evaluated.Evaluation(
         data=evaluator.dataset.described,
         note=evaluator.dataset.note,
         samples=len(evaluator.dataset),
@@ -202,8 +192,10 @@ def run_evaluation(models: Sequence[AnyModel], data: Any, **options: Any) -> Eva
     )
 
 
-def _results(evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[Candidate]) -> list[ModelResult]:
-    results: list[ModelResult] = []
+def _results(
+    evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[Candidate]
+) -> list[evaluated.ModelResult]:
+    results: list[evaluated.ModelResult] = []
     for number, (model, candidate) in enumerate(zip(models, (evaluator.reference, *others), strict=True)):
         start = time.perf_counter()
         # The first model is compared with itself by definition, not by running it twice.
@@ -214,5 +206,5 @@ def _results(evaluator: Evaluator, models: Sequence[AnyModel], others: Sequence[
         losses = scores.losses_against(results[0].scores) if number and scores is not None else ()
         size = model.meta.get("bytes") if isinstance(model, ir.Model) else stored_bytes(model)
         name = model_name(model) + (f" (in integers, {evaluator.emulate})" if number and evaluator.emulate else "")
-        results.append(ModelResult(name, size, seconds, scores, losses))
+        results.append(evaluated.ModelResult(name, size, seconds, scores, losses))
     return results

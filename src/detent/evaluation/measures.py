@@ -19,25 +19,19 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from detent.errors import DataError, ModelError, OutputError, UsageError
+from detent.evaluation import task_agreement
 from detent.evaluation.candidate import Candidate
 from detent.evaluation.dataset import Dataset
+from detent.evaluation.fidelity import NoiseSums
 from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
-from detent.evaluation.task_agreement import (
-    Purpose,
-    SampleAnswer,
-    compare_answers,
-    paired_costs,
-    summarize_answers,
-)
-from detent.evaluation.tensor_noise import NoiseSums
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
 from detent.results.task_scores import AgreementScores
 from detent.tasks.parts import OutputPart
 
+# Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples.
 CACHE_BYTES = 32 * 2**20
-"""Room for the class scores of 8,000 samples of 1,000 classes; of larger outputs for the first few samples."""
 
 Record = TypeVar("Record")
 
@@ -245,13 +239,15 @@ class AgreementRecord(NamedTuple):
     """The sums of each part of the outputs of each sample, and what became of its answer."""
 
     sums: list[list[NoiseSums]]
-    answers: list[SampleAnswer]
+    answers: list[task_agreement.SampleAnswer]
 
 
 class AgreementMeasure:
     """Compares answers with those of the reference model, as its task reads them, and outputs by their parts."""
 
-    def __init__(self, reference: CachedOutputs, purpose: Purpose, parts: Mapping[str, Sequence[OutputPart]]) -> None:
+    def __init__(
+        self, reference: CachedOutputs, purpose: task_agreement.Purpose, parts: Mapping[str, Sequence[OutputPart]]
+    ) -> None:
         self._reference, self._purpose, self._parts = reference, purpose, parts
 
     def record(self, batch: Batch, sample: Sample, outputs: Mapping[str, Array]) -> AgreementRecord:
@@ -261,7 +257,7 @@ class AgreementMeasure:
             [NoiseSums.of(x, y) for name in one for x, y in self._of_parts(name, one[name], other[name])]
             for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
         ]
-        return AgreementRecord(sums, compare_answers(self._purpose, expected, outputs, len(batch.names)))
+        return AgreementRecord(sums, task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names)))
 
     def _of_parts(self, name: str, x: Array, y: Array) -> list[tuple[Array, Array]]:
         """Return the parts of an output of both models. One that is resized counts as all error."""
@@ -275,7 +271,7 @@ class AgreementMeasure:
         """Sum up all samples. Answers count only if every sample has one."""
         names: list[str] = []
         sums: list[list[NoiseSums]] = []
-        answers: list[SampleAnswer] = []
+        answers: list[task_agreement.SampleAnswer] = []
         for batch, record in records:
             names += batch.names
             sums += record.sums
@@ -286,8 +282,8 @@ class AgreementMeasure:
         noise, signal = (
             np.array([[getattr(each, what) for each in row] for row in sums]) for what in ("noise", "signal")
         )
-        found = summarize_answers(self._purpose, answers)
-        return AgreementScores(names, found, noise, signal, paired_costs(self._purpose, answers))
+        found = task_agreement.summarize_answers(self._purpose, answers)
+        return AgreementScores(names, found, noise, signal, task_agreement.paired_costs(self._purpose, answers))
 
 
 def _joined(parts: Sequence[Integers | None]) -> Integers | None:

@@ -32,11 +32,10 @@ import numpy.typing as npt
 from detent.evaluation.task_agreement import Purpose, class_scores, detections_of, probabilities
 from detent.tasks.task import Task
 
-STEPS = (6, 12, 20, 32)
-"""Samples after which each rival is judged."""
+STEPS = (6, 12, 20, 32)  # samples after which each rival is judged
 
+# The evidence below which a rival is ruled out, and at which it is believed; another order of channels costs less.
 POSSIBLE, CERTAIN, CERTAIN_OF_ORDER = -0.3, 3.3, 4.5
-"""The evidence below which a rival is ruled out, and at which it is believed; another order of channels costs less."""
 
 LEAST_GAIN = 0.03
 BOTH = 0.8

@@ -33,12 +33,12 @@ from detent.tasks.heads import Head, recognise_head
 from detent.tasks.task import Task, channels_and_sides
 
 LEAST_SCORE = 0.25
+# A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is told.
 STILL_THERE = 0.15
-"""A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is told."""
 
 BEST = 20
+# What a change of the top class costs on average, where few changes were seen: that of common classifiers.
 USUAL_COST = 0.15
-"""What a change of the top class costs on average, where few changes were seen: that of common classifiers."""
 
 VECTORS = 64
 

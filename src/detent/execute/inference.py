@@ -1,17 +1,31 @@
-"""Run models on named samples: in threads, with results in the order of the samples, and split into single samples."""
+"""Run models on named samples: in threads, with results in the order of the samples, and split into single samples.
+
+Answers are written into a new folder, which appears when it is complete or not at all. Outputs become .npy files under
+the names of their samples:
+
+    photos/cat/1.jpg  ->  out/cat/1.npy                 a model of one output
+                          out/cat/1/boxes.npy  ...      of several
+    data.npy, row 7   ->  out/data_7.npy
+
+Arrays have the model's type and a batch axis of 1, so two such folders can be compared file by file.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from detent.errors import ModelError
+from detent.errors import DataError, ModelError, OutputError
+from detent.graph.save import output_errors, replace_file, scratch_folder
 from detent.graph.session import usable_cores
 from detent.observe.samples import Array, PendingSample, Source
 from detent.observe.sources import RowSource
@@ -19,8 +33,7 @@ from detent.observe.sources import RowSource
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-AHEAD = 2
-"""Items submitted per thread: one in work, and one that waits so that the thread never does."""
+AHEAD = 2  # items submitted per thread: one in work, and one that waits so that the thread never does
 
 
 def map_in_order(
@@ -79,3 +92,91 @@ def named_batches(source: Source) -> Iterator[Batch]:
     for pending in source:
         yield Batch(pending, [f"{number:05d}" for number in range(first, first + pending.size)])
         first += pending.size
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """A folder of outputs while it is written. `samples` has the name of each file and that of its sample."""
+
+    folder: Path
+    samples: dict[str, str] = field(default_factory=dict)
+
+    def save(self, outputs: Mapping[str, Array], sample: str) -> list[str]:
+        """Write the outputs of one sample. Return the names of the files."""
+        stem = _stem(sample)
+        other = self.samples.setdefault(stem, sample)
+        if other != sample:
+            raise DataError(f"The outputs of {other} and {sample} would both be called {stem}.npy. Rename one of them.")
+        single = len(outputs) == 1
+        files = {name: f"{stem}.npy" if single else f"{stem}/{_safe(name)}.npy" for name in outputs}
+        for name, file in files.items():
+            path = self.folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, outputs[name], allow_pickle=False)
+        return list(files.values())
+
+
+@contextmanager
+def new_folder(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a folder that becomes `out` when the block ends; after an exception nothing is left of it.
+
+    `out` must be new or empty: files of another run would be taken for results of this one. With `overwrite` it may
+    hold files, and those of the same names are replaced.
+    """
+    filled = out.is_dir() and any(out.iterdir())
+    if (out.exists() and not out.is_dir()) or (filled and not overwrite):
+        raise OutputError(f"{out} exists and is not an empty folder. Give another --out, or empty it.")
+    with output_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(out) as scratch:
+            results = scratch / out.name
+            results.mkdir()
+            yield results
+            if not filled:
+                if out.is_dir():
+                    out.rmdir()  # Windows renames no folder onto another, not even onto an empty one
+                replace_file(results, out)
+                return
+            for file in sorted(path for path in results.rglob("*") if path.is_file()):
+                place = out / file.relative_to(results)
+                place.parent.mkdir(exist_ok=True)
+                replace_file(file, place)
+
+
+def _stem(name: str) -> str:
+    """Return the sample's name without its extension; the number of a row follows an underscore."""
+    row = re.fullmatch(r"(.*)\[(\d+)\]", name)
+    path, number = (row[1], f"_{row[2]}") if row else (name, "")
+    return str(Path(path).with_suffix("")) + number
+
+
+def _safe(name: str) -> str:
+    """Return an output's name in characters that a file name can have."""
+    return _unreserved(re.sub(r"[^\w.-]+", "_", name).strip("_") or "output")
+
+
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
+
+
+def _unreserved(stem: str) -> str:
+    """Return a file name that is no device of Windows, where NUL.npy is the null device in any folder."""
+    return _RESERVED.sub(r"\1_", stem, count=1) if _RESERVED.match(stem) else stem
+
+
+_LONGEST_STEM = 180  # file systems allow 255 bytes, and a number and an extension follow
+
+
+def file_stems(names: Sequence[str]) -> list[str]:
+    """Return a file name without extension for each tensor; if two would be alike, the later one is numbered."""
+    used: set[str] = set()
+    stems = []
+    for name in names:
+        base = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST_STEM] or "_"
+        base = _unreserved(base)
+        stem, number = base, 1
+        while stem.lower() in used:  # some file systems do not tell A from a
+            number += 1
+            stem = f"{base}_{number}"
+        used.add(stem.lower())
+        stems.append(stem)
+    return stems

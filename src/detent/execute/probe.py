@@ -32,13 +32,12 @@ from detent.observe.samples import Sample
 from detent.plan.layout import Layout, site_inputs
 
 Array = npt.NDArray[Any]
+# For each value, the model's own copy and those of the variants that differ from it, by the variant's name.
 Copies = dict[str, dict[str, Any]]
-"""For each value, the model's own copy and those of the variants that differ from it, by the variant's name."""
 
 ITSELF = ""
 
-STACKED = 16
-"""Copies that are computed at once if reading the weights takes most of the time."""
+STACKED = 16  # copies that are computed at once if reading the weights takes most of the time
 
 HEAVY = 24  # a section is heavy if its weights have this many times the bytes of its inputs
 

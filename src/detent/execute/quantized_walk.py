@@ -32,8 +32,7 @@ from detent.observe.samples import Sample
 from detent.plan.layout import Role, site_inputs
 from detent.plan.plan import Plan
 
-Constants = Callable[[ir.Node, int], Any]
-"""The array that a node reads at a constant input."""
+Constants = Callable[[ir.Node, int], Any]  # the array that a node reads at a constant input
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +125,7 @@ Result = TypeVar("Result")
 Visitor = Callable[[ir.Node], None]
 Watcher = Callable[[str, "Frontier"], None]
 
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""The operators of layers: products with a weight."""
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # the operators of layers: products with a weight
 
 
 class ParameterSearch(Protocol):

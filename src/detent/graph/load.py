@@ -29,8 +29,8 @@ def load(model: ModelLike, opset: int = MINIMUM_OPSET) -> ir.Model:
     return raise_opset(read(model), max(opset, MINIMUM_OPSET), name_of(model))
 
 
+# The key of a loaded model's `meta` under which the folder of its file is kept; a ModelProto has none.
 FOLDER = "folder"
-"""The key of a loaded model's `meta` under which the folder of its file is kept; a ModelProto has none."""
 
 
 def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
@@ -57,8 +57,7 @@ def read(model: ModelLike, *, keep_defaults: bool = False) -> ir.Model:
     return graph_model
 
 
-IN_MEMORY = "the given ModelProto"
-"""What a model without a file is called."""
+IN_MEMORY = "the given ModelProto"  # what a model without a file is called
 
 
 def name_of(model: ModelLike) -> str:
@@ -99,6 +98,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     return proto
 
 
+# What the graph library raises on messages that are no graphs.
 UNREADABLE = (
     ir.serde.SerdeError,
     ValueError,
@@ -109,7 +109,6 @@ UNREADABLE = (
     OverflowError,
     RecursionError,
 )
-"""What the graph library raises on messages that are no graphs."""
 
 
 def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.Model:

@@ -24,15 +24,14 @@ from onnx import TensorProto
 
 from detent.errors import ModelError
 
+# The domains, besides the standard one, whose operators onnxruntime brings along.
 RUNTIME_DOMAINS = ("ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
-"""The domains, besides the standard one, whose operators onnxruntime brings along."""
 
-SMALL = 4096
-"""Bytes; constants up to this size stay with the graph, since shapes may be computed from them."""
+SMALL = 4096  # bytes; constants up to this size stay with the graph, since shapes may be computed from them
 
-MOST_BYTES = 2**40
-"""No tensor is larger than this, whatever it declares."""
+MOST_BYTES = 2**40  # no tensor is larger than this, whatever it declares
 
+# Bits of an element.
 _WIDTHS: dict[int, int] = {
     **dict.fromkeys((TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT64, TensorProto.COMPLEX64), 64),
     **dict.fromkeys((TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32), 32),
@@ -43,8 +42,8 @@ _WIDTHS: dict[int, int] = {
     **{code: 2 for name, code in TensorProto.DataType.items() if name in ("INT2", "UINT2")},
     TensorProto.COMPLEX128: 128,
 }
-"""Bits of an element."""
 
+# Where elements stand that are not raw bytes; those of the other types are in int32_data.
 _FIELDS: dict[int, str] = {
     TensorProto.FLOAT: "float_data",
     TensorProto.COMPLEX64: "float_data",
@@ -54,7 +53,6 @@ _FIELDS: dict[int, str] = {
     TensorProto.UINT32: "uint64_data",
     TensorProto.UINT64: "uint64_data",
 }
-"""Where elements stand that are not raw bytes; those of the other types are in int32_data."""
 
 
 def check_message(proto: onnx.ModelProto, where: str, folder: Path | None) -> None:

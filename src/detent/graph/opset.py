@@ -39,6 +39,28 @@ def light_proto(model: ir.Model) -> onnx.ModelProto:
             graph.register_initializer(value)
 
 
+def checker_complaint(model: ir.Model) -> str | None:
+    """Return what onnx's checker has against a model; None if nothing that matters.
+
+    Not held against it: a failing shape inference, because onnx fails on some of its own operators
+    (MeanVarianceNormalization in 1.23), and an output of unknown rank, which the format allows and the checker does
+    not. Whether a file can run, a session tells.
+    """
+    proto = light_proto(model)
+    for full in (True, False):
+        try:
+            onnx.checker.check_model(proto, full_check=full)
+        except onnx.shape_inference.InferenceError:
+            continue
+        except onnx.checker.ValidationError as error:
+            return None if _UNKNOWN_RANK in str(error) else str(error)
+        break
+    return None
+
+
+_UNKNOWN_RANK = "Field 'shape' of 'type' is required but missing"
+
+# What the converter raises, of its own and of C++.
 _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
     onnx.version_converter.ConvertError,
     onnx.shape_inference.InferenceError,
@@ -47,7 +69,6 @@ _CONVERTER_ERRORS: tuple[type[Exception], ...] = (
     IndexError,
     TypeError,
 )
-"""What the converter raises, of its own and of C++."""
 
 _MINIMUM_IR_VERSION = 8  # the IR version that came with opset 17
 

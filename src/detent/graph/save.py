@@ -25,8 +25,8 @@ from detent.errors import OutputError
 
 PROTOBUF_LIMIT = 2**31 - 2**24  # a protobuf message ends at 2 GiB; keep room for everything but the tensors
 
+# Seconds to wait before trying again to take a name that another process holds.
 WAITS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8) if sys.platform == "win32" else ()
-"""Seconds to wait before trying again to take a name that another process holds."""
 
 
 def tensor_bytes(model: ir.Model) -> int:

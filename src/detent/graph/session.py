@@ -24,6 +24,7 @@ DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 Feeds = Mapping[str, npt.NDArray[Any]]
 
 _STATE = onnxruntime.capi.onnxruntime_pybind11_state
+# What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     *(
@@ -32,7 +33,6 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
         if isinstance(entry, type) and issubclass(entry, Exception)
     ),
 )
-"""What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base."""
 
 
 def usable_cores() -> int:

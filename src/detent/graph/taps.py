@@ -43,10 +43,10 @@ from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, exact_options
 
 BLOCKED = "com.microsoft.nchwc"
 MOST_LANES = 16  # of a block, on any CPU; the others have 8 or 4
+# What is carried into the blocked layout: the operators that stand between the convolutions of quantized models.
 ELEMENTWISE = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "Add", "Mul", "Relu", "LeakyRelu", "Clip", "HardSigmoid"}
 )
-"""What is carried into the blocked layout: the operators that stand between the convolutions of quantized models."""
 
 
 class BlockedValue(NamedTuple):

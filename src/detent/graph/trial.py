@@ -6,16 +6,15 @@ concern of a trial: the process that asked meets them again, and words them. Onl
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
-OUT_OF_MEMORY = 77
-"""The exit code of a trial that asked for more memory than it may have."""
+OUT_OF_MEMORY = 77  # the exit code of a trial that asked for more memory than it may have
 
 _MEMORY_WORDS = ("bad_alloc", "bad allocation", "Failed to allocate", "Available memory", "std::length_error")
-LIGHT = 4096
-"""Bytes; onnx's functions do not need to see larger constants."""
+LIGHT = 4096  # bytes; onnx's functions do not need to see larger constants
 
 
 def limit_memory(more: int) -> None:
@@ -50,6 +49,24 @@ def light(proto: Any) -> bytes:
     return data
 
 
+def overstates(proto: Any) -> bool:
+    """Return whether a tensor declares more than its bytes hold; the asking process refuses it without native code."""
+    pending = [proto.graph, *proto.functions]
+    while pending:
+        graph = pending.pop()
+        tensors = [*getattr(graph, "initializer", ())]
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    tensors.append(attribute.t)
+                pending += [attribute.g] if attribute.HasField("g") else []
+        for tensor in tensors:
+            # At most 4 elements share a byte.
+            if not tensor.external_data and math.prod(tensor.dims) > 4 * tensor.ByteSize():
+                return True
+    return False
+
+
 def attempt(step: str, function: Callable[[], object]) -> None:
     """Name a step, and do it. Exit if it wants too much memory."""
     sys.stdout.write(f"{step}\n")
@@ -75,6 +92,8 @@ def main(path: str, opset: int, memory: int) -> None:
     with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not needed for anything else here
         proto.ParseFromString(file.read())
     version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=opset)
+    if overstates(proto):
+        return
     message = light(proto)
     del proto
     if version < opset:

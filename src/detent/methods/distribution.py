@@ -17,8 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from detent.errors import UsageError
-from detent.methods.method import Method, alternatives, check_choice
-from detent.methods.points import FloatArray, Points
+from detent.methods.method import FloatArray, Method, Points, alternatives, check_choice
 from detent.numerics.floats import FloatFormat, FloatParams
 from detent.numerics.formats import LEAST_SCALE, IntegerFormat, QuantParams
 

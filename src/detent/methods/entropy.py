@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from detent.errors import UsageError
-from detent.methods.method import Method, alternatives, fit
-from detent.methods.points import FloatArray, Points, Range
+from detent.methods.method import FloatArray, Method, Points, Range, alternatives, fit
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import IntegerFormat, QuantParams
 

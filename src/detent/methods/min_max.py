@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import UsageError
-from detent.methods.method import Method, ObservedTensor, alternatives, fit
-from detent.methods.points import Points, Range
+from detent.methods.method import Method, ObservedTensor, Points, Range, alternatives, fit
 from detent.numerics.floats import FloatFormat
 from detent.numerics.formats import IntegerFormat, QuantParams, non_overflow_position
 

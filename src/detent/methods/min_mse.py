@@ -36,18 +36,23 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import UsageError
-from detent.methods.method import Method, ObservedTensor, Vote, alternatives, check_choice, check_percentage, fit
-from detent.methods.percentile import percentile_range, percentile_ranges
-from detent.methods.points import Counts, FloatArray, Points, Range, squared_error
-from detent.numerics.compiled import compiled
-from detent.numerics.formats import (
-    LEAST_SCALE,
-    IntegerFormat,
-    QuantParams,
-    min_mse_position,
-    min_mse_position_of,
-    scale_of,
+from detent.methods.method import (
+    Counts,
+    FloatArray,
+    Method,
+    ObservedTensor,
+    Points,
+    Range,
+    Vote,
+    alternatives,
+    check_choice,
+    check_percentage,
+    fit,
+    squared_error,
 )
+from detent.methods.percentile import percentile_range, percentile_ranges
+from detent.numerics import formats
+from detent.numerics.compiled import compiled
 
 GUESSES = 1 << 14
 
@@ -180,11 +185,11 @@ OCTAVES = 12
 STEPS_PER_OCTAVE = 6
 ROUNDS = 9
 
+# A format for compiled code: its lowest, highest and middle code, and whether it is symmetric.
 Codes = tuple[float, float, float, bool]
-"""A format for compiled code: its lowest, highest and middle code, and whether it is symmetric."""
 
+# Up to this width, all values of a histogram's bin round to one code, and its centre speaks for them.
 BITS_WITHIN_BINS = 8
-"""Up to this width, all values of a histogram's bin round to one code, and its centre speaks for them."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ class MinMSE(Method):
         check_choice("The mode of MinMSE", self.mode, get_args(MinMSEMode))
         check_percentage("The percentile of MinMSE", self.percentile)
 
-    def check(self, fmt: IntegerFormat) -> None:
+    def check(self, fmt: formats.IntegerFormat) -> None:
         """Raise UsageError for mode MostCommon on float scales."""
         if self.mode == "MostCommon" and not fmt.power_of_two:
             raise UsageError(
@@ -210,38 +215,42 @@ class MinMSE(Method):
                 f"float scales. Choose mode All or Percentile, or one of {alternatives(fmt)}."
             )
 
-    def choose(self, points: Points, fmt: IntegerFormat, tensor: str) -> QuantParams:
+    def choose(self, points: Points, fmt: formats.IntegerFormat, tensor: str) -> formats.QuantParams:
         """Return the parameters with the least squared error over points."""
         if self.mode == "Percentile":
             points = points.within(*percentile_range(points, self.percentile, fmt.symmetric))
             if fmt.power_of_two:
-                return QuantParams.at(fmt, min_mse_of_points(points, fmt))
+                return formats.QuantParams.at(fmt, min_mse_of_points(points, fmt))
         return fit(fmt, min_mse_range(points, fmt))
 
-    def choose_observed(self, observed: ObservedTensor, fmt: IntegerFormat, tensor: str) -> QuantParams:
+    def choose_observed(self, observed: ObservedTensor, fmt: formats.IntegerFormat, tensor: str) -> formats.QuantParams:
         """Return the parameters of an activation; with power-of-two scales the bins are searched themselves."""
         if not fmt.power_of_two or self.mode == "Percentile":
             return super().choose_observed(observed, fmt, tensor)
         if self.mode == "MostCommon" and observed.samples:
-            return QuantParams.at(fmt, _most_common(observed, tensor))
-        return QuantParams.at(fmt, min_mse_of_histogram(observed.histogram, fmt))
+            return formats.QuantParams.at(fmt, _most_common(observed, tensor))
+        return formats.QuantParams.at(fmt, min_mse_of_histogram(observed.histogram, fmt))
 
     def choose_values(
-        self, values: npt.NDArray[np.float32], fmt: IntegerFormat, tensor: str, points_of: Callable[[Any], Points]
-    ) -> QuantParams:
+        self,
+        values: npt.NDArray[np.float32],
+        fmt: formats.IntegerFormat,
+        tensor: str,
+        points_of: Callable[[Any], Points],
+    ) -> formats.QuantParams:
         """Return the parameters of a constant; with power-of-two scales its elements are searched themselves."""
         if fmt.power_of_two and self.mode != "Percentile":
-            return QuantParams.at(fmt, min_mse_position_of(values, fmt))
+            return formats.QuantParams.at(fmt, formats.min_mse_position_of(values, fmt))
         return super().choose_values(values, fmt, tensor, points_of)
 
-    def vote(self, fmt: IntegerFormat) -> Vote | None:
+    def vote(self, fmt: formats.IntegerFormat) -> Vote | None:
         """Ask each sample for its own best position in mode MostCommon."""
         if self.mode != "MostCommon" or not fmt.power_of_two:
             return None
         return partial(min_mse_of_histogram, fmt=fmt)  # picklable: it may be asked on another machine
 
 
-def min_mse_of_histogram(histogram: Counts, fmt: IntegerFormat) -> int:
+def min_mse_of_histogram(histogram: Counts, fmt: formats.IntegerFormat) -> int:
     """Return the position with the least squared error over all values."""
     if fmt.bits > BITS_WITHIN_BINS:
         return min_mse_of_points(Points.of_histogram(histogram), fmt)
@@ -253,14 +262,14 @@ def min_mse_of_histogram(histogram: Counts, fmt: IntegerFormat) -> int:
     return min_mse_of_points(Points(centres, centres, counts, histogram.minimum, histogram.maximum), fmt)
 
 
-def min_mse_of_points(points: Points, fmt: IntegerFormat) -> int:
+def min_mse_of_points(points: Points, fmt: formats.IntegerFormat) -> int:
     """Return the position with the least squared error over points."""
     low, high = map(float, fmt.levels)
 
     def error(position: int) -> float:
-        return squared_error(points.lower, points.upper, points.counts, scale_of(position), low, high)
+        return squared_error(points.lower, points.upper, points.counts, formats.scale_of(position), low, high)
 
-    return min_mse_position(points.largest, fmt, error)
+    return formats.min_mse_position(points.largest, fmt, error)
 
 
 def _most_common(observed: ObservedTensor, tensor: str) -> int:
@@ -273,7 +282,7 @@ def _most_common(observed: ObservedTensor, tensor: str) -> int:
     return min(position for position, votes in observed.votes.items() if votes == most)
 
 
-def min_mse_range(points: Points, fmt: IntegerFormat) -> Range:
+def min_mse_range(points: Points, fmt: formats.IntegerFormat) -> Range:
     """Return the range with the least squared error on the codes of `fmt`."""
     if points.largest == 0.0:
         return Range(0.0, 0.0)
@@ -312,7 +321,7 @@ def fitted(low: float, high: float, codes: Codes) -> tuple[float, float, float]:
     if scale == 0.0:
         zero_point = middle if symmetric else min(max(0.0, lowest), highest)
         return 1.0, lowest - zero_point, highest - zero_point
-    scale = np.float64(np.float32(max(scale, LEAST_SCALE)))
+    scale = np.float64(np.float32(max(scale, formats.LEAST_SCALE)))
     zero_point = middle if symmetric else min(max(np.rint(lowest - low / scale), lowest), highest)
     return scale, lowest - zero_point, highest - zero_point
 

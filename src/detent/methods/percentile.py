@@ -24,8 +24,17 @@ from typing import Literal, get_args
 import numpy as np
 
 from detent.errors import UsageError, nearest
-from detent.methods.method import Method, check_choice, check_percentage, fit
-from detent.methods.points import FloatArray, Points, Range, absolute_error, squared_error
+from detent.methods.method import (
+    FloatArray,
+    Method,
+    Points,
+    Range,
+    absolute_error,
+    check_choice,
+    check_percentage,
+    fit,
+    squared_error,
+)
 from detent.numerics.formats import IntegerFormat, QuantParams
 
 Metric = Literal["mae", "mse"]

@@ -66,14 +66,12 @@ Blocks: TypeAlias = npt.NDArray[np.float32]
 
 EXPONENT_BITS = 0x7F800000
 EXPONENT_BIAS = 127
-NOT_FINITE = 255
-"""The biased exponent of infinities and NaN."""
+NOT_FINITE = 255  # the biased exponent of infinities and NaN
 
+# How the operators name a rounding.
 ROUNDING_MODES: dict[Rounding, int] = {"half_away": 0, "half_up": 1, "half_even": 2}
-"""How the operators name a rounding."""
 
-_CHUNK = 1 << 16
-"""Elements handled at a time: their temporaries stay in the processor's cache."""
+_CHUNK = 1 << 16  # elements handled at a time: their temporaries stay in the processor's cache
 
 
 def by_blocks(values: npt.ArrayLike, axis: int, block_size: int, snap: Callable[[Blocks], Blocks]) -> Blocks:
@@ -177,14 +175,12 @@ def is_block(fmt: NumberFormat | None) -> TypeGuard[BlockFormat]:
     return fmt is not None and fmt.in_blocks
 
 
-OVERHEAD_BITS = 9
-"""Of the bit width, the shared exponent and the sign."""
+OVERHEAD_BITS = 9  # of the bit width, the shared exponent and the sign
 
+# With more mantissa bits than float32 has, a step could fall below the least float32.
 LEAST_BITS, MOST_BITS = OVERHEAD_BITS + 1, OVERHEAD_BITS + 23
-"""With more mantissa bits than float32 has, a step could fall below the least float32."""
 
-MOST_SHIFT_BITS = 8
-"""A shift past 255 could not occur: exponents have 8 bits."""
+MOST_SHIFT_BITS = 8  # A shift past 255 could not occur: exponents have 8 bits
 
 _KNOWN = {
     (16, 8, None, 1): "BFP16",
@@ -290,8 +286,7 @@ ELEMENTS: tuple[Element, ...] = get_args(Element)
 LEAST_SCALE_EXPONENT = -127
 GREATEST_EXPONENT = 127
 INT8_FRACTION_BITS = 6
-BLOCK_SIZE = 32
-"""The block size of the OCP formats."""
+BLOCK_SIZE = 32  # the block size of the OCP formats
 
 
 class FloatElement(NamedTuple):

@@ -33,8 +33,8 @@ from detent.errors import UsageError, check_known, nearest
 Rounding = Literal["half_even", "half_up", "half_away"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
+# How a device rounds what it computes: as the file says, or ties upwards as the DPU does.
 DeviceRounding = Literal["half-even", "dpu"]
-"""How a device rounds what it computes: as the file says, or ties upwards as the DPU does."""
 DEVICE_ROUNDINGS: tuple[DeviceRounding, ...] = get_args(DeviceRounding)
 
 FloatT = TypeVar("FloatT", bound=np.floating[Any])
@@ -71,8 +71,7 @@ def round_by(values: npt.NDArray[FloatT], mode: Rounding) -> npt.NDArray[FloatT]
 
 Number = TypeVar("Number", bound=np.generic)
 
-FLOAT32_BITS = 16
-"""Codes of up to so many bits are rounded from float32 quotients."""
+FLOAT32_BITS = 16  # codes of up to so many bits are rounded from float32 quotients
 
 
 def spread(parameter: npt.NDArray[Number], shape: tuple[int, ...], axis: int | None, block: int) -> npt.NDArray[Number]:

@@ -36,8 +36,8 @@ _STORAGE: dict[str, type[Any]] = {
 
 _LARGEST = {"bfloat16": (2.0 - 2.0**-7) * 2.0**127, "float16": 65504.0, "float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 
+# What the largest number of a scaled 16-bit float becomes: near 1 its numbers are as fine as anywhere.
 REDUCED_RANGE = 2.0
-"""What the largest number of a scaled 16-bit float becomes: near 1 its numbers are as fine as anywhere."""
 
 
 @dataclass(frozen=True)

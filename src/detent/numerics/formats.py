@@ -47,14 +47,13 @@ INTEGER_TYPES = ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "
 Scale = Literal["float", "power_of_two", "int16"]
 PER_GROUP = "per_group:"
 
-ACCUMULATOR_BITS = 32
-"""A bias of this width is added to the products of its layer, and so counts in their unit."""
+ACCUMULATOR_BITS = 32  # A bias of this width is added to the products of its layer, and so counts in their unit
 
 MOST_SHIFT = 16
 LARGEST_MULTIPLIER = 32767
 
+# Scales are stored as float32, and a denormal one may be flushed to zero by the runtime.
 LEAST_SCALE = float(np.finfo(np.float32).tiny)
-"""Scales are stored as float32, and a denormal one may be flushed to zero by the runtime."""
 
 _SMALL_TYPES: dict[str, type[Any]] = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
 

@@ -22,14 +22,11 @@ from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_
 from detent.observe.executors import Backlog, Workers
 from detent.observe.shards import Shard, Ticket, Work, do_from_bytes, dump_work, shared_folder
 
-PATIENCE = 10.0
-"""Seconds to wait for a scheduler to answer, and for it to have a worker."""
+PATIENCE = 10.0  # seconds to wait for a scheduler to answer, and for it to have a worker
 
-MOST_ROUNDS = 3
-"""How often the model is scattered before its loss is an error."""
+MOST_ROUNDS = 3  # how often the model is scattered before its loss is an error
 
-POLLS_ALONE = 6
-"""How many times in a row, that many seconds apart, the cluster may be without workers while it works."""
+POLLS_ALONE = 6  # how many times in a row, that many seconds apart, the cluster may be without workers while it works
 
 Task = Callable[[Shard], Future[Any]]
 

@@ -39,11 +39,9 @@ def _prefetch(_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, index), _emit
 
 
+# In compiled code, `prefetch(array, index)` brings an element of a contiguous array into the cache. That changes no
+# result, and the index may lie behind the end.
 prefetch: Any = intrinsic(_prefetch)
-"""In compiled code, `prefetch(array, index)` brings an element of a contiguous array into the cache.
-
-That changes no result, and the index may lie behind the end.
-"""
 
 
 def _emit_pointer(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -66,14 +64,13 @@ def floats_at(address: Any, size: Any) -> Any:
 BINS = 1 << 14
 HALF = BINS // 2
 
-BLOCK = 1 << 12
-"""Values per block: a multiple of TABLES."""
+BLOCK = 1 << 12  # values per block: a multiple of TABLES
 
+# Neighbours are counted in tables of their own: equal ones, zeros above all, would wait for each other in one.
 TABLES = 4
-"""Neighbours are counted in tables of their own: equal ones, zeros above all, would wait for each other in one."""
 
+# The length of a table: a cache line more than it holds, or equal bins of all tables would compete for the cache.
 ROW = BINS + 16
-"""The length of a table: a cache line more than it holds, or equal bins of all tables would compete for the cache."""
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SIGN_SHIFT = np.int32(31)

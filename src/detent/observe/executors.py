@@ -57,9 +57,9 @@ from detent.observe.streams import ShardedSource
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, Observation, fetched
 from detent.progress import Progress, silent
 
-MOST_DEATHS = 3
+MOST_DEATHS = 3  # how many workers may die of one shard before it is an error
+# Windows cannot wait for more than 61 processes of a pool.
 MOST_PROCESSES = 61 if sys.platform == "win32" else 1024
-"""How many workers may die of one shard before it is an error."""
 
 
 class Workers(abc.ABC):

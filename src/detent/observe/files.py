@@ -27,14 +27,14 @@ from typing import IO, Literal, Protocol
 import numpy as np
 
 from detent.errors import DataError, UsageError, nearest
-from detent.observe.fingerprints import Digest
 from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
+from detent.observe.store import Digest
 
 RANDOM_SAMPLES = 8
 
+# Images whose pixels are kept between the stages of a run, and the most bytes that they may take.
 KEPT_IMAGES, KEPT_BYTES = 128, 24 << 20
-"""Images whose pixels are kept between the stages of a run, and the most bytes that they may take."""
 
 
 class Rows(Protocol):
@@ -203,8 +203,7 @@ class _RandomRows:
         digest.add_plain([list(shape) for shape in self._shapes()])
 
 
-MOST_RANDOM = 1 << 28
-"""Elements of an input, beyond which random data would take the machine's memory."""
+MOST_RANDOM = 1 << 28  # elements of an input, beyond which random data would take the machine's memory
 
 
 def random_rows(inputs: Sequence[InputSpec], seed: int) -> Rows:
@@ -412,15 +411,15 @@ def _fetch_npy(paths: Mapping[str, Path], row: int | None) -> dict[str, Array]:
     return {name: np.array(open_npy(path)[... if row is None else row]) for name, path in paths.items()}
 
 
+# What numpy raises on files that are no arrays.
 ARRAY_ERRORS: tuple[type[Exception], ...] = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError),
     *(SyntaxError, RecursionError, tokenize.TokenError, AttributeError),  # of a header, which is parsed as Python
     *(NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),  # of an archive; one may be encrypted
 )
-"""What numpy raises on files that are no arrays."""
 
+# numpy parses the header of a .npy file as Python, and two threads of Python 3.11 that do so at once may fail.
 _header_lock = threading.Lock()
-"""numpy parses the header of a .npy file as Python, and two threads of Python 3.11 that do so at once may fail."""
 
 
 def open_npy(path: Path) -> Array:
@@ -466,8 +465,8 @@ def _fetch_npz(load: Callable[[Path], Mapping[str, Array]], path: Path, row: int
     return take_row(load(path), row)
 
 
+# Bytes, and how many times its own size an archive beyond them may unpack to.
 LARGE_ARCHIVE, MOST_UNPACKED = 500 << 20, 20
-"""Bytes, and how many times its own size an archive beyond them may unpack to."""
 
 
 def npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:

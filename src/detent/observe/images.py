@@ -33,8 +33,7 @@ Resample = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"
 Fit = Literal["crop", "letterbox", "stretch"]
 Size = tuple[int, int]
 
-GREY = 114
-"""What detectors of the YOLO family are trained to see around a letterboxed image."""
+GREY = 114  # what detectors of the YOLO family are trained to see around a letterboxed image
 
 # A strip a few pixels high would have to grow to gigabytes before its centre is cut out.
 _MOST_PIXELS = 1 << 27

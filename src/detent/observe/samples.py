@@ -196,18 +196,14 @@ def without_batch(inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
     return tuple(InputSpec(spec.name, spec.dtype, (None, *spec.shape[1:])) for spec in inputs)
 
 
-HOLD_OUT_EVERY = 8
-"""One in so many of the samples that are read is held out, if the user does not say how many."""
+HOLD_OUT_EVERY = 8  # one in so many of the samples that are read is held out, if the user does not say how many
 
 MOST_HELD_OUT = 64
 LEAST_BEYOND = 16
 
+# How many of the samples that are read are held out; None: an eighth of them. "beyond": all of them calibrate, and held
+# out are some of those that the limit leaves; if it leaves none, an eighth is judged by, not learned from, but counted.
 HoldOut = int | Literal["beyond"] | None
-"""How many of the samples that are read are held out; None: an eighth of them.
-
-"beyond": all of them calibrate. What is held out are some of those that the limit leaves; if it leaves none, an eighth
-is judged by and not learned from, but counted.
-"""
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,9 @@ from detent.observe.streams import SHARDS, ShardedSource
 from detent.observe.sweep import SiteCounter, taps_of
 from detent.version import __version__
 
-SHARDS_PER_WORKER = 4
-"""So that the last worker to finish keeps the others waiting for a quarter of its work at most."""
+SHARDS_PER_WORKER = 4  # so that the last worker to finish keeps the others waiting for a quarter of its work at most
 
-LARGEST_SHARD = 32
-"""Samples. What a lost worker costs, and how often progress is seen."""
+LARGEST_SHARD = 32  # Samples. What a lost worker costs, and how often progress is seen.
 
 Divisible = RowSource | ShardedSource
 T = TypeVar("T")
@@ -70,8 +68,8 @@ class Work(Protocol):
 
 DoShard = Callable[[Shard], Any]
 
+# Does all shards on workers that have the work already. Results come in any order; closing calls off the rest.
 Run = Callable[[Sequence[Shard]], Generator[tuple[Shard, Any], None, None]]
-"""Does all shards on workers that have the work already. Results come in any order; closing calls off the rest."""
 
 
 def divisible(source: Source) -> Divisible:

@@ -20,24 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.observe import files
-from detent.observe.fingerprints import Digest
+from detent.observe import files, samples
 from detent.observe.preprocess import DeclaredImages, InputSpec, Preprocess, PreprocessOptions, guess_preprocess
-from detent.observe.samples import (
-    Array,
-    HoldOut,
-    PendingSample,
-    RowSelection,
-    Source,
-    StreamSelection,
-    batch_count,
-    batches,
-    check_feeds,
-    is_array_like,
-    select,
-    shares_batch,
-    without_batch,
-)
+from detent.observe.store import Digest
 from detent.observe.streams import ShardedSource, StreamSource, is_shard_reader, reader_passes
 
 if TYPE_CHECKING:
@@ -63,12 +48,12 @@ def _spec(value: ir.Value, declared: DeclaredImages | None) -> InputSpec:
 
 
 @dataclass(frozen=True)
-class RowSource(Source):
+class RowSource(samples.Source):
     """Samples from rows that can be counted, stacked into batches of `batch`, all full where `whole`."""
 
     rows: files.Rows
     inputs: tuple[InputSpec, ...]
-    selection: RowSelection
+    selection: samples.RowSelection
     batch: int
     whole: bool
     random: bool = False
@@ -78,7 +63,7 @@ class RowSource(Source):
     @property
     def length(self) -> int:
         """Number of batches in a pass."""
-        return batch_count(self.selection, self.batch, whole=self.whole)
+        return samples.batch_count(self.selection, self.batch, whole=self.whole)
 
     @property
     def describe(self) -> str:
@@ -107,29 +92,30 @@ class RowSource(Source):
         self.rows.identify(self.selection.rows, digest)
         return digest.text
 
-    def __iter__(self) -> Iterator[PendingSample]:
+    def __iter__(self) -> Iterator[samples.PendingSample]:
         return (self.sample(index, group, held_out) for index, (group, held_out) in enumerate(self.groups()))
 
     def groups(self) -> Iterator[tuple[tuple[int, ...], bool]]:
         """Return the rows of each sample of a pass, and whether it is held out."""
-        return batches(self.selection, self.batch, whole=self.whole)
+        return samples.batches(self.selection, self.batch, whole=self.whole)
 
-    def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> PendingSample:
+    def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> samples.PendingSample:
         """Return sample number `index` of a pass, made of the rows in `group`."""
         counted = held_out and self.selection.counted
-        return PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group), counted)
+        read = partial(self._read, group)
+        return samples.PendingSample(index, self._origin(group), held_out, read, len(group), counted)
 
     def _origin(self, group: tuple[int, ...]) -> str:
         first = self.rows.origin(group[0])
         return first if len(group) == 1 else f"{first} … {self.rows.origin(group[-1])}"
 
-    def _read(self, group: tuple[int, ...]) -> Mapping[str, Array]:
+    def _read(self, group: tuple[int, ...]) -> Mapping[str, samples.Array]:
         # Checked one by one, so that a complaint names the sample and not the batch it is in.
-        inputs = without_batch(self.inputs) if shares_batch(self.inputs) else self.inputs
-        feeds = [check_feeds(self.rows.read(row), inputs, self.rows.origin(row)) for row in group]
+        inputs = samples.without_batch(self.inputs) if samples.shares_batch(self.inputs) else self.inputs
+        feeds = [samples.check_feeds(self.rows.read(row), inputs, self.rows.origin(row)) for row in group]
         return feeds[0] if len(feeds) == 1 else self._stack(feeds, group)
 
-    def _stack(self, feeds: list[dict[str, Array]], group: tuple[int, ...]) -> dict[str, Array]:
+    def _stack(self, feeds: list[dict[str, samples.Array]], group: tuple[int, ...]) -> dict[str, samples.Array]:
         for spec in self.inputs:
             for feed, row in zip(feeds, group, strict=True):
                 expected, found = list(feeds[0][spec.name].shape), list(feed[spec.name].shape)
@@ -147,10 +133,10 @@ def open_source(
     *,
     preprocess: PreprocessOptions | None = None,
     limit: int | None = None,
-    hold_out: HoldOut = 0,
+    hold_out: samples.HoldOut = 0,
     seed: int | None = None,
     batch: int | None = None,
-) -> Source:
+) -> samples.Source:
     """Return the samples for a model with these `inputs`.
 
     `data` is a path (an image, .npy or .npz file or a folder of one kind of these), an array, a dict {input: array}, an
@@ -179,17 +165,17 @@ def open_source(
             rows = files.image_rows(found, inputs, recipe)
         else:
             rows = (files.npy_rows if found.kind == "npy" else files.npz_rows)(found, inputs)
-    elif isinstance(data, Mapping) or is_array_like(data):
+    elif isinstance(data, Mapping) or samples.is_array_like(data):
         rows = files.array_rows(data, inputs)
     else:
         _refuse_options(options)
         if seed is not None:
             raise UsageError("--seed cannot choose from a stream, whose items are taken as they come.")
-        return _open_stream(data, inputs, StreamSelection.of(limit, hold_out), batch)
+        return _open_stream(data, inputs, samples.StreamSelection.of(limit, hold_out), batch)
     if recipe is None:
         _refuse_options(options)
     size, whole = _batch_size(inputs, batch)
-    selection = select(len(rows), limit=limit, hold_out=hold_out, seed=seed, whole=size if whole else 1)
+    selection = samples.select(len(rows), limit=limit, hold_out=hold_out, seed=seed, whole=size if whole else 1)
     if selection.used == 0:
         have = len(rows) if limit is None else min(limit, len(rows))
         raise DataError(
@@ -199,7 +185,7 @@ def open_source(
 
 
 def _open_stream(
-    data: Any, inputs: Sequence[InputSpec], selection: StreamSelection, batch: int | None
+    data: Any, inputs: Sequence[InputSpec], selection: samples.StreamSelection, batch: int | None
 ) -> StreamSource | ShardedSource:
     _batch_size(inputs, batch)
     if batch not in (None, 1) and inputs[0].shape[0] is None:
@@ -231,7 +217,7 @@ def _length(data: object) -> int | None:
 
 def _batch_size(inputs: Sequence[InputSpec], batch: int | None) -> tuple[int, bool]:
     """Return how many samples are stacked into a feed, and whether the model takes exactly that many and no fewer."""
-    if not shares_batch(inputs):
+    if not samples.shares_batch(inputs):
         if batch not in (None, 1):
             shapes = ", ".join(f"'{spec.name}' {spec.shape_text}" for spec in inputs)
             raise UsageError(f"--batch {batch}: the inputs do not share a batch axis ({shapes}).")
@@ -254,7 +240,7 @@ def _refuse_options(options: PreprocessOptions) -> None:
         raise UsageError(f"{flags}: only images are preprocessed. Arrays are used as they are, and so is random data.")
 
 
-def _check_numbers(limit: int | None, hold_out: HoldOut, seed: int | None, batch: int | None) -> None:
+def _check_numbers(limit: int | None, hold_out: samples.HoldOut, seed: int | None, batch: int | None) -> None:
     held = hold_out if isinstance(hold_out, int) else None
     for name, value, least in (("limit", limit, 1), ("hold-out", held, 0), ("seed", seed, 0), ("batch", batch, 1)):
         if value is not None and value < least:

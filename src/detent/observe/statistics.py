@@ -62,8 +62,8 @@ class Histogram:
         self.total = 0
         self._keys = _NO_KEYS
         self._set_exponent(LOWEST_EXPONENT)
+        # Values per bin, from the most negative bin to the most positive.
         self.counts: npt.NDArray[np.int64] = np.zeros(BINS, np.int64)
-        """Values per bin, from the most negative bin to the most positive."""
 
     @classmethod
     def restore(cls, exponent: int, counts: npt.NDArray[np.int64], minimum: float, maximum: float) -> Histogram:
@@ -177,8 +177,8 @@ def _float_of(key: int) -> float:
     return float(struct.unpack("=f", struct.pack("=i", bits))[0]) + 0.0
 
 
+# Every finite float32 is a whole multiple of 2^-149, so sums of them as integers are exact in any order.
 LEAST_FLOAT_EXPONENT = 149
-"""Every finite float32 is a whole multiple of 2^-149, so sums of them as integers are exact in any order."""
 
 
 def fixed_point(value: float) -> int:
@@ -218,8 +218,7 @@ class TensorStatistics:
         return (self.sum_of_minima / unit, self.sum_of_maxima / unit) if unit else (0.0, 0.0)
 
 
-Statistics = dict[str, TensorStatistics]
-"""The statistics of every site, by its name."""
+Statistics = dict[str, TensorStatistics]  # the statistics of every site, by its name
 
 
 def merge(into: Statistics, other: Mapping[str, TensorStatistics]) -> None:

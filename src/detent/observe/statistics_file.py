@@ -235,6 +235,7 @@ def _are_named(value: object) -> bool:
     return isinstance(value, dict) and all(map(_are_factors, value.values()))
 
 
+# The fields of a header and what each may be: all of them, and no others. Format 1 lacks `equalization`.
 _HEADER: Mapping[str, Callable[[Any], bool]] = {
     "model": _is_text,
     "data": _is_text,
@@ -248,7 +249,6 @@ _HEADER: Mapping[str, Callable[[Any], bool]] = {
     "equalization": _is_text,
     "detent_version": _is_text,
 }
-"""The fields of a header and what each may be: all of them, and no others. Format 1 lacks `equalization`."""
 
 _MAY_BE_NONE = frozenset(("data", "factors", "absorbed", "smoothed", "alpha", "equalization"))
 

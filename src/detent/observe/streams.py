@@ -41,8 +41,7 @@ from detent.observe.samples import (
     shares_batch,
 )
 
-SUSPICIOUS = 10_000
-"""Items of a stream of unknown length after which it may well have no end."""
+SUSPICIOUS = 10_000  # items of a stream of unknown length after which it may well have no end
 
 
 @dataclass

@@ -31,11 +31,10 @@ from detent.errors import DataError, DetentError
 from detent.graph.session import DEFAULT_PROVIDERS, Runner, usable_cores
 from detent.graph.taps import Taps, open_taps
 from detent.methods.method import Vote
-from detent.observe.fingerprints import Digest, fingerprint_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.statistics import HistogramBank, NonFiniteError, Statistics, merge
 from detent.observe.statistics_file import Header, StatisticsFile, pack, unpack
-from detent.observe.store import CALIBRATION, CheckpointFile
+from detent.observe.store import CALIBRATION, CheckpointFile, Digest, fingerprint_of
 from detent.progress import Progress, silent
 from detent.version import __version__
 

@@ -14,8 +14,7 @@ import onnx
 from typing_extensions import Unpack
 
 from detent.devices.catalog import device_of
-from detent.devices.device import instead_of_shifts
-from detent.devices.generations import GENERATIONS, recipe_for
+from detent.devices.device import GENERATIONS, instead_of_shifts, recipe_for
 from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, read_proto
@@ -32,8 +31,8 @@ from detent.recipe.file import change, find_recipe, with_settings
 from detent.refine.refine import MEMORY
 from detent.settings import parse_memory
 
+# The field of a recipe that an option changes, if the two have different names.
 FIELD_OF_OPTION = {"refine": "refinement", "device": "target"}
-"""The field of a recipe that an option changes, if the two have different names."""
 
 
 @dataclass(frozen=True)

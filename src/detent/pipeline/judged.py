@@ -2,11 +2,17 @@
 
 A plan is written into a copy of its model, which is run on the samples; `evaluation.answer_errors` says how far its
 answers are from those of the given model.
+
+With few samples, whether equalization helps is judged too. Equalization stretches every channel to the largest value
+that was observed in it. With few samples, new inputs then leave the range in all channels, where without it only the
+largest channels meet it. So with fewer than TRUSTED samples the model is calibrated without equalization too, and the
+one whose answers are closer on samples that are held out is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -18,13 +24,15 @@ from detent.evaluation.answer_errors import error_sums, total_error
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample, Sample
-from detent.pipeline.prepared import Original, Prepared
+from detent.pipeline.observed import Observed
+from detent.pipeline.planned import make_planned
+from detent.pipeline.prepared import Original, Prepared, Stopwatch
 from detent.plan.plan import Plan
+from detent.progress import silent
 from detent.recipe import Recipe
 from detent.tasks.parts import output_parts
 
-JUDGING_SAMPLES = 16
-"""Samples that candidates are compared on: the comparison is paired, so a few tell."""
+JUDGING_SAMPLES = 16  # samples that candidates are compared on: the comparison is paired, so a few tell
 
 
 class JudgedOutputs:
@@ -66,3 +74,26 @@ def quantized(
         return lambda sample: emulated(sample.feeds, sample.origin, fetched)
     runner = Runner(model, fetched, exact=True)
     return lambda sample: runner(sample.feeds, sample.origin)
+
+
+JUDGED_ON = 8
+
+
+def better_of(equalized: Observed, plain: Observed) -> Observed:
+    """Return the observation whose plan is closer to the given model, and say so if it is the plain one."""
+    samples = equalized.observation.measured_on[:JUDGED_ON]
+    judged = JudgedOutputs(equalized.prepared, equalized.original, samples)
+    with_it, without = (_error(each, judged) for each in (equalized, plain))
+    if with_it <= without:
+        return equalized
+    note = (
+        f"Equalization was taken back: with {equalized.observation.samples} calibration samples, the error of the "
+        f"answers on {len(samples)} others was {with_it:.3g} with it and {without:.3g} without it. More samples may "
+        "help it."
+    )
+    return replace(plain, notes=[*plain.notes, note])
+
+
+def _error(observed: Observed, judged: JudgedOutputs) -> float:
+    planned = make_planned(observed, Stopwatch(silent))
+    return judged.error(planned.model, planned.plan)

@@ -32,14 +32,12 @@ from detent.observe.sweep import Checkpoint, Observation, look, recall, sweep
 from detent.pipeline.job import Job
 from detent.pipeline.prepared import Original, Prepared, Stopwatch, check_preparation, check_recipe
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
-from detent.recipe.recipe import EQUALIZING_SAMPLES, WIDENING_SAMPLES
+from detent.recipe.recipe import EQUALIZING_SAMPLES, PRESETS, WIDENING_SAMPLES
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.tensors import ChannelSizes, channel_magnitudes, channel_sizes
 from detent.settings import choice_text
 
-SIGNIFICANT_BITS = 8
-"""Of small floats and blocks, near enough."""
+SIGNIFICANT_BITS = 8  # of small floats and blocks, near enough
 
 
 @dataclass(frozen=True)
@@ -122,13 +120,13 @@ def rescale(
     return Rescaling(smoothing, absorption, equalization)
 
 
+# With so many samples, channels have shown how large they get: equalization has to prove itself with fewer.
 TRUSTED = 48
-"""With so many samples, channels have shown how large they get: equalization has to prove itself with fewer."""
 
+# Fields of a recipe that only later stages read, but for the votes of a method.
 READ_LATER = frozenset(
     ("name", "description", "method", "weight_method", "clip_outputs", "refinement", "search_ranges", "widen")
 )
-"""Fields of a recipe that only later stages read, but for the votes of a method."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +164,8 @@ class Observed:
         return replace(self, prepared=prepared, samples=_first_samples(job, self.source, None))
 
 
+# Chooses between the observation of the equalized model and that of the plain one.
 BetterOf = Callable[[Observed, Observed], Observed]
-"""Chooses between the observation of the equalized model and that of the plain one."""
 
 
 def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observed:

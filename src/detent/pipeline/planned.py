@@ -1,27 +1,149 @@
-"""The third stage: parameters for every value that is quantized, within the rules of the device."""
+"""The third stage: parameters for every value that is quantized, within the rules of the device.
+
+A recipe may widen activations to 16 bits: those whose 8-bit rounding costs most at the outputs, until the rest cost
+little. With e(S) the error at the outputs (noise over signal) of the float model in which the activations S alone are
+rounded,
+
+    e(S) = about the sum of e({x}) for x in S
+
+because errors of different tensors do not know of each other. So each is measured by itself, on a few samples, and the
+costliest are widened until those that are left add up to what `Recipe.widen` allows. The sum is then measured too, and
+the bound corrected by it. Neighbours are measured together first: where a run of them costs next to nothing together,
+as most of attention does, none of them has to be measured alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.devices.device import Rules
 from detent.devices.rewrites import SaturatingClip
+from detent.execute.probe import Variant
+from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
 from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
-from detent.pipeline.widening import find_widening
-from detent.plan.divisors import GuardDivisors
 from detent.plan.layout import Layout
 from detent.plan.plan import Plan, make_plan
-from detent.plan.wide import with_wide
+from detent.plan.wide import GuardDivisors, normalizes, wide_candidates, with_wide
 from detent.prepare import Pass, prepare
 from detent.prepare.base import OperatorPass
-from detent.results.quantized import Notes, Widening
+from detent.recipe.recipe import WIDENING_SAMPLES
+from detent.results.quantized import Notes, Widening, WideTensor
+from detent.sensitivity_analysis.layer_errors import errors_of
+
+RUN = 6  # neighbours that are measured together first
+
+NEGLIGIBLE = 0.25  # the share of the allowed error that runs which are not taken apart may have together
+
+ROUNDS = 3  # how often the sum is measured, and corrected
+
+Groups = Sequence[tuple[str, ...]]
+
+
+def find_widening(model: ir.Model, plan: Plan, observed: Observed) -> Widening | None:
+    """Choose the activations that need 16 bits; None if the recipe does not ask for it or the network is not such."""
+    recipe, samples = observed.prepared.job.recipe, observed.samples[:WIDENING_SAMPLES]
+    if recipe.widen is None or not samples or not normalizes(model.graph):
+        return None
+    groups = wide_candidates(model, plan.layout)
+    if not groups:
+        return None
+    measured = _Measured(model, plan, observed, samples)
+    allowed = 10 ** (-recipe.widen / 10)
+    before = measured.together(groups)
+    if before <= allowed:
+        return Widening((), len(groups), before, before)
+    costs = measured.costs(groups, allowed)
+    chosen, after = _choose(costs, allowed, measured)
+    ratios = _channel_ratios(model, [group[0] for group in chosen], samples)
+    tensors = tuple(
+        WideTensor(group[0], group, _maker(model, group[0]), costs[group], ratios.get(group[0])) for group in chosen
+    )
+    return Widening(tensors, len(groups), before, after)
+
+
+def _choose(
+    costs: Mapping[tuple[str, ...], float], allowed: float, measured: _Measured
+) -> tuple[list[tuple[str, ...]], float]:
+    """Return the groups to widen, the costliest first, and the error that the others have together."""
+    order = sorted(costs, key=lambda group: costs[group], reverse=True)
+    wanted, count, after = allowed, 0, math.inf
+    for _ in range(ROUNDS):
+        while count < len(order) and math.fsum(costs[group] for group in order[count:]) > wanted:
+            count += 1
+        after = measured.together(order[count:])
+        if after <= allowed:
+            break
+        wanted *= 0.9 * allowed / after
+    return order[:count], after
+
+
+class _Measured:
+    """The error at the outputs of the float model in which some activations are rounded as planned."""
+
+    def __init__(self, model: ir.Model, plan: Plan, observed: Observed, samples: Sequence[PendingSample]) -> None:
+        self._model, self._plan, self._samples, self._job = model, plan, samples, observed.prepared.job
+
+    def together(self, groups: Groups) -> float:
+        """Return the error of all these groups at once."""
+        return self._errors([tuple(groups)])[tuple(groups)] if groups else 0.0
+
+    def costs(self, groups: Groups, allowed: float) -> dict[tuple[str, ...], float]:
+        """Return the error of each group; an equal share of that of its run, if that is negligible."""
+        runs = [tuple(groups[at : at + RUN]) for at in range(0, len(groups), RUN)]
+        least = NEGLIGIBLE * allowed / len(runs)
+        errors = self._errors(runs)
+        alone = self._errors([(group,) for run in runs if errors[run] > least for group in run])
+        return {
+            group: alone[(group,)] if errors[run] > least else errors[run] / len(run) for run in runs for group in run
+        }
+
+    def _errors(self, unions: Sequence[tuple[tuple[str, ...], ...]]) -> dict[tuple[tuple[str, ...], ...], float]:
+        variants = [
+            Variant(str(at), rounding={name: self._plan.of(name) for group in union for name in group})
+            for at, union in enumerate(unions)
+        ]
+        threads = self._job.collecting.threads
+        found = errors_of(self._model, self._plan, variants, self._samples, parts=None, threads=threads)
+        return {union: found[variant.name] for union, variant in zip(unions, variants, strict=True)}
+
+
+def _channel_ratios(model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample]) -> dict[str, float]:
+    """Return for each value how many times as large its largest channel is as the middle one, along its last axis."""
+    if not names:
+        return {}
+    runner = Runner(model, list(names))
+    largest: dict[str, npt.NDArray[np.float64]] = {}
+    for pending in samples:
+        sample = pending.load()
+        for name, value in zip(names, runner(sample.feeds, sample.origin), strict=True):
+            if value.ndim > 1:
+                seen = np.abs(value.astype(np.float64)).reshape(-1, value.shape[-1]).max(axis=0, initial=0.0)
+                known = largest.get(name)
+                # A last axis that is not of channels may be of another length in each sample: then there is no ratio.
+                if known is None or known.shape == seen.shape:
+                    largest[name] = seen if known is None else np.maximum(known, seen)
+    middles = {name: float(np.median(sizes)) for name, sizes in largest.items() if sizes.size}
+    return {name: float(largest[name].max()) / middle for name, middle in middles.items() if middle > 0.0}
+
+
+def _maker(model: ir.Model, name: str) -> str:
+    """Return the operator that computes a value, and what reads it if that says more."""
+    value = next((each for node in model.graph for each in node.outputs if each.name == name), None)
+    if value is None:
+        return "input"
+    readers = sorted({node.op_type for node, _ in value.uses()})
+    producer = value.producer()
+    return f"{producer.op_type if producer is not None else 'input'} -> {', '.join(readers) or 'output'}"
 
 
 @dataclass(frozen=True, eq=False)

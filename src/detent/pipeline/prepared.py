@@ -32,9 +32,9 @@ from detent.graph.opset import lower_ir_version
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
-from detent.observe.fingerprints import fingerprint_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
+from detent.observe.store import fingerprint_of
 from detent.observe.sweep import Observation
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role
@@ -52,16 +52,15 @@ from detent.tasks.task import class_count, find_task, image_size
 
 QUANTIZED_OPERATORS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 
+# What draws numbers while the model runs, so that two runs differ.
 RANDOM_OPERATORS = (
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
 )
-"""What draws numbers while the model runs, so that two runs differ."""
 
-NORM_SAMPLES = 4
-"""Samples by which the values before the first BatchNorm are compared with those of training."""
+NORM_SAMPLES = 4  # samples by which the values before the first BatchNorm are compared with those of training
 
+# How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more.
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
-"""How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more."""
 
 
 @dataclass

@@ -30,8 +30,7 @@ from detent.refine.layers import LayerReport, find_layers
 from detent.refine.problems import FindObjects
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.refine.ranges import search_ranges
-from detent.refine.refine import bias_of, refine, with_bias
-from detent.refine.refinement_checkpoint import RefinementCheckpoint, identity_of
+from detent.refine.refine import RefinementCheckpoint, bias_of, identity_of, refine, with_bias
 from detent.refine.score_heads import common_shift, score_heads
 from detent.refinements import BiasCorrection, Refinement
 from detent.results.tensors import TensorReport, describe_constants

@@ -17,8 +17,8 @@ from functools import cached_property
 from detent.graph.load import name_of, stored_bytes
 from detent.observe.samples import Source
 from detent.observe.sweep import Observation
-from detent.pipeline.equalization_trial import better_of
 from detent.pipeline.job import Job
+from detent.pipeline.judged import better_of
 from detent.pipeline.observed import Observed, observe
 from detent.pipeline.planned import Planned, make_planned
 from detent.pipeline.prepared import Prepared, Stopwatch, prepare_model

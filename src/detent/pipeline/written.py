@@ -18,7 +18,6 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common as common_passes
 
 from detent.convert.float_types import to_pure_bfloat16
 from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
@@ -28,6 +27,7 @@ from detent.emit.emitter import emit, emit_dynamic
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity
+from detent.graph.opset import checker_complaint
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save_together, tensor_bytes
 from detent.graph.session import Runner
 from detent.pipeline.observed import Observed
@@ -41,8 +41,7 @@ from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, TensorReport, describe_activations
 from detent.version import __version__
 
-EMULATED = 16
-"""Samples to measure on if a model is computed in integers, which takes several times as long."""
+EMULATED = 16  # samples to measure on if a model is computed in integers, which takes several times as long
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +213,6 @@ def _loaded(model: ir.Model) -> ir.Model:
 
 def _check(model: ir.Model) -> None:
     model.producer_name, model.producer_version = "detent", __version__
-    try:
-        common_passes.CheckerPass(full_check=True)(model)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"The quantized model does not pass onnx's checker, so it is not written: {error}") from error
+    complaint = checker_complaint(model)
+    if complaint is not None:
+        raise ModelError(f"The quantized model does not pass onnx's checker, so it is not written: {complaint}")

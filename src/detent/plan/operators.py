@@ -24,7 +24,6 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import constant, constant_scalar
@@ -62,16 +61,6 @@ def _dilated(node: ir.Node) -> str | None:
     return "it is dilated, which onnxruntime's pool on codes does not know"
 
 
-def _infinite_operand(node: ir.Node) -> str | None:
-    """Return why an infinite operand stays float: it is compared with, or masks. (NaN is a broken model.)"""
-    for value in node.inputs:
-        array = constant(value)
-        if array is not None and array.dtype.kind == "f" and np.isinf(array).any() and not np.isnan(array).any():
-            assert value is not None
-            return f"its constant '{value.name}' holds infinity, which no integer stands for"
-    return None
-
-
 def _unsteady_power(node: ir.Node) -> str | None:
     exponent = constant_scalar(node, 1)
     if exponent is None:
@@ -83,13 +72,12 @@ _FIRST = Operator(data=(0,))
 _MOVES = Operator(data=(0,), moves_data=True)
 _PRODUCT = Operator(data=(0, 1), bias=2)
 _ALL = Operator()
-_OPERANDS = Operator(declines=_infinite_operand)
 _NONE = Operator(data=())
 
 OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), _PRODUCT),
     **dict.fromkeys(("MatMul", "PRelu"), _ALL),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _OPERANDS),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Min", "Max", "Concat"), _ALL),
     **dict.fromkeys(
         ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "Erf", "Gelu", "HardSwish", "GlobalAveragePool",
          "ReduceMean", "ReduceSum", "Sqrt", "Reciprocal", "Neg", "LogSoftmax", "Slice", "Split", "Pad",
@@ -109,13 +97,14 @@ OPERATORS: dict[str, Operator] = {
     "Attention": Operator(data=(0, 1, 2)),
     # The input and the weights: the loop inside is computed in float, from them and from the states and biases.
     **dict.fromkeys(("LSTM", "GRU", "RNN"), Operator(data=(0, 1, 2))),
-    "Where": Operator(data=(1, 2), declines=_infinite_operand),
+    "Where": Operator(data=(1, 2)),
     "InstanceNormalization": Operator(data=(0, 1, 2)),
     # Its scale and bias stay float: a few numbers, which save nothing. In transformers a few of them are many times as
     # large as the others, and on one grid with these, the others would be lost.
     "LayerNormalization": _FIRST,
 }  # fmt: skip
 
+# Operators that are quantized only in recipes that ask for them, and have inputs that must not be.
 _ASKED_FOR: dict[str, Operator] = {
     # Probabilities, thresholds, and coordinates to look at are no data.
     **dict.fromkeys(
@@ -128,10 +117,9 @@ _ASKED_FOR: dict[str, Operator] = {
         _NONE,
     ),
 }  # fmt: skip
-"""Operators that are quantized only in recipes that ask for them, and have inputs that must not be."""
 
+# The bounds of Clips that the device computes together with the layer before them.
 DEVICE_CLIPS = ((0.0, 6.0), (0.0, 1.0))
-"""The bounds of Clips that the device computes together with the layer before them."""
 
 _FUSING_PRODUCERS = frozenset(
     ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "MaxPool", "AveragePool", "GlobalAveragePool")

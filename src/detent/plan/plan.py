@@ -19,8 +19,7 @@ import onnx_ir as ir
 from detent.errors import UsageError
 from detent.graph.values import constant
 from detent.methods import Entropy, LayerwisePercentile, Method, MinMax, MinMSE, NonOverflow, Percentile
-from detent.methods.method import ObservedTensor
-from detent.methods.points import Points, Range
+from detent.methods.method import ObservedTensor, Points, Range
 from detent.numerics.floats import is_float
 from detent.numerics.formats import (
     LEAST_SCALE,
@@ -37,13 +36,13 @@ from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site, bias_input
 from detent.plan.mixed import assign_formats
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 
+# Of what was seen, how far the codes of attention reach: other samples may attend somewhat more to one token.
 HEADROOM = 1.25
-"""Of what was seen, how far the codes of attention reach: other samples may attend somewhat more to one token."""
 
+# A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker.
 RAW_LIMIT = 1 << 14
-"""A constant of more values is counted into a histogram first: finer than its rounding needs, and far quicker."""
 
 
 def choose_params(observed: ObservedTensor, fmt: IntegerFormat, method: Method, tensor: str) -> QuantParams:
@@ -117,8 +116,8 @@ def method_choices(
     return {name: Range(*choose_params(observed, fmt, method, tensor).span) for name, (fmt, method) in wanted.items()}
 
 
+# A weight's scale and its product with the input's are each rounded to float32, by up to 2^-24 of it.
 ROUNDING_MARGIN = 1.0 + 2.0**-22
-"""A weight's scale and its product with the input's are each rounded to float32, by up to 2^-24 of it."""
 
 
 @dataclass(frozen=True)

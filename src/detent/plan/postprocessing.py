@@ -79,8 +79,7 @@ _BOUNDED = ("Sigmoid", "HardSigmoid", "Softmax")
 
 Readers = Mapping[ir.Value, Sequence[ir.Node]]
 
-POSITIONS = 16
-"""The fewest positions of a grid of anchors: a constant with fewer numbers is a mean, a factor or a bias."""
+POSITIONS = 16  # the fewest positions of a grid of anchors: a constant with fewer numbers is a mean, a factor or a bias
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,17 @@ A bias of positions, which is a constant of ordinary numbers, masks nothing.
 
 Where every score of a row is -inf, Softmax gives NaN, and exporters put Where(IsNaN(y), 0, y) behind it. Then it is the
 result of that which is quantized, and not y.
+
+# Infinity
+
+A constant may hold infinity on purpose, also where no Softmax follows: Pad with -inf before MaxPool, Where with -inf
+before ReduceMax or TopK. No grid holds it, so the values that it is carried to stay float, up to the node that takes
+the largest or bounds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -43,8 +49,7 @@ from detent.graph.values import constant, constant_scalar, is_constant, is_stand
 from detent.prepare.base import Successor
 from detent.recipe import Override, Recipe
 
-Became = Mapping[str, Successor]
-"""What became of the nodes that a model had before it was prepared."""
+Became = Mapping[str, Successor]  # what became of the nodes that a model had before it was prepared
 
 NOTHING: Became = MappingProxyType({})
 
@@ -160,8 +165,7 @@ def _followed(pattern: str, names: Sequence[str], became: Became) -> list[str] |
     return list(dict.fromkeys(found))
 
 
-_SHORT = 60
-"""Characters of an override's part that are told as a reason; a proposal may name dozens of nodes."""
+_SHORT = 60  # characters of an override's part that are told as a reason; a proposal may name dozens of nodes
 
 
 def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> set[str]:
@@ -211,21 +215,24 @@ def left_float(recipe: Recipe, graph: ir.Graph, became: Became = NOTHING) -> dic
     return found
 
 
-MASKING = 64.0
-"""Scores that are so far apart are 0 and 1 after Softmax, to any number of bits: exp(-64) is 1.6e-28."""
+MASKING = 64.0  # scores that are so far apart are 0 and 1 after Softmax, to any number of bits: exp(-64) is 1.6e-28
 
 SCORE_REASON = "masks attention scores: a grid that reaches the masked ones would lose the others"
+INFINITE_REASON = "a constant brings infinity here, which no integer stands for"
 MASK_REASON = "part of an attention mask: its numbers are too large for the grid of the scores"
 
 _RESHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 _SPREADING = ("Expand", "Slice", "Gather", "Tile", "Trilu", "Pad")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Min", "Max", "Concat")
+_CARRYING = (*_RESHAPING, *_SPREADING, *_ARITHMETIC, "Where")
+"""What an infinite number passes through."""
+
 _FLAGS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Shape", "Range", "IsNaN")
 
 
 @dataclass(frozen=True)
 class Masks:
-    """Why nodes stay float, by name, and the values that no grid can hold: masked scores, and what may be NaN."""
+    """Why nodes stay float, by name, and the values that no grid holds: masked scores, what may be NaN, infinity."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     masked: frozenset[str] = frozenset()
@@ -235,11 +242,32 @@ def find_masks(graph: ir.Graph) -> Masks:
     """Return the attention masks of a graph."""
     reasons: dict[str, str] = {}
     masked: set[str] = set()
+    infinite: set[str] = set()
     for node in graph:
         if is_standard(node, "Softmax"):
             _search(node.inputs[0], reasons, masked)
             masked.update(str(value.name) for value in node.outputs if _may_be_nan(value))
-    return Masks(reasons, frozenset(masked))
+        elif is_standard(node, *_CARRYING, "ConstantOfShape"):
+            infinite.update(_infinite(node, infinite, reasons))
+    return Masks(reasons, frozenset(masked | infinite))
+
+
+def _infinite(node: ir.Node, known: Collection[str], reasons: dict[str, str]) -> list[str]:
+    """Return the results of a node that hold infinity, those of nodes before it being known; note the reason."""
+    filling = node.attributes.get_tensor("value") if node.op_type == "ConstantOfShape" else None
+    data = [*_data(node), *(node.inputs[2:3] if node.op_type == "Pad" else ())]
+    arrays = [constant(value) for value in data if value is not None and is_constant(value)]
+    arrays += [] if filling is None else [filling.numpy()]
+    if not any(map(_has_infinity, arrays)) and not any(value is not None and value.name in known for value in data):
+        return []
+    reasons.setdefault(str(node.name), INFINITE_REASON)
+    # The larger of a number and -inf is the number.
+    return [] if node.op_type in ("Max", "Min") else [str(value.name) for value in node.outputs]
+
+
+def _has_infinity(array: npt.NDArray[Any] | None) -> bool:
+    """Return whether an array holds infinity on purpose: one with NaN is broken."""
+    return array is not None and array.dtype.kind == "f" and bool(np.isinf(array).any() and not np.isnan(array).any())
 
 
 def _may_be_nan(value: ir.Value) -> bool:
@@ -306,7 +334,7 @@ def _nodes_of_mask(value: ir.Value) -> list[ir.Node] | None:
             masks |= _is_large(constant(each)) if is_constant(each) else True
         elif node in found:
             continue
-        elif is_standard(node, *_RESHAPING, *_SPREADING, *_ARITHMETIC, "Where"):
+        elif is_standard(node, *_CARRYING):
             found[node] = None
             pending += _data(node)
         elif is_standard(node, "ConstantOfShape"):

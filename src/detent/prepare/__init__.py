@@ -10,12 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from detent.prepare.affine import FoldAffine
+from detent.prepare.affine import FoldAffine, MatMulToGemm, NormalizeGemm
 from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
 from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
-from detent.prepare.gemm import MatMulToGemm, NormalizeGemm
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
@@ -59,6 +58,7 @@ __all__ = [
 ]
 
 
+# The passes that a recipe may do without; the others are what everything else stands on.
 LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
     FuseLayerNorm,
@@ -78,7 +78,6 @@ LEAVABLE: tuple[type[Pass], ...] = (
     SplitGlobalPool,
     WriteAttributes,
 )
-"""The passes that a recipe may do without; the others are what everything else stands on."""
 
 
 def default_passes(

@@ -15,6 +15,14 @@ All arithmetic is in float64, and the result is rounded once to the type of the 
 
 FoldAffine: with a constant c per channel, y * c, y / c, y + c, y - c and c - y are such maps, and the layer that
 computes y absorbs them. Conv without bias followed by Add is the most common case.
+
+Fully connected layers are brought into one form, a Gemm without factors.
+
+MatMulToGemm: for a matrix x, Gemm computes x @ W + b in one node: the same products and the same sum as MatMul and Add.
+With more dimensions Gemm does not apply, so the rank of x has to be known.
+
+NormalizeGemm: Gemm computes alpha * A @ B + beta * C = A @ (alpha * B) + (beta * C). With B and C constant the factors
+are multiplied in once, and a plain fully connected layer is left.
 """
 
 from __future__ import annotations
@@ -26,16 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import (
-    constant,
-    cut_inputs,
-    input_at,
-    made_by,
-    rank,
-    set_input,
-    sole_use,
-    why_not_sole,
-)
+from detent.graph import values
 from detent.prepare.base import OperatorPass, Pass, as_float64, int_attribute, ints_attribute
 
 Array = npt.NDArray[np.float64]
@@ -86,14 +85,14 @@ class Layer:
 
 def read_layer(node: ir.Node) -> Layer | str:
     """Return the layer that a Conv, ConvTranspose, Gemm or MatMul is, or the reason why it cannot take a map in."""
-    weight, bias_value = constant(input_at(node, 1)), input_at(node, 2)
+    weight, bias_value = values.constant(values.input_at(node, 1)), values.input_at(node, 2)
     if weight is None:
         return f"the weight of {node.op_type} '{node.name}' is not constant"
     if weight.dtype not in (np.float32, np.float64):
         return f"the weight of {node.op_type} '{node.name}' is {weight.dtype}"
     if node.op_type in ("Gemm", "MatMul") and weight.ndim != 2:
         return f"the weight of {node.op_type} '{node.name}' has {weight.ndim} dimensions"
-    bias = constant(bias_value)
+    bias = values.constant(bias_value)
     if bias_value is not None and bias is None:
         return f"the bias of {node.op_type} '{node.name}' is not constant"
     gemm = node.op_type == "Gemm"
@@ -196,14 +195,14 @@ def _write(owner: Pass, model: ir.Model, layer: Layer, weight: Array, bias: Arra
     needs_bias = layer.bias is not None or bool(np.any(bias))
     # MatMul has no input for a bias; Gemm has one, but takes matrices only.
     if node.op_type == "MatMul" and needs_bias:
-        if rank(node.inputs[0]) != 2:
+        if values.rank(node.inputs[0]) != 2:
             return f"the input of MatMul '{node.name}' is not known to have rank 2, so it cannot become a Gemm"
         node.op_type = "Gemm"
-    set_input(node, 1, owner.initializer(model, node, "folded_weight", stored))
+    values.set_input(node, 1, owner.initializer(model, node, "folded_weight", stored))
     if needs_bias:
-        set_input(node, 2, owner.initializer(model, node, "folded_bias", stored_bias))
+        values.set_input(node, 2, owner.initializer(model, node, "folded_bias", stored_bias))
     else:
-        cut_inputs(node, 2)
+        values.cut_inputs(node, 2)
     # `read_layer` multiplied it into the bias.
     node.attributes.pop("beta", None)
     return None
@@ -228,7 +227,7 @@ class FoldAffine(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Fold the operator if a layer and a constant are its inputs, in either order."""
         for index in (0, 1):
-            layer, array = made_by(node.inputs[index], *_LAYERS), constant(node.inputs[1 - index])
+            layer, array = values.made_by(node.inputs[index], *_LAYERS), values.constant(node.inputs[1 - index])
             if layer is not None and array is not None:
                 return self._fold(model, node, index, layer, array)
         return None
@@ -236,9 +235,9 @@ class FoldAffine(OperatorPass):
     def _fold(self, model: ir.Model, node: ir.Node, index: int, layer: ir.Node, array: npt.NDArray[Any]) -> str | None:
         """Fold the operator, which reads the layer at an input, into the layer; the reason where it cannot be."""
         (source,) = layer.outputs
-        if sole_use(source, model.graph) is None:
-            return why_not_sole(source)
-        dims = 2 if layer.op_type == "Gemm" else rank(layer.inputs[1])
+        if values.sole_use(source, model.graph) is None:
+            return values.why_not_sole(source)
+        dims = 2 if layer.op_type == "Gemm" else values.rank(layer.inputs[1])
         vector = per_channel(array, dims)
         if vector is None:
             return f"its constant of shape {list(array.shape)} is not one number per channel"
@@ -274,3 +273,79 @@ def _as_affine(op_type: str, vector: Array, constant_first: bool) -> Affine | No
     if constant_first or not bool(np.all(vector)):
         return None
     return Affine(1.0 / vector, zero)
+
+
+class MatMulToGemm(OperatorPass):
+    """Merge MatMul and the Add after it.
+
+    Cases:
+    - the weight is a constant matrix and the bias a constant with one entry, or one per column, on either side of Add;
+    - declined: the input's rank is not known to be 2, or the product is used elsewhere;
+    - left alone without a note: a MatMul of two computed values, and an Add of two computed values.
+    """
+
+    operators = ("Add",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Merge the Add with a MatMul on either side of it."""
+        for index in (0, 1):
+            layer = values.made_by(node.inputs[index], "MatMul")
+            if layer is not None:
+                return self._merge(model, layer, node, node.inputs[1 - index])
+        return None
+
+    def _merge(self, model: ir.Model, layer: ir.Node, add: ir.Node, bias: ir.Value | None) -> str | None:
+        (product,), weight, shift = layer.outputs, values.constant(layer.inputs[1]), values.constant(bias)
+        if weight is None or weight.ndim != 2 or shift is None:
+            return None
+        if values.rank(layer.inputs[0]) != 2:
+            return f"the input of MatMul '{layer.name}' is not known to have rank 2"
+        if weight.dtype not in (np.float32, np.float64):
+            return f"the weight of MatMul '{layer.name}' is {weight.dtype}"
+        if values.sole_use(product, model.graph) is None:
+            return values.why_not_sole(product)
+        vector = per_channel(shift, 2)
+        columns = weight.shape[1]
+        if vector is None or vector.size not in (1, columns):
+            return f"the bias of shape {list(shift.shape)} is not one number per column"
+        stored = np.broadcast_to(vector, (columns,)).astype(weight.dtype)
+        layer.op_type = "Gemm"
+        values.set_input(layer, 2, self.initializer(model, layer, "bias", stored))
+        self.absorbed(model, add, layer, f"merged with MatMul '{layer.name}' into a Gemm")
+        return None
+
+
+class NormalizeGemm(OperatorPass):
+    """Make alpha and beta of Gemm 1.
+
+    Cases:
+    - alpha goes into a constant B, beta into a constant C;
+    - beta without C is dropped, and C with a beta of 0 is dropped;
+    - declined, each on its own: a factor whose matrix is not constant.
+    """
+
+    operators = ("Gemm",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Multiply both factors in."""
+        self._absorb(model, node, "alpha", 1)
+        self._absorb(model, node, "beta", 2)
+        return None
+
+    def _absorb(self, model: ir.Model, node: ir.Node, factor: str, index: int) -> None:
+        number = node.attributes.get_float(factor, 1.0)
+        value = values.input_at(node, index)
+        if number == 1.0:
+            return
+        array = values.constant(value)
+        if value is not None and number == 0.0 and factor == "beta":
+            values.cut_inputs(node, 2)
+        elif value is not None:
+            if array is None or array.dtype not in (np.float32, np.float64):
+                self.decline(node, f"{factor} is {number:g} and '{value.name}' is not constant")
+                return
+            role = "scaled_weight" if index == 1 else "scaled_bias"
+            scaled = (as_float64(array) * number).astype(array.dtype)
+            values.set_input(node, index, self.initializer(model, node, role, scaled))
+        node.attributes.pop(factor)
+        self.changed(node, f"{factor} {number:g} folded into its constants")

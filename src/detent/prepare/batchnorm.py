@@ -18,18 +18,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.values import (
-    constant,
-    cut_inputs,
-    input_at,
-    is_standard,
-    is_unused,
-    rank,
-    remove_node,
-    set_input,
-    sole_use,
-    why_not_sole,
-)
+from detent.graph import values
 from detent.prepare.affine import Affine, fold_after, fold_before
 from detent.prepare.base import OperatorPass, as_float64, int_attribute
 
@@ -40,11 +29,11 @@ def read_batchnorm(node: ir.Node) -> Affine | str:
     """Return the map that a BatchNormalization is, or the reason why it is not a fixed one."""
     if int_attribute(node, "training_mode", 0):
         return "it is in training mode"
-    if any(not is_unused(value) for value in node.outputs[1:]):
+    if any(not values.is_unused(value) for value in node.outputs[1:]):
         return "its running statistics are used"
     arrays = []
     for index, name in enumerate(_PARAMETERS, start=1):
-        array = constant(input_at(node, index))
+        array = values.constant(values.input_at(node, index))
         if array is None:
             return f"its {name} is not constant"
         arrays.append(as_float64(array).reshape(-1))
@@ -87,11 +76,11 @@ class FoldBatchNorm(OperatorPass):
         if source is None:
             return "it has no input"
         layer = source.producer()
-        if layer is None or not is_standard(layer, "Conv", "ConvTranspose", "Gemm", "MatMul"):
+        if layer is None or not values.is_standard(layer, "Conv", "ConvTranspose", "Gemm", "MatMul"):
             return f"'{source.name}' comes from {'the outside' if layer is None else layer.op_type}"
-        if sole_use(source, model.graph) is None:
-            return why_not_sole(source)
-        if layer.op_type == "MatMul" and rank(layer.inputs[0]) != 2:
+        if values.sole_use(source, model.graph) is None:
+            return values.why_not_sole(source)
+        if layer.op_type == "MatMul" and values.rank(layer.inputs[0]) != 2:
             return f"the input of MatMul '{layer.name}' is not known to have rank 2"
         reason = fold_after(self, model, layer, affine)
         if reason is None:
@@ -101,13 +90,13 @@ class FoldBatchNorm(OperatorPass):
     def _forward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
         """Fold into the only reader; the reason if that is not possible."""
         source, output = node.inputs[0], node.outputs[0]
-        use = sole_use(output, model.graph)
+        use = values.sole_use(output, model.graph)
         if source is None or use is None:
-            return why_not_sole(output)
+            return values.why_not_sole(output)
         layer, index = use
-        if not is_standard(layer, "Conv", "Gemm", "MatMul") or index != 0:
+        if not values.is_standard(layer, "Conv", "Gemm", "MatMul") or index != 0:
             return f"'{output.name}' goes to {layer.op_type}"
-        if layer.op_type != "Conv" and rank(source) != 2:
+        if layer.op_type != "Conv" and values.rank(source) != 2:
             return f"'{source.name}' is not known to have rank 2"
         if output.shape is None:
             output.shape = source.shape
@@ -115,7 +104,7 @@ class FoldBatchNorm(OperatorPass):
         if reason is not None:
             return reason
         layer.replace_input_with(0, source)
-        remove_node(model.graph, node)
+        values.remove_node(model.graph, node)
         self.merged(node, layer)
         self.changed(node, f"folded into {layer.op_type} '{layer.name}' after it")
         return None
@@ -136,10 +125,10 @@ class BatchNormToConv(OperatorPass):
         affine = read_batchnorm(node)
         if isinstance(affine, str):
             return affine
-        dims = rank(node.inputs[0])
+        dims = values.rank(node.inputs[0])
         if dims not in (3, 4, 5):
             return "the rank of its input is not known" if dims is None else f"its input has {dims} dimensions"
-        gamma = constant(node.inputs[1])
+        gamma = values.constant(node.inputs[1])
         if gamma is None or gamma.dtype not in (np.float32, np.float64):
             return "its parameters are not float32"
         self._rewrite(model, node, affine, [1] * (dims - 2), gamma.dtype)
@@ -151,9 +140,9 @@ class BatchNormToConv(OperatorPass):
     ) -> None:
         channels = affine.scale.size
         weight = affine.scale.reshape(channels, 1, *kernel).astype(dtype)
-        cut_inputs(node, 3)
-        set_input(node, 1, self.initializer(model, node, "conv_weight", weight))
-        set_input(node, 2, self.initializer(model, node, "conv_bias", affine.shift.astype(dtype)))
+        values.cut_inputs(node, 3)
+        values.set_input(node, 1, self.initializer(model, node, "conv_weight", weight))
+        values.set_input(node, 2, self.initializer(model, node, "conv_bias", affine.shift.astype(dtype)))
         # The others are the statistics of training, which nothing reads.
         node.resize_outputs(1)
         node.op_type = "Conv"

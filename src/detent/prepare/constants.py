@@ -23,20 +23,9 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from detent.graph import values
 from detent.graph.runtime import onnxruntime
 from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
-from detent.graph.values import (
-    add_initializer,
-    bodies_of,
-    bypass,
-    constant,
-    input_at,
-    is_standard,
-    is_unused,
-    rank,
-    remove_node,
-    tensor_of,
-)
 from detent.prepare.base import Pass
 from detent.prepare.shapes import infer
 
@@ -53,7 +42,7 @@ def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value])
     sources: dict[str, ir.TensorProtocol] = {}
     for node in nodes:
         for value in node.inputs:
-            tensor = tensor_of(value)
+            tensor = values.tensor_of(value)
             if value is not None and value not in produced and tensor is not None:
                 sources[str(value.name)] = tensor
     inputs, initializers, feeds = [], [], {}
@@ -82,14 +71,13 @@ def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value])
     return results
 
 
+# A result larger than this many bytes is kept as a computation, unless its inputs were larger still.
 SIZE_LIMIT = 16 * 2**20
-"""A result larger than this many bytes is kept as a computation, unless its inputs were larger still."""
 
+# How often shapes are inferred again because a constant that was folded may have made further ones static. A window
+# attention computes its shapes one from the other through all layers: some twenty rounds. Every round folds at least
+# one node, so there is an end.
 MAX_ROUNDS = 100
-"""How often shapes are inferred again because a constant that was folded may have made further ones static.
-
-A window attention computes its shapes one from the other through all layers: some twenty rounds. Every round folds at
-least one node, so there is an end."""
 
 _NEVER = frozenset(
     {
@@ -131,16 +119,18 @@ class FoldConstants(Pass):
             # Only the reasons of the last round hold: an earlier one may have been overcome.
             self.declined = []
             for node in model.graph:
-                if is_standard(node, "Constant"):
+                if values.is_standard(node, "Constant"):
                     self._lift(model.graph, node)
-                elif is_standard(node, "Shape", "Size"):
+                elif values.is_standard(node, "Shape", "Size"):
                     self._measure(model, node)
-                elif is_standard(node, "Cast"):
+                elif values.is_standard(node, "Cast"):
                     self._drop_cast(model.graph, node)
             self._evaluate(model)
             removed += _remove_unused(model)  # first: what is left of large models is inferred several times as fast
             # A shape that is not known yet would make further constants.
-            if len(self.changes) == before or not any(is_standard(node, "Shape", "Size") for node in model.graph):
+            if len(self.changes) == before or not any(
+                values.is_standard(node, "Shape", "Size") for node in model.graph
+            ):
                 break
             reason = infer(model)
             if reason is not None:
@@ -185,7 +175,7 @@ class FoldConstants(Pass):
         source = node.inputs[0]
         if source is None or source.dtype is None or source.dtype != node.attributes.get_int("to", 0):
             return
-        reason = bypass(graph, node)
+        reason = values.bypass(graph, node)
         if reason is None:
             self.replaced(node)
             self.changed(node, f"Cast of a {source.dtype} to its own type removed")
@@ -219,7 +209,7 @@ class FoldConstants(Pass):
         folded: dict[ir.Node, None] = {}
         sizes: dict[ir.Node, int] = {}
         for node in graph:
-            if node.domain != "" or node.op_type in _NEVER or is_standard(node, "Constant"):
+            if node.domain != "" or node.op_type in _NEVER or values.is_standard(node, "Constant"):
                 continue
             size = _input_bytes(node, sizes)
             if size is None:
@@ -239,9 +229,9 @@ class FoldConstants(Pass):
         """Replace a value by an initializer of the same name; its node is removed once nothing needs it."""
         name = str(value.name)
         node = value.producer()
-        value.replace_all_uses_with(add_initializer(model.graph, name, array))
+        value.replace_all_uses_with(values.add_initializer(model.graph, name, array))
         if node is not None and len(node.outputs) == 1:
-            remove_node(model.graph, node)
+            values.remove_node(model.graph, node)
         elif node is not None:
             # The node stays for its other results, and the initializer has the name now.
             value.name = self.fresh(model, node, "unused")
@@ -276,7 +266,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 def _input_bytes(node: ir.Node, sizes: dict[ir.Node, int]) -> int | None:
     """Return the bytes of the constants behind a node, or None if an input is not constant or not numpy's."""
-    if bodies_of(node):
+    if values.bodies_of(node):
         return None
     total = 0
     for value in node.inputs:
@@ -286,7 +276,7 @@ def _input_bytes(node: ir.Node, sizes: dict[ir.Node, int]) -> int | None:
         if producer in sizes:
             total += sizes[producer]
             continue
-        tensor = tensor_of(value)
+        tensor = values.tensor_of(value)
         if tensor is None or tensor.dtype not in _NUMPY_TYPES:
             return None
         total += tensor.nbytes
@@ -325,11 +315,11 @@ class RemoveIdentity(Pass):
     def run(self, model: ir.Model) -> None:
         """Look at every Identity and Dropout of the main graph, and at arithmetic with constants."""
         for node in model.graph:
-            if not is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
+            if not values.is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
                 continue
             reason = _why_trains(node) if node.op_type == "Dropout" else None
             if reason is None:
-                reason = bypass(model.graph, node)
+                reason = values.bypass(model.graph, node)
             if reason is None:
                 self.replaced(node)
                 self.changed(node, f"{node.op_type} removed")
@@ -339,9 +329,9 @@ class RemoveIdentity(Pass):
 
 def _is_neutral(node: ir.Node) -> bool:
     """Return whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape alone."""
-    if not is_standard(node, *_NEUTRAL) or node.inputs[0] is None:
+    if not values.is_standard(node, *_NEUTRAL) or node.inputs[0] is None:
         return False
-    array, dims = constant(input_at(node, 1)), rank(node.inputs[0])
+    array, dims = values.constant(values.input_at(node, 1)), values.rank(node.inputs[0])
     if array is None or array.size != 1 or dims is None or array.ndim > dims:
         return False
     return bool(array.reshape(-1)[0] == _NEUTRAL[node.op_type])
@@ -349,12 +339,12 @@ def _is_neutral(node: ir.Node) -> bool:
 
 def _why_trains(node: ir.Node) -> str | None:
     """Return why a Dropout does more than pass its input on, or None."""
-    if any(not is_unused(value) for value in node.outputs[1:]):
+    if any(not values.is_unused(value) for value in node.outputs[1:]):
         return "the mask of Dropout is used"
-    training = input_at(node, 2)
+    training = values.input_at(node, 2)
     if training is None:
         return None
-    flag = constant(training)
+    flag = values.constant(training)
     if flag is None:
         return "the training mode of Dropout is not constant"
     return "Dropout is in training mode" if bool(flag.reshape(-1)[0]) else None
@@ -387,7 +377,7 @@ class SeparateInitializers(Pass):
                 if value.const_value is None:
                     continue
                 name = self.fresh(model, node, str(value.name).lstrip("/"))
-                copy = add_initializer(model.graph, name, value.const_value.numpy())
+                copy = values.add_initializer(model.graph, name, value.const_value.numpy())
                 node.replace_input_with(index, copy)
                 copies[value] = copies.get(value, 0) + 1
         for value, count in copies.items():

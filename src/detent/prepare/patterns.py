@@ -98,8 +98,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "Erf": erf,
     "Clip": lambda x, low=-np.inf, high=np.inf: np.clip(x, low, high),
 }
-POINTS: Floats = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])
-"""Where functions are compared."""
+POINTS: Floats = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])  # where functions are compared
 
 
 def function_around(center: ir.Node, expected: Floats) -> Subgraph | None:

@@ -24,18 +24,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from detent.graph.values import (
-    constant,
-    constant_ints,
-    cut_inputs,
-    input_at,
-    is_constant,
-    is_unused,
-    rank,
-    remove_node,
-    static_shape,
-    take_over,
-)
+from detent.graph import values
 from detent.prepare.base import OperatorPass, axes_of, int_attribute, main_opset
 
 
@@ -58,20 +47,20 @@ class SplitToSlice(OperatorPass):
         if isinstance(sizes, str):
             return sizes
         axis = int_attribute(node, "axis", 0)
-        shape = static_shape(node.inputs[0])
+        shape = values.static_shape(node.inputs[0])
         if axis < 0 and shape is not None:
             axis += len(shape)
         pieces: list[ir.Node] = []
         ends = list(itertools.accumulate(sizes))
         for index, output in enumerate(node.outputs):
-            if is_unused(output):
+            if values.is_unused(output):
                 continue
             start, end = ends[index] - sizes[index], ends[index]
             piece = self._slice(model, node, (start, end, axis), f"slice{index}")
             model.graph.insert_before(node, piece)
-            take_over(output, piece.outputs[0])
+            values.take_over(output, piece.outputs[0])
             pieces.append(piece)
-        remove_node(model.graph, node)
+        values.remove_node(model.graph, node)
         self.replaced(node, *pieces)
         self.changed(node, f"Split into sizes {sizes} became Slices")
         return None
@@ -90,13 +79,13 @@ class SplitToSlice(OperatorPass):
 def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     """Return the sizes of the parts, or the reason why they are not known."""
     count = len(node.outputs)
-    value = input_at(node, 1)
+    value = values.input_at(node, 1)
     if value is not None:
-        given = constant_ints(value)
+        given = values.constant_ints(value)
         if given is None:
             return f"its sizes '{value.name}' are not constant"
         return given if len(given) == count else f"it has {count} outputs and {len(given)} sizes"
-    axis, shape = int_attribute(node, "axis", 0), static_shape(node.inputs[0])
+    axis, shape = int_attribute(node, "axis", 0), values.static_shape(node.inputs[0])
     dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     if dim is None:
         return f"the size of dimension {axis} of its input is not known"
@@ -109,8 +98,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
     return [part] * (count - 1) + [dim - part * (count - 1)]
 
 
-_LAST = np.iinfo(np.int64).max
-"""Where a Slice ends that takes the last entry, whatever the size."""
+_LAST = np.iinfo(np.int64).max  # where a Slice ends that takes the last entry, whatever the size
 
 
 class GatherToSlice(OperatorPass):
@@ -125,8 +113,14 @@ class GatherToSlice(OperatorPass):
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Write the Slice, and the Squeeze under the node's name."""
-        source, index = node.inputs[0], constant(node.inputs[1])
-        if source is None or source.dtype != ir.DataType.FLOAT or is_constant(source) or index is None or index.ndim:
+        source, index = node.inputs[0], values.constant(node.inputs[1])
+        if (
+            source is None
+            or source.dtype != ir.DataType.FLOAT
+            or values.is_constant(source)
+            or index is None
+            or index.ndim
+        ):
             return None
         start, axis = int(index), int_attribute(node, "axis", 0)
         fields = {"starts": start, "ends": _LAST if start == -1 else start + 1, "axes": axis, "steps": 1}
@@ -141,8 +135,8 @@ class GatherToSlice(OperatorPass):
         axes = self.initializer(model, node, "squeezed", np.array([axis]))
         squeezed = ir.node("Squeeze", [piece.outputs[0], axes], name=node.name)
         model.graph.insert_before(node, [piece, squeezed])
-        take_over(node.outputs[0], squeezed.outputs[0])
-        remove_node(model.graph, node)
+        values.take_over(node.outputs[0], squeezed.outputs[0])
+        values.remove_node(model.graph, node)
         self.replaced(node, piece, squeezed)
         self.changed(squeezed, f"Gather at {start} became Slice and Squeeze")
         return None
@@ -165,7 +159,7 @@ class ReduceMeanToPool(OperatorPass):
         if reason is None:
             node.op_type = "GlobalAveragePool"
             node.attributes.clear()
-            cut_inputs(node, 1)
+            values.cut_inputs(node, 1)
             self.changed(node, "ReduceMean over height and width became GlobalAveragePool")
         return reason
 
@@ -173,9 +167,9 @@ class ReduceMeanToPool(OperatorPass):
 def _why_not(node: ir.Node) -> str | None:
     """Return why a ReduceMean is not a GlobalAveragePool, or None if it is."""
     source, axes = node.inputs[0], axes_of(node)
-    if input_at(node, 1) is not None and axes is None:
+    if values.input_at(node, 1) is not None and axes is None:
         return "its axes are not constant"
-    if rank(source) != 4:
+    if values.rank(source) != 4:
         return "its input is not known to have rank 4"
     if axes is None or {axis % 4 for axis in axes} != {2, 3}:
         return f"it reduces over {axes or 'all axes'}, not over height and width"
@@ -186,8 +180,7 @@ def _why_not(node: ir.Node) -> str | None:
     return None
 
 
-LIMIT = 512
-"""The largest number of entries that one pool may average over."""
+LIMIT = 512  # the largest number of entries that one pool may average over
 
 
 class SplitGlobalPool(OperatorPass):
@@ -204,7 +197,7 @@ class SplitGlobalPool(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Insert an AveragePool over tiles before it."""
         source = node.inputs[0]
-        shape = static_shape(source)
+        shape = values.static_shape(source)
         if source is None or shape is None:
             return "the shape of its input is not known"
         if len(shape) != 4:

@@ -133,8 +133,8 @@ class FixShapes(Pass):
             _infer_again(self, model)
 
 
+# Parts of the names of first dimensions that are open but no batch: those of sequences and of single images.
 _NO_BATCH = ("seq", "len", "time", "frame", "token", "step", "height", "width", "point", "past", "chan")
-"""Parts of the names of first dimensions that are open but no batch: those of sequences and of single images."""
 
 
 class FixBatch(Pass):

@@ -52,8 +52,7 @@ from detent.qdq.function_body import (
 
 LARGEST = np.finfo(np.float32).max
 LEAST_NORMAL = np.finfo(np.float32).tiny
-EXPONENT_OF_ZERO = -127
-"""The exponent that zero and subnormal numbers count with."""
+EXPONENT_OF_ZERO = -127  # the exponent that zero and subnormal numbers count with
 
 
 def largest_finite(body: Body, x: ir.Value, axis: int) -> ir.Value:
@@ -221,8 +220,7 @@ def _axes(axis: int, layout: BlockLayout) -> tuple[int, ...]:
     return tuple(axis + 1 + index for index in range(len(layout.sizes)))
 
 
-_METHODS = ("to_bfp", "to_bfp_prime")
-"""One level of exponents, and two."""
+_METHODS = ("to_bfp", "to_bfp_prime")  # one level of exponents, and two
 
 _BLOCK_FLOAT_ATTRIBUTES = (
     ir.AttrString("bfp_method", "to_bfp"),

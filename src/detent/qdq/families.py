@@ -23,8 +23,8 @@ import onnx_ir as ir
 QUARK = "com.amd.quark"
 VITIS_DOMAIN = "com.vai.quantize"
 CONTRIB = "ai.onnx.contrib"
+# Domains whose operators need a model-local function: no runtime has them.
 FOREIGN_DOMAINS = (QUARK, VITIS_DOMAIN, CONTRIB)
-"""Domains whose operators need a model-local function: no runtime has them."""
 
 
 class OperatorName(NamedTuple):
@@ -199,14 +199,14 @@ ON_CODES: Mapping[str, OnCodes] = MappingProxyType(
         "QLinearGlobalAveragePool": OnCodes("GlobalAveragePool"),
     }
 )
+# Operators of dynamic quantization: scales are computed while the model runs.
 DYNAMIC = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
-"""Operators of dynamic quantization: scales are computed while the model runs."""
 
+# Operators that give elements of their first input and nothing new: they do the same to codes.
 MOVES_CODES = (
     "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "GatherElements", "GatherND",
     "Expand", "Tile", "Identity",
 )  # fmt: skip
-"""Operators that give elements of their first input and nothing new: they do the same to codes."""
 
 
 def on_codes(node: ir.Node) -> OnCodes | None:

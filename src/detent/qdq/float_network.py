@@ -200,15 +200,13 @@ class _Reader:
         self._note(identity.outputs[0], codes)
 
 
+# Endings of the names of codes; what is before them is the name of the float value.
 _SUFFIXES = ("_QuantizeLinear_Output", "_quantized")
-"""Endings of the names of codes; what is before them is the name of the float value."""
 
-_CODED_NUMBERS = {"Clip": (1, 2), "Pad": (2,)}
-"""Inputs that are codes without a scale of their own."""
+_CODED_NUMBERS = {"Clip": (1, 2), "Pad": (2,)}  # inputs that are codes without a scale of their own
 
 _MOVING = (*families.MOVES_CODES, "MaxPool", "Resize", "Concat", *_CODED_NUMBERS)
-_NOT_THEIRS = ("opset", "channels_last")
-"""Attributes that float operators do not have."""
+_NOT_THEIRS = ("opset", "channels_last")  # attributes that float operators do not have
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,14 +20,12 @@ from detent.numerics.blocks import ROUNDING_MODES
 from detent.numerics.codec import Rounding
 from detent.qdq.families import OperatorName
 
-LABEL = "detent.body"
-"""The metadata key under which a function says which definition its body was written from."""
+LABEL = "detent.body"  # the metadata key under which a function says which definition its body was written from
 
+# The opsets from which reductions take their axes as an input; before it, as an attribute.
 _AXES_ARE_AN_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMin": 18}
-"""The opsets from which reductions take their axes as an input; before it, as an attribute."""
 
-Argument = ir.Value | npt.NDArray[Any] | np.generic
-"""What a node reads: a value, or a constant."""
+Argument = ir.Value | npt.NDArray[Any] | np.generic  # what a node reads: a value, or a constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +97,8 @@ def ref(name: str, attribute: str) -> ir.Attr:
     return ir.RefAttr(name, attribute, ir.AttributeType.INT)
 
 
+# The values of the attribute rounding_mode of the block formats.
 ROUNDINGS: Mapping[int, Rounding] = MappingProxyType({mode: rounding for rounding, mode in ROUNDING_MODES.items()})
-"""The values of the attribute rounding_mode of the block formats."""
 
 
 def described(node: ir.Node) -> str:

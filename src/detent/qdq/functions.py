@@ -180,8 +180,7 @@ def _along_axis(body: Body, per_axis: bool) -> tuple[ir.Value, ir.Value, ir.Valu
     return x, body("Reshape", scale, shape), body("Reshape", zero_point, shape)
 
 
-Reader = Callable[[ir.Node, int], Definition]
-"""From a node and the opset of its model to the definition that it needs."""
+Reader = Callable[[ir.Node, int], Definition]  # from a node and the opset of its model to the definition that it needs
 
 _DOMAIN_VERSION = 1
 _IR_VERSION_OF_DEFAULTS = 9
@@ -199,10 +198,10 @@ def _readers(family: families.Family) -> dict[families.OperatorName, Reader]:
     return {families.OperatorName(family.domain, name): reader for name, reader in by_name.items() if name}
 
 
+# Every operator that can get a function.
 READERS: Mapping[families.OperatorName, Reader] = MappingProxyType(
     _readers(families.FIX_NEURON) | _readers(families.EXTENDED) | _readers(families.VITIS)
 )
-"""Every operator that can get a function."""
 
 
 def add_functions(model: ir.Model, *, overloads: bool = False) -> list[families.OperatorName]:

@@ -26,8 +26,8 @@ from detent.qdq.families import dequantize_family, is_fix_neuron, quantize_famil
 
 Array = npt.NDArray[Any]
 
+# The type of codes for each value of the attribute bit_width, which is a string.
 _FIX_NEURON_CODES = {"8": np.int8, "16": np.int16, "32": np.int32}
-"""The type of codes for each value of the attribute bit_width, which is a string."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,20 +32,18 @@ from detent.numerics import NAMED_FORMATS
 from detent.numerics.blocks import BlockFloat, Microscaling
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
-from detent.recipe.presets import find_preset
+from detent.recipe.recipe import find_preset
 from detent.refinements import REFINEMENTS, Refinement, parse_refinement
 from detent.settings import parse_toml, read_text
 
 Plain = dict[str, Any]
 
+# Block formats that have no name are written by their kind and all of their fields.
 FORMAT_KINDS: Mapping[str, NumberFormat] = {"block_float": BlockFloat(), "microscaling": Microscaling("int8")}
-"""Block formats that have no name are written by their kind and all of their fields."""
 
-FLOAT = "float"
-"""How a role that stays float is written."""
+FLOAT = "float"  # how a role that stays float is written
 
-NONE = "none"
-"""How a field is written that has no value."""
+NONE = "none"  # how a field is written that has no value
 
 
 def to_plain(recipe: Recipe) -> Plain:

@@ -35,8 +35,7 @@ from detent.refinements.layer_problem import Floats
 Indices = npt.NDArray[np.int64]
 OUTSIDE = -1
 _GATES = ("Sigmoid", "HardSigmoid", "HardSwish")
-SCALE_RULE = "rounding"
-"""How the plan's moves name a scale of weights that was changed here."""
+SCALE_RULE = "rounding"  # how the plan's moves name a scale of weights that was changed here
 
 
 @dataclass(frozen=True)

@@ -53,15 +53,15 @@ from detent.refinements.layer_problem import (
 from detent.refinements.rounding import MOST_FACTORED
 from detent.settings import show_memory
 
+# Finds the corners of the objects of each image in a model's outputs, as shares of the image's sides.
 FindObjects = Callable[[Mapping[str, npt.NDArray[Any]]], Sequence[npt.NDArray[np.floating]]]
-"""Finds the corners of the objects of each image in a model's outputs, as shares of the image's sides."""
 
 STAGE = "refine"
 SEED = 20
 HOLD_OUT_EVERY = 5
 LEAST_ROWS = 16
+# With less than one row for so many inputs, what is found fits the rows and little else, whatever the damping.
 MOST_INPUTS_PER_ROW = 16
-"""With less than one row for so many inputs, what is found fits the rows and little else, whatever the damping."""
 
 
 @dataclass(frozen=True)

@@ -34,19 +34,15 @@ from detent.plan.layout import Role
 from detent.plan.plan import Plan
 
 RULE = "range search"
-FACTORS = (0.6, 0.75, 0.88, 1.15)
-"""Of a float scale: below 1 more is clipped and the rest is finer."""
+FACTORS = (0.6, 0.75, 0.88, 1.15)  # of a float scale: below 1 more is clipped and the rest is finer
 
-MOST_BITS = 8
-"""With more, a range that clips nothing is fine enough."""
+MOST_BITS = 8  # with more, a range that clips nothing is fine enough
 
 STANDARD_ERRORS = 2.0
 
-SAMPLES = 32
-"""How many are looked at: each runs the rest of the network several times for each activation."""
+SAMPLES = 32  # how many are looked at: each runs the rest of the network several times for each activation
 
-Constrain = Callable[[Plan], Plan]
-"""Moves the parameters of a plan until the target's rules hold."""
+Constrain = Callable[[Plan], Plan]  # moves the parameters of a plan until the target's rules hold
 
 Floats = npt.NDArray[np.float64]
 

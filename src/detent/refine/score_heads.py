@@ -25,8 +25,7 @@ from detent.refinements.layer_problem import Floats
 
 LARGEST_SHIFT = 4.0
 STEP = 1 / 16
-COLD = -6.0
-"""An answer below this is a score of less than 0.0025 either way: it says nothing about the shift."""
+COLD = -6.0  # an answer below this is a score of less than 0.0025 either way: it says nothing about the shift
 
 
 @dataclass(frozen=True, eq=False)

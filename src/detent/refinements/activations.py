@@ -19,8 +19,8 @@ Numbers = TypeVar("Numbers", npt.NDArray[np.float32], npt.NDArray[np.float64])
 Floats = npt.NDArray[np.float64]
 CurveNumbers = tuple[int, float, float, float]
 
+# Kinds of curves in compiled loops; GATED is added to the kind of one that multiplies its own input.
 LINES, HARD_SIGMOID, SIGMOID, GATED = 0, 1, 2, 10
-"""Kinds of curves in compiled loops; GATED is added to the kind of one that multiplies its own input."""
 
 
 class Curve(Protocol):

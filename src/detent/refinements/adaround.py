@@ -22,8 +22,8 @@ from detent.refinements.gradient import GradientSearch
 from detent.refinements.gradient_loops import GAMMA, ZETA, Doubles, Singles, rounding_step
 from detent.refinements.layer_problem import Floats, LayerProblem, Where, why_no_steps
 
+# What a weight in the middle costs, as a multiple of its share in the error of weights rounded to the nearest.
 PENALTY = 10.0
-"""What a weight in the middle costs, as a multiple of its share in the error of weights rounded to the nearest."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from detent.refinements.refinement import Refinement
 
 STEPS, SETTLED = 6, 1e-9
 HELD_OUT_EVERY = 4
-LEAST_TO_HOLD_OUT = 8
-"""With fewer samples all are learned from: two or three tell nothing about the others."""
+LEAST_TO_HOLD_OUT = 8  # with fewer samples all are learned from: two or three tell nothing about the others
 
 
 @dataclass(frozen=True)

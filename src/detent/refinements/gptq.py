@@ -28,8 +28,7 @@ from detent.refinements.layer_problem import Floats, LayerProblem, Solution, Ste
 from detent.refinements.least_squares import CONSTANT_INPUTS, RowMoments, flat_rows, in_pieces
 from detent.refinements.refinement import Contest, WeightRefinement
 
-Order = npt.NDArray[np.int64]
-"""For each group its inputs, in the order in which they are rounded."""
+Order = npt.NDArray[np.int64]  # for each group its inputs, in the order in which they are rounded
 
 
 @dataclass(frozen=True)

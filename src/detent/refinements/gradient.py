@@ -40,8 +40,7 @@ UNROUNDED = np.zeros(4)
 
 WINDOWS = 10
 CHANNELS_PER_BLOCK = 32
-HELD_OUT = 8
-"""One row in so many is held out."""
+HELD_OUT = 8  # one row in so many is held out
 
 
 @dataclass(frozen=True)

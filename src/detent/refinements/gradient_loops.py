@@ -15,14 +15,12 @@ from detent.numerics.compiled import compiled, compiled_sums
 Singles = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-SHORT = 16
-"""Below this many inputs a channel's sums run over the rows, as there are more of them."""
+SHORT = 16  # below this many inputs a channel's sums run over the rows, as there are more of them
 
-ZETA, GAMMA = 1.1, -0.1
-"""The sigmoid is stretched to this range and cut to 0..1, so that it reaches both ends."""
+ZETA, GAMMA = 1.1, -0.1  # the sigmoid is stretched to this range and cut to 0..1, so that it reaches both ends
 
+# The constants of Adam: how fast the means of the gradient and of its square forget, and what keeps it finite.
 DECAY, DECAY_SQUARES, TINY = 0.9, 0.999, 1e-8
-"""The constants of Adam: how fast the means of the gradient and of its square forget, and what keeps it finite."""
 
 
 @compiled_sums

@@ -29,15 +29,12 @@ from detent.refinements.activations import Activation, Curve
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Where = tuple[slice, slice]
-"""Some channels of some groups."""
+Where = tuple[slice, slice]  # some channels of some groups
 
 EVERYWHERE: Where = (slice(None), slice(None))
-AT_ZERO = np.zeros((), np.int64)
-"""The zero point of codes that are counted as steps from zero."""
+AT_ZERO = np.zeros((), np.int64)  # the zero point of codes that are counted as steps from zero
 
-INPUT_CHANNELS = 2
-"""The axis of (groups, channels, input channels, positions) that blocks lie along."""
+INPUT_CHANNELS = 2  # the axis of (groups, channels, input channels, positions) that blocks lie along
 
 
 class Rounder(Protocol):

@@ -37,14 +37,13 @@ from detent.numerics.compiled import compiled
 from detent.refinements.layer_problem import Floats, LayerProblem, StepRounder
 
 CONSTANT_INPUTS = "its inputs are the same in all samples, which says nothing about weights"
+# Below this share of its squared mean, the variance of an input is what centering in float32 leaves.
 LEAST_VARIANCE = 1e-10
-"""Below this share of its squared mean, the variance of an input is what centering in float32 leaves."""
 
-FEW_INPUTS = 12
-"""Up to so many weights a channel is searched: a depthwise kernel of 3 x 3 has nine."""
+FEW_INPUTS = 12  # up to so many weights a channel is searched: a depthwise kernel of 3 x 3 has nine
 
+# Branches that are better by less than this share are not worth a change. A pivot below it counts as none.
 _PRECISION = 1e-9
-"""Branches that are better by less than this share are not worth a change. A pivot below it counts as none."""
 
 _PIECES = 16
 

@@ -26,11 +26,9 @@ from detent.results.tensors import ActivationHistogram, ChannelSizes, columns_of
 
 TICKS = 5
 
-MANY = 100
-"""Dots beyond which they are drawn smaller."""
+MANY = 100  # dots beyond which they are drawn smaller
 
-ONE_VALUE = 0.3
-"""Of a decade: how far a count of one stands above the axis, so that a single outlier can be seen."""
+ONE_VALUE = 0.3  # of a decade: how far a count of one stands above the axis, so that a single outlier can be seen
 
 Value = str | int | None
 

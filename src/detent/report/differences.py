@@ -17,11 +17,9 @@ from detent.report.figures import SQNR, command, decibels, listed, size
 from detent.results.compared import MEASURES, Emulation, FolderComparison, ModelComparison, TensorDifference
 from detent.results.verdict import CLOSE_DB
 
-MOST_TENSORS = 5
-"""Tensors on the way, and outputs, that a short answer lists."""
+MOST_TENSORS = 5  # tensors on the way, and outputs, that a short answer lists
 
-MOST_FIGURES = 12
-"""Figures of a conversion that a short answer lists."""
+MOST_FIGURES = 12  # figures of a conversion that a short answer lists
 
 _SHOWN = 5
 

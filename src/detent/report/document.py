@@ -17,11 +17,10 @@ from typing import Any, Literal
 
 from detent.report.charts import Chart
 
-Level = Literal["good", "warn", "bad", "plain"]
-"""How to color it."""
+Level = Literal["good", "warn", "bad", "plain"]  # how to color it
 
+# Where a part is shown. A page has everything; a terminal has what is "verbose" only with --verbose.
 Audience = Literal["both", "page", "terminal", "verbose"]
-"""Where a part is shown. A page has everything; a terminal has what is "verbose" only with --verbose."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +229,8 @@ def bar(value: float, share: float) -> Cell:
     return Cell("", value, bar=min(max(share, 0.0), 1.0))
 
 
+# What a column shows of the thing that a row is about: the name of an attribute, or a function.
 Getter = str | Callable[[Any], Any]
-"""What a column shows of the thing that a row is about: the name of an attribute, or a function."""
 
 
 def named(title: str, get: Getter, meaning: str = "", **more: Any) -> Column:

@@ -12,21 +12,8 @@ from detent.convert import Conversion
 from detent.convert.splitting import Split
 from detent.errors import UsageError
 from detent.recipe import Recipe
-from detent.report.differences import (
-    comparison_document,
-    conversion_document,
-    emulation_document,
-    folders_document,
-    split_document,
-)
+from detent.report import differences, listings
 from detent.report.document import Document
-from detent.report.listings import (
-    check_document,
-    dump_document,
-    inspection_document,
-    recipe_document,
-    statistics_document,
-)
 from detent.report.losses import evaluation_document
 from detent.report.quantization import quantization_document
 from detent.report.searches import precision_document, sensitivity_document, tuning_document
@@ -40,20 +27,20 @@ from detent.results.summarized import StatisticsView
 
 BUILDERS: dict[type, Callable[[Any], Document]] = {
     Report: quantization_document,
-    DeviceCheck: check_document,
+    DeviceCheck: listings.check_document,
     Evaluation: evaluation_document,
     Tuning: tuning_document,
     SensitivityReport: sensitivity_document,
     PrecisionReport: precision_document,
-    ModelComparison: comparison_document,
-    FolderComparison: folders_document,
-    Emulation: emulation_document,
-    Conversion: conversion_document,
-    Split: split_document,
-    Inspection: inspection_document,
-    Dump: dump_document,
-    StatisticsView: statistics_document,
-    Recipe: recipe_document,
+    ModelComparison: differences.comparison_document,
+    FolderComparison: differences.folders_document,
+    Emulation: differences.emulation_document,
+    Conversion: differences.conversion_document,
+    Split: differences.split_document,
+    Inspection: listings.inspection_document,
+    Dump: listings.dump_document,
+    StatisticsView: listings.statistics_document,
+    Recipe: listings.recipe_document,
 }
 
 

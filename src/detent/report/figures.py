@@ -11,7 +11,7 @@ from os import PathLike
 
 from detent.graph.load import IN_MEMORY
 from detent.recipe import Recipe
-from detent.recipe.presets import PRESETS
+from detent.recipe.recipe import PRESETS
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
 from detent.results.paired import Interval
 from detent.results.task_scores import POINTS_OF
@@ -19,8 +19,7 @@ from detent.results.tensors import TensorReport
 
 PERCENTAGES = (POINTS.format(top=1), POINTS.format(top=5), CHANGED)
 
-DEFAULT_RECIPE = "XINT8"
-"""Of a command without --recipe."""
+DEFAULT_RECIPE = "XINT8"  # of a command without --recipe
 
 SHORT_UNITS = {
     POINTS.format(top=1): "points of top-1",

@@ -14,8 +14,7 @@ from detent.report.figures import SQNR, decibels, extent, percent, step
 from detent.results.quantized import Report
 from detent.results.tensors import TensorReport
 
-WORST = 3
-"""Tensors that a short answer lists."""
+WORST = 3  # tensors that a short answer lists
 
 
 @dataclass(frozen=True)

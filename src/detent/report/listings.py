@@ -10,8 +10,7 @@ from pathlib import Path
 
 from detent.comparison.folders import Dump
 from detent.comparison.inspection import Inspection, QuantizedTensor
-from detent.devices.device import Device
-from detent.devices.generations import Generation
+from detent.devices.device import Device, Generation
 from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report import document as doc
@@ -19,8 +18,7 @@ from detent.report.figures import command, listed, size
 from detent.results.checked import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
 from detent.results.summarized import StatisticsView, TensorSummary
 
-SHOWN = 8
-"""Rows of a table that a short answer lists."""
+SHOWN = 8  # rows of a table that a short answer lists
 
 TWINS = ("_ADAROUND", "_ADAQUANT")
 
@@ -250,8 +248,7 @@ def _range_cell(method: str, tensor: TensorSummary) -> doc.Cell:
     )
 
 
-SHOWN_FINDINGS = 5
-"""Findings that a short answer lists."""
+SHOWN_FINDINGS = 5  # findings that a short answer lists
 
 _VERDICTS: dict[str, tuple[str, doc.Level]] = {
     "accepted": ("takes it", "good"),

@@ -25,14 +25,11 @@ from detent.results import evaluated
 from detent.results.paired import interval_text, wilson_interval
 from detent.results.task_scores import TaskFigure, TaskScores
 
-MOST_CHANGES = 3
-"""Changed answers that a short answer lists for a model."""
+MOST_CHANGES = 3  # changed answers that a short answer lists for a model
 
-MOST_OUTPUTS = 10
-"""Outputs that a short answer lists."""
+MOST_OUTPUTS = 10  # outputs that a short answer lists
 
-SMALL_LOSS = 1.0
-"""Percentage points of accuracy: what is certainly less is called as good."""
+SMALL_LOSS = 1.0  # percentage points of accuracy: what is certainly less is called as good
 
 DISPUTED = "Whether a loss may be chance is judged by McNemar's exact test; the intervals are approximate."
 INTERVAL = "95 % interval"

@@ -24,12 +24,12 @@ from detent.report.documents import document_of
 from detent.report.figures import printable_lines
 from detent.version import __version__
 
-FEW = 12
-"""Rows that are shown before the others are asked for."""
+FEW = 12  # rows that are shown before the others are asked for
 
+# Where a long name may be broken: behind a separator, but not within a number.
 _PARTS = re.compile(r"(?<=[/_:])(?=[^/._:])|(?<=\.)(?=[^/._:\d])")
-"""Where a long name may be broken: behind a separator, but not within a number."""
 
+# The macro in blocks.html that draws a block.
 _KINDS = {
     Paragraph: "paragraph",
     NoteList: "notes",
@@ -38,7 +38,6 @@ _KINDS = {
     Figure: "figure",
     Table: "table",
 }
-"""The macro in blocks.html that draws a block."""
 
 
 def write_page(result: object, path: str | Path) -> None:

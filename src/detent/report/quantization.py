@@ -24,6 +24,7 @@ from detent.results.quantized import Report
 from detent.results.tensors import Closeness, Fidelity, in_integers
 from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
 
+# Why a scale was moved, by the name of the rule.
 RULES = {
     "align": "What is joined, pooled, padded or sliced has one scale for its inputs and its output.",
     "shift read": "The inputs of an Add or Sub are at most 7 positions apart.",
@@ -36,10 +37,8 @@ RULES = {
     "room for the bias": "With a finer weight the 32-bit bias would overflow.",
     RANGES: "Another scale brings the output of the network closer to float.",
 }
-"""Why a scale was moved, by the name of the rule."""
 
-LISTED = 6
-"""Operators that a short answer names."""
+LISTED = 6  # operators that a short answer names
 
 _LEVELS: dict[str, doc.Level] = {
     "close": "good",

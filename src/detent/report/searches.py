@@ -19,17 +19,14 @@ from detent.results.paired import interval_text
 
 ERROR = "The power of the error at the outputs over that of the signal: -20 dB is 1 %; more negative is better."
 
-SHOWN = 5
-"""Layers that a short answer lists."""
+SHOWN = 5  # layers that a short answer lists
 
+# Decibels by which a proposal is to be better, if the user has not said: a quarter of the error's power.
 MUCH_BETTER = 6
-"""Decibels by which a proposal is to be better, if the user has not said: a quarter of the error's power."""
 
-BAR_DECIBELS = 30.0
-"""An empty bar stands for an error that is this much below the largest."""
+BAR_DECIBELS = 30.0  # an empty bar stands for an error that is this much below the largest
 
-LEAST = 1e-6
-"""Of the largest error: what is less is drawn as if it were that, because it does not matter."""
+LEAST = 1e-6  # of the largest error: what is less is drawn as if it were that, because it does not matter
 
 _WAYS: dict[searched.Way, str] = {
     "exclude": "leave float",

@@ -19,8 +19,7 @@ from detent.report import document as doc
 from detent.report.figures import printable, printable_lines
 
 _STYLES: dict[doc.Level, str] = {"good": "green", "warn": "yellow", "bad": "red", "plain": ""}
-BAR = 20
-"""Characters of a full bar."""
+BAR = 20  # characters of a full bar
 
 
 class PlainConsole(Console):

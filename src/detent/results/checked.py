@@ -12,12 +12,11 @@ from detent.results import Result
 Level = Literal["error", "warning", "note"]
 Verdict = Literal["accepted", "partly", "rejected"]
 
-MODEL = ""
-"""The node of a finding that is about the model as a whole."""
+MODEL = ""  # the node of a finding that is about the model as a whole
 
 
+# What is found about a node that is float because it is post-processing, and meant for the CPU.
 DECODES = "it decodes detections"
-"""What is found about a node that is float because it is post-processing, and meant for the CPU."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ import numpy as np
 from detent.numerics.codec import DeviceRounding
 from detent.results import Result
 
-MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")
-"""Of two tensors."""
+MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")  # of two tensors
 
-FOLDER_MEASURES = ("cosine", "l1", "l2", "psnr_db", "ssim")
-"""Of two files of answers."""
+FOLDER_MEASURES = ("cosine", "l1", "l2", "psnr_db", "ssim")  # of two files of answers
 
 HIGHER_IS_BETTER = ("sqnr_db", "psnr_db", "cosine")
 LOWER_IS_BETTER = ("l1", "l2")

@@ -25,11 +25,9 @@ from detent.results.tensors import Closeness
 
 Integers = npt.NDArray[np.int64]
 
-NO_ANSWER = -1
-"""The answer of a model whose scores are not all numbers."""
+NO_ANSWER = -1  # the answer of a model whose scores are not all numbers
 
-CHANCE = 0.05
-"""The p-value below which a loss is called hardly chance."""
+CHANCE = 0.05  # the p-value below which a loss is called hardly chance
 
 POINTS = "percentage points of top-{top} accuracy"
 CHANGED = "percent of the samples whose top answer is another than the reference model's"

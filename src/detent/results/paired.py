@@ -34,8 +34,8 @@ CONFIDENCE = 0.95
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 RESAMPLES = 500
+# Degrees of freedom beyond which two terms of Student's quantile about the normal one are exact to six digits.
 _NEARLY_NORMAL = 200
-"""Degrees of freedom beyond which two terms of Student's quantile about the normal one are exact to six digits."""
 
 
 def interval_text(ends: Interval | None, form: str = ".2f") -> str:

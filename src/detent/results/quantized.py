@@ -208,9 +208,9 @@ class Report(Result):
         return {"same_top1_interval": ends, "verdict": self.judgement.level, "why": self.judgement.reason}
 
 
+# The order in which the JSON lists them.
 _JSON_FIELDS = (
     *("source", "output", "recipe", "nodes", "tensors", "changes", "declined", "moves", "equalization", "smoothing"),
     *("refined", "calibration", "fidelity", "in_sample", "dry_run", "bytes_before", "bytes_after", "seconds"),
     *("errors", "warnings", "suggestions", "device", "absorption", "trials", "widening"),
 )
-"""The order in which the JSON lists them."""

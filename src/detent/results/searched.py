@@ -137,8 +137,8 @@ class Sensitivity:
         return sorted(self.layers, key=lambda layer: -layer.error)
 
 
+# What a proposal does: leave nodes float, or give activations 16 bits, or weights 8.
 Way = Literal["exclude", "a16", "w8"]
-"""What a proposal does: leave nodes float, or give activations 16 bits, or weights 8."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,7 @@ def _parts(parts: PartErrors) -> list[dict[str, Any]]:
     return [{"part": name, **_error(error)} for name, error in named if name]
 
 
-SearchedRole = Literal["weights", "activations"]
-"""Whose formats are chosen."""
+SearchedRole = Literal["weights", "activations"]  # whose formats are chosen
 
 
 @dataclass(frozen=True)

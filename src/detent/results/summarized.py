@@ -26,11 +26,9 @@ from detent.results import Result
 
 OUTLIER_PERCENTILE = 99.9
 
-Choices = Mapping[str, tuple[float, float]]
-"""The range that each method chooses, by the name of the method."""
+Choices = Mapping[str, tuple[float, float]]  # the range that each method chooses, by the name of the method
 
-Choose = Callable[[TensorStatistics, str], Choices]
-"""The choices for the statistics of a tensor and its name."""
+Choose = Callable[[TensorStatistics, str], Choices]  # the choices for the statistics of a tensor and its name
 
 Order = Literal["graph", "outliers"]
 

@@ -1,8 +1,8 @@
 """What a model got at its task on labelled data, in percent: mAP of boxes, mIoU of pixels, Spearman's of pairs.
 
-Each figure comes with the same figure on draws from the samples (see tasks/resampling.py). The draws of two models are
-the same, so the spread of their differences is the interval of the loss. Draws are biased where the figure is (a class
-may not be drawn at all), so their spread is laid around the measured value:
+Each figure comes with the same figure on draws from the samples (see evaluation/task_measures.py). The draws of two
+models are the same, so the spread of their differences is the interval of the loss. Draws are biased where the figure
+is (a class may not be drawn at all), so their spread is centred on the measured value:
 
     value + (quantile of the draws - median of the draws)
 """

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import constant
-from detent.methods.points import Points
+from detent.methods.method import Points
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import holds_integers
 from detent.numerics.interface import Params
@@ -33,8 +33,7 @@ CURVE = 64
 Magnitudes = npt.NDArray[np.float64]
 
 
-Column = tuple[float, float, int]
-"""Where a column begins and ends, and how many values are in it."""
+Column = tuple[float, float, int]  # where a column begins and ends, and how many values are in it
 
 
 @dataclass(frozen=True)

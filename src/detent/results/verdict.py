@@ -34,8 +34,7 @@ CLOSE_LOSS, SMALL_LOSS = 0.03, 0.01
 WORSE_LOSS, WORSE_ESTIMATE = 0.015, 0.02
 BROKEN_LOSS = 0.25
 MANY_SAMPLES = 32
-LEAST_SAMPLES = 4
-"""With fewer, an interval of resampled samples says nothing."""
+LEAST_SAMPLES = 4  # with fewer, an interval of resampled samples says nothing
 
 CLOSE_RANKING, WORSE_RANKING, BROKEN_RANKING, CLOSE_COSINE = 0.97, 0.85, 0.3, 0.9
 CLOSE_PSNR, WORSE_PSNR, BROKEN_PSNR = 35.0, 27.0, 10.0
@@ -43,11 +42,10 @@ CLOSE_DB = 20.0  # the quantization noise is a tenth of the signal
 CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
 DEAD_DB = 3.0
 APART = 30.0
-UNSURE_SCORE = 0.25
-"""A score that users do not show."""
+UNSURE_SCORE = 0.25  # A score that users do not show
 
+# An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data.
 FAINT = 1e-3
-"""An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data."""
 
 TITLES: dict[Level, str] = {
     "close": "Close to float",
@@ -248,8 +246,7 @@ if TYPE_CHECKING:
 FEW_SAMPLES = 32
 MOST_CULPRITS = 3
 MUCH_CLIPPED = 0.01
-LEAST_GAIN = 1.0
-"""In dB: less is not worth another format or a longer run."""
+LEAST_GAIN = 1.0  # in dB: less is not worth another format or a longer run
 
 
 def warnings_for(report: Report) -> list[str]:

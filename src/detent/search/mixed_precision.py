@@ -49,8 +49,7 @@ from detent.search.probing import SAMPLES, literal, parts_of, unrefined
 from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
 from detent.sensitivity_analysis.variants import Parts, QuantizedUnit, all_quantized, quantized_units
 
-ROUNDS = 4
-"""How often formats are assigned at most before the finest are taken."""
+ROUNDS = 4  # how often formats are assigned at most before the finest are taken
 
 
 def assign(
@@ -125,8 +124,8 @@ ROLES: Mapping[SearchedRole, Role] = {"weights": Role.WEIGHT, "activations": Rol
 
 WHOLE = "the whole model"
 
+# The error to stay below, as noise power over signal power, from the mean of |y|^2 over the samples.
 Bound = Callable[[float], float]
-"""The error to stay below, as noise power over signal power, from the mean of |y|^2 over the samples."""
 
 
 @dataclass(frozen=True)

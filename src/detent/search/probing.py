@@ -42,8 +42,7 @@ from detent.results.searched import ErrorSource, Proposal, Sensitivity, Sensitiv
 from detent.sensitivity_analysis.layer_errors import SampleWorkers, sensitivity
 from detent.tasks.parts import OutputPart
 
-LEFT_BY_8_BITS = 2.0**-16
-"""Of the noise power, where a step is 2^-8 of what it was."""
+LEFT_BY_8_BITS = 2.0**-16  # of the noise power, where a step is 2^-8 of what it was
 
 LEFT_BY_4_BITS = 2.0**-8
 

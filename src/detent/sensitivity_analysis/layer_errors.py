@@ -55,8 +55,8 @@ from detent.sensitivity_analysis.variants import (
 )
 from detent.tasks.parts import output_parts
 
+# Yields the sums of each sample in their order, whatever order they are computed in.
 MeasureSamples = Callable[[Sequence[PendingSample]], Generator[VariantErrors, None, None]]
-"""Yields the sums of each sample in their order, whatever order they are computed in."""
 
 
 @contextmanager
@@ -135,11 +135,10 @@ def _on_workers(
 STAGE = "probe"
 
 FEWEST = 4
-SETTLED = 0.85
-"""The rank correlation of two halves, of weights and of activations, at which the samples are enough."""
+SETTLED = 0.85  # the rank correlation of two halves, of weights and of activations, at which the samples are enough
 
+# Many variants are measured on a part of the samples, at the cost of about this many inferences of each sample.
 INFERENCES = 18
-"""Many variants are measured on a part of the samples, at the cost of about this many inferences of each sample."""
 
 
 def sensitivity(

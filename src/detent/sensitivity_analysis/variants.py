@@ -28,11 +28,10 @@ from detent.plan.plan import Plan
 from detent.results.searched import ErrorSource
 from detent.tasks.parts import OutputPart
 
-EVERYTHING = "everything"
-"""The name of the variant in which all units are quantized."""
+EVERYTHING = "everything"  # the name of the variant in which all units are quantized
 
+# What is varied: each unit is quantized alone in the float model, or each layer left float in the quantized one.
 Experiment = Literal["quantized alone", "left float"]
-"""What is varied: each unit is quantized alone in the float model, or each layer left float in the quantized one."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -180,8 +179,7 @@ class VariantErrors:
         return float(self.errors(variant)[there].mean()) if there.any() else 0.0
 
 
-Parts = Mapping[str, Sequence[OutputPart]]
-"""What outputs are joined from, by name. One that is not in it is one thing."""
+Parts = Mapping[str, Sequence[OutputPart]]  # what outputs are joined from, by name. One that is not in it is one thing.
 
 _WHOLE = (None,)
 

@@ -23,8 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
-MOST = 100
-"""COCO counts this many detections of an image at most."""
+MOST = 100  # COCO counts this many detections of an image at most
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,8 @@ Floats = npt.NDArray[np.float32]
 Shape = tuple[int | None, ...]
 
 STRIDES = (8, 16, 32, 64)
+# Detections below this score change no measure and cost time; COCO's own evaluation of YOLO uses the same.
 LEAST_SCORE = 0.001
-"""Detections below this score change no measure and cost time; COCO's own evaluation of YOLO uses the same."""
 
 
 @dataclass(frozen=True)

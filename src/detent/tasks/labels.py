@@ -30,16 +30,13 @@ from detent.settings import parse_json, read_text
 from detent.tasks.boxes import Floats, Truths
 from detent.tasks.task import Task
 
-IGNORED = 255
-"""A pixel of no class."""
+IGNORED = 255  # A pixel of no class
 
 PAIR_KEYS = ("first", "second", "score")
-CLASS_LISTS = ("classes.txt", "notes.txt")
-"""Files that labelling tools put among the labels."""
+CLASS_LISTS = ("classes.txt", "notes.txt")  # files that labelling tools put among the labels
 
 _MOST_CLASSES = 1 << 20
-_SLACK = 0.001
-"""How far a share may be beyond 1: labels are rounded."""
+_SLACK = 0.001  # how far a share may be beyond 1: labels are rounded
 
 
 @dataclass(frozen=True)

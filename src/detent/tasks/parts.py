@@ -25,8 +25,8 @@ import onnx_ir as ir
 from detent.graph.values import constant, constant_ints, static_shape
 
 MOST_PARTS = 16
+# Columns whose sizes differ by more than this factor have no grid in common: less than 4 of 8 bits are left.
 APART = 30.0
-"""Columns whose sizes differ by more than this factor have no grid in common: less than 4 of 8 bits are left."""
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
 _FUNCTIONS = ("Sigmoid", "HardSigmoid", "Tanh", "Exp", "Relu", "Clip", "Sqrt", "Neg")

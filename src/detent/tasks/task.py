@@ -66,8 +66,7 @@ _METADATA_WORDS = {
 _SHARES = ("Softmax", "LogSoftmax")
 _PASSING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
 _EMBEDDING_WORDS = ("embed", "feat", "pooler", "last_hidden_state", "sentence")
-_COARSEST = 16
-"""A map of classes is at most so many times smaller than the image; what is smaller is features."""
+_COARSEST = 16  # A map of classes is at most so many times smaller than the image; what is smaller is features
 
 
 def recognise_task(

@@ -26,14 +26,13 @@ from detent.search.probing import propose
 
 _SLOW = ("AdaRound", "AdaQuant")
 
+# Of the output error: how much the layers that stay quantized may leave, step after step.
 SHARES = (0.5, 0.25, 0.1, 0.03)
-"""Of the output error: how much the layers that stay quantized may leave, step after step."""
 
 
 Kind = Literal["weights", "activations"]
 
-BLAMELESS = 0.05
-"""What makes less than this share of the error is left as it is: all of it is worth 0.2 dB."""
+BLAMELESS = 0.05  # what makes less than this share of the error is left as it is: all of it is worth 0.2 dB
 
 
 @dataclass(frozen=True)

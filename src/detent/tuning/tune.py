@@ -16,10 +16,10 @@ from detent.evaluation.evaluator import Evaluator
 from detent.evaluation.metric_file import Metric, as_metric
 from detent.graph.load import load, name_of, stored_bytes
 from detent.graph.save import check_output, save
-from detent.observe.fingerprints import fingerprint_of
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import RowSelection
 from detent.observe.sources import RowSource, input_specs, open_source
+from detent.observe.store import fingerprint_of
 from detent.options import TuneOptions
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run

@@ -199,8 +199,8 @@ OUT_OF_TIME = "the budget is used up"
 BLAMING_SAMPLES = 8
 _KIND_OF_WAY: dict[Way, Kind] = {"w8": "weights", "a16": "activations"}
 
+# With channels as they are and equalized: each holds the model and the statistics of all activations.
 OBSERVATIONS_KEPT = 2
-"""With channels as they are and equalized: each holds the model and the statistics of all activations."""
 
 
 @dataclass(frozen=True, eq=False)
