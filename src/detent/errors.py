@@ -41,7 +41,7 @@ class OutputError(DetentError):
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """A sentence that offers the known names most like `name`: " Did you mean 'x'?", or the empty string."""
+    """Suggest the known names most like `name`: " Did you mean 'x'?", or the empty string."""
     matches = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.5)
     if not matches:
         return ""

@@ -23,7 +23,7 @@ def providers_of(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def image_options(given: ImageOptions) -> PreprocessOptions:
-    """Return what is said about images. Spelling is checked here, meaning when the model's input is known."""
+    """Return the image options. Spelling is checked here, meaning when the model's input is known."""
     size: Any = given["size"]
     if isinstance(size, str):
         sides = _whole_numbers(size, "--size")
@@ -45,7 +45,10 @@ def image_options(given: ImageOptions) -> PreprocessOptions:
     return replace(preprocess_options(given["preprocess"]), **changes)
 
 
-def shapes_of(given: Mapping[str, Sequence[int]] | str | Sequence[str] | None) -> Mapping[str, Sequence[int]] | None:
+Shapes = Mapping[str, Sequence[int]]
+
+
+def shapes_of(given: Shapes | str | Sequence[str] | None) -> Shapes | None:
     """Return the shape of each input, from texts such as `input=1,3,224,224` or from a mapping."""
     if given is None or isinstance(given, Mapping):
         return given
@@ -56,6 +59,18 @@ def shapes_of(given: Mapping[str, Sequence[int]] | str | Sequence[str] | None) -
             raise UsageError(f"--fix-shape '{assignment}': expected INPUT=D,D,..., such as input=1,3,224,224.")
         found[name] = _whole_numbers(dims, "--fix-shape")
     return found or None
+
+
+def fixing_of(given: Shapes | str | Sequence[str] | None) -> tuple[Shapes | None, str]:
+    """Return the shapes to fix, and how others are fixed: "auto" as the samples are, "none", or "" as the device needs.
+
+    Raise UsageError if one of the two words stands beside shapes.
+    """
+    words = () if given is None or isinstance(given, Mapping) else names_of(given)
+    word = next((word for word in words if word in ("auto", "none")), "")
+    if word and len(words) > 1:
+        raise UsageError(f"--fix-shape {word} speaks of all inputs: give it alone, or the shapes that you mean.")
+    return (None if word else shapes_of(given)), word
 
 
 def noise_of(given: float | str | None) -> float | None:

@@ -84,7 +84,7 @@ class OldName:
     of: str
 
 
-# Of every command that prints a result. What is printed is no option of the Python calls.
+# Every command that prints a result has it; the Python calls do not, since they print nothing.
 VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
 
 
@@ -107,7 +107,7 @@ class LimitOptions(TypedDict, total=False):
     """How many samples are read."""
 
     limit: Annotated[
-        int | None, Flag("Read at most N samples, those held out included.", minimum=1, metavar="N", panel=DATA)
+        int | None, Flag("Read at most N samples, including those held out.", minimum=1, metavar="N", panel=DATA)
     ]
 
 
@@ -117,8 +117,7 @@ class HoldOutOptions(TypedDict, total=False):
     hold_out: Annotated[
         int | Literal["beyond"] | None,
         Flag(
-            "Calibrate without N of the samples, and judge the result by them; 0: all calibrate. Else: an eighth, 64 "
-            "at most.",
+            "Hold out N samples to judge the result by; 0 calibrates on all. Default: an eighth, at most 64.",
             reads=int | None,
             minimum=0,
             metavar="N",
@@ -131,7 +130,7 @@ class HoldOutOptions(TypedDict, total=False):
 class SeedOptions(TypedDict, total=False):
     """How samples are chosen."""
 
-    seed: Annotated[int | None, Flag("Choose them at random with this seed (else: evenly spaced).", panel=DATA)]
+    seed: Annotated[int | None, Flag("Pick the samples at random with this seed. Default: evenly spaced.", panel=DATA)]
 
 
 class BatchOptions(TypedDict, total=False):
@@ -141,12 +140,12 @@ class BatchOptions(TypedDict, total=False):
 
 
 class ImageOptions(TypedDict, total=False):
-    """How images become arrays. What is not said is guessed from the model's input, and reported."""
+    """How images become arrays. What is not given is guessed from the model's input, and reported."""
 
     preprocess: Annotated[
         PreprocessOptions | Mapping[str, Any] | PathText | None,
         Flag(
-            "JSON with size, mean, std, order, ... instead of the flags.",
+            "JSON file with size, mean, std, order, ... instead of flags.",
             reads=Path,
             panel=DATA,
             python="or a dictionary of these, or PreprocessOptions",
@@ -155,7 +154,7 @@ class ImageOptions(TypedDict, total=False):
     size: Annotated[
         int | tuple[int, int] | str | None, Flag("Image size: 224 or H,W.", reads=str, metavar="SIZE", panel=DATA)
     ]
-    resize: Annotated[int | None, Flag("Short side before the centre crop.", panel=DATA)]
+    resize: Annotated[int | None, Flag("Resize the short side to this before the center crop.", panel=DATA)]
     mean: Annotated[
         float | Sequence[float] | str | None,
         Flag("One number or R,G,B, on 0..255.", reads=str, metavar="NUMBERS", panel=DATA),
@@ -168,13 +167,13 @@ class ImageOptions(TypedDict, total=False):
     layout: Annotated[str | None, Flag("NCHW or NHWC.", metavar="LAYOUT", panel=DATA)]
     resample: Annotated[str | None, Flag("bilinear, bicubic, nearest, ...", metavar="FILTER", panel=DATA)]
     fit: Annotated[str | None, Flag("crop, letterbox (whole image, padded) or stretch.", metavar="HOW", panel=DATA)]
-    pad: Annotated[int | None, Flag("What a letterbox is filled with, 0 to 255.", metavar="LEVEL", panel=DATA)]
+    pad: Annotated[int | None, Flag("Gray level of the letterbox padding, 0 to 255.", metavar="LEVEL", panel=DATA)]
 
 
 class ThreadOptions(TypedDict, total=False):
     """How many threads work."""
 
-    threads: Annotated[int, Flag("Worker threads; 0: one per core.", default=0, minimum=0)]
+    threads: Annotated[int, Flag("Worker threads; 0 means one per core.", default=0, minimum=0)]
 
 
 class ProgressOptions(TypedDict, total=False):
@@ -188,7 +187,7 @@ class TrustOptions(TypedDict, total=False):
 
     trust: Annotated[
         bool,
-        Flag("Do not first try the model file in a process of its own.", "--trust", default=False),
+        Flag("Skip the trial load of the model file in a separate process.", "--trust", default=False),
     ]
 
 
@@ -196,16 +195,25 @@ class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total
     """Which samples are read, and how."""
 
 
-class ReadingOptions(
-    ShapeOptions, SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False
-):
+class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptions, TrustOptions, total=False):
     """How samples are read into a float model that is to be quantized."""
+
+    fix_shape: Annotated[
+        Mapping[str, Sequence[int]] | Names | None,
+        Flag(
+            "Make a dynamic shape fixed: input=1,3,224,224, or auto: as all samples are, which an NPU needs; or none.",
+            reads=list[str],
+            metavar="INPUT=DIMS",
+            python='or {"input": (1, 3, 224, 224)}',
+        ),
+    ]
+    fix_shapes: Annotated[Mapping[str, Sequence[int]] | None, OldName("fix_shape")]
 
     example_inputs: Annotated[
         Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
     ]
     keep_batch: Annotated[
-        bool, Flag("Leave an open batch open. Else it becomes 1 for an NPU.", "--keep-batch", default=False)
+        bool, Flag("Keep a dynamic batch dimension. Default: 1 for NPUs.", "--keep-batch", default=False)
     ]
 
 
@@ -214,10 +222,12 @@ class RunningOptions(
 ):
     """How finished models are run on samples."""
 
-    providers: Annotated[Names, Flag("onnxruntime's.", reads=list[str], default=(), metavar="PROVIDER")]
+    providers: Annotated[
+        Names, Flag("onnxruntime execution providers.", reads=list[str], default=(), metavar="PROVIDER")
+    ]
     tail: Annotated[
         PathText | None,
-        Flag("The second part of a model that was cut: it continues the models that end where it begins.", reads=Path),
+        Flag("Second part of a split model; it continues the models that end where it begins.", reads=Path),
     ]
 
 
@@ -227,10 +237,10 @@ class SplitOptions(ShapeOptions, TrustOptions, total=False):
     at: Annotated[
         Names,
         Flag(
-            "Cut at this value; may be repeated. Without: where the post-processing of detections starts.",
+            "Cut at this tensor; may be repeated. Default: where a detector's post-processing starts.",
             reads=list[str],
             default=(),
-            metavar="VALUE",
+            metavar="TENSOR",
         ),
     ]
 
@@ -241,7 +251,7 @@ class SettingOptions(TypedDict, total=False):
     set: Annotated[
         Names,
         Flag(
-            "Change the recipe: weights.granularity=per_channel.",
+            "Change a field of the recipe: weights.granularity=per_channel.",
             reads=list[str],
             default=(),
             metavar="FIELD=VALUE",
@@ -254,7 +264,7 @@ class RoundingOptions(TypedDict, total=False):
 
     rounding: Annotated[
         str | None,
-        Flag("The device's: half-even, as the file says, or dpu, ties upwards.", metavar="NAME", panel=ACCURACY),
+        Flag("How the device rounds ties: half-even, as in the file, or dpu, upwards.", metavar="NAME", panel=ACCURACY),
     ]
 
 
@@ -265,7 +275,7 @@ class DeviceOptions(TypedDict, total=False):
         str | None,
         Flag(
             "phx, hpt, stx, krk, strix-halo or cpu (`detent devices`); or a flow: npu-xint8, npu-a8w8, npu-a16w8, "
-            "npu-vaiml, npu-bf16. Else: what all of them take.",
+            "npu-vaiml, npu-bf16. Default: what all of them accept.",
             "--device --target",
             metavar="NAME",
         ),
@@ -276,33 +286,38 @@ class DeviceOptions(TypedDict, total=False):
 class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     """Fields of the recipe that have a flag of their own."""
 
-    method: Annotated[Method | str | None, Flag("MinMSE, Percentile:percentile=99.99, ...", reads=str)]
-    activations: Annotated[
-        NumberFormat | str | None, Flag("int8, uint16, bfloat16, ..., if not the recipe's.", reads=str)
+    method: Annotated[
+        Method | str | None, Flag("Calibration method: MinMSE, Percentile:percentile=99.99, ...", reads=str)
     ]
-    format: Annotated[str | None, Flag("qdq, qoperator, extended-qdq, vitis-qdq, fix-neuron, ...")]
-    opset: Annotated[int | None, Flag("The least operator set of the result.")]
+    activations: Annotated[
+        NumberFormat | str | None, Flag("Format of activations: int8, uint16, bfloat16, ...", reads=str)
+    ]
+    format: Annotated[str | None, Flag("Output format: qdq, qoperator, extended-qdq, vitis-qdq, ...")]
+    opset: Annotated[int | None, Flag("Lowest opset of the result.")]
     equalize: Annotated[
         Equalizer | str | bool | None,
         Flag(
-            "Rescale channels first, all layers at once.", "--equalize/--no-equalize", reads=bool | None, panel=ACCURACY
+            "Equalize channels first, across all layers at once.",
+            "--equalize/--no-equalize",
+            reads=bool | None,
+            panel=ACCURACY,
         ),
     ]
     equalize_with: Annotated[
         str | None,
         Flag(
-            "Or in this way: GlobalEqualization, CrossLayer (with settings: CrossLayer:steps=3), or none.",
+            "Equalization method: GlobalEqualization, CrossLayer (or CrossLayer:steps=3), or none.",
             metavar="NAME",
             panel=ACCURACY,
         ),
     ]
     smooth: Annotated[
-        float | None, Flag("SmoothQuant, with this alpha; for transformers.", metavar="ALPHA", panel=ACCURACY)
+        float | None, Flag("SmoothQuant with this alpha, for transformers.", metavar="ALPHA", panel=ACCURACY)
     ]
     widen: Annotated[
         float | None,
         Flag(
-            "16 bits for the activations of a transformer that cost most, until the others keep this SQNR.",
+            "Give a transformer's costliest activations 16 bits, until the rest reach this SQNR.",
             metavar="DB",
             panel=ACCURACY,
         ),
@@ -310,7 +325,7 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     search_ranges: Annotated[
         bool | None,
         Flag(
-            "Choose activations' scales by the error at the output.",
+            "Choose activation scales by the error at the output.",
             "--search-ranges/--no-search-ranges",
             panel=ACCURACY,
         ),
@@ -318,14 +333,14 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     refine: Annotated[
         Refinement | str | None,
         Flag(
-            "BiasCorrection, Rounding, Gptq, AdaRound, AdaQuant (with settings: Rounding:rows=128), or none.",
+            "BiasCorrection, Rounding (or Rounding:rows=128), Gptq, AdaRound, AdaQuant, or none.",
             reads=str,
             metavar="NAME",
             panel=ACCURACY,
         ),
     ]
     no_bias_correction: Annotated[
-        bool, Flag("Keep biases: --refine none.", "--no-bias-correction", default=False, panel=ACCURACY)
+        bool, Flag("Leave biases alone; same as --refine none.", "--no-bias-correction", default=False, panel=ACCURACY)
     ]
 
 
@@ -335,7 +350,7 @@ class MemoryOptions(TypedDict, total=False):
     memory: Annotated[
         int | str | None,
         Flag(
-            "What --refine may use; default 2GB.",
+            "Memory that --refine may use. Default: 2GB.",
             reads=str,
             metavar="AMOUNT",
             panel=ACCURACY,
@@ -348,15 +363,21 @@ class NodeOptions(TypedDict, total=False):
     """Which nodes are quantized, by name. Patterns have * and ? as in file names."""
 
     include: Annotated[
-        Names, Flag("Only nodes that match.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)
+        Names, Flag("Quantize only nodes that match.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)
     ]
-    exclude: Annotated[Names, Flag("Leave these float.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)]
-    op_types: Annotated[Names, Flag("Only these operators.", reads=list[str], default=(), metavar="TYPE", panel=NODES)]
+    exclude: Annotated[
+        Names, Flag("Leave nodes that match in float.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)
+    ]
+    op_types: Annotated[
+        Names, Flag("Quantize only these operators.", reads=list[str], default=(), metavar="TYPE", panel=NODES)
+    ]
     start: Annotated[
-        Names, Flag("Only what follows NODE.", "--from", reads=list[str], default=(), metavar="NODE", panel=NODES)
+        Names,
+        Flag("Quantize only what follows NODE.", "--from", reads=list[str], default=(), metavar="NODE", panel=NODES),
     ]
     end: Annotated[
-        Names, Flag("Only what leads to NODE.", "--to", reads=list[str], default=(), metavar="NODE", panel=NODES)
+        Names,
+        Flag("Quantize only what leads to NODE.", "--to", reads=list[str], default=(), metavar="NODE", panel=NODES),
     ]
 
 
@@ -366,8 +387,7 @@ class PostprocessingOptions(TypedDict, total=False):
     postprocessing: Annotated[
         Literal["auto", "keep", "float"],
         Flag(
-            "A detector's decoding of boxes and scores: float if there is one (auto), quantized (keep), or float for "
-            "certain.",
+            "A detector's box and score decoding: float if detected (auto), quantized (keep), or always float.",
             default="auto",
             panel=NODES,
         ),
@@ -380,8 +400,8 @@ class CuttingOptions(TypedDict, total=False):
     postprocessing: Annotated[
         Literal["auto", "keep", "float", "cut"],
         Flag(
-            "A detector's decoding of boxes and scores: float if there is one (auto), quantized (keep), float for "
-            "certain, or in a file of its own, OUTPUT_tail.onnx (cut).",
+            "A detector's box and score decoding: float if detected (auto), quantized (keep), always float, or in a "
+            "separate file, OUTPUT_tail.onnx (cut).",
             default="auto",
             panel=NODES,
         ),
@@ -391,23 +411,27 @@ class CuttingOptions(TypedDict, total=False):
 class WorkerOptions(TypedDict, total=False):
     """On which workers statistics are counted."""
 
-    workers: Annotated[int | None, Flag("Count in N processes.", minimum=1, metavar="N", panel=CALIBRATION)]
-    dask: Annotated[str | None, Flag("Count on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
+    workers: Annotated[int | None, Flag("Calibrate in N processes.", minimum=1, metavar="N", panel=CALIBRATION)]
+    dask: Annotated[str | None, Flag("Calibrate on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
     executor: Annotated[Any, PythonOnly("a concurrent.futures.Executor or a dask Client to count on")]
 
 
 class MeasuringWorkerOptions(TypedDict, total=False):
     """On which workers statistics are counted and layers measured."""
 
-    workers: Annotated[int | None, Flag("Count and measure in N processes.", minimum=1, metavar="N", panel=CALIBRATION)]
-    dask: Annotated[str | None, Flag("Count and measure on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
+    workers: Annotated[
+        int | None, Flag("Calibrate and measure in N processes.", minimum=1, metavar="N", panel=CALIBRATION)
+    ]
+    dask: Annotated[str | None, Flag("Calibrate and measure on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
     executor: Annotated[Any, PythonOnly("a concurrent.futures.Executor or a dask Client to count and measure on")]
 
 
 class StatisticsOptions(TypedDict, total=False):
     """Where statistics are known from."""
 
-    stats: Annotated[PathText | None, Flag("Use these statistics instead of counting.", reads=Path, panel=CALIBRATION)]
+    stats: Annotated[
+        PathText | None, Flag("Use saved statistics instead of calibrating.", reads=Path, panel=CALIBRATION)
+    ]
 
 
 class TaskOptions(TypedDict, total=False):
@@ -415,7 +439,7 @@ class TaskOptions(TypedDict, total=False):
 
     task: Annotated[
         Literal["classify", "detect", "segment", "embed", "regress", "image"] | None,
-        Flag("What the model is for, to judge the result by. Else: recognised."),
+        Flag("The model's task, by which the result is judged. Default: detected."),
     ]
 
 
@@ -444,9 +468,12 @@ class QuantizeOptions(
     """Options of `quantize`."""
 
     providers: Annotated[
-        Names, Flag("onnxruntime's.", reads=list[str], default=(), metavar="PROVIDER", panel=CALIBRATION)
+        Names,
+        Flag("onnxruntime execution providers.", reads=list[str], default=(), metavar="PROVIDER", panel=CALIBRATION),
     ]
-    save_stats: Annotated[PathText | None, Flag("Keep the statistics in this file.", reads=Path, panel=CALIBRATION)]
+    save_stats: Annotated[
+        PathText | None, Flag("Save the calibration statistics to this file.", reads=Path, panel=CALIBRATION)
+    ]
     resume: Annotated[
         bool, Flag("Continue an interrupted run.", "--resume/--no-resume", default=True, panel=CALIBRATION)
     ]
@@ -454,7 +481,9 @@ class QuantizeOptions(
         bool,
         PythonOnly("if the result is bad, measure what may help, for as long as the run took; the command does", False),
     ]
-    dry_run: Annotated[bool, Flag("Say what would be done; run nothing, write no model.", "--dry-run", default=False)]
+    dry_run: Annotated[
+        bool, Flag("Show what would be done; run nothing and write nothing.", "--dry-run", default=False)
+    ]
 
 
 class JudgeOptions(TypedDict, total=False):
@@ -475,8 +504,8 @@ class LabelOptions(TypedDict, total=False):
 class TuningGoalOptions(TypedDict, total=False):
     """When tuning ends."""
 
-    max_drop: Annotated[float, Flag("The loss to accept.", default=1.0, minimum=0.0)]
-    budget: Annotated[str | float | None, Flag("The time to take: 90s, 10m, 1h30m.", reads=str, metavar="TIME")]
+    max_drop: Annotated[float, Flag("Largest loss to accept.", default=1.0, minimum=0.0)]
+    budget: Annotated[str | float | None, Flag("Time limit: 90s, 10m, 1h30m.", reads=str, metavar="TIME")]
 
 
 class TuneOptions(
@@ -493,10 +522,10 @@ class TuneOptions(
 ):
     """Options of `tune`."""
 
-    evaluation: Annotated[Any, Flag("Labelled data to judge by. Without: a part of --calib.", "--eval", reads=Path)]
-    toml: Annotated[PathText | None, Flag("Where to write the winning recipe. Else: OUTPUT as .toml.", reads=Path)]
+    evaluation: Annotated[Any, Flag("Labelled data to judge by. Default: part of --calib.", "--eval", reads=Path)]
+    toml: Annotated[PathText | None, Flag("Where to write the winning recipe. Default: OUTPUT with .toml.", reads=Path)]
     recipe_file: Annotated[PathText | None, OldName("toml")]
-    eval_limit: Annotated[int | None, Flag("Judge by at most N samples.", minimum=1, panel=DATA)]
+    eval_limit: Annotated[int | None, Flag("Evaluate on at most N samples.", minimum=1, panel=DATA)]
     evaluation_limit: Annotated[int | None, OldName("eval_limit")]
     labels: Annotated[LabelsLike, PythonOnly("labels of the evaluation data, as for `evaluate`", "find")]
     providers: Annotated[Names, PythonOnly("onnxruntime's execution providers", ())]
@@ -518,14 +547,16 @@ class FormatSearchOptions(TypedDict, total=False):
 
     candidates: Annotated[
         str | Sequence[str | IntegerFormat],
-        Flag("The integer formats to choose from.", reads=str, default="int4,int8", metavar="FORMATS"),
+        Flag("Integer formats to choose from.", reads=str, default="int4,int8", metavar="FORMATS"),
     ]
-    what: Annotated[Literal["weights", "activations"], Flag("Whose formats are chosen.", default="weights")]
+    what: Annotated[
+        Literal["weights", "activations"], Flag("Choose formats of weights or of activations.", default="weights")
+    ]
     max_error: Annotated[
         float | str | None,
-        Flag("As few bits as this error takes: -30dB, or 0.001 of the power.", reads=str, metavar="ERROR"),
+        Flag("Fewest bits within this error: -30dB, or 0.001 of the power.", reads=str, metavar="ERROR"),
     ]
-    mean_bits: Annotated[float | None, Flag("Or as little error as so many bits allow on average.", metavar="BITS")]
+    mean_bits: Annotated[float | None, Flag("Or: least error within this many bits on average.", metavar="BITS")]
 
 
 class MixOptions(
@@ -548,7 +579,7 @@ class ProposalOptions(TypedDict, total=False):
     max_error: Annotated[
         float | str | None,
         Flag(
-            "Propose what brings the error below this: -25dB, or 0.003 of the signal's power.",
+            "Propose changes that bring the error below this: -25dB, or 0.003 of the power.",
             reads=str,
             metavar="ERROR",
             panel=PROPOSAL,
@@ -556,9 +587,13 @@ class ProposalOptions(TypedDict, total=False):
     ]
     propose: Annotated[
         Literal["exclude", "a16", "w8"],
-        Flag("Leave layers float, give activations 16 bits, or 4-bit weights 8.", default="exclude", panel=PROPOSAL),
+        Flag(
+            "Leave layers float, use 16-bit activations, or widen 4-bit weights to 8.",
+            default="exclude",
+            panel=PROPOSAL,
+        ),
     ]
-    exact: Annotated[bool, Flag("Measure all of it, on all of them; slow.", "--exact", default=False)]
+    exact: Annotated[bool, Flag("Measure every layer on all samples; slow.", "--exact", default=False)]
 
 
 class SensitivityOptions(
@@ -589,9 +624,7 @@ class LabelSourceOptions(TypedDict, total=False):
             python="or one for each sample, or {name: label}; None: compare outputs only",
         ),
     ]
-    no_labels: Annotated[
-        bool, Flag("Compare outputs, whatever labels there are.", "--no-labels", default=False, panel=DATA)
-    ]
+    no_labels: Annotated[bool, Flag("Ignore labels and compare outputs.", "--no-labels", default=False, panel=DATA)]
 
 
 class EvaluateOptions(DeviceOptions, JudgeOptions, LabelSourceOptions, LabelOptions, RunningOptions, total=False):
@@ -599,17 +632,19 @@ class EvaluateOptions(DeviceOptions, JudgeOptions, LabelSourceOptions, LabelOpti
 
     task: Annotated[
         str | None,
-        Flag("classify, detect, segment, embed, regress or image; else as the labels say.", metavar="TASK", panel=DATA),
+        Flag(
+            "classify, detect, segment, embed, regress or image. Default: from the labels.", metavar="TASK", panel=DATA
+        ),
     ]
     emulate: Annotated[
-        Literal["half-even", "dpu"] | None, Flag("Compute all models but the first in integers, as the NPU does.")
+        Literal["half-even", "dpu"] | None, Flag("Run all models but the first in integers, as the NPU does.")
     ]
 
 
 class CompareOptions(RunningOptions, total=False):
     """Options of `compare`."""
 
-    inner: Annotated[bool, Flag("Also what goes from a layer into its activation function.", "--inner", default=False)]
+    inner: Annotated[bool, Flag("Also compare values between a layer and its activation.", "--inner", default=False)]
 
 
 class InferOptions(RunningOptions, total=False):
@@ -620,7 +655,7 @@ class EmulateOptions(DeviceOptions, SampleOptions, ProgressOptions, TrustOptions
     """Options of `emulate`."""
 
     rounding: Annotated[
-        str | None, Flag("half-even, as the file says, or dpu: ties upwards. Else: that of --device, or half-even.")
+        str | None, Flag("half-even, as in the file, or dpu: ties upwards. Default: that of --device, or half-even.")
     ]
 
 

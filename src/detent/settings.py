@@ -48,7 +48,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_choice(text: str, known: Mapping[str, Choice], noun: str, unsettable: Collection[str] = ()) -> Choice:
-    """One of `known` by name, in any case, with settings after a colon: `Percentile:percentile=99.99`.
+    """Return one of `known` by name, in any case, with settings after a colon: `Percentile:percentile=99.99`.
 
     A setting of several numbers has slashes between them: `LayerwisePercentile:candidates=99.9/99.99,metric=mse`.
     `unsettable` are fields that cannot be written so.
@@ -72,7 +72,7 @@ def parse_choice(text: str, known: Mapping[str, Choice], noun: str, unsettable: 
 
 
 def choice_text(choice: Any) -> str:
-    """A choice as the text that `parse_choice` reads: its name, and the settings that differ from the defaults."""
+    """Write a choice as the text that `parse_choice` reads: its name and its non-default settings."""
     if choice is None:
         return "none"
     settings = [
@@ -85,15 +85,15 @@ def choice_text(choice: Any) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes from text with a unit, in any case: `2GB`, `1.5 GB`, `800MB`. A GB has 1024 MB."""
+    """Read bytes from text with a unit, in any case: `2GB`, `1.5 GB`, `800MB`. A GB has 1024 MB."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B?\s*", text, re.IGNORECASE)
     if found is None:
-        raise UsageError(f"'{text}' is no amount of memory: give a number and a unit, such as 2GB or 800MB.")
+        raise UsageError(f"'{text}' is not an amount of memory: give a number and a unit, such as 2GB or 800MB.")
     return int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper())))
 
 
 def show_memory(count: int) -> str:
-    """Bytes with a unit, rounded up to a number that `parse_memory` reads as enough."""
+    """Write bytes with a unit, rounded up to a number that `parse_memory` reads as enough."""
     return f"{-(-count // 2**20)}MB"
 
 
@@ -104,7 +104,7 @@ def _show(value: object) -> str:
 
 
 def _parse(setting: str, value: str, default: object) -> object:
-    """The value of a setting, in the type of its default."""
+    """Read the value of a setting in the type of its default."""
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[value.lower()]

@@ -71,4 +71,4 @@ def test_what_a_page_is_made_of_is_packed():
     settings = (root / "pyproject.toml").read_text(encoding="utf-8")
     assert '"detent.report" = ["templates/*"]' in settings
     packed = {file.name for file in (root / "src/detent/report/templates").iterdir()}
-    assert packed == {"page.html", "document.html", "blocks.html", "page.css", "page.js"}
+    assert packed == {"page.html", "document.html", "blocks.html", "page.css", "page.js", "network.css", "network.js"}

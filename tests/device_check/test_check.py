@@ -111,12 +111,12 @@ def test_an_open_batch_and_what_mends_it(tmp_path, samples):
             (1, 3, "H", 8),
             "the shape of input 'x' is not fixed",
             "--fix-shape x=1,3,H,8`, or `detent convert MODEL OUTPUT --to fixed-shapes:shapes=x=1/3/H/8`, with your "
-            "sizes in the place of H",
+            "sizes instead of H",
         ),
         (
             ("N", 3, "H", "W"),
             "the shape of input 'x' is not fixed",
-            "x=1/3/H/W`, with your sizes in the place of H and W",
+            "x=1/3/H/W`, with your sizes instead of H and W",
         ),
         ((None, 3, None, 8), "the shape of input 'x' is not fixed", "--fix-shape 'x=1,3,?,8'`"),
     ],
@@ -170,7 +170,7 @@ def change(proto, name, value) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
-        ("x_scale", 0.3, "its activations are scaled by a number that is no power of two"),
+        ("x_scale", 0.3, "its activations are scaled by a number that is not a power of two"),
         ("x_zero_point", 127, "its activations are centred on code 127"),
         ("w1_zero_point", 3, "its weights are centred on code 3"),
     ],
@@ -337,7 +337,7 @@ def test_codes_in_operators_of_their_own():
     assert not detent.check(model, "npu-xint8").accepted
     refused = {(found.node, found.what) for found in detent.check(model, "npu-xint8").errors}
     assert ("conv_c1", "it is written as QLinearConv, an operator on codes") in refused
-    assert ("conv_c1", "its activations are scaled by a number that is no power of two") in refused
+    assert ("conv_c1", "its activations are scaled by a number that is not a power of two") in refused
     dynamic = detent.quantize(conv_relu_conv(), recipe="UINT8_DYNAMIC_QUANT").model
     assert "run time" in detent.check(dynamic, "npu-a8w8").errors[0].why
 

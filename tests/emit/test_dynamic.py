@@ -1,4 +1,4 @@
-"""Dynamic quantization: integer layers in the place of float ones, for every form that these have."""
+"""Dynamic quantization: integer layers instead of float ones, for every form that these have."""
 
 from __future__ import annotations
 

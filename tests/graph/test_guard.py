@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import detent
+from detent.convert.conversion import convert
 from detent.errors import ModelError
 from detent.graph import guard, trial
 from detent.graph.guard import finish_trial, guarded
@@ -94,3 +95,13 @@ def test_a_tensor_that_declares_more_than_it_holds_is_left_to_the_reader(tmp_pat
     assert not trial.overstates(model)
     model.graph.node[0].attribute[0].t.dims[0] = 2**31
     assert trial.overstates(model)
+
+
+def test_what_was_made_here_is_tried_too(untrusted, path, acting):
+    guard.try_message(tiny_model().SerializeToString(), "The converted model")
+    acting("os.abort()")
+    with pytest.raises(ModelError, match="The converted model is not safe"):
+        convert(path, path.with_name("half.onnx"), "float16")
+    with guarded(path, trust=True):
+        convert(path, path.with_name("half.onnx"), "float16")
+    assert path.with_name("half.onnx").exists()

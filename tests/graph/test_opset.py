@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from detent.graph.load import light_proto, lower_ir_version
 from detent.graph.message import SMALL
-from detent.graph.opset import light_proto, lower_ir_version
 from tests.conftest import tiny_model
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from onnx import TensorProto, helper
 from detent.errors import OutputError
 from detent.graph import save as saving
 from detent.graph.load import load, stored_bytes
-from detent.graph.save import save, write_text
+from detent.graph.save import save, scratch_folder, write_text
 from tests.conftest import tiny_model
 
 
@@ -171,3 +173,20 @@ def test_a_name_that_is_held_for_a_moment_is_taken_in_the_end(tmp_path, monkeypa
     monkeypatch.setattr("detent.graph.save.WAITS", (0.0, 0.0))
     write_text("text", tmp_path / "t.txt")
     assert (tmp_path / "t.txt").read_text() == "text"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes are not asked after there")
+def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_is_not(tmp_path):
+    path = tmp_path / "out.onnx"
+    code = (
+        "import os, sys; from pathlib import Path; from detent.graph.save import scratch_folder\n"
+        "with scratch_folder(Path(sys.argv[1])) as folder: (folder / 'half').write_bytes(b'x'); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert len(list(tmp_path.glob(".out.onnx.*"))) == 1
+    strange = tmp_path / f".out.onnx.{'0' * 8}-1-abcdef"  # of another machine
+    strange.mkdir()
+    with scratch_folder(path) as mine:
+        write_text("new", path)  # of this very process, at the same time
+        assert mine.is_dir()
+    assert {file.name for file in tmp_path.iterdir()} == {"out.onnx", strange.name}

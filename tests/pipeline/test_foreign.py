@@ -63,7 +63,8 @@ def test_what_a_user_could_not_open_is_not_written(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_weight_without_elements_stays_float():
+@pytest.mark.parametrize("recipe", ["XINT8", "A8W8"])  # the second smooths
+def test_a_weight_without_elements_stays_float(recipe):
     arrays = {"a": np.ones((4, 0), np.float32), "b": np.ones((0, 4), np.float32), "w": np.eye(4, dtype=np.float32)}
     nodes = [
         helper.make_node("MatMul", ["x", "a"], ["d"], name="down"),
@@ -72,7 +73,7 @@ def test_a_weight_without_elements_stays_float():
         helper.make_node("Add", ["m", "u"], ["y"], name="sum"),
     ]
     data = [RNG.standard_normal((4, 4)).astype(np.float32) for _ in range(4)]
-    report = detent.quantize(model_of(nodes, arrays, shape=(4, 4)), None, data)
+    report = detent.quantize(model_of(nodes, arrays, shape=(4, 4)), None, data, recipe)
     assert {"down", "up"} <= {decision.node for decision in report.left_float()}
     np.testing.assert_allclose(opened(report).run(None, {"x": data[0]})[0], data[0], atol=0.1)
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
+from detent.errors import DataError, UsageError
 from detent.methods import METHODS
 from detent.observe.preprocess import PreprocessOptions
 from detent.recipe.file import find_recipe
@@ -180,6 +181,54 @@ def test_an_open_batch_is_fixed_for_an_npu_alone(samples, options, batch):
     dim = report.model.graph.input[0].type.tensor_type.shape.dim[0]
     assert (dim.dim_value or dim.dim_param) == batch
     assert ("fixed to 1" in str(report)) == (batch == 1)
+
+
+def _over_sequences() -> onnx.ModelProto:
+    """Rows of any length, each entry times a matrix, and a Reshape to the shape that this has."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], "m"),
+        helper.make_node("Shape", ["m"], ["s"], "s"),
+        helper.make_node("Reshape", ["m", "s"], ["y"], "r"),
+    ]
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "length", 4]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def _rows(*lengths):
+    draw = np.random.default_rng(0).standard_normal
+    return [{"x": draw((1, length, 4)).astype(np.float32)} for length in lengths]
+
+
+AUTO = {"target": "cpu", "fix_shape": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("options", "fixed"), [({}, True), ({"target": "cpu"}, False), ({"fix_shape": "none"}, False), (AUTO, True)]
+)
+def test_an_open_length_becomes_that_of_all_samples_for_an_npu(tmp_path, options, fixed):
+    for index, sample in enumerate(_rows(*[6] * 8)):
+        np.savez(tmp_path / f"{index}.npz", **sample)
+    report = detent.quantize(_over_sequences(), calibration=tmp_path, recipe="A8W8", **options)
+    dims = report.model.graph.input[0].type.tensor_type.shape.dim
+    assert dims[1].dim_value == (6 if fixed else 0)
+    assert ("Shape" in [node.op_type for node in report.model.graph.node]) == (not fixed)
+    assert ("--fix-shape none" in str(report)) == fixed
+
+
+def test_an_open_length_stays_open_where_samples_differ(tmp_path):
+    for index, sample in enumerate(_rows(6, 6, 5, 6)):
+        np.savez(tmp_path / f"{index}.npz", **sample)
+    report = detent.quantize(_over_sequences(), calibration=tmp_path, recipe="A8W8")
+    assert report.model.graph.input[0].type.tensor_type.shape.dim[1].dim_param == "length"
+    assert any("is 6 in the first sample and 5 in" in warning for warning in report.warnings)
+    with pytest.raises(DataError, match="--fix-shape auto: Axis 1 of input 'x'"):
+        detent.quantize(_over_sequences(), calibration=tmp_path, recipe="A8W8", fix_shape="auto")
+    with pytest.raises(UsageError, match="no iterator"):
+        detent.quantize(_over_sequences(), calibration=iter(_rows(6)), recipe="A8W8", fix_shape="auto")
+    with pytest.raises(UsageError, match="speaks of all inputs"):
+        detent.quantize(_over_sequences(), recipe="A8W8", fix_shape=["auto", "x=1,6,4"])
 
 
 @pytest.mark.parametrize(("imgsz", "options", "sides"), [("[8, 8]", {}, [8, 8]), ("", {"size": 8}, [8, 8])])

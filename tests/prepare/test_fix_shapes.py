@@ -82,3 +82,9 @@ def test_states_that_name_the_batch_follow_it():
 def test_what_is_no_open_batch_stays(first):
     values = ir.from_proto(make([node("Relu", "x", "y")], {"x": [first, "N", 4]}, {"y": None}))
     assert not prepare(values, [FixBatch()])
+
+
+def test_a_dimension_that_is_not_given_stays_open():
+    done = check(FixShapes({"x": [None, 3, 8, 6]}), model(), {"x": f32(2, 3, 8, 6)}, exact=True)
+    assert dims(done.proto.graph.input[0]) == [0, 3, 8, 6]
+    assert "fixed to [N, 3, 8, 6]" in done.step.changes[0].what

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from detent.report.page import write_page
+from detent.results.network_nodes import NetworkNode
 from tests.report.browser import Browser, find_browser
 from tests.report.results import RESULTS, quantization
 
@@ -125,7 +128,7 @@ def test_few_rows_are_shown_until_all_are_asked_for(page):
 def test_a_search_finds_rows_beyond_the_first_few(page):
     page.type(".table input", "LAYER7/")
     assert page.run(f"{VISIBLE}.length") == 1
-    assert page.run("document.querySelector('.found').textContent").startswith("1 of ")
+    assert page.run("document.querySelector('.table .found').textContent").startswith("1 of ")
     page.run("document.querySelector('.table input').value = ''")
     page.type(".table input", "<script>")
     assert 1 <= page.run(f"{VISIBLE}.length") <= 3
@@ -165,3 +168,75 @@ def test_nothing_may_run_but_the_page_itself(browser, files):
     assert browser.run("window.hurt") is None
     assert browser.run("window.refused") is True
     assert any("Content Security Policy" in problem for problem in browser.problems)
+
+
+BOXES = "document.querySelectorAll('.boxes > g')"
+PANEL = "document.querySelector('.panel')"
+
+
+def test_a_box_of_the_network_opens_the_panel_of_its_layer(page):
+    page.click(".boxes > g:nth-child(5)")
+    assert page.run(f"{PANEL}.hidden") is False
+    assert page.run(f"{PANEL}.querySelector('h3').textContent") == page.run(
+        f"{BOXES}[4].querySelector('title').textContent.split('\\n')[0]"
+    )
+    assert page.run(f"{PANEL}.querySelectorAll('path.bars').length") >= 1
+    assert page.run("document.querySelectorAll('.boxes .near').length") == 2
+    row = page.run(f"{BOXES}[4].dataset.row")
+    page.run(f"{PANEL}.querySelector('.leads').click()")
+    assert page.run("document.querySelector('tr.below').previousSibling.dataset.name") == row
+    page.run(f"{PANEL}.querySelector('.close').click()")
+    assert page.run(f"{PANEL}.hidden") is True
+
+
+def test_the_network_is_searched_and_enter_goes_from_hit_to_hit(page):
+    page.type(".network input", "LAYER1")
+    hits = page.run("document.querySelectorAll('.boxes .hit').length")
+    assert hits == 5  # Layer1, and Layer10 to Layer13
+    assert page.run("document.querySelector('.network .found').textContent") == f"5 of {page.run(f'{BOXES}.length')}"
+    enter = "document.querySelector('.network input').dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))"
+    seen = []
+    for _ in range(hits):
+        page.run(enter)
+        seen.append(page.run(f"{PANEL}.querySelector('h3').textContent"))
+    assert len(set(seen)) == hits
+
+
+def test_the_network_is_colored_by_error_by_format_and_by_device(page):
+    fills = []
+    for by in "efd":
+        page.click(f".network .tools [data-by={by}]")
+        fills.append(page.run(f"getComputedStyle({BOXES}[3].querySelector('rect')).fill"))
+        shown = "[...document.querySelectorAll('.network > figcaption')].filter(each => each.clientHeight)"
+        assert page.run(f"{shown}.map(each => each.dataset.of)") == [by]
+    assert len(set(fills)) >= 2
+
+
+def test_the_view_zooms_moves_and_fits_again(page):
+    view = "document.querySelector('.network > svg').viewBox.baseVal"
+    size = f"[{view}.x, {view}.y, {view}.width, {view}.height]"
+    whole = page.run(size)
+    page.click(".network [data-do=in]")
+    assert page.run(f"{view}.width") == pytest.approx(whole[2] / 1.4, rel=1e-3)
+    page.run("document.querySelector('.network > svg').focus()")
+    page.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))")
+    assert page.run(f"{view}.x") > whole[0]
+    page.click(".network [data-do=fit]")
+    assert page.run(size) == pytest.approx(whole, rel=1e-3)
+    page.click(".network [data-do=expand]")
+    assert page.run("document.querySelector('.network').getBoundingClientRect().width") == 1280
+    page.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: true}))")
+    assert page.run("document.querySelector('.network').getBoundingClientRect().width") < 1280
+
+
+def test_a_network_of_five_thousand_nodes_is_drawn(browser, tmp_path):
+    report = quantization()
+    network = [NetworkNode("x", "Input", (), kind="input")]
+    network += [NetworkNode(f"node {at}", "Add", (at - 1, max(at - 4, 0))) for at in range(1, 5000)]
+    large = dataclasses.replace(report, pictures=dataclasses.replace(report.pictures, network=network))
+    write_page(large, tmp_path / "large.html")
+    assert (tmp_path / "large.html").stat().st_size < 3_000_000
+    browser.open(tmp_path / "large.html")
+    assert browser.run(f"{BOXES}.length") == 5000
+    assert browser.run("document.querySelector('.network > svg').classList.contains('farther')") is True
+    assert browser.problems == []

@@ -62,11 +62,19 @@ def test_values_without_end_are_at_the_edge():
 
 
 def columns(root, style):
+    """Where each column begins, its top and where it ends: columns side by side share an outline."""
     path = root.find(f".//path[@class='{style}']")
-    return [] if path is None else [tuple(map(float, found)) for found in BAR.findall(path.get("d"))]
+    found = []
+    for outline in [] if path is None else OUTLINE.findall(path.get("d")):
+        start = float(outline[0])
+        for top, end in COLUMN.findall(outline[1]):
+            found.append((start, float(top), float(end)))
+            start = float(end)
+    return found
 
 
-BAR = re.compile(r"M([\d.]+) 100V([\d.]+)H([\d.]+)V100z")
+OUTLINE = re.compile(r"M([\d.]+) 100((?:V[\d.]+H[\d.]+)+)V100z")
+COLUMN = re.compile(r"V([\d.]+)H([\d.]+)")
 
 
 def test_what_lies_outside_of_the_codes_is_drawn_apart():

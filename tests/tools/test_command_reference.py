@@ -30,17 +30,17 @@ def test_every_command_has_a_section():
 @pytest.mark.parametrize(
     ("command", "row"),
     [
-        ("quantize", r"| `--from NODE` | Only what follows NODE. |"),
-        ("quantize", r"| `--equalize, --no-equalize` |"),
-        ("sensitivity", r"| `--recipe TEXT` | A name that `detent recipes` lists, or a .toml file. Default: XINT8. |"),
-        ("quantize", r"| `[OUTPUT]` |"),
-        ("tune", r"| `--calib PATH` | Folder of images, .npy or .npz; or one file. Required. |"),
-        ("stats", r"| `--sort graph, outliers` |"),
-        ("run", "`detent run SCRIPT [ARGUMENTS]`"),
+        ("quantize", r"\| `--from NODE` \|"),
+        ("quantize", r"\| `--equalize, --no-equalize` \|"),
+        ("sensitivity", r"\| `--recipe TEXT` \| .* Default: XINT8\. \|"),
+        ("quantize", r"\| `\[OUTPUT\]` \|"),
+        ("tune", r"\| `--calib PATH` \| .* Required\. \|"),
+        ("stats", r"\| `--sort graph, outliers` \|"),
+        ("run", r"`detent run SCRIPT \[ARGUMENTS\]`"),
     ],
 )
 def test_names_values_and_defaults(command, row):
-    assert row in section(command)
+    assert re.search(row, section(command))
 
 
 def test_exit_codes_are_those_of_the_errors():

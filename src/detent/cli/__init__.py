@@ -25,14 +25,14 @@ INTERRUPTED = 130
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Quantize": (quantize, tune, mix, recipes, devices, demo),
     "Measure": (evaluate, compare, sensitivity, infer, emulate, dump),
-    "Look inside, and convert": (check, deploy, inspect, stats, convert, split),
+    "Inspect and convert": (check, deploy, inspect, stats, convert, split),
 }
 
 SCRIPTS = "Scripts of other quantizers"
 
 app = typer.Typer(
     name="detent",
-    help="Quantize trained ONNX models for NPUs, and see what it cost.",
+    help="Quantize trained ONNX models for NPUs, and measure what it costs.",
     epilog="First: `detent demo`. Then: `detent quantize model.onnx model_int8.onnx --calib images/`.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,14 +48,14 @@ def main() -> None:
     """Run a command; every error that a user can cause is one message and an exit code that means something."""
     for ending in (signal.SIGINT, signal.SIGTERM):  # both leave nothing half-written behind
         signal.signal(ending, _interrupt_once)
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # what is wrong with a model is said once, by our own error
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # our own error reports what is wrong with a model
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show must not fail the command
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except SystemExit as stop:
-        if stop.code == INTERRUPTED:  # how the command-line library answers Ctrl-C, without a word
+        if stop.code == INTERRUPTED:  # the command-line library exits without a message on Ctrl-C
             stderr().print("Interrupted. Nothing was written.")
         raise
     except InterruptedRunError as error:

@@ -112,7 +112,7 @@ PATIENCE = 1.0  # seconds
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Progress]:
-    """Yield an observer that draws on `console`, or is silent if that is no terminal."""
+    """Yield an observer that draws on `console`, or nothing if it is not a terminal."""
     if not console.is_terminal:
         yield silent
         return
@@ -165,21 +165,19 @@ Output = Annotated[Path, typer.Argument(help="Where to write the result.", metav
 Calib = Annotated[Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")]
 
 
-def complete_recipe(begun: str) -> list[str]:
-    """Return the recipes whose names begin like that: what the shell offers at the Tab key."""
+def complete_recipe(typed: str) -> list[str]:
+    """Return the recipes whose names begin with what was typed, for shell completion."""
     from detent.recipe.recipe import PRESETS
 
-    return [name for name in PRESETS if name.lower().startswith(begun.lower())]
+    return [name for name in PRESETS if name.lower().startswith(typed.lower())]
 
 
 RecipeName = Annotated[
     str,
-    typer.Option(
-        "--recipe", help="A name that `detent recipes` lists, or a .toml file.", autocompletion=complete_recipe
-    ),
+    typer.Option("--recipe", help="A name from `detent recipes`, or a .toml file.", autocompletion=complete_recipe),
 ]
 DataOrRandom = Annotated[
-    Path | None, typer.Option("--data", help="Folder of images, .npy or .npz; or one file. Without: random data.")
+    Path | None, typer.Option("--data", help="Folder of images, .npy or .npz; or one file. Default: random data.")
 ]
 
 
@@ -251,7 +249,7 @@ class PageOptions:
 
     html: Annotated[
         Path | None,
-        typer.Option("--html", help="Also write a page for a browser: one file, with pictures.", metavar="FILE"),
+        typer.Option("--html", help="Also write an HTML report: one file, with charts.", metavar="FILE"),
     ] = None
     printing: PrintOptions = PrintOptions()
 

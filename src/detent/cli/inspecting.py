@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from detent.results.checked import DeviceCheck
 
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Do not first try the model file in a process of its own.", show_default=False)
+    bool,
+    typer.Option("--trust", help="Skip the trial load of the model file in a separate process.", show_default=False),
 ]
 
 NOT_TAKEN = 6  # the exit code if the device does not take all of the model
@@ -37,14 +38,12 @@ def check(
         Path | None,
         typer.Option("--ep-report", help="A placement report of the EP, or a folder of them.", metavar="FILE"),
     ] = None,
-    time: Annotated[
-        bool, typer.Option("--time", help="Also measure the model on this CPU, beside the estimate.")
-    ] = False,
+    time: Annotated[bool, typer.Option("--time", help="Also time the model on this CPU.")] = False,
     trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
-    """Say, node by node, whether a device takes MODEL, and why not.
+    """Show, node by node, whether a device accepts MODEL, and why not.
 
     Exit code 0: it takes all of it; 6: it does not.
 
@@ -82,17 +81,19 @@ def _tell_report(model: Path, result: DeviceCheck, file: Path, printing: PrintOp
 
 def deploy(
     model: AnyModel,
-    folder: Annotated[Path, typer.Argument(help="Where to write; a new or empty folder.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Output folder; new or empty.", metavar="DIR")],
     device: Annotated[str, typer.Option("--device", "--target", help="phx, hpt, stx, krk or strix-halo.")],
-    tail: Annotated[Path | None, typer.Option("--tail", help="The second part of a model that was cut.")] = None,
+    tail: Annotated[Path | None, typer.Option("--tail", help="Second part of a split model.")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of images, .npy or .npz for the samples. Without: random.")
+        Path | None, typer.Option("--data", help="Folder of images, .npy or .npz. Default: random data.")
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", help="How many of them.", min=1)] = 4,
+    samples: Annotated[int, typer.Option("--samples", help="How many samples to include.", min=1)] = 4,
     software: Annotated[
-        str, typer.Option("--software", help="Of Ryzen AI: 1.6, 1.7 or 1.8. Else: the last for the device.")
+        str, typer.Option("--software", help="Ryzen AI version: 1.6, 1.7 or 1.8. Default: the device's latest.")
     ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Also if the device is known not to take it.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Deploy even if the device is known to reject the model.")
+    ] = False,
     *,
     printing: PrintOptions,
     **options: Unpack[ImageOptions],
@@ -143,7 +144,9 @@ def inspect(
 
 def stats(
     file: Annotated[Path, typer.Argument(help="Statistics written by --save-stats.", metavar="FILE")],
-    tensor: Annotated[list[str], typer.Option("--tensor", help="Only tensors that match.", metavar="PATTERN")] = [],  # noqa: B006
+    tensor: Annotated[
+        list[str], typer.Option("--tensor", help="Show only tensors that match.", metavar="PATTERN")
+    ] = [],  # noqa: B006
     sort: Annotated[
         Literal["graph", "outliers"], typer.Option("--sort", help="Graph order, or most outliers first.")
     ] = "graph",

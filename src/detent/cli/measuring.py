@@ -45,7 +45,7 @@ def evaluate(
     results: ResultOptions,
     **options: Unpack[EvaluateOptions],
 ) -> None:
-    """Measure models on the same data, and what each lost against the first.
+    """Measure models on the same data, and what each loses against the first.
 
     Example: detent evaluate mobilenetv2.onnx mobilenetv2_int8.onnx --data photos/
     """
@@ -59,7 +59,7 @@ def evaluate(
 
 def compare(
     before: Annotated[Path, typer.Argument(help="A model, or a folder of results.", metavar="A")],
-    after: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
+    after: Annotated[Path, typer.Argument(help="The model or folder to compare with it.", metavar="B")],
     *,
     data: Annotated[Path | None, typer.Option("--data", help="For models: a folder of images, .npy or .npz.")] = None,
     page: PageOptions,
@@ -87,7 +87,7 @@ def sensitivity(
     page: PageOptions,
     **options: Unpack[SensitivityOptions],
 ) -> None:
-    """Show which layers cost most when they are quantized, and propose what to leave out.
+    """Show which layers lose most when quantized, and propose what to leave in float.
 
     Example: detent sensitivity mobilenetv2.onnx --calib images/ --max-error -25dB --toml better.toml
     """
@@ -105,7 +105,7 @@ def infer(
     model: AnyModel,
     *,
     data: Annotated[Path, typer.Option("--data", help="A folder of images, .npy or .npz.")],
-    out: Annotated[Path, typer.Option("--out", help="Where to write; a new or empty folder.", metavar="DIR")],
+    out: Annotated[Path, typer.Option("--out", help="Output folder; new or empty.", metavar="DIR")],
     **options: Unpack[InferOptions],
 ) -> None:
     """Run MODEL on data and save each output as .npy, under the name of its sample.
@@ -129,12 +129,12 @@ def emulate(
     *,
     data: DataOrRandom = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write each answer as .npy; a new or empty folder.", metavar="DIR")
+        Path | None, typer.Option("--out", help="Also write each output as .npy; new or empty folder.", metavar="DIR")
     ] = None,
     printing: PrintOptions,
     **options: Unpack[EmulateOptions],
 ) -> None:
-    """Run an XINT8 MODEL in integers, as the NPU does, and compare its answers with onnxruntime's.
+    """Run an XINT8 MODEL in integers, as the NPU does, and compare its outputs with onnxruntime's.
 
     Example: detent emulate mobilenetv2_int8.onnx --data images/ --out answers/ --rounding dpu
     """
@@ -148,12 +148,12 @@ def emulate(
 def dump(
     model: QuantizedModel,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Where to write; a new or empty folder.", metavar="DIR")],
+    out: Annotated[Path, typer.Option("--out", help="Output folder; new or empty.", metavar="DIR")],
     data: DataOrRandom = None,
     floats: Annotated[bool, typer.Option("--float", help="Also write every float value.")] = False,
     rounding: Annotated[
         str | None,
-        typer.Option("--rounding", help="Compute in integers, with this rounding: half-even or dpu."),
+        typer.Option("--rounding", help="Run in integers, with this rounding: half-even or dpu."),
     ] = None,
     printing: PrintOptions,
     **options: Unpack[ImageOptions],

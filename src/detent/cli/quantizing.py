@@ -36,12 +36,12 @@ def quantize(
     output: Annotated[Path | None, typer.Argument(help="Where to write the result.", metavar="OUTPUT")] = None,
     *,
     calib: Annotated[
-        Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Without: random data.")
+        Path | None, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file. Default: random data.")
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            "--recipe", help="A name that `detent recipes` lists, or a .toml file. Else: XINT8, or what suits --device."
+            "--recipe", help="A name from `detent recipes`, or a .toml file. Default: XINT8, or what suits --device."
         ),
     ] = None,
     results: ResultOptions,
@@ -84,11 +84,13 @@ def tune(
     output: Output,
     *,
     calib: Annotated[Path, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")],
-    recipe: Annotated[str | None, typer.Option("--recipe", help="What to start from: a name, or a .toml file.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Recipe to start from: a name or a .toml file.")
+    ] = None,
     results: ResultOptions,
     **options: Unpack[TuneOptions],
 ) -> None:
-    """Try better and better ways to quantize MODEL, and write the first that loses at most --max-drop.
+    """Try ever better ways to quantize MODEL, and write the first that loses at most --max-drop.
 
     Example: detent tune mobilenetv2.onnx mobilenetv2_int8.onnx --calib photos/ --eval labelled/ --max-drop 1.0
     """
@@ -111,7 +113,9 @@ def mix(
     model: FloatModel,
     *,
     calib: Calib = None,
-    recipe: Annotated[str, typer.Option("--recipe", help="What all else is from: a name, or a .toml file.")] = "A8W8",
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="Recipe for everything else: a name or a .toml file.")
+    ] = "A8W8",
     toml: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
     printing: PrintOptions,
     **options: Unpack[MixOptions],
@@ -130,8 +134,10 @@ def mix(
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this one, or that in a .toml file.", metavar="NAME")] = None,
-    toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to edit.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this recipe, or the one in a .toml file.", metavar="NAME")
+    ] = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the recipe as a TOML file to edit.")] = False,
     *,
     printing: PrintOptions,
     **options: Unpack[SettingOptions],
@@ -163,11 +169,13 @@ def recipes(
 
 
 def devices(
-    name: Annotated[str | None, typer.Argument(help="Show all that is known about this one.", metavar="NAME")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show all that is known about this device.", metavar="NAME")
+    ] = None,
     *,
     printing: PrintOptions,
 ) -> None:
-    """List the devices, or show what one was observed to do, with the source and the confidence of each fact.
+    """List the devices, or show what is known of one: each fact with its source and confidence.
 
     Example: detent devices stx
     """
@@ -197,7 +205,7 @@ def demo(
     output: Annotated[Path, typer.Argument(help="Where to write the result.")] = Path("detent-demo/digits_xint8.onnx"),
     files: Annotated[
         Path | None,
-        typer.Option("--files", help="Only copy its model and images there, to try things on.", metavar="DIR"),
+        typer.Option("--files", help="Only copy the demo's model and images there.", metavar="DIR"),
     ] = None,
     verbose: Annotated[bool, option_of(VERBOSE)] = False,
 ) -> None:

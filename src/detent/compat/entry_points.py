@@ -284,7 +284,7 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     data = _data(request, model, data)
     options: dict[str, Any] = {
         "exclude": _excluded(request, model),
-        "fix_shape": request.fix_shapes,
+        "fix_shape": request.fix_shapes or "none",  # as other tools do
         "providers": _available(request.providers),
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads")},
         "postprocessing": request.postprocessing,

@@ -125,7 +125,7 @@ def symmetric(request: Request, wanted: bool, role: str) -> Request:
     """Fix the zero point of a role, or let it follow the data."""
     fmt = request.recipe.formats[role]
     if not is_integer(fmt):
-        return request  # floats and blocks are symmetric around zero, whatever is said
+        return request  # floats and blocks are always symmetric around zero
     if fmt.power_of_two and not wanted:
         raise NoEffect("power-of-two scales have a fixed zero point.")
     return request.with_recipe(**{role: fmt.replace(symmetric=wanted)})

@@ -116,7 +116,7 @@ class RandomDataReader(Repeatable):
     """Uniform random numbers, for a quick test: the accuracy of what is calibrated with them is not real.
 
     `input_shape` fills dynamic dimensions: {input: shape}, a list of shapes, or one shape for a model with one input.
-    `input_data_range` is {input: (low, high)} or a list of pairs; 0 to 1 where nothing is said.
+    `input_data_range` is {input: (low, high)} or a list of pairs; 0 to 1 by default.
     """
 
     def __init__(
@@ -203,5 +203,5 @@ class ScreenLogger:
 
 
 def log_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function: errors are told once, at the end."""
+    """Return the function unchanged: errors are reported once, at the end."""
     return function

@@ -28,7 +28,7 @@ from detent.graph.save import check_output, save
 from detent.prepare import default_passes, prepare
 
 _TEMPLATES = ("xint8", "a8w8", "a16w8", "bf16", "bfp16", "general")
-# What preparation and the rules of the target do in any case.
+# What preparation and the device's rules always do.
 _ALREADY = (
     *("onnx_simplify", "onnx_optimize_with_ort", "onnx_remove_input_init", "onnx_copy_bias_init"),
     *("onnx_copy_shared_init", "onnx_fold_batch_norm_after_concat", "onnx_convert_fp16_to_fp32"),

@@ -138,7 +138,7 @@ _BLOCK_TYPES = {
 
 
 def _with_block_types(config: QuantizationConfig) -> QuantizationConfig:
-    """Give a format for blocks the types that it holds: vai_q_onnx does not look at the types beside it."""
+    """Give a format for blocks the types that it holds: vai_q_onnx ignores the types given beside it."""
     kind = _BLOCK_TYPES.get(config.quant_format)
     if kind is None or kind in (config.activation_type, config.weight_type):
         return config

@@ -20,9 +20,9 @@ import onnx_ir as ir
 from detent.convert import code_types, float_types, inputs_and_weights, quantizing_nodes
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import ModelError, UsageError
-from detent.graph.load import ModelLike, name_of, read, stored_bytes
-from detent.graph.opset import checker_complaint
-from detent.graph.save import check_output, save
+from detent.graph.guard import try_message
+from detent.graph.load import ModelLike, checker_complaint, name_of, read, stored_bytes
+from detent.graph.save import PROTOBUF_LIMIT, check_output, complete_proto, save, serialize, tensor_bytes
 from detent.graph.session import Runner
 from detent.prepare.base import Change
 from detent.qdq.families import EXTENDED, VITIS
@@ -129,7 +129,7 @@ def convert(
         graph_model, notes = _apply(graph_model, name, step, name_of(model) if must_change else None)
         changes, declined = changes + notes.changes, declined + notes.declined
     add_functions(graph_model)  # so that operators of other tools run, whatever wrote the model
-    _verify(graph_model)
+    _verify(graph_model, retyped=any(step.retypes for _, step in parsed))
     size = save(graph_model, target)
     return Conversion(name_of(model), str(target), texts, before, _summary(graph_model, size), changes, declined)
 
@@ -169,14 +169,19 @@ def _summary(model: ir.Model, size: int) -> ModelSummary:
     return ModelSummary(dict(operators.most_common()), opset, dict(constants.most_common()), size)
 
 
-def _verify(model: ir.Model) -> None:
-    """Raise ModelError unless onnx's checker passes the model and onnxruntime loads it."""
+def _verify(model: ir.Model, *, retyped: bool) -> None:
+    """Raise ModelError unless onnx's checker passes the model and onnxruntime loads it.
+
+    `retyped`: it computes in another type now. Of some models in float16 onnxruntime dies, so it is tried apart.
+    """
     model.graph.sort()
     if not set(model.graph.initializers.values()) <= set(model.graph.inputs):
         model.ir_version = max(model.ir_version, 4)  # before, an initializer had to be an input as well
     complaint = checker_complaint(model)
     if complaint is not None:
         raise ModelError(f"The converted model does not pass onnx's checker, so it is not written: {complaint}")
+    if retyped and tensor_bytes(model) <= PROTOBUF_LIMIT:
+        try_message(serialize(complete_proto(model)), "The converted model")
     try:
         Runner(model)
     except ModelError as error:

@@ -38,7 +38,7 @@ from onnx_ir.passes import common as common_passes
 
 from detent.convert.step import ConversionNotes, ConversionStep, cast_node, casts_to
 from detent.errors import ModelError, UsageError
-from detent.graph.opset import raise_opset
+from detent.graph.load import raise_opset
 from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
 from detent.prepare import HalfToFloat, InlineFunctions
 from detent.prepare.base import main_opset
@@ -75,6 +75,7 @@ class ToFloat16(ConversionStep):
     keep_io: bool = True
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values."
+    retypes: ClassVar[bool] = True
 
     def _convert(self, model: ir.Model, notes: ConversionNotes) -> None:
         _prepare_types(model, notes)
@@ -104,6 +105,7 @@ class ToBfloat16(ConversionStep):
     keep_io: bool = True
     clip: bool = False
     nothing: ClassVar[str] = "it has no float32 values that are not rounded to bfloat16 already."
+    retypes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.form not in _FORMS:

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep, casts_to, readers_of
 from detent.emit.qoperator_form import ToQOperator
 from detent.errors import UsageError
-from detent.graph.opset import change_opset
+from detent.graph.load import change_opset
 from detent.graph.session import Runner
 from detent.graph.values import Names, add_initializer, constant, cut_inputs, is_unused, made_by
 from detent.prepare.base import main_opset

@@ -28,8 +28,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import DataError, ModelError, UsageError, nearest
-from detent.graph.load import ModelLike, files_of, load, name_of, read
-from detent.graph.opset import raise_opset
+from detent.graph.load import ModelLike, files_of, load, name_of, raise_opset, read
 from detent.graph.runtime import onnxruntime
 from detent.graph.save import check_output, complete_proto, save_together, serialize
 from detent.graph.session import DEFAULT_PROVIDERS, RUNTIME_ERRORS, Runner, first_line, open_session

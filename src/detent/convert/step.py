@@ -41,9 +41,11 @@ class ConversionStep(abc.ABC):
     """One conversion. A subclass is a frozen dataclass whose fields are the settings after the colon.
 
     `nothing` completes the sentence "the model is left as it is: ..." for a model that has nothing of the kind.
+    `retypes` says that operators compute in another type afterwards.
     """
 
     nothing: ClassVar[str]
+    retypes: ClassVar[bool] = False
 
     def apply(self, model: ir.Model, notes: ConversionNotes) -> ir.Model:
         """Convert the model, in place if possible, and return it."""

@@ -96,8 +96,8 @@ def deploy(
         shutil.copyfile(str(run_npu.__file__), out / "run_npu.py")
         (out / "settings.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
         fed = [dict(sample.feeds) for sample in chosen]
-        np.savez_compressed(out / "samples.npz", **_flat(fed))  # type: ignore[arg-type]  # names are no options
-        np.savez_compressed(out / "expected.npz", **_flat(answers))  # type: ignore[arg-type]  # names are no options
+        np.savez_compressed(out / "samples.npz", **_flat(fed))  # type: ignore[arg-type]  # names are not options
+        np.savez_compressed(out / "expected.npz", **_flat(answers))  # type: ignore[arg-type]  # names are not options
         if "config_file" in settings["provider_options"]:  # type: ignore[operator]  # a dictionary
             (out / "vaiml_config.json").write_text(json.dumps(_VAIML, indent=2), encoding="utf-8")
         (out / "README.md").write_text(_readme(generation, checked, software, tail is not None), encoding="utf-8")
@@ -109,7 +109,7 @@ def _settle(device: str, software: str) -> tuple[Generation, str]:
     """Return the generation and the version of its software, the last that supports it if none is given."""
     if device not in GENERATIONS:
         find_device(device)  # an unknown name is an error of its own
-        raise UsageError(f"'{device}' is no machine to deploy to. Choose from {', '.join(GENERATIONS)}.")
+        raise UsageError(f"'{device}' is not a machine to deploy to. Choose from {', '.join(GENERATIONS)}.")
     generation = GENERATIONS[device]
     software = software or generation.last_software
     if software not in SOFTWARE:

@@ -47,7 +47,7 @@ def open_sessions(settings: dict[str, Any], only_cpu: bool) -> tuple[Any, Any, P
     import onnxruntime
 
     plain = onnxruntime.SessionOptions()
-    # Rewritten graphs round elsewhere: they are no reference.
+    # Rewritten graphs round elsewhere: they cannot serve as the reference.
     plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = HERE / settings["model"]
     reference = onnxruntime.InferenceSession(str(model), plain, providers=["CPUExecutionProvider"])

@@ -20,8 +20,7 @@ import onnx_ir as ir
 from detent.devices.device import Device
 from detent.errors import DetentError
 from detent.graph import values
-from detent.graph.load import MINIMUM_OPSET
-from detent.graph.opset import raise_opset
+from detent.graph.load import MINIMUM_OPSET, raise_opset
 from detent.numerics.formats import IntegerFormat, QuantParams
 from detent.numerics.interface import Params
 from detent.plan.layout import Decision, Layout, Role, Site, bias_input, data_inputs

@@ -135,7 +135,7 @@ def _fix_of(inputs: list[ir.Value], step: str) -> str:
     """Return the commands that fix these inputs, and what to fill in if a size other than the batch is open."""
     options = " ".join(f"--fix-shape {shlex.quote(_assignment(value, ','))}" for value in inputs)
     missing = list(dict.fromkeys(size for value in inputs for size in _sizes(value) if not size.isdigit()))
-    filled = f", with your sizes in the place of {' and '.join(missing)}" if missing else ""
+    filled = f", with your sizes instead of {' and '.join(missing)}" if missing else ""
     return f"`detent quantize {options}`, or `detent convert MODEL OUTPUT --to {shlex.quote(step)}`{filled}"
 
 
@@ -496,7 +496,7 @@ def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Find
         if not codes.per_tensor:
             found.setdefault(f"{_subject_of(role)} scaled per channel", "the device shifts whole tensors")
         elif codes.position is None:
-            what = f"{_subject_of(role)} scaled by a number that is no power of two"
+            what = f"{_subject_of(role)} scaled by a number that is not a power of two"
             found.setdefault(what, "the device scales by shifting")
         elif int(codes.zero_points[0]) != middle:
             what = f"{_subject_of(role)} centred on code {codes.zero_points[0]}"

@@ -63,7 +63,7 @@ _PUBLISHED: tuple[tuple[tuple[str, ...], str], ...] = (
         "Celu GreaterOrEqual LayerNormalization LessOrEqual Mish Range STFT Shrink Softsign ThresholdedRelu",
     ),
     ((_A8W8,), "HardSigmoid QLinearMatMul"),
-    # Two rows are no operators of ONNX: GroupConv is a Conv with groups, "Upsample (deprecated)" an old Resize.
+    # Two rows are not ONNX operators: GroupConv is a Conv with groups, "Upsample (deprecated)" an old Resize.
     ((_BF16,), "Einsum Gather GridSample GroupConv LSTM Mod Not ScatterND Size Upsample Xor"),
 )
 

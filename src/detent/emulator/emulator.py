@@ -191,8 +191,9 @@ def emulate(
             samples += item.pending.size
             progress(STAGE, done, source.length)
     written = None if output is None else str(output)
-    told = (source.describe, source.note, source.random)
-    return Emulation(*told, samples, emulator.report(), totals, written, name_of(model))
+    return Emulation(
+        source.describe, source.note, source.random, samples, emulator.report(), totals, written, name_of(model)
+    )
 
 
 def _difference(name: str, found: Array, expected: Array) -> OutputDifference:

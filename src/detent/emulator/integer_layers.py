@@ -64,7 +64,7 @@ class IntegerLayer:
         return sums * self.source.reach
 
     def exact_in_float32(self) -> bool:
-        """Whether every sum, in whatever order, stays below 2^24."""
+        """Tell whether every sum, in whatever order, stays below 2^24."""
         return int((self.magnitudes() + np.abs(self.bias)).max(initial=0)) < NARROW_LIMIT
 
     def range(self) -> tuple[int, int]:

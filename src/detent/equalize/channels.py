@@ -271,7 +271,7 @@ class _Mapper:
         return _keeps_channels(node) and self._pass(node)
 
     def _reshape(self, node: ir.Node) -> bool:
-        """One number per channel becomes a row of channels; or each channel becomes a run of neighbours."""
+        """Make a row of channels of one number per channel; or a run of neighbours of each channel."""
         source, before, after = self._of(node.inputs[0]), static_shape(node.inputs[0]), static_shape(node.outputs[0])
         if source is None or before is None or after is None or len(before) < 2 or len(after) != 2:
             return False

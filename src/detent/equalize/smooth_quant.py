@@ -144,7 +144,7 @@ def _groups(graph: ir.Graph) -> list[_Group]:
 def _row_axis(node: ir.Node) -> int | None:
     """Return the axis of a layer's weight that its input's channels meet; None if the node is not such a layer."""
     weight = values.constant(values.input_at(node, 1)) if values.is_standard(node, "MatMul", "Gemm") else None
-    if weight is None or weight.dtype != np.float32 or weight.ndim < 2:
+    if weight is None or weight.dtype != np.float32 or weight.ndim < 2 or not weight.size:
         return None
     if node.op_type == "Gemm":
         transposed = node.attributes.get_int("transB", 0)

@@ -54,11 +54,18 @@ Feeds = Mapping[str, Array]
 Answer = Callable[[Feeds], Mapping[str, Array]]
 
 
-def question_data(samples: Sequence[Feeds], purpose: Purpose, answer: Answer, *, guessed: bool = False) -> list[str]:
+def question_data(
+    samples: Sequence[Feeds],
+    purpose: Purpose,
+    answer: Answer,
+    *,
+    guessed: bool = False,
+    known: Mapping[int, Mapping[str, Array]] | None = None,
+) -> list[str]:
     """Return what is wrong with samples, each in a sentence or two; empty if nothing is.
 
-    `samples` are read one by one as they are needed. `answer` runs the float model. `guessed`: nobody said how images
-    are normalised.
+    `samples` are read one by one as they are needed. `answer` runs the float model; `known` has what it answers to some
+    of them. `guessed`: nobody said how images are normalised.
     """
     rows = _rows(samples, LOOKED_AT // 2)
     name = _main_input(rows)
@@ -68,16 +75,20 @@ def question_data(samples: Sequence[Feeds], purpose: Purpose, answer: Answer, *,
     if found and len(rows) > 1 and any(_FATAL in each for each in found):
         return found
     asked = DETECTED if purpose.task is Task.DETECT else ASKED
+
+    def given(index: int) -> Mapping[str, Array]:
+        return known[index] if known is not None and index in known else answer(samples[index])
+
     # A model with a fixed batch takes whole samples only.
-    answers = [answer(samples[index]) for index in range(min(asked, len(samples)))]
+    answers = [given(index) for index in range(min(asked, len(samples)))]
     single = len(_rows(samples, len(answers))) == len(answers) and all(len(row[name]) == 1 for row in rows)
     told = _of_answers(purpose, _rows(answers, asked))
     if told and purpose.task is Task.DETECT:  # in a few images there may be nothing to detect
-        more = [answer(samples[index]) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
+        more = [given(index) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
         told = _of_answers(purpose, _rows([*answers, *more], LOOKED_AT // 2))
     axis = _channel_axis(rows[0][name])
     if axis is not None and single and len(answers) >= 4:
-        images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer)
+        images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed)
         told = [wrong] if wrong else told
     return [*told, *found]
@@ -108,7 +119,7 @@ def _main_input(rows: Sequence[Feeds]) -> str | None:
 
 
 def _channel_axis(array: Array) -> int | None:
-    """Return where an image has its channels; None if it is no image."""
+    """Return where an image has its channels; None if it is not an image."""
     if array.ndim != 4 or array.dtype.kind != "f":
         return None
     if array.shape[1] in (1, 3):
@@ -141,7 +152,7 @@ def _of_values(arrays: Sequence[Array]) -> list[str]:
 
 
 def _is_constant(array: Array) -> bool:
-    """Whether all values are the same; in an image, all of each channel, since normalising tells channels apart."""
+    """Tell whether all values are the same; in an image, within each channel, since normalising separates channels."""
     axis = _channel_axis(array)
     planes = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
     few = planes[:, :: max(1, planes.shape[1] // 64)]  # most arrays are told by a few values
@@ -244,7 +255,7 @@ def _wrong_normalisation(
 
 
 def _is_asked(purpose: Purpose, answer: Mapping[str, Array]) -> bool:
-    """Whether answers tell anything of the normalisation: boxes, or one of three or more classes."""
+    """Tell whether answers depend on the normalisation: boxes, or one of three or more classes."""
     if purpose.task is Task.CLASSIFY:
         _, positions, classes = class_scores(answer, 1)[1].shape
         return bool(positions == 1 and classes > 2)

@@ -118,7 +118,7 @@ class AccuracyMeasure:
 
 
 def _check_labels(dataset: Dataset, classes: int) -> None:
-    """Raise DataError for a label that is no class of the model, or if the classes of folders can only be guessed."""
+    """Raise DataError for a label that is not a class of the model, or if classes of folders can only be guessed."""
     used, offset = dataset.used_labels(), dataset.label_offset
     outside = [name for name, label in used.items() if not 0 <= label < classes]
     if outside:

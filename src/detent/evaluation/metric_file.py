@@ -42,7 +42,7 @@ Outputs = Array | Mapping[str, Array]
 
 @dataclass(frozen=True)
 class LabelledSample:
-    """What `score` is told about a sample: its name, its file and label if it has them, and the model's inputs."""
+    """What `score` gets to know about a sample: its name, its file and label if it has them, and the model's inputs."""
 
     name: str
     path: Path | None

@@ -33,7 +33,7 @@ from detent.tasks.heads import Head, recognise_head
 from detent.tasks.task import Task, channels_and_sides
 
 LEAST_SCORE = 0.25
-# A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is told.
+# A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is reported.
 STILL_THERE = 0.15
 
 BEST = 20

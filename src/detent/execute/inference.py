@@ -159,7 +159,7 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 
 
 def _unreserved(stem: str) -> str:
-    """Return a file name that is no device of Windows, where NUL.npy is the null device in any folder."""
+    """Return a file name that is not a Windows device: NUL.npy is the null device in any folder."""
     return _RESERVED.sub(r"\1_", stem, count=1) if _RESERVED.match(stem) else stem
 
 

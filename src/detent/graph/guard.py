@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from os import PathLike
@@ -30,16 +31,20 @@ MEMORY, MEMORY_PER_BYTE = 4 << 30, 6
 OPSET = 17
 
 _begun: dict[Path, subprocess.Popen[bytes]] = {}
+_trusting = [False]
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def guarded(*models: object, trust: bool = False) -> Iterator[None]:
     """Try the model files among `models` while the block runs; `finish_trial` waits for a verdict."""
-    begun = [] if trust or os.environ.get(ENVIRONMENT) == "1" else [path for each in models if (path := _begin(each))]
+    trust = trust or os.environ.get(ENVIRONMENT) == "1"
+    begun = [] if trust else [path for each in models if (path := _begin(each))]
+    before, _trusting[0] = _trusting[0], trust
     try:
         yield
     finally:
+        _trusting[0] = before
         for path in begun:
             with _lock:
                 process = _begun.pop(path, None)
@@ -48,8 +53,19 @@ def guarded(*models: object, trust: bool = False) -> Iterator[None]:
                 process.communicate()
 
 
-def finish_trial(path: Path) -> None:
-    """Wait for the trial of a file, if one was begun. Raise ModelError if it crashed, hung or took too much memory."""
+def try_message(message: bytes, name: str) -> None:
+    """Try a model that was made here, of which native code may not have seen the like; `name` is for the error."""
+    if _trusting[0]:
+        return
+    with tempfile.TemporaryDirectory(prefix="detent-") as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(message)
+        with guarded(path):
+            finish_trial(path, name)
+
+
+def finish_trial(path: Path, name: str = "") -> None:
+    """Wait for the trial of a file, if one runs. Raise ModelError if it crashed, hung or took too much memory."""
     with _lock:
         process = _begun.pop(path.absolute(), None)
     if process is None:
@@ -64,19 +80,19 @@ def finish_trial(path: Path) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         printed, _ = process.communicate()
-        raise ModelError(_message(path, printed, f"took more than {seconds:.0f} seconds")) from None
+        raise ModelError(_message(name or str(path), printed, f"took more than {seconds:.0f} seconds")) from None
     code = process.returncode
     if code == OUT_OF_MEMORY:
-        raise ModelError(_message(path, printed, "asked for more than 4 GB of memory"))
+        raise ModelError(_message(name or str(path), printed, "asked for more than 4 GB of memory"))
     if code not in (0, 1):  # 1: Python could not start it, which says nothing about the model
-        raise ModelError(_message(path, printed, f"crashed (exit code {code})"))
+        raise ModelError(_message(name or str(path), printed, f"crashed (exit code {code})"))
 
 
-def _message(path: Path, printed: bytes, what: str) -> str:
+def _message(name: str, printed: bytes, what: str) -> str:
     steps = printed.decode(errors="replace").splitlines()
     step = steps[-1] if steps else "reading it"
     return (
-        f"{path} is not safe to work with: {step}, in a process of its own, {what}. The file is damaged, or it meets a "
+        f"{name} is not safe to work with: {step}, in a process of its own, {what}. The file is damaged, or it meets a "
         "fault of onnx or onnxruntime. Export it again, with opset 17 or newer; --trust goes on without this trial."
     )
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import secrets
 import shutil
 import sys
-import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -52,7 +53,7 @@ def check_output(output: Path, *inputs: object) -> None:
     if not output.parent.is_dir():
         raise OutputError(f"The folder {output.parent} of the output does not exist. Create it first.")
     try:
-        with tempfile.NamedTemporaryFile(dir=output.resolve().parent, prefix=f".{output.name}."):
+        with scratch_folder(output.resolve()):
             pass
     except OSError as error:
         raise OutputError(f"Cannot write into {output.parent}: {error.strerror}. Give another output.") from error
@@ -153,8 +154,13 @@ def serialize(proto: onnx.ModelProto) -> bytes:
 
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """Make a folder on the same file system as `path`, gone afterwards whatever happens."""
-    folder = path.parent / f".{path.name}.{secrets.token_hex(6)}"  # named before it is there, to be found again
+    """Make a folder on the same file system as `path`, gone afterwards whatever happens.
+
+    Except if this process is killed: then the next one that writes to `path` removes it.
+    """
+    _remove_orphans(path)
+    # Named before it is there, to be found again.
+    folder = path.parent / f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(3)}"
     try:
         folder.mkdir()  # with no mode: on Windows 0o700 would lock out the services that scan new files
         yield folder
@@ -164,6 +170,28 @@ def scratch_folder(path: Path) -> Iterator[Path]:
         except KeyboardInterrupt:  # the second Ctrl-C is ignored, so this goes through
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _remove_orphans(path: Path) -> None:
+    """Remove the scratch folders of processes of this machine that wrote to `path` and are no more."""
+    if os.name == "nt":
+        return  # asking after a process with os.kill would end it
+    start = f".{path.name}.{_HOST}-"
+    try:
+        names = [entry.name for entry in os.scandir(path.parent) if entry.name.startswith(start)]
+    except OSError:
+        return  # making the folder says what is wrong
+    for name in names:
+        number = name.removeprefix(start).partition("-")[0]
+        try:
+            os.kill(int(number), 0)
+        except (ProcessLookupError, OverflowError):
+            shutil.rmtree(path.parent / name, ignore_errors=True)
+        except (PermissionError, ValueError):
+            continue  # somebody else's, or none of ours
 
 
 @contextmanager

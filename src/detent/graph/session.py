@@ -135,7 +135,7 @@ class Runner:
         for name, result in zip(outputs or self.outputs, results, strict=False):
             if not hasattr(result, "dtype"):
                 raise ModelError(
-                    f"Output '{name}' is no tensor but a sequence or a map, which cannot be compared. Export the model "
+                    f"Output '{name}' is a sequence or a map, not a tensor, which cannot be compared. Export the model "
                     "with tensors for outputs."
                 )
         self._source = None

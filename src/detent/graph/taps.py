@@ -354,7 +354,7 @@ def _reload(
 
 
 def _block_lanes() -> int:
-    """Return how many channels a block has on this CPU; 0 if that cannot be told.
+    """Return how many channels a block has on this CPU; 0 if unknown.
 
     Seen in a convolution whose channels are all 1 at the first of two positions and 2 at the second.
     """

@@ -294,7 +294,7 @@ def alternatives(fmt: IntegerFormat) -> str:
 
 
 def check_percentage(what: str, percentile: float) -> None:
-    """Raise UsageError for a number that is no percentage."""
+    """Raise UsageError for a number that is not a percentage."""
     if not 0.0 < percentile <= 100.0:
         raise UsageError(f"{what} is {percentile}: it must be above 0 and at most 100, such as 99.999.")
 

@@ -56,7 +56,7 @@ class Percentile(Method):
             check_percentage(f"Percentile for '{tensor}'", percentile)
 
     def of(self, tensor: str) -> float:
-        """The percentage for one tensor."""
+        """Return the percentage for one tensor."""
         return dict(self.by_tensor).get(tensor, self.percentile)
 
     def check_tensors(self, tensors: Collection[str]) -> None:

@@ -60,7 +60,7 @@ def round_by(values: npt.NDArray[FloatT], mode: Rounding) -> npt.NDArray[FloatT]
     rounded: npt.NDArray[FloatT] = np.trunc(values) if mode == "half_away" else np.rint(values)
     if mode == "half_even":
         return rounded
-    with np.errstate(invalid="ignore"):  # inf - inf is NaN, which is no tie
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN, which is not a tie
         rest = values - rounded
     if mode == "half_up":
         rounded += (rest == 0.5).astype(values.dtype)

@@ -59,7 +59,7 @@ _SMALL_TYPES: dict[str, type[Any]] = {"int4": ml_dtypes.int4, "uint4": ml_dtypes
 
 
 def power_of_two_above(scale: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return the least powers of two that are no smaller than the (positive) scales."""
+    """Round (positive) scales up to powers of two."""
     mantissa, exponent = np.frexp(np.asarray(scale, np.float64))
     above: npt.NDArray[np.float64] = np.ldexp(1.0, exponent - (mantissa == 0.5))
     return above
@@ -369,7 +369,8 @@ def _encode_outwards(
     away: bool,
     codes: npt.NDArray[Any],
 ) -> None:
-    """Ties upwards, or `away` from zero. Not floor(x + 0.5): that sum is rounded, the difference here is exact."""
+    """Encode with ties upwards, or `away` from zero."""
+    # Not floor(x + 0.5): that sum is rounded, the difference here is exact.
     middle, half = np.int32(zero_point), np.float32(0.5)
     for i in range(values.size):
         value = min(max(values[i] / scale, low), high)
@@ -430,7 +431,7 @@ def base_position(largest: float, fmt: IntegerFormat) -> int:
 def non_overflow_position(minimum: float, maximum: float, fmt: IntegerFormat) -> int:
     """Return the largest position at which neither end of minimum..maximum saturates after rounding; 0 for no range.
 
-    A value fits when it rounds to a code, so up to half a step past the last level is no overflow.
+    A value fits when it rounds to a code, so up to half a step past the last level does not overflow.
     """
     if minimum == 0.0 and maximum == 0.0:
         return 0

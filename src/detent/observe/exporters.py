@@ -38,7 +38,7 @@ _UNIT: dict[str, Any] = {"mean": (0.0,), "std": (255.0,)}
 
 
 def declared_images(model: ir.Model) -> DeclaredImages | None:
-    """Return what is said about the images of a model; None if nothing is said."""
+    """Return what the exporter recorded about the model's images; None if nothing."""
     metadata = {str(key): str(value) for key, value in model.metadata_props.items()}
     found = _ultralytics(metadata, model) or _pixel_metadata(metadata)
     folder = model.meta.get(FOLDER)

@@ -411,7 +411,7 @@ def _fetch_npy(paths: Mapping[str, Path], row: int | None) -> dict[str, Array]:
     return {name: np.array(open_npy(path)[... if row is None else row]) for name, path in paths.items()}
 
 
-# What numpy raises on files that are no arrays.
+# What numpy raises on files that are not arrays.
 ARRAY_ERRORS: tuple[type[Exception], ...] = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError),
     *(SyntaxError, RecursionError, tokenize.TokenError, AttributeError),  # of a header, which is parsed as Python

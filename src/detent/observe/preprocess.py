@@ -260,7 +260,7 @@ def _usable(spec: InputSpec, given: Mapping[str, Any], layout: Layout) -> dict[s
 def _sentence(spec: InputSpec, recipe: Preprocess, given: Mapping[str, object], declared: Mapping[str, object]) -> str:
     """Say what is done to images and who says so; where mean and std are only a guess, how to change them.
 
-    Layout, order and size that the input's shape settles are no guess.
+    Layout, order and size that the input's shape settles are not guesses.
     """
     done = f"Images for {_named(spec)}: {recipe.describe()}."
     used = {"fit", "mean", "std", "order", "resample", "resize"} & set(declared) - set(given)

@@ -1,4 +1,4 @@
-"""Work on samples in shards: what a task is told, how data is divided into tasks, and what a worker does with them.
+"""Work on samples in shards: what a task gets, how data is divided into tasks, and what a worker does with them.
 
 Data stays where it is. A task carries row numbers; the description of the data, which is paths, preprocessing or a seed
 but never an array, goes to each worker once, with the model. A worker loads both once and does shard after shard.

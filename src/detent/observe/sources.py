@@ -151,7 +151,7 @@ def open_source(
     if not inputs:
         raise DataError("The model has no inputs: there is nothing to feed.")
     if seed is not None and limit is None and data is not None:
-        raise UsageError("--seed chooses which samples are used, so it needs --limit N beside it.")
+        raise UsageError("--seed chooses which samples are used, so it needs --limit N.")
     options = preprocess or PreprocessOptions()
     recipe, note = None, ""
     rows: files.Rows

@@ -109,7 +109,7 @@ def _tensors(entries: object, data: bytes) -> Iterator[tuple[str, TensorStatisti
     for entry, used, numbers in zip(entries, bins, counts, strict=False):  # without entries there is one empty part
         name = entry.get("name")
         if not isinstance(name, str) or name in seen:
-            raise _ImplausibleError(f"a tensor is called {name!r}, which is no name or not its own")
+            raise _ImplausibleError(f"a tensor is called {name!r}, which is not a name or not its own")
         seen.add(name)
         try:
             yield name, _restore(entry, used, numbers)

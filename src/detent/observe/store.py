@@ -2,9 +2,9 @@
 
     magic (16 bytes)  version (4)  length of the body (8)  SHA-256 of all the rest (32)  body (zlib)
 
-This envelope is the same in every version, so a file from a newer Detent can be told from a damaged one. Nothing of the
-body is interpreted before the checksum held, and no body is ever unpickled. Statistics, the checkpoints of calibration
-and refinement, and the record of tuning are such files; each knows its own body.
+This envelope is the same in every version, so a file from a newer Detent is not mistaken for a damaged one. Nothing of
+the body is interpreted before the checksum held, and no body is ever unpickled. Statistics, the checkpoints of
+calibration and refinement, and the record of tuning are such files; each knows its own body.
 
 A file belongs to what it was computed from, and is found again by fingerprints of models and data: short texts that
 differ when anything differs that changes what is counted. Statistics are valid only for the model that they were

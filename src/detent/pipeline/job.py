@@ -22,7 +22,7 @@ from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
-from detent.option_values import image_options, names_of, providers_of, shapes_of
+from detent.option_values import fixing_of, image_options, names_of, providers_of
 from detent.options import QuantizeOptions, settled
 from detent.plan.select import Selection
 from detent.progress import Progress, silent
@@ -99,7 +99,7 @@ class Job:
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int]] | None:
         """The input shapes to write into the model."""
-        return shapes_of(self.options["fix_shape"])
+        return fixing_of(self.options["fix_shape"])[0]
 
     @property
     def runs_batches(self) -> bool:
@@ -161,7 +161,7 @@ def make_job(
     if is_torch(model):
         example = given["example_inputs"]
         model = from_torch(
-            model, _first_sample(calibration) if example is None else example, shapes_of(given["fix_shape"])
+            model, _first_sample(calibration) if example is None else example, fixing_of(given["fix_shape"])[0]
         )
     named, why = (recipe, "") if recipe is not None else _recipe_for(given["device"], model)
     chosen = change_recipe(named, given)

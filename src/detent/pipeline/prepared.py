@@ -23,12 +23,11 @@ from detent.devices.catalog import device_of, with_steps
 from detent.devices.device import Device
 from detent.emit.output_formats import check_formats
 from detent.emulator.emulator import check_emulable
-from detent.errors import ModelError, UsageError
+from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
 from detent.execute.quantized_walk import Program
-from detent.graph.load import files_of, load, name_of, read
-from detent.graph.opset import lower_ir_version
+from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators
 from detent.graph.values import constant
@@ -36,6 +35,7 @@ from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
 from detent.observe.store import fingerprint_of
 from detent.observe.sweep import Observation
+from detent.option_values import fixing_of
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role
 from detent.plan.mixed import arrange
@@ -58,6 +58,9 @@ RANDOM_OPERATORS = (
 )
 
 NORM_SAMPLES = 4  # samples by which the values before the first BatchNorm are compared with those of training
+
+Shapes = Mapping[str, Sequence[int | None]]
+"""Shapes of inputs; None: that dimension stays as it is."""
 
 # How far a prepared model may be from the original: folding changes the last bits, a wrong rewrite much more.
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
@@ -130,7 +133,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         names = [str(node.name) for node in model.graph]
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
-        shapes = job.shapes or (_image_shape(job, model) if early else None)
+        shapes, unfixed = (job.shapes, ()) if job.shapes else _shapes_of_samples(job, model, target)
         passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
         notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
         became = successors(names, model.graph, passes)
@@ -138,6 +141,7 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         tail = _float_tail(job, found)
         layout = arrange(model, job.selection, job.recipe, became, tail)
     job, warnings = _without_learning(job, layout)
+    warnings = (*unfixed, *warnings)
     if found is not None and tail is None:
         warnings = (*warnings, found.when_quantized)
     drawing = next((node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS), None)
@@ -159,19 +163,35 @@ def fixes_batch(job: Job, target: Device) -> bool:
     return target.accelerated and not job.options["keep_batch"]
 
 
-def _image_shape(job: Job, model: ir.Model) -> Mapping[str, Sequence[int]] | None:
-    """Return the shape of the images that a model with open sides is fed; None if it is fed arrays.
+def _shapes_of_samples(job: Job, model: ir.Model, target: Device) -> tuple[Shapes | None, tuple[str, ...]]:
+    """Return the shapes that all samples have, for inputs that are open in more than the batch.
 
-    An NPU is programmed for one size. The one that the file's metadata or the user says is what calibration uses too.
+    An NPU is programmed for one shape, and what computes with shapes folds away. A size of images is what the file's
+    metadata or the user says, so one sample tells it. Where samples differ, also return a warning that says so.
     """
-    specs = input_specs(model)
-    if len(specs) != 1 or len(specs[0].shape) != 4 or None not in specs[0].shape[1:] or job.calibration is None:
-        return None
-    source = open_source(job.calibration, specs, preprocess=job.preprocess, limit=1)
-    if source.preprocess is None:
-        return None
-    (array,) = source.peek(1)[0].load().feeds.values()
-    return {specs[0].name: (1, *array.shape[1:])}
+    how, specs = fixing_of(job.options["fix_shape"])[1], input_specs(model)
+    open_axes = [(spec.name, axis) for spec in specs for axis, size in enumerate(spec.shape) if size is None]
+    if how == "none" or not (how or target.accelerated) or not any(axis for _, axis in open_axes):
+        return None, ()
+    source = None if job.calibration is None else _source_of(job, model)
+    if source is None or not source.repeatable:
+        if how:
+            raise UsageError("--fix-shape auto takes shapes from samples: give --calib, and no iterator.")
+        return None, ()
+    if job.runs_batches or job.options["keep_batch"]:
+        open_axes = [(name, axis) for name, axis in open_axes if axis]
+    shapes: dict[str, list[int | None]] = {spec.name: [None] * len(spec.shape) for spec in specs}
+    for pending in source.peek(1) if source.preprocess is not None else source:
+        feeds = pending.load().feeds
+        for name, axis in open_axes:
+            known, found = shapes[name][axis], feeds[name].shape[axis]
+            if known not in (None, found):
+                said = f"Axis {axis} of input '{name}' is {known} in the first sample and {found} in {pending.origin}"
+                if how:
+                    raise DataError(f"--fix-shape auto: {said}. Pad samples to one size, or give the shape.")
+                return None, (f"{said}, so it stays open. Pad samples to one size, or choose one by --fix-shape.",)
+            shapes[name][axis] = found
+    return {name: shape for name, shape in shapes.items() if any(shape)}, ()
 
 
 def _float_tail(job: Job, found: Postprocessing | None) -> Postprocessing | None:
@@ -258,6 +278,10 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
         )
     if job.calibration is None and (job.options["dry_run"] or how.reuse is not None):
         return None
+    return _source_of(job, model)
+
+
+def _source_of(job: Job, model: ir.Model) -> Source:
     return open_source(
         job.calibration,
         input_specs(model),
@@ -276,6 +300,10 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
     return Purpose(task, why, class_count(metadata), image_size(model.graph))
 
 
+ANSWER_BYTES = 1 << 20
+"""The outputs of one sample that are kept: those of a few hundred samples are then in no way."""
+
+
 class Original:
     """The model as it was given, ready to run on samples of the prepared one."""
 
@@ -285,6 +313,7 @@ class Original:
             str(each.name): each.dtype.numpy() for each in self._model.graph.inputs if each.dtype is not None
         }
         self._runner = Runner(self._model)
+        self._answers: dict[int, dict[str, npt.NDArray[Any]]] = {}
 
     @property
     def nodes(self) -> Iterable[ir.Node]:
@@ -292,13 +321,22 @@ class Original:
         functions = (node for function in self._model.functions.values() for node in function.all_nodes())
         return chain(self._model.graph.all_nodes(), functions)
 
-    def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs by name."""
-        return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
+    def __call__(self, pending: PendingSample) -> dict[str, npt.NDArray[Any]]:
+        """Return all outputs by name. They are kept for the next one who asks, unless they are large."""
+        known = self._answers.get(pending.index)
+        if known is None:
+            sample = pending.load()
+            known = self._run(sample.feeds, sample.origin)
+            if sum(array.nbytes for array in known.values()) <= ANSWER_BYTES:
+                self._answers[pending.index] = known
+        return dict(known)
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs by name for inputs that are no sample of the data as it is."""
-        return self(Sample(0, "the calibration data", feeds))
+        """Return all outputs by name for inputs that are not samples as they come."""
+        return self._run(feeds, "the calibration data")
+
+    def _run(self, feeds: Mapping[str, npt.NDArray[Any]], origin: str) -> dict[str, npt.NDArray[Any]]:
+        return dict(zip(self._runner.outputs, self._runner(self._feeds(feeds), origin), strict=True))
 
     def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         return {name: array.astype(self._types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
@@ -348,8 +386,8 @@ def check_preparation(
     if observation.runner is None:  # without data, this was checked when the statistics were counted
         return []
     # One of the samples that equalization saw: on others, a Clip may cut where it did not before.
-    sample = (samples or observation.measured_on)[0].load()
-    expected = original(sample)
+    pending = (samples or observation.measured_on)[0]
+    sample, expected = pending.load(), original(pending)
     found = observation.runner(sample.feeds, sample.origin, list(expected))
     for (name, before), after in zip(expected.items(), found, strict=True):
         if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:

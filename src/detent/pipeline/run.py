@@ -24,6 +24,7 @@ from detent.pipeline.planned import Planned, make_planned
 from detent.pipeline.prepared import Prepared, Stopwatch, prepare_model
 from detent.pipeline.refined import Refined, refine_plan
 from detent.pipeline.written import Written, write
+from detent.results.network_nodes import network_of
 from detent.results.quantized import Calibration, Notes, Report
 from detent.results.tensors import Pictures, distributions_of
 
@@ -71,6 +72,7 @@ class Run:
         """Go through all stages and report. Raise a DetentError, and leave no output, if anything is wrong."""
         if self.job.options["dry_run"]:
             return self._decisions()
+        network = network_of(self.planned.model)  # which is emitted in place
         written, planned, observed = self.written, self.planned, self.observed
         prepared, observation, plan = self.prepared, self.observed.observation, self.refined.plan
         notes = Notes([*planned.notes.changes, *written.changes], [*planned.notes.declined, *written.declined])
@@ -107,7 +109,7 @@ class Run:
             seconds=self._watch.seconds,
             remarks=remarks,
             device=written.device,
-            pictures=Pictures(distributions_of(plan, observation.statistics), observed.channels),
+            pictures=Pictures(distributions_of(plan, observation.statistics), observed.channels, network),
             model=written.protos[0] if written.protos else None,
             tail_model=written.protos[1] if written.cut is not None and written.protos else None,
             cut=written.cut,
@@ -131,6 +133,7 @@ class Run:
             bytes_before=stored_bytes(self.job.model),
             seconds=self._watch.seconds,
             postprocessing=prepared.tail,
+            pictures=Pictures(network=network_of(prepared.model)),
         )
 
 

@@ -27,7 +27,7 @@ from detent.emit.emitter import emit, emit_dynamic
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
 from detent.evaluation.fidelity import measure_fidelity
-from detent.graph.opset import checker_complaint
+from detent.graph.load import checker_complaint
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save_together, tensor_bytes
 from detent.graph.session import Runner
 from detent.pipeline.observed import Observed

@@ -68,7 +68,7 @@ def _exponent(node: ir.Node) -> float:
 
 
 def _squares_before(root: ir.Node) -> list[ir.Node] | None:
-    """Return the nodes from the squares to the root, without it; None if it is no root of a mean of squares.
+    """Return the nodes from the squares to the root, without it; None if it is not a root of a mean of squares.
 
     A variance may be written as mean(x^2) - mean(x)^2: the search follows both.
     """

@@ -64,7 +64,7 @@ def _dilated(node: ir.Node) -> str | None:
 def _unsteady_power(node: ir.Node) -> str | None:
     exponent = constant_scalar(node, 1)
     if exponent is None:
-        return "its exponent is no single constant"
+        return "its exponent is not a single constant"
     return None if exponent >= 0 else "a negative power of what is rounded to zero is infinite"
 
 
@@ -106,7 +106,7 @@ OPERATORS: dict[str, Operator] = {
 
 # Operators that are quantized only in recipes that ask for them, and have inputs that must not be.
 _ASKED_FOR: dict[str, Operator] = {
-    # Probabilities, thresholds, and coordinates to look at are no data.
+    # Probabilities, thresholds and coordinates are not data.
     **dict.fromkeys(
         ("Dropout", "TopK", "GridSample", "RoiAlign", "Upsample", "BatchNormalization", "CumSum", "Trilu"),
         _FIRST,

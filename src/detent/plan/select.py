@@ -165,7 +165,7 @@ def _followed(pattern: str, names: Sequence[str], became: Became) -> list[str] |
     return list(dict.fromkeys(found))
 
 
-_SHORT = 60  # characters of an override's part that are told as a reason; a proposal may name dozens of nodes
+_SHORT = 60  # characters of an override shown as a reason; a proposal may name dozens of nodes
 
 
 def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> set[str]:

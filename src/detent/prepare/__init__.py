@@ -14,6 +14,7 @@ from detent.prepare.affine import FoldAffine, MatMulToGemm, NormalizeGemm
 from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
+from detent.prepare.fused_operators import TakeApart
 from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
@@ -51,6 +52,7 @@ __all__ = [
     "SplitGlobalPool",
     "SplitToSlice",
     "Successor",
+    "TakeApart",
     "WriteAttributes",
     "default_passes",
     "prepare",
@@ -61,6 +63,7 @@ __all__ = [
 # The passes that a recipe may do without; the others are what everything else stands on.
 LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
+    TakeApart,
     FuseLayerNorm,
     FuseInstanceNorm,
     FuseL2Norm,
@@ -81,7 +84,7 @@ LEAVABLE: tuple[type[Pass], ...] = (
 
 
 def default_passes(
-    fix_shapes: Mapping[str, Sequence[int]] | None = None,
+    fix_shapes: Mapping[str, Sequence[int | None]] | None = None,
     for_target: Iterable[Pass] | None = None,
     without: Collection[str] = (),
     *,
@@ -101,6 +104,7 @@ def default_passes(
         HalfToFloat(),
         FixShapes(fix_shapes) if fix_shapes else InferShapes(),
         *([FixBatch()] if fix_batch else []),
+        TakeApart(),
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),

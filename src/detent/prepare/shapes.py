@@ -19,7 +19,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.graph.opset import light_proto
+from detent.graph.load import light_proto
 from detent.prepare.base import Pass
 
 
@@ -103,13 +103,14 @@ class FixShapes(Pass):
 
     Cases:
     - an input without a shape, or with free dimensions, takes the given shape;
+    - a dimension that is given as None stays as it is;
     - an input that has that shape already is left as it is;
     - a name that is not an input, a dimension below 1, another rank, or another size than a dimension already has is a
       `UsageError`, and nothing is changed;
     - a graph output whose shape cannot be inferred again keeps the shape that the model declared.
     """
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, shapes: Mapping[str, Sequence[int | None]]) -> None:
         super().__init__()
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
 
@@ -124,11 +125,13 @@ class FixShapes(Pass):
                     f"Its inputs are {known}."
                 )
             _check(name, inputs[name].shape, shape)
-        for name, shape in self.shapes.items():
+        for name, wanted in self.shapes.items():
             value = inputs[name]
-            if value.shape is None or value.shape != shape:
-                self.changed(name, f"shape {_show(value.shape)} fixed to {list(shape)}")
-                value.shape = ir.Shape(shape)
+            old = wanted if value.shape is None else value.shape
+            fixed = ir.Shape([have if want is None else want for have, want in zip(old, wanted, strict=True)])
+            if value.shape is None or value.shape != fixed:
+                self.changed(name, f"shape {_show(value.shape)} fixed to {_show(fixed)}")
+                value.shape = fixed
         if self.changes:
             _infer_again(self, model)
 
@@ -188,9 +191,9 @@ def _infer_again(owner: Pass, model: ir.Model) -> None:
             value.shape = shape
 
 
-def _check(name: str, old: ir.Shape | None, new: tuple[int, ...]) -> None:
+def _check(name: str, old: ir.Shape | None, new: tuple[int | None, ...]) -> None:
     """Refuse a shape that the input could not have had."""
-    if any(dim < 1 for dim in new):
+    if any(dim is not None and dim < 1 for dim in new):
         raise UsageError(f"Cannot fix input '{name}' to {list(new)}: every dimension has to be at least 1.")
     if old is None:
         return
@@ -200,7 +203,7 @@ def _check(name: str, old: ir.Shape | None, new: tuple[int, ...]) -> None:
             f"dimensions, not {len(new)}."
         )
     for have, want in zip(old, new, strict=True):
-        if isinstance(have, int) and have != want:
+        if isinstance(have, int) and want is not None and have != want:
             raise UsageError(
                 f"Cannot fix input '{name}' to {list(new)}: the model declares {_show(old)}, and only its free "
                 "dimensions can be set."

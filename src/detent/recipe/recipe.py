@@ -26,7 +26,7 @@ from detent.refinements import AdaQuant, AdaRound, BiasCorrection, Refinement
 POWER_OF_TWO_INT8 = IntegerFormat("int8", scale="power_of_two")
 POWER_OF_TWO_UINT8 = IntegerFormat("uint8", scale="power_of_two")
 
-EQUALIZING_SAMPLES = 64  # enough to see what each channel holds
+EQUALIZING_SAMPLES = 32  # enough to see what each channel holds
 
 WIDENING_SAMPLES = 4  # errors of single tensors are much the same on any sample; these tell which are large
 
@@ -192,7 +192,7 @@ class Recipe:
         return NonOverflow() if has_power_of_two_scale(self.activations) else MinMax()
 
     def replace(self, **changes: Any) -> Recipe:
-        """The same recipe with some fields changed. An unknown field is an error that names the nearest known one.
+        """Return the recipe with some fields changed. Raise UsageError for an unknown field.
 
         `equalize` may be True or False, too.
         """
@@ -220,7 +220,7 @@ TRANSFORMER_SQNR = 20.0
 
 
 def _twins(recipe: Recipe, adaround: bool = True) -> Iterator[Recipe]:
-    """A recipe, and the same with its weights fine-tuned layer by layer."""
+    """Yield a recipe, and the same with its weights fine-tuned layer by layer."""
     yield recipe
     if adaround:
         yield _with_refinement(recipe, "_ADAROUND", ADAROUND, "each weight learns to round up or down")
@@ -236,13 +236,14 @@ def _with_refinement(recipe: Recipe, ending: str, refinement: AdaRound | AdaQuan
 def _integers(
     name: str, description: str, activations: IntegerFormat, weights: IntegerFormat, method: Method
 ) -> Recipe:
-    """Integers with float scales and 32-bit biases, for any runtime."""
+    """Make a recipe of integers with float scales and 32-bit biases, for any runtime."""
     biases = IntegerFormat("int32")
     return Recipe(name, description, activations, weights, biases, method, target="cpu")
 
 
 def _floats(name: str, description: str, activations: NumberFormat, weights: NumberFormat) -> Recipe:
-    """Formats that need no calibration. Channels are not equalized: every number has its own exponent, or its block."""
+    """Make a recipe of formats that need no calibration."""
+    # Channels are not equalized: every number, or its block, has its own exponent.
     plain = is_float(activations) and is_float(weights)
     biases = IntegerFormat(weights.dtype) if is_integer(weights) else weights
     return Recipe(
@@ -384,7 +385,7 @@ PRESETS: dict[str, Recipe] = {recipe.name: recipe for part in (_npu, _cpu, _floa
 
 
 def find_preset(name: str) -> Recipe:
-    """The named recipe. Upper and lower case are the same, and a `_CONFIG` ending is ignored."""
+    """Return the named recipe. Upper and lower case are the same, and a `_CONFIG` ending is ignored."""
     key = name.upper().removesuffix("_CONFIG")
     if key not in PRESETS:
         raise UsageError(f"There is no recipe '{name}'.{nearest(key, PRESETS)} `detent recipes` lists them all.")

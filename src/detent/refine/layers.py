@@ -14,6 +14,7 @@ and outside of the input both read zero. A Gemm's row has one position and one o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,8 +101,19 @@ class MatrixLayer:
     @property
     def channels(self) -> int:
         """The number of output channels, of all groups."""
-        groups, channels, _ = self.matrix().shape
-        return int(groups * channels)
+        groups, channels, _ = self.shape
+        return groups * channels
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the matrix: groups, channels of each, inputs of each channel."""
+        assert self.weight.const_value is not None, f"layer '{self.name}' has a constant weight"
+        sizes, groups = self.weight.const_value.shape.numpy(), self.groups
+        if self.node.op_type == "Conv":
+            return groups, sizes[0] // groups, math.prod(sizes[1:])
+        if self.node.op_type == "ConvTranspose":
+            return groups, sizes[1], sizes[0] // groups * math.prod(sizes[2:])
+        return (1, sizes[0], sizes[1]) if self._transposed else (1, sizes[1], sizes[0])
 
     def maps(self, array: Array) -> Array:
         """Return an input or output of the layer as (batch, channels, positions)."""
@@ -205,7 +217,7 @@ def activation_of(layer: MatrixLayer, layout: Layout) -> Activation:
     if reader.op_type == "LeakyRelu":
         return Activation(0.0, slope=reader.attributes.get_float("alpha", 0.01))
     if reader.op_type == "Clip":
-        # A missing bound of a Clip is no bound.
+        # A Clip without a bound does not clip on that side.
         low, high = constant_scalar(reader, 1), constant_scalar(reader, 2)
         return Activation(-np.inf if low is None else low, np.inf if high is None else high)
     return Activation()
@@ -298,7 +310,7 @@ def sample_positions(count: int, wanted: int, seed: Sequence[int], hot: Indices 
 
 
 def positions_inside(boxes: Sequence[npt.NDArray[np.floating]], shape: Sequence[int]) -> Indices | None:
-    """Return the positions of a map that lie in boxes; None if it is no map of images.
+    """Return the positions of a map that lie in boxes; None if it is not a map over images.
 
     `boxes` has the corners x1, y1, x2, y2 of all objects of each image of the batch, as shares of its sides.
     """
@@ -382,7 +394,7 @@ def float_rows(
 ) -> npt.NDArray[np.float32]:
     """Return the rows (groups, positions, inputs) of an input that is not encoded."""
     image, indices = input_indices(layer, source.shape, result, positions)
-    rows = np.empty((layer.groups, len(positions), layer.matrix().shape[2]), np.float32)
+    rows = np.empty((layer.groups, len(positions), layer.shape[2]), np.float32)
     gather(layer.maps(source), np.float32(1.0), np.float32(0.0), image, indices, rows)
     return rows
 
@@ -399,13 +411,14 @@ def gather(
     """Decode the input (batch, channels, positions) at `indices` into rows (groups, positions, inputs)."""
     groups, count, inputs = rows.shape
     offsets = indices.shape[1]
+    channels = inputs // offsets
     for g in range(groups):
-        first = g * (inputs // offsets)
         for p in range(count):
-            for k in range(inputs):
-                at = indices[p, k % offsets]
-                if at < 0:
-                    rows[g, p, k] = 0.0
-                else:
-                    code = np.float32(maps[image[p], first + k // offsets, at])
-                    rows[g, p, k] = (code - zero_point) * scale
+            for c in range(channels):
+                for k in range(offsets):
+                    at = indices[p, k]
+                    if at < 0:
+                        rows[g, p, c * offsets + k] = 0.0
+                    else:
+                        code = np.float32(maps[image[p], g * channels + c, at])
+                        rows[g, p, c * offsets + k] = (code - zero_point) * scale

@@ -59,7 +59,7 @@ class RangeSearch:
     def on(
         cls, walk: QuantizedWalk, reference: ir.Model, constrain: Constrain, samples: Sequence[PendingSample]
     ) -> RangeSearch:
-        """A search on a walk over `samples`, against the outputs of `reference`."""
+        """Return a search on a walk over `samples`, against the outputs of `reference`."""
         runner = Runner(reference)
 
         def answer(pending: PendingSample) -> Mapping[str, Array]:
@@ -96,7 +96,7 @@ class RangeSearch:
         return [each for each in _neighbours(params) if self._permitted(name, each, free)]
 
     def _permitted(self, name: str, params: QuantParams, free: set[str]) -> bool:
-        """Whether the rules leave all as it is but the value itself and constants of layers to come."""
+        """Tell whether the rules leave all as it is but the value itself and constants of layers to come."""
         plan = self.walk.plan
         trial = self.constrain(dataclasses.replace(plan, params={**plan.params, name: params}))
         moved = {key for key, each in trial.params.items() if each is not plan.params[key]}
@@ -139,7 +139,7 @@ class _Continuation:
         self._program = Program(walk.model, rest, self._outputs, self._feeds(0, found[name][0]), _float_constant)
 
     def errors(self, params: QuantParams) -> Floats:
-        """The error at the outputs, for each sample."""
+        """Return the error at the outputs for each sample."""
 
         ties = self._walk.plan.layout.ties_of(self._name)
 
@@ -166,14 +166,14 @@ class _Continuation:
 
 
 def is_better(candidate: Floats, present: Floats) -> bool:
-    """Whether errors of the same samples are less, by more than their differences scatter."""
+    """Tell whether errors of the same samples are less, by more than their differences scatter."""
     gains = present - candidate
     error = gains.std(ddof=1) / np.sqrt(gains.size) if gains.size > 1 else np.inf
     return bool(gains.mean() > STANDARD_ERRORS * error)
 
 
 def relative_error(found: Array, wanted: Array) -> float:
-    """The squared error relative to the square of what is wanted; 0 for what is no number."""
+    """Return the squared error relative to the square of what is wanted; 0 where it is not a number."""
     if not np.issubdtype(wanted.dtype, np.floating):
         return 0.0
     power = float(np.square(wanted, dtype=np.float64).sum())
@@ -183,7 +183,7 @@ def relative_error(found: Array, wanted: Array) -> float:
 
 
 def _neighbours(params: QuantParams) -> list[QuantParams]:
-    """Parameters with a somewhat larger or smaller range."""
+    """Return parameters with a somewhat larger or smaller range."""
     fmt = params.format
     if fmt.power_of_two:
         return [QuantParams.at(fmt, params.position + step) for step in (1, -1)]

@@ -426,7 +426,7 @@ class _LayerSearch:
         best[better], self._codes[better], self._bias[better] = errors[better], codes[better], bias[better]
 
     def _revert_what_fails(self) -> None:
-        """Channels that are no better on the rows that were held out go back to rounding to the nearest."""
+        """Round channels to the nearest again that are no better on the held-out rows."""
         if not len(self._held_out):
             return
         judge = self._batches(self._held_out, self._problem.rows)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from markupsafe import Markup, escape
 
@@ -171,7 +172,13 @@ class HistogramChart:
         for left, right, count in columns:
             clipped = span is not None and not span[0] <= (left + right) / 2 <= span[1]
             top, start, end = 100 * (1 - counts.along(count)), 100 * axis.along(left), 100 * axis.along(right)
-            paths["bars out" if clipped else "bars"].append(f"M{start:.2f} 100V{top:.1f}H{end:.2f}V100z")
+            path = paths["bars out" if clipped else "bars"]
+            # Columns side by side are one outline: half the length.
+            begun = f"H{start:.2f}V100z"
+            if path and path[-1] == begun:
+                path[-1:] = [f"H{start:.2f}V{top:.1f}", f"H{end:.2f}V100z"]
+            else:
+                path += [f"M{start:.2f} 100V{top:.1f}", f"H{end:.2f}V100z"]
         parts = [*_vertical_labels(axis), *_count_labels(counts)]
         parts += [_box(tag("path", d="".join(drawn), class_=style)) for style, drawn in paths.items() if drawn]
         names = {"bars": "values that were counted"}
@@ -259,7 +266,11 @@ class IntervalChart:
         yield tag("circle", cx=_percent(axis.along(loss.value)), cy="50%", r=5, class_=f"dot s0{style}")
 
 
-Chart = DepthChart | HistogramChart | ChannelChart | IntervalChart
+class Chart(Protocol):
+    """Anything that a page can draw."""
+
+    def draw(self) -> Markup:
+        """Return the chart as markup."""
 
 
 def _figure(parts: Sequence[Markup], style: str, label: str, legend: Markup | None = None) -> Markup:

@@ -46,6 +46,14 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def in_the_middle(text: str, most: int) -> str:
+    """Shorten a text in its middle: of a name, the beginning and the end tell more."""
+    if len(text) <= most:
+        return text
+    tail = (most - 1) * 2 // 3
+    return f"{text[: most - 1 - tail]}…{text[-tail:]}"
+
+
 def file_stem(index: int, name: str) -> str:
     """Return a file name without ending: the tensor's number, for uniqueness, and the harmless part of its name."""
     harmless = "".join(character if character.isascii() and character.isalnum() else "_" for character in name)

@@ -19,9 +19,10 @@ import jinja2
 from markupsafe import Markup
 
 from detent.graph.save import write_text
-from detent.report.document import Code, Facts, Figure, NoteList, Paragraph, Table
+from detent.report.document import Code, Document, Facts, Figure, NoteList, Paragraph, Table
 from detent.report.documents import document_of
 from detent.report.figures import printable_lines
+from detent.report.network_view import NetworkChart
 from detent.version import __version__
 
 FEW = 12  # rows that are shown before the others are asked for
@@ -47,13 +48,15 @@ def write_page(result: object, path: str | Path) -> None:
 
 def page_of(result: object) -> str:
     """Return the page as text."""
-    style, script = _own("page.css"), _own("page.js")
+    document = document_of(result)
+    drawn = ["page", *(["network"] if _has_network(document) else [])]
+    style, script = ("\n".join(_own(f"{name}.{kind}") for name in drawn) for kind in ("css", "js"))
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
     return (
         _templates()
         .get_template("page.html")
         .render(
-            document=document_of(result),
+            document=document,
             policy=f"{policy}; base-uri 'none'; form-action 'none'",
             style=Markup(style),
             script=Markup(script),
@@ -70,6 +73,15 @@ def summary_frame(result: object) -> str:
     summary = replace(document, sections=shown[: pictures[0] + 1 if pictures else 1])
     return str(
         Markup('<iframe srcdoc="{}" width="100%" height="480" style="border:0"></iframe>').format(page_of(summary))
+    )
+
+
+def _has_network(document: Document) -> bool:
+    return any(
+        isinstance(block, Figure) and isinstance(block.chart, NetworkChart)
+        for section in document.sections
+        if section is not None
+        for block in section.blocks
     )
 
 

@@ -18,6 +18,7 @@ from detent.report import document as doc
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
 from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
+from detent.report.network_view import network_section
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
@@ -66,6 +67,7 @@ def quantization_document(report: Report) -> doc.Document:
         [
             _what_to_know(report),
             error_along(layers, [] if report.fidelity is None else list(report.fidelity.outputs)),
+            network_section(report, layers),
             _operators(report),
             _preparation(report),
             _rescaling(report),
@@ -139,15 +141,20 @@ def _about_data(report: Report) -> list[str]:
 
 
 def _about_batch(report: Report) -> list[str]:
-    """Say that an open batch, or the open size of an image, was fixed."""
-    sizes = [change for change in report.changes if change.by == FixShapes.__name__ and change.node != "model"]
-    fixed = [change for change in report.changes if change.by == FixBatch.__name__ and change.node != "model"]
+    """Say that an open batch, or another open size, was fixed."""
+    sizes, batches = (
+        [change for change in report.changes if change.by == step.__name__ and change.node != "model"]
+        for step in (FixShapes, FixBatch)
+    )
+    lines = []
     if sizes:
-        return [f"Input '{change.node}': {change.what}." for change in sizes]
-    if not fixed:
-        return []
-    inputs = listed([f"'{change.node}'" for change in fixed], LISTED)
-    return [f"Batch of {inputs} fixed to 1: an NPU computes one sample at a time (--keep-batch leaves it open)."]
+        named = listed([f"'{change.node}' {change.what}" for change in sizes], LISTED)
+        lines.append(f"Input {named}: an NPU is programmed for one shape (--fix-shape none leaves it open).")
+    if batches:
+        inputs = listed([f"'{change.node}'" for change in batches], LISTED)
+        why = "an NPU computes one sample at a time (--keep-batch leaves it open)"
+        lines.append(f"Batch of {inputs} fixed to 1: {why}.")
+    return lines
 
 
 def _rejects_tails(report: Report) -> bool:
@@ -230,7 +237,7 @@ def _what_to_know(report: Report) -> doc.Section | None:
     """List errors, warnings and suggestions; on a terminal also what the device minds, which a page has apart."""
     refused = [] if report.device is None else rejections(report.device)
     first = [doc.Note("Error", "bad", text) for text in report.errors]
-    # The file is written and runs, so it is no error of this command, whose exit code says so too.
+    # The file is written and runs, so this is not an error of the command, nor of its exit code.
     first += [doc.Note("Warning", "warn", text) for text in (*refused, *report.warnings)]
     minded = [] if report.device is None else [text for is_error, text in serious(report.device) if not is_error]
     on_device = [doc.Note("Warning", "warn", text) for text in minded]

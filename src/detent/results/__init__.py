@@ -1,6 +1,6 @@
 """What every verb returns: frozen types, and their JSON. Nothing here draws or prints.
 
-quantized   Report of `quantize`, with its advice (verdict.py) and what is said about each tensor (tensors.py)
+quantized   Report of `quantize`, with its advice (verdict.py) and the entry of each tensor (tensors.py)
 evaluated   Evaluation, and the scores that it is made of; their statistics are in paired.py
 searched    SensitivityReport, PrecisionReport, Tuning
 compared    ModelComparison, FolderComparison, Emulation
@@ -28,7 +28,7 @@ class Result:
     """Whether JSON spells out characters beyond ASCII. Files of both kinds are in use, so each type keeps its own."""
 
     not_in_json: ClassVar[tuple[str, ...]] = ()
-    """Fields that only people are told."""
+    """Fields that are shown to people only."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -165,7 +165,7 @@ class Proposal:
 
 
 class RecipeResult(Result):
-    """A result that has a recipe to go on with. `file` is where that was written, or None."""
+    """A result that comes with a recipe to continue from. `file` is where that was written, or None."""
 
     ascii_json: ClassVar[bool] = True
     file: str | None

@@ -1,4 +1,4 @@
-"""What is said about each tensor of a quantized model: how close it is to float, its scale, its range and its pictures.
+"""What is reported about each tensor of a quantized model: closeness to float, scale, range and pictures.
 
 Pictures are drawn from few numbers, however large the model or the data. Of an activation: a histogram of at most 64
 columns, and the ends of the numbers that have a code. Of a layer's weight: the largest magnitude of its output
@@ -25,6 +25,7 @@ from detent.observe.counting import BINS, HALF
 from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site
 from detent.plan.plan import Plan
+from detent.results.network_nodes import NetworkNode
 from detent.tasks.parts import LabelledRange
 
 COLUMNS = 64
@@ -157,10 +158,14 @@ class ChannelSizes:
 
 @dataclass(frozen=True)
 class Pictures:
-    """By the names of tensors. Activations that share another's scale are not in it, weights only if rescaled."""
+    """By the names of tensors. Activations that share another's scale are not in it, weights only if rescaled.
+
+    `network` are the nodes with what each of them reads; empty if it is not known.
+    """
 
     distributions: Mapping[str, ActivationHistogram] = field(default_factory=dict)
     channels: Mapping[str, ChannelSizes] = field(default_factory=dict)
+    network: Sequence[NetworkNode] = ()
 
 
 def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> dict[str, ActivationHistogram]:

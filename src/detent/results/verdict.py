@@ -52,7 +52,7 @@ TITLES: dict[Level, str] = {
     "unclear": "Cannot tell from {samples} samples",
     "worse": "Worse than float",
     "broken": "Broken",
-    "unknown": "Cannot be told from this data",
+    "unknown": "Unknown: the data is doubtful",
 }
 
 

@@ -1,7 +1,7 @@
 """Probe a float model: how much of the error each layer makes, and what to leave float or to give more bits for less.
 
 The stages of a run up to the plan are made, and then variants of the planned model. Nothing is refined. A refinement
-repairs in one layer what those before it did, so no error could be told to be its own.
+repairs in one layer what those before it did, so no error could be attributed to one layer.
 
 A proposal brings the error at the outputs below a wanted one. Noise powers add: without some things quantized the error
 is expected to be the whole one's share that the others have,
@@ -102,21 +102,21 @@ def _names(moves: Iterable[_Move]) -> frozenset[str]:
 
 
 def predicted_error(found: Sensitivity, left: Callable[[ErrorSource], float]) -> float:
-    """Return the error that is expected if of each thing's own error the given part is left."""
-    shares = np.array([left(thing) for thing in found.sources])
+    """Return the error that is expected if of each cause's own error the given part is left."""
+    shares = np.array([left(cause) for cause in found.sources])
     if found.parts is None:
-        totals, errors = np.array([found.total]), np.array([[found.errors[thing.name]] for thing in found.sources])
+        totals, errors = np.array([found.total]), np.array([[found.errors[cause.name]] for cause in found.sources])
     else:
         totals = np.array(found.parts.total)
-        errors = np.array([found.parts.by_source[thing.name] for thing in found.sources])
+        errors = np.array([found.parts.by_source[cause.name] for cause in found.sources])
     whole = errors.sum(0)
     remaining = shares @ errors
     return float(np.divide(totals * remaining, whole, out=np.zeros_like(whole), where=whole > 0).max(initial=0.0))
 
 
 def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
-    groups = [thing.touches for thing in found.sources]
-    # One that only reads, such as an ArgMax, has nothing of its own and is no layer here; it may stand in the way.
+    groups = [cause.touches for cause in found.sources]
+    # One that only reads, such as an ArgMax, has nothing of its own and is not a layer here; it may stand in the way.
     members: dict[str, tuple[str, ...]] = {name: (name,) for group in groups for name in sorted(group)}
     members |= {layer.node: layer.members for layer in found.layers}
     costs = dict.fromkeys(members, 1) | {layer.node: max(layer.operations, 1) for layer in found.layers}
@@ -124,7 +124,7 @@ def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
     moves = [_Move(group, sum(costs[layer] for layer in group)) for group in dict.fromkeys(groups)]
 
     def error(layers: Collection[str]) -> float:
-        return predicted_error(found, lambda thing: 0.0 if thing.touches <= set(layers) else 1.0)
+        return predicted_error(found, lambda cause: 0.0 if cause.touches <= set(layers) else 1.0)
 
     chosen = _greedy(moves, error, wanted)
     nodes = tuple(name for layer in members if layer in chosen for name in members[layer])
@@ -136,11 +136,11 @@ def _exclude(found: Sensitivity, recipe: Recipe, wanted: float) -> Proposal:
 
 def _widen(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) -> Proposal:
     sizes: dict[str, int] = {}
-    for thing in found.sources:
-        for site in thing.activations:
+    for cause in found.sources:
+        for site in cause.activations:
             if _wider(layout.formats[site]) is not None:
                 leader = layout.leader(site)
-                sizes[leader] = sizes.get(leader, 0) + max(thing.elements, 1)
+                sizes[leader] = sizes.get(leader, 0) + max(cause.elements, 1)
     if not sizes:
         raise UsageError(
             f"Recipe {recipe.name} has no activations of 8-bit integers that could have 16 bits. Choose exclude."
@@ -148,7 +148,7 @@ def _widen(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) ->
 
     def error(leaders: Collection[str]) -> float:
         wide = set(leaders)
-        return predicted_error(found, lambda thing: LEFT_BY_8_BITS if _leaders(thing, layout) & wide else 1.0)
+        return predicted_error(found, lambda cause: LEFT_BY_8_BITS if _leaders(cause, layout) & wide else 1.0)
 
     chosen = _greedy([_Move(frozenset([leader]), size) for leader, size in sizes.items()], error, wanted)
     added = tuple(_wide_overrides(chosen, layout))
@@ -156,12 +156,12 @@ def _widen(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) ->
     return Proposal(changed, "a16", (), tuple(chosen), found.total, error(chosen), wanted, 0.0)
 
 
-def _leaders(thing: ErrorSource, layout: Layout) -> set[str]:
-    return {layout.leader(site) for site in thing.activations}
+def _leaders(cause: ErrorSource, layout: Layout) -> set[str]:
+    return {layout.leader(site) for site in cause.activations}
 
 
 def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:
-    """An override for each format that there is."""
+    """Return an override for each format in use."""
     formats: dict[NumberFormat, list[str]] = {}
     for leader in leaders:
         wide = _wider(layout.formats[leader])
@@ -176,19 +176,19 @@ def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:
 def _widen_weights(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) -> Proposal:
     formats: dict[str, IntegerFormat] = {}
     costs: dict[str, int] = {}
-    for thing in found.sources:
-        for name in thing.constants:
+    for cause in found.sources:
+        for name in cause.constants:
             site = layout.sites.get(name)
             wide = None if site is None or site.role is not Role.WEIGHT else _wider(layout.formats[name], 4)
             if wide is not None:
-                formats[thing.layer] = wide
-                costs[thing.layer] = max(thing.elements, 1)
+                formats[cause.layer] = wide
+                costs[cause.layer] = max(cause.elements, 1)
     if not formats:
         raise UsageError(f"Recipe {recipe.name} has no 4-bit weights that could have 8. Choose exclude or a16.")
 
     def error(layers: Collection[str]) -> float:
         wide = set(layers)
-        return predicted_error(found, lambda thing: LEFT_BY_4_BITS if thing.is_weight and thing.layer in wide else 1.0)
+        return predicted_error(found, lambda cause: LEFT_BY_4_BITS if cause.is_weight and cause.layer in wide else 1.0)
 
     taken = _greedy([_Move(frozenset([layer]), cost) for layer, cost in costs.items()], error, wanted)
     chosen = [layer for layer in formats if layer in taken]
@@ -199,14 +199,14 @@ def _widen_weights(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: f
 
 
 def _wider(fmt: NumberFormat, bits: int = 8) -> IntegerFormat | None:
-    """The format with twice the bits for one with so many; None for any other."""
+    """Return the format with twice the bits, for one with that many; None for any other."""
     if not is_integer(fmt) or fmt.bits != bits:
         return None
     return dataclasses.replace(fmt, dtype=fmt.dtype.replace(str(bits), str(2 * bits)))
 
 
 def literal(name: str) -> str:
-    """A name as it is: a pattern has no way to say so, and one that matches more is not what was meant."""
+    """Return a pattern that matches this name; names with wildcards cannot be quoted."""
     if "*" in name or "?" in name:
         raise UsageError(f"'{name}' has a * or ? in its name, which a recipe takes for a pattern. Rename it.")
     return name
@@ -225,7 +225,7 @@ SAMPLES = 32
 def parts_of(planned: Planned) -> Mapping[str, Sequence[OutputPart]]:
     """Return what the outputs of a planned model are joined from, as the graph or else the first sample tells."""
     observed, prepared = planned.observed, planned.observed.prepared
-    shown = shown_parts(prepared.purpose, observed.original(planned.probes[0].load())) if planned.probes else {}
+    shown = shown_parts(prepared.purpose, observed.original(planned.probes[0])) if planned.probes else {}
     return shown | dict(prepared.parts)
 
 

@@ -208,8 +208,8 @@ def _check_answers(sums: VariantErrors) -> None:
     """Raise DataError if the float model answers with nothing that an error could be compared with."""
     if not sums.signal.any():
         raise DataError(
-            f"The model answers with 0, or with no rows, on all {sums.samples} samples, so no layer can be told from "
-            "another. Give samples in which it finds something."
+            f"The model answers with 0, or with no rows, on all {sums.samples} samples, so layers cannot be told "
+            "apart. Give samples in which it finds something."
         )
 
 

@@ -161,7 +161,7 @@ class VariantErrors:
         )
 
     def errors(self, variant: str) -> Floats:
-        """Return the noise power of a variant over the signal power of each part; infinite if it is no number.
+        """Return the noise power of a variant over the signal power of each part; infinite if it is not a number.
 
         It is 0 for a part that is zero throughout: there is nothing to compare with.
         """

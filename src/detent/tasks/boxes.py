@@ -36,7 +36,7 @@ class Detections:
 
     @classmethod
     def none(cls) -> Detections:
-        """No object at all."""
+        """Return an empty set of boxes."""
         return cls(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 
     def __len__(self) -> int:

@@ -148,7 +148,7 @@ def _rows(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 
 def _is_on_grid(rows: Floats, image: tuple[int, int]) -> bool:
-    """Whether boxes are relative to cells: then no center is ever far from 0, though cells are all over the image."""
+    """Tell whether boxes are relative to cells: then centers stay near 0, though cells are all over the image."""
     return len(rows) in anchors_of(image) and float(np.percentile(np.abs(rows[:, :2]), 90)) < min(image) / 32
 
 

@@ -327,7 +327,7 @@ class PairLabels:
     note: str = field(default="")
 
     def assign(self, names: Sequence[str], place: str) -> PairLabels:
-        """Return these labels. Raise DataError for a pair of samples that there are not."""
+        """Return these labels. Raise DataError for a pair of samples that do not exist."""
         last = int(max(self.first.max(), self.second.max()))
         if last >= len(names) or min(self.first.min(), self.second.min()) < 0:
             raise DataError(f"{self.described} has a pair with sample {last}, but there are {len(names)} {place}.")

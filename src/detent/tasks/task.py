@@ -198,7 +198,7 @@ def _is_laid_out_as_detections(shapes: Mapping[str, Shape], image: tuple[int, in
 
 
 def _is_pyramid(shapes: Mapping[str, Shape]) -> bool:
-    """Whether outputs are the raw maps of a detector: several, each half as large as the one before."""
+    """Tell whether outputs are the raw maps of a detector: several, each half as large as the one before."""
     maps = [shape for shape in shapes.values() if len(shape) in (4, 5)]
     return len(maps) >= 3 and len({shape[-2:] for shape in maps}) >= 3
 
@@ -249,7 +249,7 @@ def _is_multiple(side: int | None, of: int) -> bool:
 
 
 def _is_embedding(value: ir.Value) -> bool:
-    """Whether a row is a vector to compare with others: by its name, or since it is normalized."""
+    """Tell whether a row is a vector to compare with others: by its name, or since it is normalized."""
     if any(word in str(value.name).lower() for word in _EMBEDDING_WORDS):
         return True
     node = _last_node(value)

@@ -164,7 +164,7 @@ def _named(proposal: Proposal) -> tuple[str, str]:
 
 
 def _possible(recipe: Recipe) -> bool:
-    """Whether the recipe's formats allow what it asks for."""
+    """Tell whether the recipe's formats allow what it asks for."""
     if recipe.dynamic and (recipe.equalize is not None or recipe.search_ranges):
         return False
     try:

@@ -65,7 +65,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 def contents_of(data: object) -> object:
     """Return what tells one folder or file from another without reading all of it: names, sizes and times.
 
-    Arrays are told apart by their bytes. Of a stream nobody can know, so it is never the same as before.
+    Arrays are compared by their bytes. The contents of a stream are unknown, so it never counts as the same.
     """
     if data is None:
         return None
@@ -361,7 +361,8 @@ def is_better(new: StepOutcome, old: StepOutcome) -> bool:
     """Tell whether a step is better than another: by its loss or, if these are too close to tell, by the outputs.
 
     Losses are compared in pairs, on the same draws of the same samples: what both lose on a hard sample says nothing.
-    The answers of a few samples change by chance; how far the outputs are from float is told by all of their numbers.
+    The answers of a few samples change by chance; how far the outputs are from float is measured on all of their
+    numbers.
     """
     if new.drawn is None or old.drawn is None or new.output_error is None or old.output_error is None:
         return new.loss < old.loss

@@ -117,4 +117,5 @@
   for (const dot of document.querySelectorAll("circle[data-opens]")) {
     dot.addEventListener("click", () => reveal.some((show) => show(dot.dataset.opens)));
   }
+  document.addEventListener("reveal", (event) => reveal.some((show) => show(event.detail)));
 })();
