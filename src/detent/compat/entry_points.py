@@ -34,6 +34,7 @@ from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import DataError, UsageError, nearest
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
+from detent.observe.sources import input_specs, open_source
 from detent.pipeline.job import make_job
 from detent.qdq.functions import add_functions
 
@@ -295,11 +296,23 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
     if request.search is not None:
         # A reader gives its data once, and a search needs it more often.
         data = list(iter(data.get_next, None)) if hasattr(data, "get_next") else data
-        recipe = request.search.run(make_job(model, data, recipe, **options)).recipe
+        job = make_job(model, data, recipe, **options)
+
+        def make(recipe: detent.Recipe) -> onnx.ModelProto:
+            made = detent.quantize(model, None, data, recipe, **options).model
+            assert made is not None, "returned, because it is not written"
+            return made
+
+        recipe = request.search.run(job, make, data if isinstance(data, list) else _loaded(data, model))
     kept = request.statistics
     known = kept is not None and kept.exists()
     options |= {"stats" if known else "save_stats": kept}
     return detent.quantize(model, output, data, recipe, **options)
+
+
+def _loaded(data: Any, model: ModelLike) -> list[Any]:
+    """Return all samples of files, or of random numbers where there is no data."""
+    return [pending.load().feeds for pending in open_source(data, input_specs(load(model)))]
 
 
 def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
