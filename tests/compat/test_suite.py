@@ -160,7 +160,8 @@ tuned.optim_device = tuned.infer_device = "cuda:6"
 tuned.num_iterations, tuned.data_size = 3, 4
 cle = CLEConfig()
 cle.cle_steps = 6
-config = QConfig(global_config=layer, specific_layer_config={}, layer_type_config={}, exclude=[], algo_config=[cle, tuned],
+config = QConfig(global_config=layer, specific_layer_config={}, layer_type_config={}, exclude=[],
+                 algo_config=[cle, tuned],
                  extra_options={"EnableNPUCnn": True, "ConvertOpsetVersion": 21, "Int32Bias": False})
 ModelQuantizer(config).quantize_model(sys.argv[1], sys.argv[2], Reader())
 import onnx
