@@ -198,7 +198,7 @@ def without_batch(inputs: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
 
 HOLD_OUT_EVERY = 8  # one in so many of the samples that are read is held out, if the user does not say how many
 
-MOST_HELD_OUT = 64
+MOST_HELD_OUT = 64  # both models run on every one of them
 LEAST_BEYOND = 16
 
 # How many of the samples that are read are held out; None: an eighth of them. "beyond": none of them, but some of those
