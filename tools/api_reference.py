@@ -87,7 +87,7 @@ def _signature(call: Any) -> str:
         for parameter in inspect.signature(call).parameters.values()
         if parameter.name != "self"
     ]
-    return str(inspect.Signature(parameters))
+    return str(inspect.Signature(parameters)).replace("'", '"')
 
 
 def _dedented(value: Any) -> str:
