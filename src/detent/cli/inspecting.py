@@ -39,6 +39,9 @@ def check(
         typer.Option("--ep-report", help="A placement report of the EP, or a folder of them.", metavar="FILE"),
     ] = None,
     time: Annotated[bool, typer.Option("--time", help="Also time the model on this CPU.")] = False,
+    software: Annotated[
+        str, typer.Option("--software", help="Of Ryzen AI: 1.6, 1.7 or 1.8. Else: what any was seen to do.")
+    ] = "",
     trust: Trust = False,
     *,
     printing: PrintOptions,
@@ -52,7 +55,7 @@ def check(
     from detent.device_check.check import check as run
 
     with guarded(model, trust=trust):
-        result = run(model, device)
+        result = run(model, device, software)
     if ep_report is not None:
         _tell_report(model, result, ep_report, printing)
         return

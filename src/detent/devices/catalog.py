@@ -91,6 +91,9 @@ DEVICES: Mapping[str, Device] = {
             operators=_published(_XINT8),
             refused=LEFT_BY_ALL,
             likely={"HardSigmoid": "it is the sigmoid that this device has", "PRelu": _WITH_THE_LAYER},
+            disputed={
+                "HardSigmoid": "Phoenix does, which has no other sigmoid; Strix runs it on the CPU, one cut each"
+            },
             types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,
             recipe="XINT8",
@@ -179,6 +182,8 @@ def _of_generation(device: Device, generation: Generation) -> Device:
         name=generation.name,
         description=f"{generation.chips}. {device.description}",
         refused={**device.refused, **left},
+        likely={**device.likely, **generation.taken},
+        disputed={},
         generation=generation,
     )
 

@@ -73,7 +73,7 @@ def quantized(
     return lambda sample: runner(sample.feeds, sample.origin)
 
 
-JUDGED_ON = 8
+JUDGED_ON = 8  # both models run on them: a paired comparison needs few
 
 
 def better_of(equalized: Observed, plain: Observed) -> Observed:
