@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,6 +29,9 @@ Feeds = Mapping[str, npt.NDArray[Any]]
 
 WORTH_COLLECTING = 400 << 20
 """Bytes in memory from which on a look for what nobody refers to is worth its tenth of a second."""
+
+LARGE_MODEL = 32 << 20
+_LARGE_MODEL = Lock()
 
 _C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -54,7 +57,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def return_memory() -> None:
+def return_memory(*, collect: bool = True) -> None:
     """Give free memory back to the system: graphs are circles that wait for Python's collector, and the allocator of
     Linux keeps what sessions and arrays left. Elsewhere it does nothing.
     """
@@ -62,7 +65,7 @@ def return_memory() -> None:
     if trim is None:
         return
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    if pages * os.sysconf("SC_PAGE_SIZE") >= WORTH_COLLECTING:
+    if collect and pages * os.sysconf("SC_PAGE_SIZE") >= WORTH_COLLECTING:
         gc.collect()
     trim(0)
 
@@ -144,10 +147,14 @@ class Runner:
         self._exact, self._providers, self._lock = exact, providers, Lock()
         # A model that onnxruntime is to write has to be whole.
         self._weights = {} if optimized is not None else _large_weights(model)
-        with _fetchable(model, self.outputs), _loadable(model, self._weights) as source:
+        # Two large models at a time would take twice the memory, most of which is needed only to load them.
+        turn = _LARGE_MODEL if tensor_bytes(model) >= LARGE_MODEL else nullcontext()
+        with turn, _fetchable(model, self.outputs), _loadable(model, self._weights) as source:
             self._session = open_session(source, _with_weights(options, self._weights), providers)
             # Until a run has shown that onnxruntime's optimizer left the model whole. A temporary file is gone by then.
             self._source = source if isinstance(source, bytes) else None
+            if turn is _LARGE_MODEL:
+                return_memory(collect=False)
 
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
