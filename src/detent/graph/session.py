@@ -52,9 +52,30 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
+CONTAINER = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may use; the second version of that interface, and of memory the first as well."""
+
+
 def usable_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the cores that this process may use, and no more than the time that its container has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _container_says("cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period):
+        return max(1, min(cores, -(-int(quota) // int(period))))
+    return cores
+
+
+def memory_limit() -> int | None:
+    """Return the bytes that the container may use; None if there is no limit."""
+    limits = [_container_says(name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
+    return min((int(limit) for limit in limits if limit.isdecimal()), default=None)
+
+
+def _container_says(name: str) -> str:
+    try:
+        return (CONTAINER / name).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def return_memory(*, collect: bool = True) -> None:
