@@ -32,7 +32,7 @@ from benchmarks.common import CALIBRATION, DATA, print_table  # noqa: E402
 
 MODELS = {
     "mobilenetv2": (DATA / "models" / "mobilenetv2.onnx", CALIBRATION),
-    "resnet50": (DATA / "models" / "resnet50.f16.onnx", CALIBRATION),
+    "resnet50": (DATA / "models" / "resnet50.onnx", CALIBRATION),
     "yolov8n": (DATA / "models" / "yolov8n.onnx", DATA / "coco-train-64"),
 }
 CAUSES = ("create session", "run session", "compile or load loops", "serialize")

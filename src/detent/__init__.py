@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from detent.api import (
         check as check,
         compare as compare,
+        compare_candidates as compare_candidates,
         emulate as emulate,
         evaluate as evaluate,
         infer as infer,
@@ -102,6 +103,7 @@ _LAZY = {
     "Tuning": "detent.results.searched",
     "check": "detent.api",
     "compare": "detent.api",
+    "compare_candidates": "detent.api",
     "compare_scores": "detent.results.evaluated",
     "emulate": "detent.api",
     "evaluate": "detent.api",

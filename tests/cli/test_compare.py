@@ -83,3 +83,17 @@ def test_a_model_and_a_folder(detent, tmp_path):
 def test_the_same_model_is_exact(detent, tmp_path):
     onnx.save(onnx.load(MODEL), tmp_path / "copy.onnx")
     assert detent("compare", MODEL, tmp_path / "copy.onnx", *IMAGES).out.count("exact") > 10
+
+
+def test_three_models_side_by_side(detent, quantized_demo, tmp_path):
+    page = tmp_path / "page.html"
+    outcome = detent("compare", MODEL, quantized_demo, quantized_demo, *IMAGES, "--device", "phx", "--html", page)
+    assert outcome.code == 0, outcome.err
+    assert "estimated ms" in outcome.out.lower()
+    assert "Front" in page.read_text("utf-8")
+    found = json.loads(detent("compare", MODEL, quantized_demo, *IMAGES, "--device", "stx", "--json").out)
+    assert found["models"][1]["estimated_milliseconds"] > 0
+    for wrong in ([MODEL], [MODEL, quantized_demo, MODEL], [MODEL, quantized_demo, MODEL, *IMAGES, "--inner"]):
+        refused = detent("compare", *wrong)
+        assert refused.code == 2
+        assert "Give" in refused.err or "give" in refused.err

@@ -8,7 +8,7 @@ import pytest
 from detent.equalizations.channel_problem import ChannelMoments
 from detent.equalize.equalize import observe_channels
 from tests.equalize.networks import pending
-from tests.models import as_ir, build, conv_relu_conv, info, node, normal, values_of
+from tests.models import as_ir, build, conv_relu_conv, info, node, normal, run, values_of
 
 NAMES = ["c1", "r1", "x", "y"]
 
@@ -75,3 +75,16 @@ def test_the_signal_is_the_variance_of_what_varies():
     for rounding in (1e-18, -1e-18):
         assert ChannelMoments(mean, mean, mean, mean**2 + rounding).signal == pytest.approx(4.01)
     assert ChannelMoments(0 * mean, 0 * mean, 0 * mean, 0 * mean).signal == 0
+
+
+def test_the_outputs_of_the_first_samples_are_kept():
+    arrays = [np.full((1, 3, 8, 8), value, np.float32) for value in (1, 2)]
+    answers = {}
+    proto = conv_relu_conv()
+    observe_channels(as_ir(proto), ["x"], pending(*arrays), answers=answers)
+    assert sorted(answers) == [0, 1]
+    for index, array in enumerate(arrays):
+        expected = run(proto, {"x": array})
+        assert set(answers[index]) == set(expected)
+        for name, values in expected.items():
+            np.testing.assert_allclose(answers[index][name], values, rtol=1e-5, atol=1e-5)

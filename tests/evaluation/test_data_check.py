@@ -155,3 +155,16 @@ def test_strict_refuses_doubtful_data(tmp_path):
 def test_a_task_that_the_model_cannot_have_is_refused():
     with pytest.raises(detent.UsageError, match="--task detect"):
         detent.quantize(normalised(0.5, 0.1), None, np.concatenate(photographs(4)), task="detect")
+
+
+def test_answers_that_are_known_are_not_computed_again():
+    images = [{"x": image} for image in photographs()]
+    asked = []
+
+    def answer(feeds):
+        asked.append(feeds)
+        return {"y": np.array([[5.0, 0.0, 0.0]], np.float32)}
+
+    known = {at: {"y": np.array([[0.0, 9.0, 0.0]], np.float32)} for at in range(8)}
+    (said, *_) = question_data(images, CLASSIFY, answer, known=known)
+    assert "the same class (1)" in said and not any(feeds is image for feeds in asked for image in images[:8])

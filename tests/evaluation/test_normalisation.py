@@ -142,7 +142,7 @@ def test_other_ways_are_tried_on_few_samples():
         return knowing(feeds)
 
     first = [knowing(row) for row in rows[:8]]
-    samples = ImageSamples(CLASSIFY, rows.__getitem__, len(rows), "x", 1, answer)
+    samples = ImageSamples(CLASSIFY, rows.__getitem__, len(rows), "x", 1, answer, lambda at: answer(rows[at]))
     rivals = Rivals(samples, IMAGENET, first)
     assert rivals.best() is None
     assert [each.way for each in rivals.others] == [UNIT, SIGNED]

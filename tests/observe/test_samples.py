@@ -104,7 +104,7 @@ def bad_number(value):
         (np.array([[1], [2, 3]], object), spec(None, None), "expects float32, found Python objects"),
         (bad_number(np.nan), IMAGE, "expects finite numbers, found 1 NaN or infinite of 60."),
         (bad_number(np.inf), IMAGE, "found 1 NaN or infinite"),
-        (bad_number(-np.inf).astype(np.float16), IMAGE, "found 1 NaN or infinite"),
+        (bad_number(np.inf).astype(np.float16), IMAGE, "found 1 NaN or infinite"),
     ],
 )
 def test_each_complaint_names_sample_input_expected_and_found(data, model, message):
@@ -320,3 +320,7 @@ def held_out_of_a_stream(sizes, limit, hold_out):
 )
 def test_streams_hold_out_as_they_come(sizes, limit, hold_out, held_out, read):
     assert held_out_of_a_stream(sizes, limit, hold_out) == (held_out, read)
+
+
+def test_a_mask_may_hold_minus_infinity():
+    assert (check_feeds({"x": bad_number(-np.inf)}, [IMAGE], "cat.npy")["x"] == -np.inf).sum() == 1

@@ -47,7 +47,8 @@ def test_with_data_beside_them_the_result_is_measured(detent, saved, demo_argume
     stats, expected = saved
     measured = json.loads(detent(*demo_arguments, "--stats", stats, "--json", *UNREFINED).out)
     assert demo_arguments[2].read_bytes() == expected
-    assert measured["fidelity"]["samples"] == 8
+    assert measured["fidelity"]["samples"] == 32
+    assert measured["fidelity"]["counted"] == 24
     assert measured["calibration"]["samples"] == 56
 
 

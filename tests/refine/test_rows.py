@@ -56,6 +56,7 @@ def assert_rows_give_the_output(op, weight, shape, attributes, wanted=1000):
     positions = sample_positions(maps.shape[0] * maps.shape[2], wanted, [1])
     image, indices = input_indices(layer, x.shape, output.shape, positions)
     matrix = layer.matrix()
+    assert layer.shape == matrix.shape
     rows = np.empty((layer.groups, len(positions), matrix.shape[2]), np.float32)
     gather(layer.maps(x), np.float32(0.25), np.float32(100), image, indices, rows)
     found = np.matmul(rows, matrix.transpose(0, 2, 1)).transpose(1, 0, 2).reshape(len(positions), -1)

@@ -19,7 +19,7 @@ from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune
 from detent.compat.script_runner import PASS_THROUGH, run
 from detent.errors import DetentError, OutputError
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # what shells report after Ctrl-C: 128 + SIGINT
 
 # Commands as `detent --help` lists them, the most wanted ones first.
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {

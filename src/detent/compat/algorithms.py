@@ -37,7 +37,7 @@ from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.refinements import AdaQuant, AdaRound, Gptq
 
-ALL_DATA = 1_000_000_000
+ALL_DATA = 1_000_000_000  # Quark's way to say all samples
 MOST_SAMPLES = 1000  # what "all data" means: Quark's own presets take as many
 ROWS = AdaRound().rows
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")

@@ -32,7 +32,7 @@ from detent.recipe import Override, Recipe
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import BiasCorrection, Gptq
 
-HISTOGRAM_BINS = 1 << 14
+HISTOGRAM_BINS = 1 << 14  # as in observe.counting, which every method reads
 ROLES = ("activations", "weights", "biases")
 # By what a script names: the method, and what scales may be with it.
 METHODS: dict[Any, tuple[Method, Scale]] = {

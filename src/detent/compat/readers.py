@@ -26,7 +26,7 @@ from detent.observe.sources import input_specs, open_source
 Feeds = Mapping[str, npt.NDArray[Any]]
 
 RANDOM_SAMPLES = 8
-RANDOM_SEED = 42
+RANDOM_SEED = 42  # any number: the same data in every run
 
 
 class CalibrationDataReader(abc.ABC):

@@ -337,7 +337,7 @@ def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> ch
         return None
 
 
-RUNS = 20
+RUNS = 20  # the fastest counts: other processes only make a run slower
 
 
 def cpu_milliseconds(model: Path) -> float:

@@ -40,7 +40,7 @@ from detent.results.checked import MODEL, Finding
 _NEUTRAL = ("Identity", "Dropout")  # gone before anything is computed: a conversion between codes, or nothing at all
 _ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
 _CORRECTED = ("AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean")
-_CLOSE_TO_ONE = 0.05
+_CLOSE_TO_ONE = 0.05  # factors that make up for the device's approximations are this near to 1
 
 
 @dataclass(frozen=True, eq=False)

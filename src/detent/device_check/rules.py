@@ -38,7 +38,7 @@ LEAKY_SLOPE = 26 / 256
 _SHOWN_NAMES, _SHORT_NAME = 3, 10
 _BODIES = ("If", "Loop", "Scan")
 _LAYERS_BEFORE_LEAKY = ("Conv", "ConvTranspose", "Gemm", "Add")
-_BIAS_TOLERANCE = 1e-5
+_BIAS_TOLERANCE = 1e-5  # scales are float32, so a product is not exactly the bias's scale
 _MIDDLE_CODES = {"uint8": (127, 128), "uint16": (32767, 32768)}
 _TO_OPSET = f"`detent convert MODEL OUTPUT --to opset:version={ADVISED_OPSET}`"
 

@@ -31,7 +31,7 @@ from detent.equalizations.channel_problem import (
 )
 from detent.errors import UsageError
 
-UNTIL_CONVERGED = -1
+UNTIL_CONVERGED = -1  # as a number of steps: until nothing changes any more
 MOST_STEPS = 1000  # when it should end by itself
 
 

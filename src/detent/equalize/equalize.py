@@ -55,11 +55,12 @@ def equalize(
     threads: int = 0,
     *,
     codes: Mapping[str, int],
+    answers: Answers | None = None,
 ) -> Equalization:
     """Rescale the channels of `model`, in place.
 
     `codes` has all values that will be quantized, weights and biases included: the number of codes above zero of those
-    whose scale is one power of two, and 0 for the others.
+    whose scale is one power of two, and 0 for the others. `answers` takes what the model answers to the first samples.
     """
     channels = map_channels(model)
     unchanged = ChannelFactors.unchanged(channels.count, len(channels.ceilings))
@@ -69,7 +70,7 @@ def equalize(
             wanted |= {input_name(layer.node, 0), str(layer.node.outputs[0].name)}
     if not channels.count or (wanted and not samples):
         return apply_factors(model, channels, unchanged)
-    moments = observe_channels(model, sorted(wanted), samples, threads) if wanted else {}
+    moments = observe_channels(model, sorted(wanted), samples, threads, answers=answers) if wanted else {}
     if not all(np.isfinite(each.power).all() for each in moments.values()):
         return apply_factors(model, channels, unchanged)  # the sweep will name the sample and the tensor
     return apply_factors(model, channels, equalizer.solve(problem_of(channels, moments, codes)))
@@ -160,22 +161,43 @@ def replace_constant(node: ir.Node, index: int, array: npt.NDArray[np.floating])
     value.const_value = ir.tensor(np.ascontiguousarray(array, np.float32), name=value.name)
 
 
+Answers = dict[int, dict[str, npt.NDArray[np.float32]]]
+"""A model's outputs by the index of the sample."""
+
+ANSWERS, ANSWER_BYTES = 32, 1 << 20
+"""How many samples' outputs are kept, and of how many bytes each at most."""
+
+
 def observe_channels(
-    model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample], threads: int = 0, *, last: bool = False
+    model: ir.Model,
+    names: Sequence[str],
+    samples: Sequence[PendingSample],
+    threads: int = 0,
+    *,
+    last: bool = False,
+    answers: Answers | None = None,
 ) -> dict[str, ChannelMoments]:
     """Run `samples` and describe the channels of the named values. Those of fewer than two axes are left out.
 
-    Channels lie along axis 1; with `last` along the last one.
+    Channels lie along axis 1; with `last` along the last one. `answers` takes the outputs of the first samples, which
+    are computed anyway, unless they are large.
     """
     inputs = {str(value.name) for value in model.graph.inputs}
+    outputs = [] if answers is None else [str(value.name) for value in model.graph.outputs]
     fetched = [name for name in names if name not in inputs]
-    runner = Runner(model, fetched)
+    runner = Runner(model, list(dict.fromkeys([*fetched, *outputs])))
+    kept = {pending.index for pending in samples[:ANSWERS]} if outputs else set()
 
     def run(pending: PendingSample) -> dict[str, Floats]:
         sample = pending.load()
-        arrays = dict(zip(fetched, runner(sample.feeds, sample.origin, fetched), strict=True)) if fetched else {}
+        wanted = runner.outputs if pending.index in kept else fetched
+        arrays = dict(zip(wanted, runner(sample.feeds, sample.origin, wanted), strict=True)) if wanted else {}
+        if answers is not None and pending.index in kept:
+            answer = {name: arrays[name] for name in outputs}
+            if sum(array.nbytes for array in answer.values()) <= ANSWER_BYTES:
+                answers[pending.index] = answer
         arrays |= {name: sample.feeds[name] for name in names if name in inputs}
-        found = {name: array for name, array in arrays.items() if array.ndim > 1 and array.size}
+        found = {name: arrays[name] for name in names if arrays[name].ndim > 1 and arrays[name].size}
         return {name: _sums(array.reshape(-1, array.shape[-1]) if last else array) for name, array in found.items()}
 
     totals: dict[str, Floats] = {}

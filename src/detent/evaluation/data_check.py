@@ -35,17 +35,17 @@ LOOKED_AT = 32  # samples that may be looked at; the values of the first half al
 
 ASKED, DETECTED = 8, 4  # samples that the float model answers; of a detector, whose answers cost more, fewer
 
-FEWEST_DIFFERENT = 12
-NEARLY_THE_SAME = 0.02
+FEWEST_DIFFERENT = 12  # fewer different samples than this are warned of
+NEARLY_THE_SAME = 0.02  # of the spread: a copy that was compressed again differs by less
 # Neighbouring pixels of photographs correlate by 0.8 and more, of noise by 0; a part of each image tells.
 NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
 
-SMALLEST_IMAGE = 16
+SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
-SAME_SCORE = 1e-3
+SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
 UNLIKE_TRAINING = 4.0
-CONFIDENT = 0.25
+CONFIDENT = 0.25  # the score above which detectors usually show a box
 # How far the top score of a trained classifier is above the median: 10 to 40. Of more, Softmax makes 0 or 1.
 LARGEST_SCORE = 80.0
 
@@ -54,11 +54,18 @@ Feeds = Mapping[str, Array]
 Answer = Callable[[Feeds], Mapping[str, Array]]
 
 
-def question_data(samples: Sequence[Feeds], purpose: Purpose, answer: Answer, *, guessed: bool = False) -> list[str]:
+def question_data(
+    samples: Sequence[Feeds],
+    purpose: Purpose,
+    answer: Answer,
+    *,
+    guessed: bool = False,
+    known: Mapping[int, Mapping[str, Array]] | None = None,
+) -> list[str]:
     """Return what is wrong with samples, each in a sentence or two; empty if nothing is.
 
-    `samples` are read one by one as they are needed. `answer` runs the float model. `guessed`: nobody said how images
-    are normalised.
+    `samples` are read one by one as they are needed. `answer` runs the float model; `known` has what it answers to some
+    of them. `guessed`: nobody said how images are normalised.
     """
     rows = _rows(samples, LOOKED_AT // 2)
     name = _main_input(rows)
@@ -68,16 +75,20 @@ def question_data(samples: Sequence[Feeds], purpose: Purpose, answer: Answer, *,
     if found and len(rows) > 1 and any(_FATAL in each for each in found):
         return found
     asked = DETECTED if purpose.task is Task.DETECT else ASKED
+
+    def given(index: int) -> Mapping[str, Array]:
+        return known[index] if known is not None and index in known else answer(samples[index])
+
     # A model with a fixed batch takes whole samples only.
-    answers = [answer(samples[index]) for index in range(min(asked, len(samples)))]
+    answers = [given(index) for index in range(min(asked, len(samples)))]
     single = len(_rows(samples, len(answers))) == len(answers) and all(len(row[name]) == 1 for row in rows)
     told = _of_answers(purpose, _rows(answers, asked))
     if told and purpose.task is Task.DETECT:  # in a few images there may be nothing to detect
-        more = [answer(samples[index]) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
+        more = [given(index) for index in range(len(answers), min(LOOKED_AT // 2, len(samples)))]
         told = _of_answers(purpose, _rows([*answers, *more], LOOKED_AT // 2))
     axis = _channel_axis(rows[0][name])
     if axis is not None and single and len(answers) >= 4:
-        images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer)
+        images = ImageSamples(purpose, samples.__getitem__, len(samples), name, axis, answer, given)
         wrong = _wrong_normalisation(images, [row[name] for row in rows], answers, guessed=guessed)
         told = [wrong] if wrong else told
     return [*told, *found]

@@ -283,7 +283,7 @@ def measure_fidelity(
     sites: Mapping[str, str],
     samples: Sequence[PendingSample],
     *,
-    original: Callable[[Sample], Mapping[str, npt.NDArray[Any]]] | None = None,
+    original: Callable[[PendingSample], Mapping[str, npt.NDArray[Any]]] | None = None,
     emulate: DeviceRounding | None = None,
     purpose: Purpose | None = None,
     parts: Mapping[str, Sequence[OutputPart]] | None = None,
@@ -306,10 +306,7 @@ def measure_fidelity(
     def compare(work: tuple[PendingSample, Sequence[str]]) -> _Looked:
         pending, names = work
         sample = pending.load()
-        expected = reference(sample.feeds, sample.origin, names)
-        if original is not None:
-            outputs_before = original(sample)
-            expected = [outputs_before.get(name, array) for name, array in zip(names, expected, strict=True)]
+        expected = _expected(reference, sample, {} if original is None else original(pending), names)
         found = quantized(sample.feeds, sample.origin, [renamed[name] for name in names])
         pairs = {name: (x, y) for name, x, y in zip(names, expected, found, strict=True) if x.shape == y.shape}
         floats = _float_pairs(pairs, quantized_model, sample.origin)
@@ -337,6 +334,15 @@ def measure_fidelity(
         looked.append(each)
         progress(STAGE, done, len(samples))
     return _fidelity(looked, outputs, list(sites), purpose, emulate)
+
+
+def _expected(
+    reference: Runner, sample: Sample, known: Mapping[str, npt.NDArray[Any]], names: Sequence[str]
+) -> list[npt.NDArray[Any]]:
+    """Return the values of the float model; those that are not known are computed."""
+    asked = [name for name in names if name not in known]
+    computed = dict(zip(asked, reference(sample.feeds, sample.origin, asked), strict=True)) if asked else {}
+    return [known[name] if name in known else computed[name] for name in names]
 
 
 def _float_pairs(

@@ -122,7 +122,7 @@ def recognised(arrays: Sequence[Array]) -> Normalisation | None:
 class ImageSamples:
     """Samples with an image each: `row` reads one, and `answer` runs the float model on it.
 
-    `name` is the input with the image and `axis` where its channels are.
+    `name` is the input with the image and `axis` where its channels are. `given` answers a sample as it is.
     """
 
     purpose: Purpose
@@ -131,6 +131,7 @@ class ImageSamples:
     name: str
     axis: int
     answer: Callable[[Mapping[str, Array]], Outputs]
+    given: Callable[[int], Outputs]
 
 
 class NormalisationTrial:
@@ -150,10 +151,12 @@ class NormalisationTrial:
         """Return the scores of all classes, or of the best boxes, for each of the first samples."""
         samples = self._samples
         for index in range(len(self._known), min(count, samples.count)):
+            if self.way is self._given:
+                self._known.append(self._figures(samples.given(index)))
+                continue
             row = samples.row(index)
-            if self.way is not self._given:
-                pixels = self._given.undo(row[samples.name], samples.axis)
-                row = {**row, samples.name: self.way.apply(pixels, samples.axis)}
+            pixels = self._given.undo(row[samples.name], samples.axis)
+            row = {**row, samples.name: self.way.apply(pixels, samples.axis)}
             self._known.append(self._figures(samples.answer(row)))
         return self._known[:count]
 

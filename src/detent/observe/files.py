@@ -31,7 +31,7 @@ from detent.observe.preprocess import InputSpec, Preprocess
 from detent.observe.samples import Array, as_array, check_dtype, check_names, shares_batch
 from detent.observe.store import Digest
 
-RANDOM_SAMPLES = 8
+RANDOM_SAMPLES = 8  # random data says nothing, so a few are enough
 
 # Images whose pixels are kept between the stages of a run, and the most bytes that they may take.
 KEPT_IMAGES, KEPT_BYTES = 128, 24 << 20

@@ -212,7 +212,7 @@ def _read_all(reader: Any) -> Iterator[Any]:
         yield item
 
 
-SHARDS = 16
+SHARDS = 16  # how many shares a shard reader is asked for
 
 
 class ShardReader(Protocol):

@@ -86,7 +86,7 @@ class SiteCounter:
 
 
 STAGE = "calibrate"
-IN_SAMPLE_KEPT = 16
+IN_SAMPLE_KEPT = 16  # to measure on if none are held out
 MOST_WORKERS = 8  # each has statistics of its own, an eighth of a megabyte for each site
 SETTLE_SECONDS = 0.5  # from the request to hand over until the checkpoint is written: most samples end within it
 

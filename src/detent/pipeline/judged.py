@@ -11,7 +11,7 @@ one whose answers are closer on samples that are held out is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,10 +40,10 @@ class JudgedOutputs:
 
     def __init__(self, prepared: Prepared, original: Original, samples: Sequence[PendingSample]) -> None:
         self.samples = samples[:JUDGING_SAMPLES]
-        self._prepared, self._original = prepared, original
+        self._prepared = prepared
         self._threads = prepared.job.collecting.threads
         self._parts = output_parts(prepared.model.graph)
-        self._expected = [outputs for _, outputs in map_in_order(self._answer, self.samples, self._threads)]
+        self._expected = [outputs for _, outputs in map_in_order(original, self.samples, self._threads)]
 
     def error(self, model: ir.Model, plan: Plan) -> float:
         """Return the error of the model that is quantized as planned; infinity if it is not finite."""
@@ -56,9 +56,6 @@ class JudgedOutputs:
             return error_sums(self._prepared.purpose, self._parts, self._expected[at], found, pending.size)
 
         return total_error([each for _, each in map_in_order(sums, range(len(self.samples)), self._threads)])
-
-    def _answer(self, pending: PendingSample) -> Mapping[str, npt.NDArray[Any]]:
-        return self._original(pending.load())
 
 
 def quantized(
@@ -76,7 +73,7 @@ def quantized(
     return lambda sample: runner(sample.feeds, sample.origin)
 
 
-JUDGED_ON = 8
+JUDGED_ON = 8  # both models run on them: a paired comparison needs few
 
 
 def better_of(equalized: Observed, plain: Observed) -> Observed:

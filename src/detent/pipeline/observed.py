@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.equalize.absorb import Absorption, absorb, absorb_again
-from detent.equalize.equalize import Equalization, equalize, equalize_again
+from detent.equalize.equalize import Answers, Equalization, equalize, equalize_again
 from detent.equalize.smooth_quant import Smoothing, SmoothQuant
 from detent.errors import DataError, UsageError
 from detent.evaluation.data_check import LOOKED_AT, question_data
@@ -92,10 +92,12 @@ def rescale(
     samples: Sequence[PendingSample],
     saved: StatisticsFile | None,
     threads: int = 0,
+    answers: Answers | None = None,
 ) -> Rescaling:
     """Smooth, absorb and equalize `model` in place, as the recipe says; as it was done for `saved` statistics, if any.
 
-    `formats` are those of all values that will be quantized.
+    `formats` are those of all values that will be quantized. `answers` takes what the model answers to samples that are
+    run for that.
     """
     smoothing = absorption = equalization = None
     # Factors of channels follow from the order of magnitude of activations, which a few samples show.
@@ -116,7 +118,7 @@ def rescale(
         if saved is not None and saved.factors is not None:
             equalization = equalize_again(model, saved.factors)
         else:
-            equalization = equalize(model, recipe.equalize, few, threads, codes=_codes(formats))
+            equalization = equalize(model, recipe.equalize, few, threads, codes=_codes(formats), answers=answers)
     return Rescaling(smoothing, absorption, equalization)
 
 
@@ -171,25 +173,25 @@ BetterOf = Callable[[Observed, Observed], Observed]
 def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observed:
     """Rescale the prepared model and get its statistics. With few samples, `better_of` says whether to equalize it."""
     job, model, layout, source = prepared.job, prepared.model, prepared.layout, prepared.source
-    # Loading the untouched model and asking it about the data overlaps with equalization, which leaves a core idle.
+    # Loading the untouched model and asking it about the data overlaps with what leaves a core idle.
     with ThreadPoolExecutor(1) as background:
         loading = background.submit(Original, job)
         with watch.step("equalize"):
             saved = _saved_statistics(prepared)
             samples = _first_samples(job, source, saved)
-            looked_at = _looked_at(job, samples, source)
-            questions = background.submit(_question, prepared, loading, looked_at)
+            answers: Answers = {}
             before = channel_magnitudes(model, layout)
             plain = model.clone() if _is_on_trial(job, source, saved) else None  # weights are shared until they change
-            rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads)
+            rescaling = rescale(model, layout.formats, job.recipe, samples, saved, job.collecting.threads, answers)
             channels = channel_sizes(before, channel_magnitudes(model, layout))
-            findings = questions.result()
-        if findings and job.options["strict"]:
-            raise DataError(f"{findings[0]} (--strict)")
+            questions = background.submit(_question, prepared, loading, _looked_at(job, samples, source), answers)
+            if job.options["strict"] and (found := questions.result()):
+                raise DataError(f"{found[0]} (--strict)")
         with watch.step("calibrate"):
             observation = _statistics(prepared, source, saved, job.collecting.checkpoint)
             original = loading.result()
             said = check_preparation(prepared, original, samples, observation)
+            findings = questions.result()
             observed = Observed(prepared, original, rescaling, channels, observation, source, samples, findings)
             if plain is not None and rescaling.factors and any(rescaling.factors) and observation.held_out:
                 observed = better_of(observed, _unequalized(observed, plain))
@@ -224,13 +226,16 @@ def _looked_at(job: Job, samples: list[PendingSample], source: Source | None) ->
     return samples[:LOOKED_AT] if len(samples) >= LOOKED_AT else source.peek(LOOKED_AT)
 
 
-def _question(prepared: Prepared, loading: Future[Original], looked_at: Sequence[PendingSample]) -> list[str]:
-    """Return what is wrong with the data."""
+def _question(
+    prepared: Prepared, loading: Future[Original], looked_at: Sequence[PendingSample], answers: Answers
+) -> list[str]:
+    """Return what is wrong with the data. `answers` are those that are known."""
     if not looked_at:
         return []
     original, samples = loading.result(), FirstSamples(looked_at)
     guessed = prepared.source is not None and prepared.source.note.startswith("Guessed")
-    found = question_data(samples, prepared.purpose, original.answer, guessed=guessed)
+    known = {at: answers[pending.index] for at, pending in enumerate(looked_at) if pending.index in answers}
+    found = question_data(samples, prepared.purpose, original.answer, guessed=guessed, known=known)
     return [*original.unlike_training(samples), *found]
 
 

@@ -312,6 +312,10 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
     return Purpose(task, why, class_count(metadata), image_size(model.graph))
 
 
+ANSWER_BYTES = 1 << 20
+"""The outputs of one sample that are kept: those of a few hundred samples are then in no way."""
+
+
 class Original:
     """The model as it was given, ready to run on samples of the prepared one."""
 
@@ -321,6 +325,7 @@ class Original:
             str(each.name): each.dtype.numpy() for each in self._model.graph.inputs if each.dtype is not None
         }
         self._runner = Runner(self._model)
+        self._answers: dict[int, dict[str, npt.NDArray[Any]]] = {}
 
     @property
     def nodes(self) -> Iterable[ir.Node]:
@@ -328,13 +333,22 @@ class Original:
         functions = (node for function in self._model.functions.values() for node in function.all_nodes())
         return chain(self._model.graph.all_nodes(), functions)
 
-    def __call__(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs by name."""
-        return dict(zip(self._runner.outputs, self._runner(self._feeds(sample.feeds), sample.origin), strict=True))
+    def __call__(self, pending: PendingSample) -> dict[str, npt.NDArray[Any]]:
+        """Return all outputs by name. They are kept for the next one who asks, unless they are large."""
+        known = self._answers.get(pending.index)
+        if known is None:
+            sample = pending.load()
+            known = self._run(sample.feeds, sample.origin)
+            if sum(array.nbytes for array in known.values()) <= ANSWER_BYTES:
+                self._answers[pending.index] = known
+        return dict(known)
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Return all outputs by name for inputs that are not samples as they come."""
-        return self(Sample(0, "the calibration data", feeds))
+        return self._run(feeds, "the calibration data")
+
+    def _run(self, feeds: Mapping[str, npt.NDArray[Any]], origin: str) -> dict[str, npt.NDArray[Any]]:
+        return dict(zip(self._runner.outputs, self._runner(self._feeds(feeds), origin), strict=True))
 
     def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         return {name: array.astype(self._types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
@@ -384,8 +398,8 @@ def check_preparation(
     if observation.runner is None:  # without data, this was checked when the statistics were counted
         return []
     # One of the samples that equalization saw: on others, a Clip may cut where it did not before.
-    sample = (samples or observation.measured_on)[0].load()
-    expected = original(sample)
+    pending = (samples or observation.measured_on)[0]
+    sample, expected = pending.load(), original(pending)
     found = observation.runner(sample.feeds, sample.origin, list(expected))
     for (name, before), after in zip(expected.items(), found, strict=True):
         if before.dtype.kind != "f" or before.shape != after.shape or before.size == 0:

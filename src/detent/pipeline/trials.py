@@ -1,8 +1,9 @@
 """Try what may help a bad result, so that a suggestion is a measured one.
 
-Only if the verdict is that the result is worse than float or broken, and begun within the time that the run took.
-Each trial quantizes with one thing changed, on the same calibration samples, writes nothing, and is measured on the
-same held-out samples. What was tried and did not help is not suggested.
+Only if the verdict is that the result is worse than float or broken, and within the time that the run took, at most
+MOST_SECONDS. Each trial quantizes with one thing changed, on the same calibration samples, writes nothing, and is
+measured on the same held-out samples. The cheapest are tried first, by what the stages of the run took, and one that is
+not expected to end in time is not begun. What was tried and did not help is not suggested.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from detent.results.quantized import Report, Trial
 from detent.results.verdict import exclusions, many_clipped, refinement_to_try, worst_sqnr
 
 STAGE = "try"
-LEAST_SECONDS = 10.0
+LEAST_SECONDS, MOST_SECONDS = 3.0, 20.0
+OBSERVING = ("load", "prepare", "equalize", "calibrate")
+"""Stages that a trial shares with the run if only what comes later differs."""
+
+LEARNING_WEIGHTS = 4.0
+"""How many times as long a refinement takes that chooses weights as one that corrects biases."""
 
 
 class _OutOfTimeError(Exception):
-    """The trials have taken twice as long as the run."""
+    """The time for trials is over."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,16 @@ class _Change:
     options: str
     job: Job
     same_data: bool = False
+
+    def seconds(self, run: Run, report: Report) -> float:
+        """Return how long it should take, by what the stages of the run took."""
+        served = self.same_data and run.observed.serves(self.job)
+        known = {name: each for name, each in report.seconds.items() if not (served and name in OBSERVING)}
+        refinement, before = self.job.recipe.refinement, run.job.recipe.refinement
+        learns = refinement is not None and refinement.learns_weights
+        if learns and not (before is not None and before.learns_weights):
+            known["refine"] = LEARNING_WEIGHTS * known.get("refine", 0.0)
+        return sum(known.values())
 
 
 def with_trials(run: Run, report: Report) -> Report:
@@ -48,15 +64,16 @@ def with_trials(run: Run, report: Report) -> Report:
     before = worst_sqnr(report.fidelity)
     if before is None:
         return report
-    start, allowed = perf_counter(), max(sum(report.seconds.values()), LEAST_SECONDS)
+    end = perf_counter() + min(max(sum(report.seconds.values()), LEAST_SECONDS), MOST_SECONDS)
     trials: list[Trial] = []
-    for tried in _changes(run.job, report):
-        if perf_counter() > start + allowed:
+    costs = [(each.seconds(run, report), each) for each in _changes(run.job, report)]
+    # The sort is stable: of equal cost, what helps most often comes first.
+    for cost, tried in sorted(costs, key=lambda each: each[0]):
+        if perf_counter() + cost > end:
             break
         run.job.progress(STAGE, len(trials), None)
         try:
-            # One that was begun may take as long again: each is a run of its own.
-            after = _measured(tried, run, start + 2 * allowed)
+            after = _measured(tried, run, end)
         except _OutOfTimeError:
             break
         except DetentError:
@@ -78,7 +95,7 @@ def _measured(tried: _Change, run: Run, end: float) -> float | None:
 
 
 def _changes(job: Job, report: Report) -> Iterator[_Change]:
-    """Yield what may help. There may be time for the first ones only."""
+    """Yield what may help."""
     recipe = job.recipe
     quiet = replace(job, output=None).with_options(save_stats=None, resume=False, progress=silent, executor=None)
     if job.options["postprocessing"] == "keep":

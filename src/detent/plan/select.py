@@ -221,7 +221,7 @@ SCORE_REASON = "masks attention scores: a grid that reaches the masked ones woul
 INFINITE_REASON = "a constant brings infinity here, which no integer stands for"
 MASK_REASON = "part of an attention mask: its numbers are too large for the grid of the scores"
 
-_RESHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast")
+_RESHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike")
 _SPREADING = ("Expand", "Slice", "Gather", "Tile", "Trilu", "Pad")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Min", "Max", "Concat")
 _CARRYING = (*_RESHAPING, *_SPREADING, *_ARITHMETIC, "Where")
@@ -247,9 +247,15 @@ def find_masks(graph: ir.Graph) -> Masks:
         if is_standard(node, "Softmax"):
             _search(node.inputs[0], reasons, masked)
             masked.update(str(value.name) for value in node.outputs if _may_be_nan(value))
-        elif is_standard(node, *_CARRYING, "ConstantOfShape"):
+        elif is_standard(node, *_CARRYING, "ConstantOfShape") or _is_only_compared(node):
             infinite.update(_infinite(node, infinite, reasons))
     return Masks(reasons, frozenset(masked | infinite))
+
+
+def _is_only_compared(node: ir.Node) -> bool:
+    """Return whether a node takes the largest of each row to see whether all of it is masked."""
+    uses = [use.node for value in node.outputs for use in value.uses()]
+    return is_standard(node, "ReduceMax") and bool(uses) and all(is_standard(use, "Equal", "IsInf") for use in uses)
 
 
 def _infinite(node: ir.Node, known: Collection[str], reasons: dict[str, str]) -> list[str]:

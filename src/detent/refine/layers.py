@@ -14,6 +14,7 @@ and outside of the input both read zero. A Gemm's row has one position and one o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ from detent.refinements.activations import Activation, Gate
 from detent.refinements.layer_problem import Floats
 
 Indices = npt.NDArray[np.int64]
-OUTSIDE = -1
+OUTSIDE = -1  # in the padding
 _GATES = ("Sigmoid", "HardSigmoid", "HardSwish")
 SCALE_RULE = "rounding"  # how the plan's moves name a scale of weights that was changed here
 
@@ -100,8 +101,19 @@ class MatrixLayer:
     @property
     def channels(self) -> int:
         """The number of output channels, of all groups."""
-        groups, channels, _ = self.matrix().shape
-        return int(groups * channels)
+        groups, channels, _ = self.shape
+        return groups * channels
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the matrix: groups, channels of each, inputs of each channel."""
+        assert self.weight.const_value is not None, f"layer '{self.name}' has a constant weight"
+        sizes, groups = self.weight.const_value.shape.numpy(), self.groups
+        if self.node.op_type == "Conv":
+            return groups, sizes[0] // groups, math.prod(sizes[1:])
+        if self.node.op_type == "ConvTranspose":
+            return groups, sizes[1], sizes[0] // groups * math.prod(sizes[2:])
+        return (1, sizes[0], sizes[1]) if self._transposed else (1, sizes[1], sizes[0])
 
     def maps(self, array: Array) -> Array:
         """Return an input or output of the layer as (batch, channels, positions)."""
@@ -382,7 +394,7 @@ def float_rows(
 ) -> npt.NDArray[np.float32]:
     """Return the rows (groups, positions, inputs) of an input that is not encoded."""
     image, indices = input_indices(layer, source.shape, result, positions)
-    rows = np.empty((layer.groups, len(positions), layer.matrix().shape[2]), np.float32)
+    rows = np.empty((layer.groups, len(positions), layer.shape[2]), np.float32)
     gather(layer.maps(source), np.float32(1.0), np.float32(0.0), image, indices, rows)
     return rows
 
@@ -399,13 +411,14 @@ def gather(
     """Decode the input (batch, channels, positions) at `indices` into rows (groups, positions, inputs)."""
     groups, count, inputs = rows.shape
     offsets = indices.shape[1]
+    channels = inputs // offsets
     for g in range(groups):
-        first = g * (inputs // offsets)
         for p in range(count):
-            for k in range(inputs):
-                at = indices[p, k % offsets]
-                if at < 0:
-                    rows[g, p, k] = 0.0
-                else:
-                    code = np.float32(maps[image[p], first + k // offsets, at])
-                    rows[g, p, k] = (code - zero_point) * scale
+            for c in range(channels):
+                for k in range(offsets):
+                    at = indices[p, k]
+                    if at < 0:
+                        rows[g, p, c * offsets + k] = 0.0
+                    else:
+                        code = np.float32(maps[image[p], g * channels + c, at])
+                        rows[g, p, c * offsets + k] = (code - zero_point) * scale

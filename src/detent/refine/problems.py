@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from detent.errors import UsageError
 from detent.execute.quantized_walk import Frontier, QuantizedWalk
+from detent.execute.row_product import RowProduct
 from detent.graph.session import Runner
 from detent.graph.values import constant
 from detent.numerics.blocks import is_block
@@ -57,9 +58,12 @@ from detent.settings import show_memory
 FindObjects = Callable[[Mapping[str, npt.NDArray[Any]]], Sequence[npt.NDArray[np.floating]]]
 
 STAGE = "refine"
-SEED = 20
+SPARSE = 0.8
+"""Up to this share of a layer's positions, computing them alone is quicker than the whole layer."""
+
+SEED = 20  # any number: the same rows in every run
 HOLD_OUT_EVERY = 5
-LEAST_ROWS = 16
+LEAST_ROWS = 16  # fewer rows teach a layer nothing
 # With less than one row for so many inputs, what is found fits the rows and little else, whatever the damping.
 MOST_INPUTS_PER_ROW = 16
 
@@ -99,7 +103,7 @@ def make_budget(
     chosen = [samples[index * len(samples) // number] for index in range(number)]
     left = max(memory - number * peak, 0) // 2
     wanted_rows, with_inputs = refinement.rows_per_sample, refinement.needs_float_inputs
-    width = sum(layer.channels + (layer.matrix()[:, 0].size if with_inputs else 0) for layer in layers)
+    width = sum(layer.channels + (layer.groups * layer.shape[2] if with_inputs else 0) for layer in layers)
     rows = max(1, min(wanted_rows, left // (4 * width * number)))
     if rows < wanted_rows:
         note = "; ".join(filter(None, (note, f"memory for {rows} of {wanted_rows} rows of each sample")))
@@ -213,7 +217,7 @@ def why_not(layer: MatrixLayer, plan: Plan, target: LayerTarget, refinement: Ref
 
 def _why_too_few(layer: MatrixLayer, target: LayerTarget) -> str | None:
     """Say why there are not enough rows for so many inputs, and how many samples have enough; or return None."""
-    rows, inputs = sum(len(output.positions) for output in target.outputs), layer.matrix().shape[2]
+    rows, inputs = sum(len(output.positions) for output in target.outputs), layer.shape[2]
     needed = max(LEAST_ROWS, inputs // MOST_INPUTS_PER_ROW)
     if rows >= needed:
         return None
@@ -227,7 +231,7 @@ def _why_too_few(layer: MatrixLayer, target: LayerTarget) -> str | None:
 
 def _bytes_needed(layer: MatrixLayer) -> int:
     """Return the memory for a layer's second moments, their copies and factors, and all in the shape of the weights."""
-    groups, channels, inputs = layer.matrix().shape
+    groups, channels, inputs = layer.shape
     return int(8 * groups * inputs * ((5 if inputs <= MOST_FACTORED else 2) * inputs + 12 * channels))
 
 
@@ -242,7 +246,7 @@ def weight_rounder(layer: MatrixLayer, params: Params) -> Rounder:
     if not is_block(fmt):
         return FormatRounder(params)
     positions = math.prod(shape[2:])
-    blocks = shorten_blocks(fmt, layer.matrix().shape[2] // positions)
+    blocks = shorten_blocks(fmt, layer.shape[2] // positions)
     return FormatRounder(blocks.along(INPUT_CHANNELS), positions)
 
 
@@ -267,7 +271,7 @@ def build_problem(
     `gates` are those behind the layer in the float model and in the quantized one, if there are any.
     """
     order, held = _split(len(target.outputs))
-    groups, channels, inputs = layer.matrix().shape
+    groups, channels, inputs = layer.shape
     outputs = [target.outputs[sample] for sample in order]
     share = min(1.0, most_rows / max(sum(len(output.positions) for output in outputs), 1))
     counts = [max(1, int(share * len(output.positions))) for output in outputs]
@@ -276,10 +280,8 @@ def build_problem(
 
     def fill(number: int) -> None:
         output, count = outputs[number], counts[number]
-        codes, scale, zero_point = walk.frontier.stored(layer.input, order[number])
-        image, indices = input_indices(layer, codes.shape, output.shape, output.positions[:count])
         part = rows[:, ends[number] - count : ends[number]]
-        gather(layer.maps(codes), np.float32(scale), np.float32(zero_point), image, indices, part)
+        _fill_rows(layer, walk, order[number], replace(output, positions=output.positions[:count]), part)
 
     walk.map(fill)
     wanted = np.concatenate([output.rows[:count] for output, count in zip(outputs, counts, strict=True)])
@@ -295,6 +297,39 @@ def build_problem(
     )
     first_held = int(ends[len(order) - held - 1]) if held else _rows_to_fit(int(ends[-1]))
     return _cut(whole, slice(0, first_held)), _cut(whole, slice(first_held, None))
+
+
+def _fill_rows(
+    layer: MatrixLayer, walk: QuantizedWalk, sample: int, output: SampledOutput, rows: npt.NDArray[np.float32]
+) -> None:
+    """Decode what the sampled positions of a layer's output see of its input: (groups, positions, inputs)."""
+    codes, scale, zero_point = walk.frontier.stored(layer.input, sample)
+    image, indices = input_indices(layer, codes.shape, output.shape, output.positions)
+    gather(layer.maps(codes), np.float32(scale), np.float32(zero_point), image, indices, rows)
+
+
+def quantized_answers(layer: MatrixLayer, walk: QuantizedWalk, target: LayerTarget) -> list[npt.NDArray[np.float32]]:
+    """Return what the quantized layer computes at the positions of its targets, before the activation, by sample.
+
+    Only these positions are computed, if there are many others.
+    """
+    outputs, node = target.outputs, layer.node
+    bias = walk.constant(node, 2) if len(node.inputs) > 2 else None
+    whole = sum(math.prod(output.shape) for output in outputs) // layer.channels
+    few = sum(len(output.positions) for output in outputs) <= SPARSE * whole
+    if not few or why_no_rows(layer) is not None or (bias is None and len(node.inputs) > 2):
+        return walk.over_outputs(node, lambda sample, output: take_rows(layer.maps(output), outputs[sample].positions))
+    matrix = layer.as_matrix(walk.constant(node, 1)).astype(np.float32)
+    added = np.float32(0.0) if bias is None else np.asarray(bias, np.float32).reshape(-1)
+    multiply = RowProduct(matrix)
+
+    def answer(sample: int) -> npt.NDArray[np.float32]:
+        output = outputs[sample]
+        rows = np.empty((layer.groups, len(output.positions), layer.shape[2]), np.float32)
+        _fill_rows(layer, walk, sample, output, rows)
+        return np.asarray(multiply(rows) + added, np.float32)
+
+    return walk.map(answer)
 
 
 def _cut(problem: LayerProblem, part: slice) -> LayerProblem:

@@ -48,7 +48,6 @@ from detent.refine.layers import (
     curves_of,
     find_layers,
     gates_of,
-    take_rows,
 )
 from detent.refine.ranges import Constrain, RangeSearch
 from detent.refinements import Refinement
@@ -270,7 +269,7 @@ class LayerRefiner:
         reason = problems.why_not(layer, plan, target, self.refinement, self.budget.layer_bytes)
         if reason is not None:
             return self._bias_only(layer, target, reason)
-        row_bytes = 4 * layer.matrix()[:, 0].size
+        row_bytes = 4 * layer.groups * layer.shape[2]
         most_rows = self.budget.layer_bytes // 2 // row_bytes  # half of it: rows are copied when they are centered
         gates = gates_of(layer, plan.layout, self.reference)
         problem, held_out = problems.build_problem(layer, self.walk, target, most_rows, gates)
@@ -300,8 +299,7 @@ class LayerRefiner:
     def _correct_bias(self, layer: MatrixLayer, target: problems.LayerTarget) -> tuple[BiasShift, str]:
         """Shift a layer's bias so that its answers are closest to float, and note what kept it from being so."""
         rows = [output.rows for output in target.outputs]
-        places = [output.positions for output in target.outputs]
-        answers = self.walk.over_outputs(layer.node, lambda at, output: take_rows(layer.maps(output), places[at]))
+        answers = problems.quantized_answers(layer, self.walk, target)
         float_curve, curve = curves_of(layer, self.walk.plan.layout, self.reference)
         found = find_shift(ChannelAnswers(rows, answers, float_curve, curve))
         if layer.bias is None:
@@ -348,7 +346,7 @@ def scale_candidates(layer: MatrixLayer, plan: Plan, permits: Permits) -> list[S
     present = plan.of(name)
     if not holds_integers(present) or why_no_steps(present) is not None:
         return []
-    groups, channels, _ = layer.matrix().shape
+    groups, channels, _ = layer.shape
     found = []
     for factor in SCALE_FACTORS.get(present.format.scale, ()):
         scale = present.scale * factor

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -20,16 +20,18 @@ from markupsafe import Markup, escape
 from detent.errors import OutputError
 from detent.graph.save import write_text
 from detent.observe.statistics import Histogram, TensorStatistics
-from detent.report.figures import file_stem, printable, printable_lines
+from detent.report.figures import file_stem, in_the_middle, printable, printable_lines
 from detent.results.paired import Interval
 from detent.results.summarized import Choices
 from detent.results.tensors import ActivationHistogram, ChannelSizes, columns_of
 
-TICKS = 5
+TICKS = 5  # of an axis, about
 
 MANY = 100  # dots beyond which they are drawn smaller
 
 ONE_VALUE = 0.3  # of a decade: how far a count of one stands above the axis, so that a single outlier can be seen
+
+TICK_NAMES = 5
 
 Value = str | int | None
 
@@ -118,29 +120,41 @@ class CountAxis:
 
 @dataclass(frozen=True)
 class Point:
-    """A value along the network, what is said if it is pointed at, and the row of a table that it opens."""
+    """A value along the network, what is said if it is pointed at, and the row of a table that it opens.
+
+    `name` is what it is called on the axis, and beside it if it is an extreme.
+    """
 
     label: str
     value: float
     row: str | None = None
     marked: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class DepthChart:
     """Values in the order of the network, a line for each series; None leaves a place empty.
 
-    Values that are not finite are at the edge.
+    Values that are not finite are at the edge. `limits` are heights with a line and what it means, if they are in
+    sight. Points with names are named along the axis, and so are the two lowest and the highest.
     """
 
     series: Sequence[Sequence[Point | None]]
     unit: str
     names: Sequence[str] = ()
+    limits: Mapping[float, str] = field(default_factory=dict)
 
     def draw(self) -> Markup:
         """Return the chart as markup."""
         axis = Axis.over(point.value for line in self.series for point in line if point is not None)
-        parts = [*_horizontal_grid(axis), *_ends("first", "last")]
+        named = [point for point in self.series[0] if point is not None and point.name]
+        parts = [*_horizontal_grid(axis), *(self._ticks() if named else _ends("first", "last"))]
+        for limit, meaning in self.limits.items():
+            if axis.low < limit < axis.high:
+                y = _percent(1 - axis.along(limit))
+                parts.append(tag("line", x1="0", x2="100%", y1=y, y2=y, class_="range"))
+                parts.append(tag("text", meaning, x="100%", y=y, dy=-4, text_anchor="end", class_="limit"))
         styles = [f"line s{number}" for number in range(len(self.series))]
         for number, line in enumerate(self.series):
             placed = [
@@ -153,7 +167,29 @@ class DepthChart:
             parts += [
                 _dot(x, y, radius, point, f"dot s{number}{' marked' if point.marked else ''}") for x, y, point in placed
             ]
+            parts += self._extremes(placed)
         return _figure(parts, "plot tall", f"{self.unit}, along the network", _legend(self.names, styles))
+
+    def _ticks(self) -> Iterator[Markup]:
+        """Name a few places along the network: the first, the last and some between."""
+        line = [(at, point) for at, point in enumerate(self.series[0]) if point is not None]
+        for number in range(TICK_NAMES):
+            at, point = line[round(number * (len(line) - 1) / (TICK_NAMES - 1))]
+            anchor = "start" if number == 0 else "end" if number == TICK_NAMES - 1 else "middle"
+            x, style = _percent(_place(at, len(self.series[0]))), "minor" if 0 < number < TICK_NAMES - 1 else None
+            yield tag("text", in_the_middle(point.name, 20), x=x, y="100%", dy=18, text_anchor=anchor, class_=style)
+
+    def _extremes(self, placed: Sequence[tuple[float, float, Point]]) -> Iterator[Markup]:
+        """Name the two lowest and the highest point, unless they stand too close for two names."""
+        finite = sorted((each for each in placed if each[2].name and math.isfinite(each[2].value)), key=_height)
+        shown: list[float] = []
+        for x, y, point in (*finite[-1:-3:-1], *finite[:1]):
+            if all(abs(x - other) > 0.25 for other in shown):
+                shown.append(x)
+                text = f"{in_the_middle(point.name, 30)} {point.value:.1f}"
+                aside, anchor = (-8, "end") if x > 0.5 else (8, "start")
+                place = {"x": _percent(x), "y": _percent(y), "dy": "0.32em"}
+                yield tag("text", text, **place, dx=aside, text_anchor=anchor, class_="who")
 
 
 @dataclass(frozen=True)
@@ -329,6 +365,10 @@ def _dot(x: float, y: float, radius: int, point: Point, style: str) -> Markup:
     return tag("circle", title, cx=_percent(x), cy=_percent(y), r=radius, class_=style, data_opens=point.row)
 
 
+def _height(placed: tuple[float, float, Point]) -> float:
+    return placed[1]
+
+
 def _vertical(x: float, style: str) -> Markup:
     return tag("line", x1=_percent(x), x2=_percent(x), y1="0", y2="100%", class_=style)
 
@@ -343,7 +383,7 @@ def _percent(share: float) -> str:
 
 WIDTH, LEFT, RIGHT = 1000, 175, 135
 PLOT_HEIGHT, ROW, TITLE, GAP, FOOT = 280, 18, 56, 34, 34
-COLUMNS = 400
+COLUMNS = 400  # of a plot: more than a screen shows
 _TITLE_LENGTH = 90
 
 # Told apart with any color vision, and on white as well as on near-black.

@@ -17,6 +17,9 @@ from detent.results.tensors import TensorReport
 WORST = 3  # tensors that a short answer lists
 
 
+LIMITS = {20.0: "20 dB: an error of 1 %", 10.0: "10 dB: an error of 10 %"}
+
+
 @dataclass(frozen=True)
 class LayerRow:
     """An activation with its node and, if it is the node's result, the node's constants; or a node left float."""
@@ -63,7 +66,9 @@ def layers_of(report: Report) -> list[LayerRow]:
 def error_along(layers: Sequence[LayerRow], outputs: Sequence[str]) -> doc.Section | None:
     """Draw the SQNR of each layer's result; None if fewer than two were measured."""
     points = [
-        Point(f"{layer.node}: {decibels(layer.sqnr)} dB", layer.sqnr, layer.id, layer.tensor.name in outputs)
+        Point(
+            f"{layer.node}: {decibels(layer.sqnr)} dB", layer.sqnr, layer.id, layer.tensor.name in outputs, layer.node
+        )
         for layer in layers
         if layer.sqnr is not None and layer.tensor is not None
     ]
@@ -73,9 +78,8 @@ def error_along(layers: Sequence[LayerRow], outputs: Sequence[str]) -> doc.Secti
         f"SQNR of each layer's result. {SQNR} Errors add up on the way, so a line that falls slowly is normal; "
         "a sudden drop points at the layer to look at. Each dot opens its layer."
     )
-    return doc.Section(
-        "Error along the network", meaning, [doc.Figure(DepthChart([points], "SQNR in dB"))], folded=False, on="page"
-    )
+    chart = DepthChart([points], "SQNR in dB", limits=LIMITS)
+    return doc.Section("Error along the network", meaning, [doc.Figure(chart)], folded=False, on="page")
 
 
 def layer_section(report: Report, layers: Sequence[LayerRow]) -> doc.Section:

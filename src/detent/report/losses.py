@@ -21,6 +21,7 @@ from detent.report.figures import (
     size,
     unit_of,
 )
+from detent.report.front import FrontPoint, front_section
 from detent.results import evaluated
 from detent.results.paired import interval_text, wilson_interval
 from detent.results.task_scores import TaskFigure, TaskScores
@@ -55,6 +56,7 @@ def evaluation_document(result: evaluated.Evaluation) -> doc.Document:
         [
             _unanswered(result),
             _models(result),
+            _front(result),
             _outputs(result.models),
             _losses(first, others),
             *map(_changes, others),
@@ -168,9 +170,42 @@ def _models(result: evaluated.Evaluation) -> doc.Section | None:
     columns = _score_columns(scored[0].scores)
     if not columns:
         return None
-    sizes = doc.figure("Size", "bytes", size, "Of the file, with its data.", minor=True, on="page")
-    models = doc.table("models", [doc.named("Model", "model"), *columns, sizes], scored)
+    timed = any(model.cost is not None for model in scored)
+    sizes = doc.figure(
+        "Size", "bytes", size, "Of the file, with its data.", minor=not timed, on="both" if timed else "page"
+    )
+    models = doc.table(
+        "models", [doc.named("Model", "model"), *columns, sizes, _time_column() if timed else None], scored
+    )
     return doc.Section("Models", f"All models on the same {result.samples} samples.", [models], folded=False)
+
+
+def _time_column() -> doc.Column:
+    def between(model: evaluated.ModelResult) -> str:
+        return "" if model.cost is None else interval_text(model.cost.ends, ".1f")
+
+    return doc.figure(
+        "Estimated ms",
+        lambda model: None if model.cost is None else model.cost.milliseconds,
+        ".1f",
+        "One sample on the device, by a formula fitted to published times; below, how far it may be off. A dash: the "
+        "device does not take the model, or nothing is known.",
+        small=between,
+    )
+
+
+def _front(result: evaluated.Evaluation) -> doc.Section | None:
+    """Draw what the models cost against what they lose, if there are several to choose from."""
+    first, *others = result.models
+    losses = [(first, 0.0, None), *((each, each.loss.points, each.loss.interval) for each in others if each.loss)]
+    if len(losses) < 3:
+        return None
+    unit = next(each.loss.unit for each in others if each.loss)
+    sizes = [FrontPoint(_short(each.model), each.bytes / 1e6, loss, ends) for each, loss, ends in losses if each.bytes]
+    times = [
+        FrontPoint(_short(each.model), each.cost.milliseconds, loss, ends) for each, loss, ends in losses if each.cost
+    ]
+    return front_section([("MB", sizes), ("estimated ms", times)], unit_of(unit))
 
 
 def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:

@@ -22,7 +22,7 @@ from detent.report.network_view import network_section
 from detent.results.checked import summary
 from detent.results.paired import interval_text
 from detent.results.quantized import Report
-from detent.results.tensors import Closeness, Fidelity, in_integers
+from detent.results.tensors import Closeness, Fidelity, in_integers, kind_of_samples
 from detent.results.verdict import agreement_interval, helpful_trials, refinement_to_try
 
 # Why a scale was moved, by the name of the rule.
@@ -61,7 +61,13 @@ def quantization_document(report: Report) -> doc.Document:
         "quantization",
         Path(report.source).name,
         [f"{report.source} -> {destination}", f"{report.recipe.name} for {report.recipe.target}, {sizes}"],
-        [report.recipe_reason, *_about_data(report), *_about_batch(report), *_about_postprocessing(report)],
+        [
+            report.recipe_reason,
+            *_about_data(report),
+            *_about_batch(report),
+            *_about_postprocessing(report),
+            _reading(report, guessed=False),
+        ],
         _verdict(report),
         _figures(report),
         [
@@ -116,7 +122,7 @@ def _next(report: Report) -> str:
     if judgement is None or (calibration is not None and calibration.random):
         return "Next: the same with real, varied data in --calib."
     if calibration is not None and calibration.findings:
-        return "Next: what the first warning above says."
+        return "Next: fix what the first warning above reports."
     if judgement.level in ("close", "unclear"):
         if report.device is not None and report.device.verdict == "rejected":
             return "Next: the fix that the first warning above names."
@@ -135,9 +141,17 @@ def _about_data(report: Report) -> list[str]:
     if calibration is None:
         return []
     if not report.dry_run and not calibration.samples:
-        return [f"Not calibrated: this recipe needs no statistics. Measured on {calibration.source}.", calibration.note]
-    verb = "Would calibrate" if report.dry_run else "Calibrated"
-    return [f"{verb} on {calibration.source}, method {type(report.recipe.method).__name__}.", calibration.note]
+        done = f"Not calibrated: this recipe needs no statistics. Measured on {calibration.source}."
+    else:
+        verb = "Would calibrate" if report.dry_run else "Calibrated"
+        done = f"{verb} on {calibration.source}, method {type(report.recipe.method).__name__}."
+    return [done, _reading(report, guessed=True)]
+
+
+def _reading(report: Report, *, guessed: bool) -> str:
+    """Say how images were read: with the data if it was guessed and is to be checked, and else last."""
+    note = "" if report.calibration is None else report.calibration.note
+    return note if note.startswith("Guessed") == guessed else ""
 
 
 def _about_batch(report: Report) -> list[str]:
@@ -185,15 +199,15 @@ def _verdict(report: Report) -> doc.Verdict:
     assert judgement is not None, "there are figures"
     if report.calibration is not None and report.calibration.random:
         return doc.Verdict("warn", "Not real data", "Random numbers were used instead of data: no figure here is real.")
-    kind = "calibration samples, which flatter it" if report.in_sample else "samples that calibration did not see"
+    kind = kind_of_samples(fidelity, in_sample=report.in_sample) + (", which flatter it" if report.in_sample else "")
     kind += in_integers(fidelity.emulated)
     level = _LEVELS[judgement.level]
     if judgement.level == "unknown":
         return doc.Verdict(level, judgement.title, f"{judgement.reason}.")
     if judgement.reason:
         hint = " More samples, or `detent evaluate` on labelled ones, can tell." if level == "plain" else ""
-        return doc.Verdict(level, judgement.title, f"On {fidelity.samples} {kind}: {judgement.reason}.{hint}")
-    return doc.Verdict(level, judgement.title, f"Measured on {fidelity.samples} {kind}.")
+        return doc.Verdict(level, judgement.title, f"On {kind}: {judgement.reason}.{hint}")
+    return doc.Verdict(level, judgement.title, f"Measured on {kind}.")
 
 
 def _figures(report: Report) -> list[doc.KeyFigure]:
@@ -244,8 +258,9 @@ def _what_to_know(report: Report) -> doc.Section | None:
     last = [doc.Note("Suggestion", "plain", text) for text in report.suggestions]
     if not (first or on_device or last):
         return None
+    told = _verdict(report).text.rstrip(".")  # which a page has above
     blocks = [
-        doc.NoteList([*first, *last], on="page"),
+        doc.NoteList([note for note in (*first, *last) if note.text.rstrip(".") != told], on="page"),
         doc.NoteList(first, on="terminal"),
         doc.NoteList(on_device, on="terminal", shown=SHOWN),
         doc.NoteList(last, on="terminal"),
@@ -427,8 +442,8 @@ def _outputs(report: Report) -> doc.Section | None:
     fidelity = report.fidelity
     if fidelity is None or not fidelity.outputs:
         return None
-    kind = "calibration samples" if report.in_sample else "held-out samples"
-    where = f"against float on {fidelity.samples} {kind}{in_integers(fidelity.emulated)}"
+    kind = kind_of_samples(fidelity, in_sample=report.in_sample)
+    where = f"against float on {kind}{in_integers(fidelity.emulated)}"
     rows: list[tuple[str, Closeness]] = []
     for output, close in fidelity.outputs.items():
         rows.append((output, close))

@@ -13,6 +13,7 @@ from pathlib import Path
 from detent.report import document as doc
 from detent.report.charts import DepthChart, Estimate, IntervalChart, Point
 from detent.report.figures import command, loss_form, percent, ratio, recipe_words, size, unit_of
+from detent.report.front import FrontPoint, front_section
 from detent.report.losses import INTERVAL
 from detent.results import searched
 from detent.results.paired import interval_text
@@ -351,6 +352,7 @@ def tuning_document(result: searched.Tuning) -> doc.Document:
                 on="page",
             ),
             _tuning_chart(result),
+            _tuning_front(result),
             _tuning_steps(result),
             doc.Section(
                 "Recipe",
@@ -428,6 +430,15 @@ def _tuning_chart(result: searched.Tuning) -> doc.Section:
     )
     chart = IntervalChart(losses, result.max_drop, unit_of(result.outcome.unit))
     return doc.Section("Ladder", meaning, [doc.Figure(chart)], folded=False, on="page")
+
+
+def _tuning_front(result: searched.Tuning) -> doc.Section | None:
+    steps = [
+        FrontPoint(step.name, step.bytes_after / 1e6, step.loss, step.interval, step.name == result.taken)
+        for step in result.steps
+        if step.bytes_after is not None and step.unit == result.outcome.unit
+    ]
+    return front_section([("MB", steps)], unit_of(result.outcome.unit))
 
 
 def _tuning_steps(result: searched.Tuning) -> doc.Section:

@@ -48,8 +48,13 @@ class CostEstimate:
     source: str
     cpu: float | None = None
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Between which times it is."""
+        return self.milliseconds * (1 - self.error), self.milliseconds * (1 + self.error)
+
     def __str__(self) -> str:
-        low, high = (self.milliseconds * (1 + sign * self.error) for sign in (-1, 1))
+        low, high = self.ends
         said = f"Estimate: {self.milliseconds:.1f} ms ({low:.1f} .. {high:.1f}) on the device"
         if self.cpu is None:
             return f"{said}; {self.source}."

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from detent.errors import UsageError
 from detent.results import Result, paired, plain
+from detent.results.checked import CostEstimate
 from detent.results.tensors import Closeness
 
 Integers = npt.NDArray[np.int64]
@@ -346,6 +347,8 @@ class ModelResult:
     seconds: float
     scores: Scores | None
     losses: Sequence[Loss] = ()
+    cost: CostEstimate | None = None
+    """The estimated time on a device; None if none was asked about, or it does not take the model."""
 
     @property
     def loss(self) -> Loss | None:
@@ -358,6 +361,7 @@ class ModelResult:
             "model": self.model,
             "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
+            **({} if self.cost is None else {"estimated_milliseconds": round(self.cost.milliseconds, 3)}),
             **({} if self.scores is None else self.scores.to_dict()),
             **dict(zip(() if self.scores is None else self.scores.loss_names, self.losses, strict=False)),
         }

@@ -51,7 +51,7 @@ class Calibration:
     preprocess: Mapping[str, Any] | None
     note: str
     findings: Sequence[str] = ()
-    """What makes the data doubtful (tasks/data_check.py)."""
+    """What makes the data doubtful (evaluation/data_check.py)."""
 
 
 @dataclass(frozen=True)

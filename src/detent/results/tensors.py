@@ -28,7 +28,7 @@ from detent.plan.plan import Plan
 from detent.results.network_nodes import NetworkNode
 from detent.tasks.parts import LabelledRange
 
-COLUMNS = 64
+COLUMNS = 64  # of a histogram: what a picture in a table can show
 CURVE = 64
 
 Magnitudes = npt.NDArray[np.float64]
@@ -86,7 +86,7 @@ class Fidelity:
     are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
     `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
     it in float. `parts` are those of outputs that join several things; `agreement` is None if nothing is known of what
-    the outputs are for.
+    the outputs are for. `counted` of the samples were not held out: they took part in the ranges, and in nothing else.
     """
 
     outputs: Mapping[str, Closeness]
@@ -98,6 +98,17 @@ class Fidelity:
     emulated: DeviceRounding | None = None
     parts: Mapping[str, Sequence[PartCloseness]] = field(default_factory=dict)
     agreement: TaskAgreement | None = None
+    counted: int = 0
+
+
+def kind_of_samples(fidelity: Fidelity, *, in_sample: bool) -> str:
+    """Say what the samples are that a model was measured on."""
+    if in_sample:
+        return f"{fidelity.samples} calibration samples"
+    if fidelity.counted:
+        held_out = fidelity.samples - fidelity.counted
+        return f"{fidelity.samples} samples ({held_out} held out, {fidelity.counted} that only gave ranges)"
+    return f"{fidelity.samples} held-out samples"
 
 
 def in_integers(emulated: DeviceRounding | None) -> str:
