@@ -417,20 +417,23 @@ def emulate(
 
 
 @_tried("model")
-def check(model: FloatModel, device: str = "npu-xint8", *, target: str | None = None) -> DeviceCheck:
+def check(
+    model: FloatModel, device: str = "npu-xint8", *, software: str = "", target: str | None = None
+) -> DeviceCheck:
     """Say whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
 
     Args:
         model: a path, or a ModelProto.
         device: "phx", "hpt", "stx", "krk", "strix-halo" or "cpu"; or "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16".
+        software: the version of Ryzen AI Software, "1.6", "1.7" or "1.8"; without one, what any of them was seen to do.
         target: the earlier name of `device`.
 
     Raises:
-        DetentError: UsageError for an unknown target, ModelError for a file that is not a model.
+        DetentError: UsageError for an unknown device or version, ModelError for a file that is not a model.
     """
     from detent.device_check.check import check as run_check
 
-    return run_check(_path_or_proto(model), device if target is None else target)
+    return run_check(_path_or_proto(model), device if target is None else target, software)
 
 
 @opt.documented(opt.SplitOptions)

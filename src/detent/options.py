@@ -201,7 +201,7 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     fix_shape: Annotated[
         Mapping[str, Sequence[int]] | Names | None,
         Flag(
-            "Make a dynamic shape fixed: input=1,3,224,224, or auto: as all samples are, which an NPU needs; or none.",
+            "Fix dynamic shapes: input=1,3,224,224; auto: the shape that all samples have; or none.",
             reads=list[str],
             metavar="INPUT=DIMS",
             python='or {"input": (1, 3, 224, 224)}',

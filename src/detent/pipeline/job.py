@@ -185,7 +185,7 @@ def _recipe_for(device: str | None, model: str | PathLike[str] | onnx.ModelProto
     if generation is None:
         return "XINT8", ""
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
-    name, why = recipe_for(generation, frozenset(node.op_type for node in proto.graph.node))
+    name, why = recipe_for(generation, proto)
     return name, f"Recipe {name}: {why}. Another with --recipe."
 
 

@@ -267,12 +267,6 @@ def warnings_for(report: Report) -> list[str]:
             if report.calibration.samples
             else "Measured on random data, so how close it is to float is not real. Give --calib."
         )
-    hardened = [change.node for change in report.changes if change.by == "SigmoidToHardSigmoid"]
-    if hardened:
-        found.append(
-            f"{len(hardened)} Sigmoid became HardSigmoid, the only one that the device has ('{hardened[0]}'). They "
-            "differ by up to 0.07; where that matters, as in a detector's scores, leave the node float with --exclude."
-        )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
         found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")
