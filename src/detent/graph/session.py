@@ -53,7 +53,6 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-<<<<<<< HEAD
 _TYPES = {
     "tensor(float)": ir.DataType.FLOAT,
     "tensor(int64)": ir.DataType.INT64,
@@ -63,10 +62,9 @@ _TYPES = {
 
 EXPERIMENTAL = ("SimplifiedLayerNormalization",)
 """What onnxruntime has in the standard domain, and ONNX has not."""
-=======
+
 CONTAINER = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use; the second version of that interface, and of memory the first as well."""
->>>>>>> main
 
 
 def usable_cores() -> int:
