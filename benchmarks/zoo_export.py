@@ -66,10 +66,10 @@ def _timm(name: str, size: int = 224, **settings: Any) -> Built:
     return timm.create_model(name, pretrained=False, **settings), {"image": images(size)}
 
 
-def _torchvision(name: str, size: int = 224) -> Built:
+def _torchvision(name: str, size: int = 224, **settings: Any) -> Built:
     import torchvision
 
-    module = getattr(torchvision.models, name)(weights=None)
+    module = getattr(torchvision.models, name)(weights=None, **settings)
     return module, {"image": images(size)}
 
 

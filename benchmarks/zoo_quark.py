@@ -18,11 +18,11 @@ CALIBRATION = 8
 
 class Reader(CalibrationDataReader):
     def __init__(self, arrays):
-        self.arrays = arrays
+        self.arrays, self.count = arrays, min(CALIBRATION, len(next(iter(arrays.values()))))
         self.rewind()
 
     def rewind(self):
-        self.items = iter([{key: each[i : i + 1] for key, each in self.arrays.items()} for i in range(CALIBRATION)])
+        self.items = iter([{key: each[i : i + 1] for key, each in self.arrays.items()} for i in range(self.count)])
 
     def get_next(self):
         return next(self.items, None)

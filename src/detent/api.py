@@ -17,21 +17,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from typing_extensions import Unpack
 
+from detent import options as opt
 from detent.errors import UsageError
 from detent.graph.guard import guarded
-from detent.options import (
-    CompareOptions,
-    EmulateOptions,
-    EvaluateOptions,
-    InferOptions,
-    MixOptions,
-    QuantizeOptions,
-    SensitivityOptions,
-    SplitOptions,
-    TuneOptions,
-    documented,
-    settled,
-)
 
 if TYPE_CHECKING:
     import onnx
@@ -74,14 +62,14 @@ def _tried(*models: str) -> Callable[[Callable[Given, Answer]], Callable[Given, 
     return wrap
 
 
-@documented(QuantizeOptions)
+@opt.documented(opt.QuantizeOptions)
 @_tried("model")
 def quantize(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
     recipe: RecipeLike | None = None,
-    **options: Unpack[QuantizeOptions],
+    **options: Unpack[opt.QuantizeOptions],
 ) -> Report:
     """Quantize `model` and write it to `output`; return what was done and what it cost.
 
@@ -108,14 +96,14 @@ def quantize(
     return report
 
 
-@documented(TuneOptions)
+@opt.documented(opt.TuneOptions)
 @_tried("model")
 def tune(
     model: FloatModel,
     output: str | PathLike[str] | None = None,
     calibration: Any = None,
     recipe: RecipeLike | None = None,
-    **options: Unpack[TuneOptions],
+    **options: Unpack[opt.TuneOptions],
 ) -> Tuning:
     """Try better and better ways to quantize `model`, and stop at the first that loses little enough.
 
@@ -137,18 +125,18 @@ def tune(
     from detent.pipeline.job import make_job
     from detent.tuning.tune import run_tuning
 
-    given = settled(TuneOptions, options)
+    given = opt.settled(opt.TuneOptions, options)
     job = make_job(model, calibration, recipe, **_shared(given))
     return run_tuning(job, None if output is None else Path(output), given)
 
 
-@documented(MixOptions)
+@opt.documented(opt.MixOptions)
 @_tried("model")
 def mix(
     model: FloatModel,
     calibration: Any = None,
     recipe: RecipeLike = "A8W8",
-    **options: Unpack[MixOptions],
+    **options: Unpack[opt.MixOptions],
 ) -> PrecisionReport:
     """Choose for each layer's weights, or for each activation, one of several formats; nothing is written.
 
@@ -169,7 +157,7 @@ def mix(
     from detent.search.mixed_precision import parse_candidates, search_precision
 
     with _workers(options):
-        given = settled(MixOptions, options)
+        given = opt.settled(opt.MixOptions, options)
         job = make_job(model, calibration, recipe, **_shared(given))
         formats = parse_candidates(given["candidates"], job.recipe, given["what"])
         wanted, bits = noise_of(given["max_error"]), given["mean_bits"]
@@ -178,13 +166,13 @@ def mix(
     return PrecisionReport(name_of(job.model), job.recipe, found, wanted, bits)
 
 
-@documented(SensitivityOptions)
+@opt.documented(opt.SensitivityOptions)
 @_tried("model")
 def sensitivity(
     model: FloatModel,
     calibration: Any = None,
     recipe: RecipeLike = "XINT8",
-    **options: Unpack[SensitivityOptions],
+    **options: Unpack[opt.SensitivityOptions],
 ) -> SensitivityReport:
     """Measure, for each layer, what quantizing it alone does to the outputs; nothing is written.
 
@@ -202,7 +190,7 @@ def sensitivity(
     from detent.search.probing import probe
 
     with _workers(options) as executor:
-        given = settled(SensitivityOptions, options)
+        given = opt.settled(opt.SensitivityOptions, options)
         shared = _shared(given)
         shared["executor"] = None  # it measures as well as counts, so `probe` has it
         job = make_job(model, calibration, recipe, **shared)
@@ -216,9 +204,9 @@ def sensitivity(
         )
 
 
-@documented(EvaluateOptions)
+@opt.documented(opt.EvaluateOptions)
 @_tried("models")
-def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack[EvaluateOptions]) -> Evaluation:
+def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack[opt.EvaluateOptions]) -> Evaluation:
     """Measure models on the same data, and what each lost against the first, paired sample by sample.
 
     Args:
@@ -238,7 +226,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     from detent.option_values import image_options, providers_of
     from detent.progress import silent
 
-    given = settled(EvaluateOptions, options)
+    given = opt.settled(opt.EvaluateOptions, options)
     if given["no_labels"] and given["labels"] not in ("find", None):
         raise UsageError("--labels and --no-labels contradict each other. Give one of them.")
     return run_evaluation(
@@ -258,9 +246,9 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     )
 
 
-@documented(EvaluateOptions)
+@opt.documented(opt.EvaluateOptions)
 def compare_candidates(
-    models: Sequence[AnyModel], data: Any, *, estimate_for: str = "stx", **options: Unpack[EvaluateOptions]
+    models: Sequence[AnyModel], data: Any, *, estimate_for: str = "stx", **options: Unpack[opt.EvaluateOptions]
 ) -> Evaluation:
     """Measure several ways to quantize one model side by side: size, estimated time on a device, accuracy.
 
@@ -293,10 +281,10 @@ def compare_candidates(
     return replace(measured, models=timed)
 
 
-@documented(CompareOptions)
+@opt.documented(opt.CompareOptions)
 @_tried("before", "after")
 def compare(
-    before: AnyModel, after: AnyModel, data: Any = None, **options: Unpack[CompareOptions]
+    before: AnyModel, after: AnyModel, data: Any = None, **options: Unpack[opt.CompareOptions]
 ) -> ModelComparison | FolderComparison:
     """Compare two models tensor by tensor on data, or without data two folders of results file by file.
 
@@ -315,7 +303,7 @@ def compare(
     from detent.option_values import image_options, providers_of
     from detent.progress import silent
 
-    given = settled(CompareOptions, options)
+    given = opt.settled(opt.CompareOptions, options)
     both = as_models([before, after], given["tail"])
     images = image_options(given)
     folders = [model for model in both if isinstance(model, Path) and model.is_dir()]
@@ -348,9 +336,9 @@ def compare(
     )
 
 
-@documented(InferOptions)
+@opt.documented(opt.InferOptions)
 @_tried("model")
-def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Unpack[InferOptions]) -> list[Path]:
+def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Unpack[opt.InferOptions]) -> list[Path]:
     """Run a model on data and save each output as .npy, under the name of its sample; return the files.
 
     Args:
@@ -367,7 +355,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
     from detent.option_values import image_options, providers_of
     from detent.progress import silent
 
-    given = settled(InferOptions, options)
+    given = opt.settled(opt.InferOptions, options)
     return save_outputs(
         as_models(model, given["tail"])[0],
         data,
@@ -389,13 +377,13 @@ def _emulated_for(device: str | None) -> DeviceRounding | None:
     return None if rounding == "half-even" else rounding
 
 
-@documented(EmulateOptions)
+@opt.documented(opt.EmulateOptions)
 @_tried("model")
 def emulate(
     model: FloatModel,
     data: Any = None,
     output: str | PathLike[str] | None = None,
-    **options: Unpack[EmulateOptions],
+    **options: Unpack[opt.EmulateOptions],
 ) -> Emulation:
     """Run an XINT8 model in integers, as the NPU does; return how its answers differ from onnxruntime's.
 
@@ -414,7 +402,7 @@ def emulate(
     from detent.option_values import image_options
     from detent.progress import silent
 
-    given = settled(EmulateOptions, options)
+    given = opt.settled(opt.EmulateOptions, options)
     return run_emulation(
         _path_or_proto(model),
         data,
@@ -429,26 +417,29 @@ def emulate(
 
 
 @_tried("model")
-def check(model: FloatModel, device: str = "npu-xint8", *, target: str | None = None) -> DeviceCheck:
+def check(
+    model: FloatModel, device: str = "npu-xint8", *, software: str = "", target: str | None = None
+) -> DeviceCheck:
     """Say whether a device takes a float or quantized `model`, node by node, and why not. Nothing is run or changed.
 
     Args:
         model: a path, or a ModelProto.
         device: "phx", "hpt", "stx", "krk", "strix-halo" or "cpu"; or "npu-xint8", "npu-a8w8", "npu-a16w8", "npu-bf16".
+        software: the version of Ryzen AI Software, "1.6", "1.7" or "1.8"; without one, what any of them was seen to do.
         target: the earlier name of `device`.
 
     Raises:
-        DetentError: UsageError for an unknown target, ModelError for a file that is not a model.
+        DetentError: UsageError for an unknown device or version, ModelError for a file that is not a model.
     """
     from detent.device_check.check import check as run_check
 
-    return run_check(_path_or_proto(model), device if target is None else target)
+    return run_check(_path_or_proto(model), device if target is None else target, software)
 
 
-@documented(SplitOptions)
+@opt.documented(opt.SplitOptions)
 @_tried("model")
 def split(
-    model: FloatModel, body: str | PathLike[str], tail: str | PathLike[str], **options: Unpack[SplitOptions]
+    model: FloatModel, body: str | PathLike[str], tail: str | PathLike[str], **options: Unpack[opt.SplitOptions]
 ) -> Split:
     """Cut `model` in two files: a body for the device, and a tail that computes the outputs from what the body gives.
 
@@ -464,7 +455,7 @@ def split(
     from detent.convert.splitting import split as run_split
     from detent.option_values import names_of, shapes_of
 
-    given = settled(SplitOptions, options)
+    given = opt.settled(opt.SplitOptions, options)
     return run_split(
         _path_or_proto(model), Path(body), Path(tail), names_of(given["at"]), shapes_of(given["fix_shape"])
     )
@@ -474,11 +465,11 @@ def _path_or_proto(model: FloatModel) -> Path | onnx.ModelProto:
     return Path(model) if isinstance(model, (str, PathLike)) else model
 
 
-def _shared(given: Any) -> QuantizeOptions:
+def _shared(given: Any) -> opt.QuantizeOptions:
     """Return the options that a verb shares with `quantize`."""
     from detent.options import declared
 
-    return {name: value for name, value in given.items() if name in declared(QuantizeOptions)}  # type: ignore[return-value]
+    return {name: value for name, value in given.items() if name in declared(opt.QuantizeOptions)}  # type: ignore[return-value]
 
 
 @contextmanager

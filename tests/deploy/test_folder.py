@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import detent as package
@@ -34,12 +35,10 @@ def test_the_folder_runs_without_an_npu_and_says_so(quantized, tmp_path, device,
     assert (settings["provider_options"], settings["needs_overlay"]) == (options, device == "phx")
     assert settings["foreseen_nodes"] == "{} of {}".format(*done.check.report_nodes)
     assert done.emulated
-    run = subprocess.run(
-        [sys.executable, str(tmp_path / "out" / "run_npu.py")], capture_output=True, text=True, check=False
-    )
+    run = run_folder(tmp_path / "out")
     assert run.returncode == 0, run.stderr
     assert "No NPU is used" in run.stdout
-    assert "sample 1: 0.00 % from the CPU" in run.stdout
+    assert "y: 0.00 % from the CPU, " in run.stdout
 
 
 def test_the_key_of_the_cache_follows_the_model(quantized, tmp_path):
@@ -49,6 +48,75 @@ def test_the_key_of_the_cache_follows_the_model(quantized, tmp_path):
     other.write_bytes(quantized.read_bytes() + b" ")
     assert cache_key(quantized, "1.23") != cache_key(other, "1.23")
     assert cache_key(quantized, "1.23") != cache_key(quantized, "1.24")
+
+
+def run_folder(folder, *words):
+    command = [sys.executable, str(folder / "run_npu.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_second_part_is_found_and_run(tmp_path):
+    weights = {"w": normal(4, 3, 1, 1), "v": normal(2, 4, 1, 1)}
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Conv", "b v", "c")]
+    onnx.save(build(nodes, "c", weights), tmp_path / "float.onnx")
+    recipe = package.find_recipe("XINT8").replace(refinement=None, equalize=False)
+    package.quantize(tmp_path / "float.onnx", tmp_path / "m.onnx", DATA, recipe)
+    onnx.save(build([node("Tanh", "c", "y")], "y", {}, (info("c", (1, 2, 8, 8)),)), tmp_path / "m_tail.onnx")
+    done = deploy(tmp_path / "m.onnx", tmp_path / "out", "phx", samples=2)
+    assert "tail.onnx" in done.files
+    run = run_folder(tmp_path / "out", "--cpu")
+    assert run.returncode == 0, run.stderr
+    assert "\ny: 0.00 % from the CPU" in run.stdout
+    onnx.save(build([node("Tanh", "z", "y")], "y", {}, (info("z", (1, 2, 8, 8)),)), tmp_path / "m_tail.onnx")
+    with pytest.raises(ModelError, match="'z'"):
+        deploy(tmp_path / "m.onnx", tmp_path / "other", "phx")
+
+
+class Session:
+    """What the program asks of a session, with answers that are off by some share of themselves."""
+
+    def __init__(self, path, off):
+        self.real = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        self.get_inputs, self.get_outputs, self.off = self.real.get_inputs, self.real.get_outputs, off
+
+    def run(self, names, feeds):
+        return [each * np.float32(1 + self.off) for each in self.real.run(names, feeds)]
+
+
+@pytest.mark.parametrize(
+    ("off", "report", "code", "told"),
+    [
+        (0.0, {"all": 9, "NPU": 7}, 0, "7 of 9 nodes on the NPU"),
+        (0.5, {"all": 9, "NPU": 7}, 1, "The answers are wrong."),
+        (0.0, {"all": 9, "CPU": 9}, 1, "Nothing runs on the NPU"),
+        (0.0, None, 1, "wrote no report"),
+    ],
+)
+def test_what_the_program_says_of_an_npu(quantized, tmp_path, monkeypatch, capsys, off, report, code, told):
+    from detent.deploy import run_npu
+
+    deploy(quantized, tmp_path / "out", "stx", samples=2)
+    model, file = tmp_path / "out" / "model.onnx", tmp_path / "report.json"
+    if report is not None:
+        file.write_text(json.dumps({"deviceStat": [{"name": name, "nodeNum": n} for name, n in report.items()]}))
+    monkeypatch.setattr(run_npu, "HERE", tmp_path / "out")
+    monkeypatch.setattr(run_npu, "open_sessions", lambda *_: (Session(model, 0.0), None, Session(model, off), file))
+    monkeypatch.setattr(sys, "argv", ["run_npu.py"])
+    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
+    assert run_npu.main() == code
+    assert told in capsys.readouterr().out
+
+
+def test_without_its_overlay_phoenix_is_not_asked(quantized, tmp_path, monkeypatch):
+    from detent.deploy.run_npu import provider_options
+
+    monkeypatch.setenv("DETENT_XCLBIN", str(tmp_path / "none.xclbin"))
+    with pytest.raises(SystemExit, match="none.xclbin"):
+        provider_options({"provider_options": {}, "needs_overlay": True}, quantized, "1.23")
+    (tmp_path / "none.xclbin").write_bytes(b"")
+    options = provider_options({"provider_options": {"target": "X1"}, "needs_overlay": True}, quantized, "1.23")
+    assert options["target"] == "X1"
+    assert options["enable_cache_file_io_in_mem"] == "0"
 
 
 def test_a_float_model_gets_the_settings_of_bfloat16(tmp_path):

@@ -110,13 +110,12 @@ def test_an_open_batch_and_what_mends_it(tmp_path, samples):
         (
             (1, 3, "H", 8),
             "the shape of input 'x' is not fixed",
-            "--fix-shape x=1,3,H,8`, or `detent convert MODEL OUTPUT --to fixed-shapes:shapes=x=1/3/H/8`, with your "
-            "sizes instead of H",
+            "--fix-shape x=1,3,H,8`, with your sizes instead of H",
         ),
         (
             ("N", 3, "H", "W"),
             "the shape of input 'x' is not fixed",
-            "x=1/3/H/W`, with your sizes instead of H and W",
+            "x=1,3,H,W`, with your sizes instead of H and W",
         ),
         ((None, 3, None, 8), "the shape of input 'x' is not fixed", "--fix-shape 'x=1,3,?,8'`"),
     ],

@@ -99,6 +99,104 @@ def test_what_costs_phoenix_every_node(between, constants, whole):
     assert strix.report_nodes[0] > 0
 
 
+def depthwise(activation) -> onnx.ModelProto:
+    """Two layers with a depthwise one between them; `activation` stands behind the first two."""
+    nodes = [node("Conv", "x w", "a"), activation("a", "b"), node("Conv", "b d", "c", group=4, pads=[1, 1, 1, 1])]
+    nodes += [activation("c", "e"), node("Conv", "e v", "y")]
+    weights = {"w": normal(4, 3, 1, 1), "d": normal(4, 1, 3, 3), "v": normal(2, 4, 1, 1)}
+    return build(nodes, "y", weights | {"low": np.float32(0), "high": np.float32(6)})
+
+
+def _relu(source, result):
+    return node("Relu", source, result)
+
+
+def _clip(source, result):
+    return node("Clip", f"{source} low high", result)
+
+
+@pytest.mark.parametrize(
+    ("activation", "recipe", "pieces"),
+    [(_relu, "XINT8", 2), (_clip, "XINT8", 2), (_relu, "A8W8", 1), (_clip, "A8W8", 2), (_clip, "A16W8", 1)],
+)
+def test_strix_leaves_depthwise_layers_with_their_activation(activation, recipe, pieces):
+    """MobileNetV2 fell into 18 pieces in XINT8 and A8W8, in A16W8 it was one; MobileNetV3 in A8W8 was one, too."""
+    model = quantized(depthwise(activation), recipe)
+    found = package.check(model, "stx")
+    assert (found.subgraphs, found.cpu_nodes) == (pieces, 2 * (pieces - 1))
+    assert {each.op_type for each in found.warnings} == {"Conv"}
+    if pieces > 1:  # six nodes: those that bring input, weight and perhaps a bias, the layer, its activation, rounding
+        clean = package.check(model, "stx", software="1.8")
+        assert clean.report_nodes[0] - found.report_nodes[0] == 5
+        assert clean.accepted
+
+
+def test_relu_is_written_for_clip_where_strix_would_cut():
+    model = package.quantize(depthwise(_clip), calibration=np.abs(DATA) * 9, device="stx").model
+    assert [each.op_type for each in model.graph.node if each.op_type in ("Relu", "Clip")] == ["Relu", "Relu"]
+    assert package.check(model, "stx").subgraphs == 1
+
+
+def test_phoenix_takes_transposed_convolutions():
+    nodes = [node("Conv", "x w", "a"), node("ConvTranspose", "a t", "b", strides=[2, 2]), node("Conv", "b v", "y")]
+    weights = {"w": normal(4, 3, 1, 1), "t": normal(4, 4, 2, 2), "v": normal(2, 4, 1, 1)}
+    model = quantized(build(nodes, "y", weights))
+    assert package.check(model, "phx").accepted
+    assert package.check(model, "stx").subgraphs == 2
+
+
+@pytest.mark.parametrize(
+    ("factor", "how", "taken"),
+    [
+        (2, {"mode": "linear"}, True),
+        (0.5, {"mode": "linear"}, True),
+        (4, {"mode": "linear"}, False),
+        (2, {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, False),
+        (4, {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, True),
+    ],
+)
+def test_which_resize_phoenix_takes(factor, how, taken):
+    scales = np.array([1, 1, factor, factor], np.float32)
+    nodes = [node("Conv", "x w", "a"), node("Resize", "a  scales", "b", **how), node("Conv", "b v", "y")]
+    nodes[1].input[:] = ["a", "", "scales"]
+    model = build(nodes, "y", {"w": normal(4, 3, 1, 1), "v": normal(2, 4, 1, 1), "scales": scales})
+    assert package.check(quantized(model), "phx").accepted == taken
+
+
+def test_slopes_are_whole_numbers_of_256ths():
+    nodes = [node("Conv", "x w", "a"), node("LeakyRelu", "a", "b", alpha=0.2), node("Conv", "b v", "y")]
+    proto = build(nodes, "y", {"w": normal(4, 3, 1, 1), "v": normal(2, 4, 1, 1)})
+    model = quantized(proto)
+    assert not package.check(model, "phx").warnings
+    leaky = next(each for each in model.graph.node if each.op_type == "LeakyRelu")
+    leaky.attribute[0].f = 0.2
+    assert "51/256" in package.check(model, "phx").warnings[0].fix
+
+
+def test_without_a_device_what_generations_disagree_about_is_said():
+    model = quantized(swish())
+    assert [each.op_type for each in package.check(model).warnings] == ["HardSigmoid"] * 2
+    assert package.check(model).accepted
+    assert not package.check(model, "phx").warnings
+
+
+def test_a_float_model_is_checked_with_the_recipe_that_quantize_would_choose():
+    assert package.check(swish(), "stx").recipe == "A8W8"
+    assert package.check(swish(), "phx").recipe == "XINT8"
+    assert package.check(depthwise(_relu), "stx").recipe == "A8W8"
+    assert package.check(residual(), "stx").recipe == "XINT8"
+
+
+def test_software_without_an_overlay():
+    model = quantized(conv_relu_conv())
+    assert package.check(model, "phx", software="1.7").accepted
+    found = package.check(model, "phx", software="1.8")
+    assert found.verdict == "rejected"
+    assert "1.7" in found.errors[0].fix
+    with pytest.raises(UsageError, match=r"1\.8"):
+        package.check(model, "phx", software="1.88")
+
+
 def test_scales_that_are_no_numbers():
     model = quantized(conv_relu_conv())
     scale = next(each for each in model.graph.initializer if each.name.endswith("_scale"))

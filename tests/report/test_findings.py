@@ -4,7 +4,7 @@ import dataclasses
 
 import detent
 from detent.report.documents import text_of
-from detent.report.listings import serious, subject_of
+from detent.report.listings import device_notes, subject_of
 from detent.results.checked import Finding, grouped
 from tests.models import build, node, normal
 
@@ -36,14 +36,35 @@ def test_names_are_no_markup_and_no_terminal_codes():
     assert "[red]loud[/red]\\x1b[31m\\nnext" in shown(check)
 
 
-def test_what_keeps_all_of_it_off_the_device_is_an_error_and_a_node_a_warning():
+def notes(check, *findings, **changes) -> list[str]:
+    return device_notes(dataclasses.replace(check, findings=findings, **changes), "m.onnx")
+
+
+def test_nodes_on_the_cpu_are_one_line_with_the_command_for_details():
     check = detent.check(build([node("Selu", "x", "a"), node("Conv", "a w", "y")], "y", {"w": normal(4, 3, 1, 1)}))
-    partly = dataclasses.replace(check, findings=[finding("a")], verdict="partly", device_nodes=1)
-    assert [is_error for is_error, _ in serious(partly)] == [False]
-    whole = dataclasses.replace(partly, findings=[finding("a"), finding("", "", "all")], verdict="rejected")
-    assert [is_error for is_error, _ in serious(whole)] == [True, False]
-    nothing = dataclasses.replace(partly, verdict="rejected", device_nodes=0)
-    assert [is_error for is_error, _ in serious(nothing)] == [True]
+    moves, missing = "it only moves data", "the device does not have this operator"
+    kinds = ("Gather", "Erf", "Gather", "Tan", "Tanh", "Selu")
+    findings = [finding(f"a{at}", op_type, missing) for at, op_type in enumerate(kinds)]
+    findings += [finding("b", "Reshape", moves), *(finding(f"c{at}", "Conv", f"it is {at}") for at in range(3))]
+    (line,) = notes(check, *findings, verdict="partly", device_nodes=90, cpu_nodes=10, subgraphs=3)
+    assert line == (
+        "npu-xint8 leaves 10 of 100 nodes to the CPU, and gets the others in 3 subgraphs: 6 that it does not have "
+        "(Gather, Erf, Tan and 2 more), 1 that only move data (Reshape), 1 because it is 0 (Conv), 2 for other "
+        "reasons. Details: detent check m.onnx --device npu-xint8"
+    )
+
+
+def test_what_keeps_all_of_it_off_the_device_comes_first():
+    check = detent.check(build([node("Selu", "x", "a"), node("Conv", "a w", "y")], "y", {"w": normal(4, 3, 1, 1)}))
+    about_all = finding("", "", "its batch is open")
+    first, second = notes(check, finding("a"), about_all, verdict="rejected", device_nodes=1, cpu_nodes=1)
+    assert first.startswith("npu-xint8 runs nothing of it: its batch is open; because. Fix: `do`.")
+    assert second.startswith("That mended, it leaves 1 of 2 nodes to the CPU")
+    (only,) = notes(check, finding("a"), verdict="rejected", device_nodes=0)
+    assert only.startswith("npu-xint8 runs nothing of it: it is wrong")
+    assert notes(check, finding("a", level="note"), verdict="accepted") == []
+    (minded,) = notes(check, finding("a", level="warning"), finding("b", level="warning"), verdict="accepted")
+    assert minded.startswith("2 Conv: it is wrong; because. Details: ")
 
 
 def test_a_fix_is_shown():

@@ -107,6 +107,10 @@ def _gathered(group: Any, arguments: dict[str, Any]) -> Any:
     return group(**{name: arguments.pop(name) for name in hints if name not in inner}, **inner)
 
 
+if TYPE_CHECKING:
+    from detent.report.document import Document
+    from detent.results import Result
+
 PATIENCE = 1.0  # seconds
 
 
@@ -150,13 +154,6 @@ class _Stages:
             self._timer.cancel()
             self._bars.update(self._task, visible=False)
 
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from detent.progress import Progress
-    from detent.report.document import Document
-    from detent.results import Result
 
 FloatModel = Annotated[Path, typer.Argument(help="The float ONNX model.", metavar="MODEL")]
 AnyModel = Annotated[Path, typer.Argument(help="A float or quantized ONNX model.", metavar="MODEL")]
@@ -206,8 +203,6 @@ def _console(stream: IO[str]) -> Console:
 @contextmanager
 def working() -> Iterator[Progress]:
     """Show progress during the block, and no Python warnings: the result says what they would."""
-    from detent.cli.console import progress_bar
-
     with progress_bar(stderr()) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield progress

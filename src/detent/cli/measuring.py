@@ -9,31 +9,9 @@ import typer
 from typing_extensions import Unpack
 
 from detent import api
-from detent.cli.console import (
-    AnyModel,
-    Calib,
-    DataOrRandom,
-    FloatModel,
-    PageOptions,
-    PrintOptions,
-    QuantizedModel,
-    RecipeName,
-    ResultOptions,
-    check_file,
-    stdout,
-    working,
-)
+from detent import options as opt
+from detent.cli import console as ui
 from detent.errors import UsageError
-from detent.options import (
-    PROPOSAL,
-    CompareOptions,
-    EmulateOptions,
-    EvaluateOptions,
-    ImageOptions,
-    InferOptions,
-    SensitivityOptions,
-    settled,
-)
 
 
 def evaluate(
@@ -42,8 +20,8 @@ def evaluate(
     ],
     *,
     data: Annotated[Path, typer.Option("--data", help="A folder of images, .npy or .npz, with labels or without.")],
-    results: ResultOptions,
-    **options: Unpack[EvaluateOptions],
+    results: ui.ResultOptions,
+    **options: Unpack[opt.EvaluateOptions],
 ) -> None:
     """Measure models on the same data, and what each loses against the first.
 
@@ -51,7 +29,7 @@ def evaluate(
     """
 
     results.check(*models, options.get("metric"), options.get("labels"))
-    with working() as progress:
+    with ui.working() as progress:
         options["progress"] = progress
         evaluation = api.evaluate(models, data, **options)
     results.tell(evaluation)
@@ -65,8 +43,8 @@ def compare(
         str | None,
         typer.Option("--device", help="Side by side, with the estimated time on phx, hpt, stx, krk or strix-halo."),
     ] = None,
-    page: PageOptions,
-    **options: Unpack[CompareOptions],
+    page: ui.PageOptions,
+    **options: Unpack[opt.CompareOptions],
 ) -> None:
     """Compare two models tensor by tensor, two folders of results file by file, or several models side by side.
 
@@ -77,7 +55,7 @@ def compare(
     page.check(*models)
     if len(models) < 2:
         raise UsageError(f"Give another model to compare {models[0]} with.")
-    with working() as progress:
+    with ui.working() as progress:
         options["progress"] = progress
         if len(models) == 2 and device is None:
             page.tell(api.compare(models[0], models[1], data, **options))
@@ -88,15 +66,15 @@ def compare(
 
 
 def sensitivity(
-    model: FloatModel,
+    model: ui.FloatModel,
     *,
-    calib: Calib = None,
-    recipe: RecipeName = "XINT8",
+    calib: ui.Calib = None,
+    recipe: ui.RecipeName = "XINT8",
     toml: Annotated[
-        Path | None, typer.Option(help="Write the proposed recipe to this file.", rich_help_panel=PROPOSAL)
+        Path | None, typer.Option(help="Write the proposed recipe to this file.", rich_help_panel=opt.PROPOSAL)
     ] = None,
-    page: PageOptions,
-    **options: Unpack[SensitivityOptions],
+    page: ui.PageOptions,
+    **options: Unpack[opt.SensitivityOptions],
 ) -> None:
     """Show which layers lose most when quantized, and propose what to leave in float.
 
@@ -104,20 +82,20 @@ def sensitivity(
     """
     if toml is not None and "max_error" not in options:
         raise UsageError("--toml writes the proposed recipe: say with --max-error what it should reach.")
-    check_file(toml, model)
+    ui.check_file(toml, model)
     page.check(model, toml, options.get("stats"))
-    with working() as progress:
+    with ui.working() as progress:
         options["progress"] = progress
         report = api.sensitivity(model, calib, recipe, **options)
     page.tell(report if toml is None else report.with_file(toml))
 
 
 def infer(
-    model: AnyModel,
+    model: ui.AnyModel,
     *,
     data: Annotated[Path, typer.Option("--data", help="A folder of images, .npy or .npz.")],
     out: Annotated[Path, typer.Option("--out", help="Output folder; new or empty.", metavar="DIR")],
-    **options: Unpack[InferOptions],
+    **options: Unpack[opt.InferOptions],
 ) -> None:
     """Run MODEL on data and save each output as .npy, under the name of its sample.
 
@@ -126,48 +104,48 @@ def infer(
 
     from detent.report.figures import command
 
-    with working() as progress:
+    with ui.working() as progress:
         options["progress"] = progress
         written = api.infer(model, data, out, **options)
-    console = stdout()
+    console = ui.stdout()
     console.print(f"Wrote {len(written)} files to {out}.", style="bold", markup=False, soft_wrap=True)
     following = command("compare", out, "OTHER_DIR")
     console.print(f"Next: the same with another model, then {following}", style="bold", markup=False, soft_wrap=True)
 
 
 def emulate(
-    model: QuantizedModel,
+    model: ui.QuantizedModel,
     *,
-    data: DataOrRandom = None,
+    data: ui.DataOrRandom = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Also write each output as .npy; new or empty folder.", metavar="DIR")
     ] = None,
-    printing: PrintOptions,
-    **options: Unpack[EmulateOptions],
+    printing: ui.PrintOptions,
+    **options: Unpack[opt.EmulateOptions],
 ) -> None:
     """Run an XINT8 MODEL in integers, as the NPU does, and compare its outputs with onnxruntime's.
 
     Example: detent emulate mobilenetv2_int8.onnx --data images/ --out answers/ --rounding dpu
     """
 
-    with working() as progress:
+    with ui.working() as progress:
         options["progress"] = progress
         done = api.emulate(model, data, out, **options)
     printing.tell(done)
 
 
 def dump(
-    model: QuantizedModel,
+    model: ui.QuantizedModel,
     *,
     out: Annotated[Path, typer.Option("--out", help="Output folder; new or empty.", metavar="DIR")],
-    data: DataOrRandom = None,
+    data: ui.DataOrRandom = None,
     floats: Annotated[bool, typer.Option("--float", help="Also write every float value.")] = False,
     rounding: Annotated[
         str | None,
         typer.Option("--rounding", help="Run in integers, with this rounding: half-even or dpu."),
     ] = None,
-    printing: PrintOptions,
-    **options: Unpack[ImageOptions],
+    printing: ui.PrintOptions,
+    **options: Unpack[opt.ImageOptions],
 ) -> None:
     """Write the codes of every tensor of a quantized MODEL for the first sample, as .bin and .txt.
 
@@ -178,7 +156,7 @@ def dump(
     from detent.observe.sources import input_specs, open_source
     from detent.option_values import image_options
 
-    images = image_options(settled(ImageOptions, options))
+    images = image_options(opt.settled(opt.ImageOptions, options))
     source = open_source(data, input_specs(load(model)), preprocess=images)
     sample = next(iter(source)).load()
     done = dump_codes(

@@ -11,20 +11,7 @@ import typer
 from typing_extensions import Unpack
 
 from detent import api
-from detent.cli.console import (
-    Calib,
-    FloatModel,
-    InterruptedRunError,
-    Output,
-    PrintOptions,
-    ResultOptions,
-    check_file,
-    echo_json,
-    option_of,
-    stderr,
-    stdout,
-    working,
-)
+from detent.cli import console as ui
 from detent.errors import UsageError
 from detent.options import VERBOSE, MixOptions, QuantizeOptions, SettingOptions, TuneOptions
 
@@ -32,7 +19,7 @@ MISSED = 6  # the exit code if a result was found, but none loses as little as w
 
 
 def quantize(
-    model: FloatModel,
+    model: ui.FloatModel,
     output: Annotated[Path | None, typer.Argument(help="Where to write the result.", metavar="OUTPUT")] = None,
     *,
     calib: Annotated[
@@ -44,7 +31,7 @@ def quantize(
             "--recipe", help="A name from `detent recipes`, or a .toml file. Default: XINT8, or what suits --device."
         ),
     ] = None,
-    results: ResultOptions,
+    results: ui.ResultOptions,
     **options: Unpack[QuantizeOptions],
 ) -> None:
     """Quantize MODEL and write it to OUTPUT.
@@ -55,7 +42,7 @@ def quantize(
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
 
     results.check(model, output, options.get("stats"), options.get("save_stats"))
-    with _saying_what_is_kept(output), working() as progress:
+    with _saying_what_is_kept(output), ui.working() as progress:
         options["progress"] = progress
         options["try_advice"] = True
         result = api.quantize(model, output, calib, recipe, **options)
@@ -75,19 +62,21 @@ def _saying_what_is_kept(output: Path | None) -> Iterator[None]:
         beside = {"What was counted is": checkpoint_beside(output), "Refined layers are": refinement_beside(output)}
         for what, kept in beside.items():
             if kept.exists():
-                raise InterruptedRunError(f"Interrupted. {what} kept in {kept}: the same command continues.") from None
+                raise ui.InterruptedRunError(
+                    f"Interrupted. {what} kept in {kept}: the same command continues."
+                ) from None
         raise
 
 
 def tune(
-    model: FloatModel,
-    output: Output,
+    model: ui.FloatModel,
+    output: ui.Output,
     *,
     calib: Annotated[Path, typer.Option("--calib", help="Folder of images, .npy or .npz; or one file.")],
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="Recipe to start from: a name or a .toml file.")
     ] = None,
-    results: ResultOptions,
+    results: ui.ResultOptions,
     **options: Unpack[TuneOptions],
 ) -> None:
     """Try ever better ways to quantize MODEL, and write the first that loses at most --max-drop.
@@ -97,8 +86,8 @@ def tune(
     from detent.report.searches import step_line
 
     results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
-    console = stderr() if results.page.printing.json else stdout()
-    with working() as progress:
+    console = ui.stderr() if results.page.printing.json else ui.stdout()
+    with ui.working() as progress:
         options["progress"], options["on_step"] = (
             progress,
             lambda outcome: console.print(step_line(outcome), markup=False),
@@ -110,22 +99,22 @@ def tune(
 
 
 def mix(
-    model: FloatModel,
+    model: ui.FloatModel,
     *,
-    calib: Calib = None,
+    calib: ui.Calib = None,
     recipe: Annotated[
         str, typer.Option("--recipe", help="Recipe for everything else: a name or a .toml file.")
     ] = "A8W8",
     toml: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
-    printing: PrintOptions,
+    printing: ui.PrintOptions,
     **options: Unpack[MixOptions],
 ) -> None:
     """Find the cheapest format for each layer: mixed precision, as a recipe for `detent quantize`.
 
     Example: detent mix model.onnx --calib images/ --candidates int4,int8 --max-error -30dB --toml mixed.toml
     """
-    check_file(toml, model)
-    with working() as progress:
+    ui.check_file(toml, model)
+    with ui.working() as progress:
         options["progress"] = progress
         report = api.mix(model, calib, recipe, **options)
     printing.tell(report if toml is None else report.with_file(toml))
@@ -139,7 +128,7 @@ def recipes(
     ] = None,
     toml: Annotated[bool, typer.Option("--toml", help="Print the recipe as a TOML file to edit.")] = False,
     *,
-    printing: PrintOptions,
+    printing: ui.PrintOptions,
     **options: Unpack[SettingOptions],
 ) -> None:
     """List the recipes, or show one.
@@ -155,7 +144,7 @@ def recipes(
         if toml or settings:
             raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
         if printing.json:
-            echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
+            ui.echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
         else:
             printing.print(recipes_document(list(PRESETS.values())))
         return
@@ -163,7 +152,7 @@ def recipes(
     if toml:
         typer.echo(to_toml(recipe), nl=False)
     elif printing.json:
-        echo_json(to_plain(recipe))
+        ui.echo_json(to_plain(recipe))
     else:
         printing.tell(recipe)
 
@@ -173,7 +162,7 @@ def devices(
         str | None, typer.Argument(help="Show all that is known about this device.", metavar="NAME")
     ] = None,
     *,
-    printing: PrintOptions,
+    printing: ui.PrintOptions,
 ) -> None:
     """List the devices, or show what is known of one: each fact with its source and confidence.
 
@@ -187,14 +176,14 @@ def devices(
 
     if name is None:
         if printing.json:
-            echo_json({each.name: each.chips for each in GENERATIONS.values()})
+            ui.echo_json({each.name: each.chips for each in GENERATIONS.values()})
         else:
             printing.print(devices_document(list(GENERATIONS.values()), list(DEVICES.values())))
         return
     device = find_device(name)
     if printing.json:
         generation = device.generation
-        echo_json(
+        ui.echo_json(
             {"name": device.name, "facts": [] if generation is None else [asdict(each) for each in generation.facts]}
         )
     else:
@@ -207,7 +196,7 @@ def demo(
         Path | None,
         typer.Option("--files", help="Only copy the demo's model and images there.", metavar="DIR"),
     ] = None,
-    verbose: Annotated[bool, option_of(VERBOSE)] = False,
+    verbose: Annotated[bool, ui.option_of(VERBOSE)] = False,
 ) -> None:
     """Quantize the small digit classifier that comes with Detent, and measure what it cost."""
     from detent.demo import copy_files, run_demo
@@ -215,6 +204,6 @@ def demo(
     if files is not None:
         copy_files(files)
         return
-    with working() as progress:
+    with ui.working() as progress:
         result = run_demo(output, progress)
-    result.show(stdout(), verbose=verbose)
+    result.show(ui.stdout(), verbose=verbose)

@@ -206,8 +206,8 @@ Floats = npt.NDArray[np.float64]
 
 IMAGES = (".jpg", ".jpeg", ".png")
 ARRAYS = (".npy",)
-WINDOW = 7
-CHANNELS = (1, 3, 4)
+WINDOW = 7  # the usual window of SSIM
+CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 
 
 def difference(name: str, baseline: npt.ArrayLike, other: npt.ArrayLike, peak: float | None = None) -> Difference:

@@ -55,8 +55,8 @@ STAGE = "compare"
 FITTED_SAMPLES = 4
 
 LEAST_VALUES = 4  # of a channel
-LEAST_VARIATION = 1.05
-LEAST_GAIN_DB = 3.0
+LEAST_VARIATION = 1.05  # factors of channels that vary less are taken as none
+LEAST_GAIN_DB = 3.0  # undoing factors must halve the noise, or they were not there
 
 Doubles = npt.NDArray[np.float64]
 

@@ -37,7 +37,7 @@ from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
 from detent.refinements import AdaQuant, AdaRound, Gptq
 
-ALL_DATA = 1_000_000_000
+ALL_DATA = 1_000_000_000  # Quark's way to say all samples
 MOST_SAMPLES = 1000  # what "all data" means: Quark's own presets take as many
 ROWS = AdaRound().rows
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -260,7 +260,7 @@ AutoMixprecisionConfig = _config(
 QuarotConfig = _config(
     "QuarotConfig",
     "quarot",
-    "Rotations of a language model, which Detent does not do: the options are refused.",
+    "Rotations of the residual stream.",
     {"RMatrixDim": 4096, "UseRandomHad": False, "RConfigPath": None},
     dict,
 )

@@ -19,7 +19,7 @@ from detent.graph.values import Names, is_standard
 from detent.prepare import FixShapes, SeparateInitializers
 from detent.qdq.reader import largest_of
 
-_TO_NCHW = (0, 3, 1, 2)
+_TO_NCHW = (0, 3, 1, 2)  # the permutations of a Transpose
 _TO_NHWC = (0, 2, 3, 1)
 
 

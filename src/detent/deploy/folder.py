@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from detent.convert.splitting import tail_file
 from detent.deploy import run_npu
 from detent.device_check.check import check
 from detent.devices.catalog import find_device
-from detent.devices.device import GENERATIONS, SOFTWARE, Generation
+from detent.devices.device import GENERATIONS, Generation, check_software
 from detent.emulator.emulator import Emulator
-from detent.errors import ModelError, UsageError, nearest
+from detent.errors import ModelError, UsageError
 from detent.execute.inference import new_folder
 from detent.graph.load import files_of, load
 from detent.graph.session import Runner
@@ -31,7 +32,6 @@ from detent.results import Result
 from detent.results.checked import DeviceCheck
 
 # Percent of the largest answer that the device may differ by: more where its rounding was not measured.
-TOLERANCE = {"dpu": 1.0, "half-even": 5.0}
 CRASHES = ("LSTM", "GRU", "If", "Loop")  # operators that ended the process when a session was made
 
 
@@ -67,11 +67,14 @@ def deploy(
     force: bool = False,
     preprocess: PreprocessOptions | None = None,
 ) -> Deployment:
-    """Write the folder. Raise UsageError for a device or version that is not known, ModelError for a model that would
-    crash the execution provider or run on the CPU altogether, unless `force`.
+    """Write the folder. Without `tail`, the second part is the one that `quantize` wrote beside the model, if any.
+
+    Raise UsageError for a device or version that is not known, ModelError for a model that would crash the execution
+    provider or run on the CPU altogether, unless `force`.
     """
+    tail = tail_file(model) if tail is None and tail_file(model).exists() else tail
     generation, software = _settle(device, software)
-    checked = check(model, device)
+    checked = check(model, device, software)
     if not force:
         _refuse_harmful(model, checked)
     source = open_source(
@@ -79,14 +82,16 @@ def deploy(
     )
     chosen = [pending.load() for pending, _ in zip(source, range(samples), strict=False)]
     answers, emulated = _answers(model, generation, checked, chosen)
+    if tail is not None:
+        answers = _with_tail(tail, chosen, answers)
     settings = {
         "model": "model.onnx",
+        "tail": "" if tail is None else "tail.onnx",
         "device": device,
         "software": software,
         "provider_options": session_options(generation, checked, software),
         "needs_overlay": generation.needs_overlay,
         "samples": len(chosen),
-        "tolerance_percent": TOLERANCE[generation.rounding],
         "foreseen_nodes": "" if checked.report_nodes is None else "{} of {}".format(*checked.report_nodes),
     }
     with new_folder(folder) as out:
@@ -112,10 +117,7 @@ def _settle(device: str, software: str) -> tuple[Generation, str]:
         raise UsageError(f"'{device}' is not a machine to deploy to. Choose from {', '.join(GENERATIONS)}.")
     generation = GENERATIONS[device]
     software = software or generation.last_software
-    if software not in SOFTWARE:
-        raise UsageError(
-            f"There is no software version '{software}'.{nearest(software, SOFTWARE)} Known: {', '.join(SOFTWARE)}."
-        )
+    check_software(software)
     if generation.needs_overlay and software > generation.last_software:
         raise UsageError(
             f"Software {software} brings no overlay for {device}: everything would run on the CPU. Install "
@@ -178,6 +180,20 @@ def _answers(
     return [dict(zip(run.outputs, run(sample.feeds, sample.origin), strict=True)) for sample in samples], emulated
 
 
+def _with_tail(tail: Path, samples: list[Sample], answers: list[dict[str, Array]]) -> list[dict[str, Array]]:
+    """Add what the second part makes of the answers. Raise ModelError if it is not that of the model."""
+    model, complete = load(tail), []
+    run, reads = Runner(model), [str(value.name) for value in model.graph.inputs]
+    for sample, given in zip(samples, answers, strict=True):
+        known = {**sample.feeds, **given}
+        missing = [name for name in reads if name not in known]
+        if missing:
+            raise ModelError(f"{tail} is not the second part of the model: it reads '{missing[0]}', which that lacks.")
+        found = run({name: known[name] for name in reads}, sample.origin)
+        complete.append({**given, **dict(zip(run.outputs, found, strict=True))})
+    return complete
+
+
 def _flat(values: list[dict[str, Array]]) -> dict[str, Array]:
     return {f"{at}/{name}": array for at, each in enumerate(values) for name, array in each.items()}
 
@@ -188,13 +204,27 @@ def _copy_model(path: Path, place: Path) -> None:
         shutil.copyfile(file, place if file == path else place.parent / file.name)
 
 
+_LINUX = """
+Linux (Ubuntu 24.04), with its virtual environment:
+
+    source ryzen_ai/venv/bin/activate
+    cd this/folder
+    python run_npu.py
+"""
+
+
 def _readme(generation: Generation, checked: DeviceCheck, software: str, has_tail: bool) -> str:
     overlay = (
         "\nThe overlay is found through RYZEN_AI_INSTALLATION_PATH; else set DETENT_XCLBIN to the path of 4x4.xclbin.\n"
         if generation.needs_overlay
         else ""
     )
-    tail = "\n`tail.onnx` is the float post-processing: run it on the CPU after model.onnx.\n" if has_tail else ""
+    tail = (
+        "\n`tail.onnx` is the float post-processing: the program runs it on the CPU, and yours has to.\n"
+        if has_tail
+        else ""
+    )
+    linux = "" if generation.needs_overlay else _LINUX
     return f"""# {generation.chips}, Ryzen AI Software {software}
 
 {checked}
@@ -204,15 +234,10 @@ Windows, in the environment of Ryzen AI Software:
     conda activate ryzen-ai-{software}
     cd this\\folder
     python run_npu.py
-
-Linux:
-
-    source ryzen_ai/venv/bin/activate
-    cd this/folder
-    python run_npu.py
-{overlay}{tail}
-It runs the samples on the NPU, compares the answers with those of the CPU and with those in expected.npz, and prints
-how many nodes the NPU took. The first start compiles the model, which takes seconds to minutes.
+{linux}{overlay}{tail}
+It runs the samples on the NPU, compares every output with the CPU's and with those in expected.npz (root mean square of
+the difference, in percent), and prints how many nodes the NPU took. The first start compiles the model, which takes
+seconds to minutes.
 
 ## Everything runs on the CPU
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -30,7 +31,7 @@ from detent.device_check.network import (
 from detent.device_check.partition import macs_of, partition
 from detent.device_check.rules import apply_rules, listed, of_model
 from detent.devices.catalog import DEVICES, device_of, find_device
-from detent.devices.device import Device
+from detent.devices.device import GENERATIONS, Device, check_software, recipe_for
 from detent.errors import ModelError, UsageError
 from detent.graph.load import ModelLike, load, name_of, read, read_proto, stored_bytes
 from detent.graph.runtime import onnxruntime
@@ -45,6 +46,7 @@ from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
 from detent.qdq.float_network import read_codes
 from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe
+from detent.recipe.file import find_recipe
 from detent.results import checked
 
 _DECODES = (
@@ -58,10 +60,13 @@ _FLOAT_TAIL = "on Phoenix and Hawk Point one float tail keeps every node off the
 _CUT = "`detent quantize --postprocessing cut` puts it into a file of its own; with --device phx it is cut by itself"
 
 
-def check(model: ModelLike, target: str = "npu-xint8") -> checked.DeviceCheck:
-    """Check a float or quantized model for a device: npu-xint8, npu-a8w8, npu-a16w8, npu-bf16 or cpu."""
+def check(model: ModelLike, target: str = "npu-xint8", software: str = "") -> checked.DeviceCheck:
+    """Check a float or quantized model for a device, by name, with a version of its software if one is given.
+
+    A float model is taken to be quantized as `detent quantize` would for that device.
+    """
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(Path(model))
-    device = find_device(target, *_activations_of(proto))
+    device = _device_for(proto, target, software)
     if not device.checkable:
         known = ", ".join(name for name, each in DEVICES.items() if each.checkable)
         raise UsageError(
@@ -69,8 +74,31 @@ def check(model: ModelLike, target: str = "npu-xint8") -> checked.DeviceCheck:
             f"Choose from {known}."
         )
     read_model = read(model)
-    of_file = list(_check_file(proto, stored_bytes(model)))
+    of_file = [*_check_software(device), *_check_file(proto, stored_bytes(model))]
     return check_graph(read_model, device, name_of(model), of_file)
+
+
+def _device_for(proto: onnx.ModelProto, name: str, software: str) -> Device:
+    """Return the device by name, in the way of running models that this one is for."""
+    if software:
+        check_software(software)
+    activations, shifted = _activations_of(proto)
+    generation = GENERATIONS.get(name)
+    if generation is None or activations or len(generation.flows) == 1:
+        return replace(find_device(name, activations, shifted), software=software)
+    recipe = find_recipe(recipe_for(generation, proto)[0])
+    return replace(device_of(recipe.replace(target=name)), software=software)
+
+
+def _check_software(device: Device) -> Iterator[checked.Finding]:
+    generation = device.generation
+    if generation is not None and generation.needs_overlay and device.software > generation.last_software:
+        yield of_model(
+            "error",
+            f"software {device.software} brings no overlay for {device.name}",
+            "without one everything runs on the CPU",
+            f"install {generation.last_software} there",
+        )
 
 
 def _activations_of(proto: onnx.ModelProto) -> tuple[str, bool]:
@@ -249,9 +277,11 @@ def _cost(
 
 def _with_whole_rejection(network: CheckedNetwork, findings: list[checked.Finding]) -> list[checked.Finding]:
     """Put what keeps the whole model off the device before all other findings."""
-    whole = next((finding for finding in findings if finding.whole and finding.node != checked.MODEL), None)
-    if whole is None:
+    causes = Counter(finding.what for finding in findings if finding.whole and finding.node != checked.MODEL)
+    if not causes:
         return findings
+    most = causes.most_common(1)[0][0]
+    whole = next(finding for finding in findings if finding.whole and finding.what == most)
     summed = checked.Finding(
         "error",
         checked.MODEL,
@@ -337,7 +367,7 @@ def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> ch
         return None
 
 
-RUNS = 20
+RUNS = 20  # the fastest counts: other processes only make a run slower
 
 
 def cpu_milliseconds(model: Path) -> float:

@@ -34,13 +34,14 @@ from detent.results.checked import MODEL, Finding, Level
 
 LEAST_OPSET, ADVISED_OPSET = 10, 17
 WRITTEN_OUT = ("kernel_shape", "strides", "pads", "dilations", "group")
-LEAKY_SLOPE = 26 / 256
 _SHOWN_NAMES, _SHORT_NAME = 3, 10
 _BODIES = ("If", "Loop", "Scan")
 _LAYERS_BEFORE_LEAKY = ("Conv", "ConvTranspose", "Gemm", "Add")
-_BIAS_TOLERANCE = 1e-5
+_BIAS_TOLERANCE = 1e-5  # scales are float32, so a product is not exactly the bias's scale
 _MIDDLE_CODES = {"uint8": (127, 128), "uint16": (32767, 32768)}
 _TO_OPSET = f"`detent convert MODEL OUTPUT --to opset:version={ADVISED_OPSET}`"
+
+_NAME_THE_DEVICE = "`detent quantize --device NAME` chooses what that one takes"
 
 _REPLACEMENTS = {
     "HardSigmoid": "`detent quantize --recipe A8W8`, whose Sigmoid this device takes",
@@ -119,24 +120,28 @@ def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
         yield of_model(
             "error",
             f"the shape of input {listed([str(value.name) for value in open_inputs])} is not fixed",
-            "the device is programmed for one shape; without it everything stays on the CPU",
-            _fix_of(open_inputs, f"fixed-shapes:shapes={'+'.join(_assignment(value, '/') for value in open_inputs)}"),
+            "the device is programmed for one shape",
+            _fix_of(open_inputs, quantized=network.quantized),
         )
     if open_batch:
         yield of_model(
             "error",
             f"the batch of input {listed([str(value.name) for value in open_batch])} is not fixed",
-            "the device computes one sample at a time; with an open batch everything stays on the CPU",
-            "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`; `detent quantize` does it without --keep-batch",
+            "the device computes one sample at a time",
+            "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`",
         )
 
 
-def _fix_of(inputs: list[ir.Value], step: str) -> str:
-    """Return the commands that fix these inputs, and what to fill in if a size other than the batch is open."""
-    options = " ".join(f"--fix-shape {shlex.quote(_assignment(value, ','))}" for value in inputs)
+def _fix_of(inputs: list[ir.Value], *, quantized: bool) -> str:
+    """Return the command that fixes these inputs, and what to fill in if a size other than the batch is open."""
+    if quantized:
+        step = f"fixed-shapes:shapes={'+'.join(_assignment(value, '/') for value in inputs)}"
+        command = f"convert MODEL OUTPUT --to {shlex.quote(step)}"
+    else:
+        command = " ".join(["quantize", *(f"--fix-shape {shlex.quote(_assignment(value, ','))}" for value in inputs)])
     missing = list(dict.fromkeys(size for value in inputs for size in _sizes(value) if not size.isdigit()))
     filled = f", with your sizes instead of {' and '.join(missing)}" if missing else ""
-    return f"`detent quantize {options}`, or `detent convert MODEL OUTPUT --to {shlex.quote(step)}`{filled}"
+    return f"`detent {command}`{filled}"
 
 
 def _assignment(value: ir.Value, between: str) -> str:
@@ -243,6 +248,8 @@ def _has_operator(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
             "let it run on the CPU (`detent quantize --exclude NODE`), or export it as Sigmoid, which becomes the one "
             "that the device has",
         )
+    elif op_type in device.disputed:
+        yield _warning(node, f"not every generation takes {op_type}", device.disputed[op_type], _NAME_THE_DEVICE)
     elif op_type in device.likely and op_type not in device.operators and op_type not in device.refused:
         what = f"{op_type} is not in the list for {device.name}, but expected"
         yield Finding("note", str(node.name), op_type, what, device.likely[op_type], "")
@@ -296,12 +303,10 @@ def _has_leaky_slope(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding
     if not network.device.shifts or not is_standard(node, "LeakyRelu"):
         return
     slope = node.attributes.get_float("alpha", 0.01)
-    if slope != LEAKY_SLOPE and round(256 * slope) == 26:
-        why = "the device computes with 26/256, so its results differ from those of the file"
-        yield _warning(node, f"its slope is {slope:g}", why, "`detent quantize` writes 26/256")
-    elif slope != LEAKY_SLOPE:
-        why = "the device has one slope, 26/256; others run by themselves, or on the CPU"
-        yield _warning(node, f"its slope is {slope:g}", why, "train or export with a slope of 0.1")
+    if slope != round(256 * slope) / 256:
+        what, written = f"its slope is {slope:g}", f"{round(256 * slope)}/256"
+        why = f"the device computes with {written}, so its results differ from those of the file"
+        yield _warning(node, what, why, f"`detent quantize` of the float model writes {written}")
     source = input_at(node, 0)
     producer = None if source is None else source.producer()
     if producer is None or producer.op_type not in _LAYERS_BEFORE_LEAKY or (source and len(source.uses()) > 1):
@@ -380,18 +385,50 @@ def _has_rank(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
         yield _error(node, "it is a convolution over one axis", why, "export it as a Conv of height 1")
 
 
+def _is_depthwise(node: ir.Node | None) -> bool:
+    groups = 1 if node is None or not is_standard(node, "Conv") else int_attribute(node, "group", 1)
+    dims = None if node is None or groups == 1 else static_shape(node.inputs[0])
+    return dims is not None and len(dims) > 1 and dims[1] == groups
+
+
 def _is_trusted(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Find what is known to be compiled wrongly."""
-    generation, groups = network.device.generation, int_attribute(node, "group", 1)
-    if generation is not None and generation.miscompiles_depthwise and is_standard(node, "Conv") and groups > 1:
-        dims = static_shape(node.inputs[0])
-        if dims is not None and len(dims) > 1 and dims[1] == groups:
-            yield _warning(
-                node,
-                "it is depthwise",
-                "with software 1.6 networks with depthwise layers answered at random; newer ones were not tested",
-                "compare the answers on the device: `detent deploy` writes a program that does",
-            )
+    generation = network.device.generation
+    if generation is not None and generation.miscompiles_depthwise and _is_depthwise(node):
+        yield _warning(
+            node,
+            "it is depthwise",
+            f"with software {generation.logged_with} networks with depthwise layers answered at random; newer ones "
+            "were not tested",
+            "compare the answers on the device: `detent deploy` writes a program that does",
+        )
+
+
+def _takes_depthwise(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find depthwise layers that the compiler was seen to leave to the CPU, with the activation computed with them."""
+    device, generation = network.device, network.device.generation
+    left = () if generation is None else generation.left_behind_depthwise.get(device.recipe, ())
+    if not left or generation is None or device.software not in ("", generation.logged_with):
+        return
+    result = node.outputs[0] if is_standard(node, "Conv") else input_at(node, 0)
+    readers = [] if result is None or str(result.name) in network.coded else [use.node for use in result.uses()]
+    if (
+        result is None
+        or len(readers) != 1
+        or not is_standard(readers[0], *left)
+        or node not in (*readers, result.producer())
+    ):
+        return
+    if _is_depthwise(result.producer()):
+        yield _error(
+            node,
+            f"it is depthwise, with {readers[0].op_type}",
+            f"software {generation.logged_with} was seen to leave these to the CPU; newer ones were not tested",
+            f"`detent quantize --device {device.name}`, which chooses A8W8 and writes Relu for Clip",
+        )
+
+
+_FACTORS = (2.0, 0.5)
 
 
 def _resizes(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
@@ -399,11 +436,13 @@ def _resizes(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     if not network.device.all_or_nothing or not is_standard(node, "Resize"):
         return
     mode, where = (node.attributes.get_string(name, "") for name in ("mode", "coordinate_transformation_mode"))
-    if mode == "linear" and where == "align_corners":
+    shapes = [static_shape(value) or [] for value in (node.inputs[0], node.outputs[0])]
+    sizes = list(zip(*(shape[2:] for shape in shapes), strict=False))
+    factors = {after / before for before, after in sizes if before and after}
+    if mode == "linear" and (where == "align_corners" or not factors.issubset(_FACTORS)):
+        by = "between aligned corners" if where == "align_corners" else "by a factor other than 2"
         why = "Phoenix was seen to leave this interpolation to the CPU, one cut for each"
-        yield _error(
-            node, "it interpolates between aligned corners", why, "export it with mode nearest, if accuracy allows"
-        )
+        yield _error(node, f"it interpolates {by}", why, "export it with mode nearest, if accuracy allows")
 
 
 def _stays(node: ir.Node, network: CheckedNetwork, what: str, why: str, fix: str) -> Finding:
@@ -419,6 +458,7 @@ NODE_RULES: tuple[NodeRule, ...] = (
     _multiplies_by_weights,
     _has_rank,
     _is_trusted,
+    _takes_depthwise,
     _resizes,
     _has_codes_around,
 )

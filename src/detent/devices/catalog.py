@@ -29,6 +29,7 @@ from detent.prepare import (
     SplitToSlice,
 )
 from detent.prepare.base import OperatorPass
+from detent.prepare.rotation import RotateResiduals
 from detent.recipe import Recipe
 
 Step = TypeVar("Step", bound=Pass)
@@ -91,6 +92,9 @@ DEVICES: Mapping[str, Device] = {
             operators=_published(_XINT8),
             refused=LEFT_BY_ALL,
             likely={"HardSigmoid": "it is the sigmoid that this device has", "PRelu": _WITH_THE_LAYER},
+            disputed={
+                "HardSigmoid": "Phoenix does, which has no other sigmoid; Strix runs it on the CPU, one cut each"
+            },
             types=_types("uint8 int8", "int8", "int8 int16 int32"),
             shifts=True,
             recipe="XINT8",
@@ -179,6 +183,8 @@ def _of_generation(device: Device, generation: Generation) -> Device:
         name=generation.name,
         description=f"{generation.chips}. {device.description}",
         refused={**device.refused, **left},
+        likely={**device.likely, **generation.taken},
+        disputed={},
         generation=generation,
     )
 
@@ -206,7 +212,9 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
     optional = [*(step for each in others for step in each.substitutions), *OPTIONAL.values()]
     return replace(
         device,
-        preparations=chosen(device.preparations, (step for each in others for step in each.preparations)),
+        preparations=chosen(
+            device.preparations, (*(step for each in others for step in each.preparations), RotateResiduals)
+        ),
         substitutions=chosen(device.substitutions, optional),
         corrections=chosen(device.corrections, (step for each in others for step in each.corrections)),
     )
@@ -220,7 +228,7 @@ def leavable_steps() -> list[str]:
 
 def optional_steps() -> list[str]:
     """Return the names that `also` may hold."""
-    return [*OPTIONAL, *_device_steps()]
+    return [*OPTIONAL, RotateResiduals.step(), *_device_steps()]
 
 
 def _device_steps() -> list[str]:

@@ -37,7 +37,7 @@ from detent.numerics.formats import HIGHEST_POSITION, LOWEST_POSITION, IntegerFo
 from detent.plan.layout import Role, bias_input
 from detent.plan.plan import Move, Plan, make_room_for_biases
 
-MAX_ROUNDS = 20
+MAX_ROUNDS = 20  # a move may break another rule, so all are applied until none moves anything
 _NEIGHBOURLY = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool", "Pad", "Slice", "Add", "Sub")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 

@@ -13,17 +13,20 @@ The values themselves are in `catalog`. A rule that only some devices have is a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import onnx
 import onnx_ir as ir
 
 from detent.devices.constraints import UNCONSTRAINED, Constraints, Violation
-from detent.errors import UsageError
+from detent.errors import UsageError, nearest
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import is_integer
 from detent.numerics.interface import NumberFormat
+from detent.plan.operators import DEVICE_CLIPS
 from detent.plan.plan import Plan
 from detent.prepare import Pass
 from detent.prepare.base import OperatorPass
@@ -63,8 +66,10 @@ class Generation:
 
     `flows` are the ways of running a model that it has, by the names of `catalog`, the first for want of another.
     `left` are operators that run on the CPU, and `left_shifted` those that do in models with power-of-two scales.
-    `whole`: a node that is not taken may keep all others off the device, too. `rounding` is that of its shifts.
-    `target` is the compiler, as the session option of that name has it.
+    `taken` are operators that it takes though the published list leaves them out. `left_behind_depthwise` names, for
+    each recipe, the activations with which a depthwise Conv runs on the CPU; `logged_with` is the software that this
+    and `miscompiles_depthwise` were seen with. `whole`: a node that is not taken may keep all others off the device,
+    too. `rounding` is that of its shifts. `target` is the compiler, as the session option of that name has it.
     """
 
     name: str
@@ -76,7 +81,10 @@ class Generation:
     whole: bool = False
     left: Mapping[str, str]
     left_shifted: Mapping[str, str]
+    taken: Mapping[str, str] = field(default_factory=dict)
+    left_behind_depthwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     miscompiles_depthwise: bool = False
+    logged_with: str = ""
     cost: CostModel
     needs_overlay: bool = False
     last_software: str = "1.8"
@@ -125,6 +133,8 @@ _PHOENIX_FACTS = (
     Fact("rank", "tensors of rank 5 run on the CPU", PROBES, "measured"),
     Fact("float", "a float tail (YOLOv8's decoding) rejects the whole graph: 0 of 965 nodes", PROBES, "measured"),
     Fact("operators", "Sigmoid becomes HardSigmoid, which is taken", PROBES, "measured"),
+    Fact("operators", "ConvTranspose is taken: YOLOv6n, which has two, in one piece", PROBES, "inferred"),
+    Fact("operators", "a linear Resize is taken by a factor of 2, not by 4 or 8", PROBES, "inferred"),
     Fact("operators", "attention, mid-graph Reshape and InstanceNorm rejected whole graphs", PROBES, "measured"),
     Fact("operators", "PRelu runs on the CPU, and so does a linear Resize with align_corners", PROBES, "measured"),
     Fact("opset", "17 with IR version 8 is what was measured; 17 is advised", f"{PROBES}; {PAGES}", "documented"),
@@ -135,6 +145,10 @@ _STRIX_FACTS = (
     Fact("formats", "XINT8, A8W8 and A16W8; bfloat16 from a float32 file", LOGS, "log"),
     Fact("compiler", "X2 since 1.6 (X1 can be chosen); VAIML for bfloat16", PAGES, "documented"),
     Fact("operators", "X2 does not take XINT8's HardSigmoid: EfficientNet-B0 falls into 66 pieces", LOGS, "inferred"),
+    Fact(
+        "operators", "a depthwise Conv with Relu or Clip runs on the CPU in XINT8, in A8W8 with Clip", LOGS, "inferred"
+    ),
+    Fact("operators", "XINT8's ReduceMean runs on the CPU (ShuffleNetV2)", LOGS, "inferred"),
     Fact("operators", "Reshape and Transpose in mid-graph run on the CPU (ShuffleNetV2)", LOGS, "log"),
     Fact("operators", "norms, Softmax and data movement alone run on the CPU", HALO_PROBES, "measured"),
     Fact("operators", "attention and Gather of BERT run on the CPU", "winml-cli issue 430", "measured"),
@@ -151,7 +165,10 @@ _LEFT_BY_PHOENIX = {
     **LEFT_BY_ALL,
     "PRelu": "all PRelu of a network ran on the CPU, with the layers before them",
 }
-_LEFT_BY_X2 = {"HardSigmoid": "Strix's compiler does not take the HardSigmoid of XINT8 models"}
+_LEFT_BY_X2 = {
+    "HardSigmoid": "Strix's compiler does not take the HardSigmoid of XINT8 models",
+    "ReduceMean": "Strix's compiler does not take the ReduceMean of XINT8 models",
+}
 
 
 def _phoenix(name: str, chips: str) -> Generation:
@@ -165,6 +182,7 @@ def _phoenix(name: str, chips: str) -> Generation:
         whole=True,
         left=_LEFT_BY_PHOENIX,
         left_shifted={},
+        taken={"ConvTranspose": "YOLOv6n, which has two, ran on Phoenix in one piece"},
         cost=_PHOENIX_COST,
         needs_overlay=True,
         last_software="1.7",
@@ -181,7 +199,9 @@ def _strix(name: str, chips: str) -> Generation:
         facts=_STRIX_FACTS,
         left=LEFT_BY_ALL,
         left_shifted=_LEFT_BY_X2,
+        left_behind_depthwise={"XINT8": ("Relu", "Clip"), "A8W8": ("Clip",)},
         miscompiles_depthwise=True,
+        logged_with="1.6",
         cost=_STRIX_COST,
     )
 
@@ -202,20 +222,37 @@ _ATTENTION = frozenset(("LayerNormalization", "Softmax", "Einsum", "Gelu", "Erf"
 _SIGMOIDS = frozenset(("Sigmoid", "HardSigmoid", "HardSwish", "Swish"))
 
 
-def recipe_for(generation: Generation, operators: frozenset[str]) -> tuple[str, str]:
-    """Return the recipe for a model with these operators on a generation, and why."""
-    if generation.flows == ("npu-xint8",):
-        return "XINT8", f"it is the only one that {generation.name} takes"
-    attention = operators & _ATTENTION
-    if {"MatMul", "Gemm"} & operators and len(attention) > 1 and "Conv" not in operators:
-        return "A16W8", f"the model is a transformer ({', '.join(sorted(attention))}), which 8-bit activations harm"
-    sigmoids = operators & _SIGMOIDS
-    if sigmoids:
-        return (
-            "A8W8",
-            f"{generation.name} leaves the HardSigmoid of XINT8 to the CPU, and the model has {min(sigmoids)}",
+def check_software(software: str) -> None:
+    """Raise UsageError for a version that is not known."""
+    if software not in SOFTWARE:
+        raise UsageError(
+            f"There is no software version '{software}'.{nearest(software, SOFTWARE)} Known: {', '.join(SOFTWARE)}."
         )
-    return "XINT8", f"{generation.name} takes it, and the model has no Sigmoid, which it would leave to the CPU"
+
+
+def recipe_for(generation: Generation, proto: onnx.ModelProto) -> tuple[str, str]:
+    """Return the recipe for a float model on a generation, and why."""
+    name, counts = generation.name, Counter(node.op_type for node in proto.graph.node)
+    if generation.flows == ("npu-xint8",):
+        return "XINT8", f"it is the only one that {name} takes"
+    attention = sorted(_ATTENTION & counts.keys())
+    if counts["MatMul"] + counts["Gemm"] > counts["Conv"] and len(attention) > 1:
+        return "A16W8", f"the model is a transformer ({', '.join(attention)}), which 8-bit activations harm"
+    sigmoids = _SIGMOIDS & counts.keys()
+    if sigmoids:
+        return "A8W8", f"{name} leaves the HardSigmoid of XINT8 to the CPU, and the model has {min(sigmoids)}"
+    if generation.left_behind_depthwise and _has_depthwise(proto.graph):
+        return "A8W8", f"{name} was seen to leave depthwise layers of XINT8 to the CPU, and the model has them"
+    return "XINT8", f"{name} takes it, and the model has nothing that it would leave to the CPU for it"
+
+
+def _has_depthwise(graph: onnx.GraphProto) -> bool:
+    channels = {each.name: each.dims[1] for each in graph.initializer if len(each.dims) == 4}
+    for node in graph.node:
+        groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+        if node.op_type == "Conv" and groups > 1 and channels.get(node.input[1], 1) == 1:
+            return True
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +260,9 @@ class Device:
     """One way of running a model on a device, and what it asks of the model.
 
     `accelerated`: it is more than a CPU. `operators` are the published ones; `likely` are others, with the reason to
-    expect them; `refused` are operators with a known reason why they do not work. Without `operators` on an
-    accelerated device nothing is known about placement, and the device cannot be checked for.
+    expect them; `refused` are operators with a known reason why they do not work; `disputed` are those that only some
+    generations take, where none is named. Without `operators` on an accelerated device nothing is known about
+    placement, and the device cannot be checked for.
 
     `types` are the number types that tensors of each role may be stored in; `wide` names the device whose types single
     activations may have instead, at its pace and with its operators. `shifts`: the device rescales by shifting,
@@ -232,7 +270,8 @@ class Device:
     models.
 
     `preparations` rewrite the float model into operators that the device has. `substitutions` do so after calibration,
-    before `constraints` move scales; `corrections` come after that. `generation` is the chip, if one is named.
+    before `constraints` move scales; `corrections` come after that. `generation` is the chip, if one is named, and
+    `software` the version that runs it.
     """
 
     name: str
@@ -241,6 +280,7 @@ class Device:
     operators: frozenset[str] = frozenset()
     likely: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    disputed: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     wide: str = ""
     shifts: bool = False
@@ -250,11 +290,18 @@ class Device:
     corrections: Sequence[type[OperatorPass]] = ()
     constraints: Constraints = UNCONSTRAINED
     generation: Generation | None = None
+    software: str = ""
 
     @property
     def rounding(self) -> DeviceRounding:
         """How the device rounds what it shifts; as the file says where that is not known."""
         return self.generation.rounding if self.generation is not None and self.shifts else "half-even"
+
+    @property
+    def clips(self) -> Sequence[tuple[float, float]]:
+        """The bounds of Clips that the device computes as they are; of others a Relu is made, where that is exact."""
+        left = {} if self.generation is None else self.generation.left_behind_depthwise
+        return () if left.get(self.recipe) == ("Clip",) else DEVICE_CLIPS
 
     @property
     def all_or_nothing(self) -> bool:

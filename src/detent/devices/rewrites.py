@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -151,18 +152,18 @@ class ScaleReduceMean(_FactorPass):
 
 
 class SaturatingClip(OperatorPass):
-    """A Clip from 0 with a bound that the device has not becomes a Relu, where the bound has the largest code."""
+    """A Clip from 0 becomes a Relu, where its bound has the largest code; but not one of the `kept` bounds."""
 
     operators = ("Clip",)
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, kept: Collection[tuple[float, float]] = DEVICE_CLIPS) -> None:
         super().__init__(plan.layout.quantizes)
-        self._plan = plan
+        self._plan, self._kept = plan, kept
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
         """Make the node a Relu, under the same names."""
         result, low, high = str(node.outputs[0].name), constant_scalar(node, 1), constant_scalar(node, 2)
-        if result not in self._plan.layout.sites or low != 0.0 or high is None or (low, high) in DEVICE_CLIPS:
+        if result not in self._plan.layout.sites or low != 0.0 or high is None or (low, high) in self._kept:
             return None
         params = self._plan.of(result)
         if holds_integers(params) and (params.encode(high) == params.format.high).all():

@@ -27,76 +27,68 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from detent.emulator.fixed import (
-    NARROW_LIMIT,
-    Constant,
-    Fixed,
-    Grid,
-    NotIntegerError,
-    ProgramBuilder,
-    dyadic,
-    exact_bound,
-    held,
-    rounded_range,
-    times_constant,
-)
+from detent.emulator import fixed
 from detent.graph.values import constant, constant_scalar
 from detent.numerics.codec import DeviceRounding
 
 
-def requantize(builder: ProgramBuilder, operand: Fixed, grid: Grid, rounding: DeviceRounding) -> Fixed:
+def requantize(
+    builder: fixed.ProgramBuilder, operand: fixed.Fixed, grid: fixed.Grid, rounding: DeviceRounding
+) -> fixed.Fixed:
     """Bring integers to another grid. If nothing has to be shifted or clipped, no node is written."""
     if operand.divisor != 1:
-        raise NotIntegerError(f"its result is divided by {operand.divisor}, for which the file has no device factor")
+        raise fixed.NotIntegerError(
+            f"its result is divided by {operand.divisor}, for which the file has no device factor"
+        )
     cut = operand.position - grid.position
     shifted_up = rounding == "dpu" and cut > 0
-    if shifted_up and operand.reach + (1 << (cut - 1)) >= NARROW_LIMIT:
+    if shifted_up and operand.reach + (1 << (cut - 1)) >= fixed.NARROW_LIMIT:
         operand = builder.widened(operand)
     wide, value = operand.wide, builder.in_unit(operand, grid.position).value
     if shifted_up:
         value = builder.node("Add", [value, builder.scalar(0.5, wide)])
-    low, high = rounded_range(operand.low, operand.high, cut, (grid.low, grid.high))
+    low, high = fixed.rounded_range(operand.low, operand.high, cut, (grid.low, grid.high))
     if _leaves(operand, cut, grid):
         value = builder.node("Clip", [value, builder.scalar(grid.low, wide), builder.scalar(grid.high, wide)])
     if cut > 0:
         value = builder.node("Floor" if shifted_up else "Round", [value])
     if wide:
         value = builder.node("Cast", [value], to=ir.DataType.FLOAT.value)
-    return Fixed(value, grid.position, low, high)
+    return fixed.Fixed(value, grid.position, low, high)
 
 
-def _leaves(operand: Fixed, cut: int, grid: Grid) -> bool:
+def _leaves(operand: fixed.Fixed, cut: int, grid: fixed.Grid) -> bool:
     """Return whether an element may leave the grid when it is shifted."""
     if cut > 0:
         return operand.low < grid.low << cut or operand.high > grid.high << cut
     return operand.low << -cut < grid.low or operand.high << -cut > grid.high
 
 
-def quantize_float(builder: ProgramBuilder, value: ir.Value, grid: Grid) -> Fixed:
+def quantize_float(builder: fixed.ProgramBuilder, value: ir.Value, grid: fixed.Grid) -> fixed.Fixed:
     """Bring float numbers to a grid, as the host quantizes them."""
     scaled = builder.node("Mul", [value, builder.scalar(2.0**grid.position, wide=False)])
     inside = builder.node("Clip", [scaled, builder.scalar(grid.low, wide=False), builder.scalar(grid.high, wide=False)])
-    return Fixed(builder.node("Round", [inside]), grid.position, grid.low, grid.high)
+    return fixed.Fixed(builder.node("Round", [inside]), grid.position, grid.low, grid.high)
 
 
-SLOPE_BITS = 8
+SLOPE_BITS = 8  # the device multiplies by slopes in 256ths
 
 
-def aligned(builder: ProgramBuilder, operands: Sequence[Fixed], reach: int) -> list[Fixed]:
+def aligned(builder: fixed.ProgramBuilder, operands: Sequence[fixed.Fixed], reach: int) -> list[fixed.Fixed]:
     """Bring operands to the finest of their positions, held in one unit; in float64 if `reach` asks for it."""
     position = max(operand.position for operand in operands)
-    wide = any(operand.wide for operand in operands) or reach >= NARROW_LIMIT
+    wide = any(operand.wide for operand in operands) or reach >= fixed.NARROW_LIMIT
     same = [operand.finer(position - operand.position) for operand in operands]
     same = [builder.widened(operand) for operand in same] if wide else same
     return [builder.in_unit(operand, same[0].unit) for operand in same]
 
 
-def _finest_reach(operands: Sequence[Fixed]) -> list[int]:
+def _finest_reach(operands: Sequence[fixed.Fixed]) -> list[int]:
     position = max(operand.position for operand in operands)
     return [operand.finer(position - operand.position).reach for operand in operands]
 
 
-def add(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def add(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Add and Sub."""
     operands = [builder.whole(value) for value in node.inputs]
     first, second = aligned(builder, operands, sum(_finest_reach(operands)))
@@ -105,7 +97,7 @@ def add(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return replace(first, value=value, low=first.low + ends[0], high=first.high + ends[1])
 
 
-def extreme(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def extreme(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Min and Max."""
     operands = [builder.whole(value) for value in node.inputs]
     same = aligned(builder, operands, max(_finest_reach(operands)))
@@ -115,7 +107,7 @@ def extreme(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return replace(same[0], value=value, low=low, high=high)
 
 
-def where(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def where(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Where: each element from one of two tensors."""
     operands = [builder.whole(value) for value in node.inputs[1:]]
     first, second = aligned(builder, operands, max(_finest_reach(operands)))
@@ -123,7 +115,7 @@ def where(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return replace(first, value=value, low=min(first.low, second.low), high=max(first.high, second.high))
 
 
-def multiply(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def multiply(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Mul: of two tensors of codes, or of one and a number."""
     for value, other in (node.inputs, reversed(node.inputs)):
         factor = _number(value)
@@ -131,10 +123,10 @@ def multiply(builder: ProgramBuilder, node: ir.Node) -> Fixed:
             return _multiply_by(builder, builder.integers(other), factor)
     first, second = (builder.integers(value) for value in node.inputs)
     ends = [one * other for one in (first.low, first.high) for other in (second.low, second.high)]
-    wide = first.wide or second.wide or max(map(abs, ends)) >= NARROW_LIMIT
+    wide = first.wide or second.wide or max(map(abs, ends)) >= fixed.NARROW_LIMIT
     if wide:
         first, second = builder.widened(first), builder.widened(second)
-    return Fixed(
+    return fixed.Fixed(
         builder.node("Mul", [first.value, second.value]),
         first.position + second.position,
         min(ends),
@@ -145,21 +137,21 @@ def multiply(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     )
 
 
-def _number(value: ir.Value | None) -> Constant | None:
+def _number(value: ir.Value | None) -> fixed.Constant | None:
     """Return a single number that the file stores in float."""
     array = constant(value)
-    return dyadic(array) if array is not None and array.dtype.kind == "f" and array.size == 1 else None
+    return fixed.dyadic(array) if array is not None and array.dtype.kind == "f" and array.size == 1 else None
 
 
-def _multiply_by(builder: ProgramBuilder, operand: Fixed, factor: Constant) -> Fixed:
-    number, product = times_constant(operand, factor)
-    if product.reach >= NARROW_LIMIT:
+def _multiply_by(builder: fixed.ProgramBuilder, operand: fixed.Fixed, factor: fixed.Constant) -> fixed.Fixed:
+    number, product = fixed.times_constant(operand, factor)
+    if product.reach >= fixed.NARROW_LIMIT:
         operand = builder.widened(operand)
     value = builder.node("Mul", [operand.value, builder.scalar(number, operand.wide)])
     return replace(product, value=value, wide=operand.wide)
 
 
-def relu(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Relu; nothing if no element can be negative."""
     operand = builder.integers(node.inputs[0])
     if operand.low >= 0:
@@ -171,7 +163,7 @@ def relu(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return replace(operand, value=value, low=0, high=max(operand.high, 0))
 
 
-def clip(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def clip(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Clip; nothing if no element can be outside."""
     operand = builder.whole(node.inputs[0])
     bounds = []
@@ -179,12 +171,12 @@ def clip(builder: ProgramBuilder, node: ir.Node) -> Fixed:
         given = index < len(node.inputs) and node.inputs[index] is not None
         bound = constant_scalar(node, index) if given else default
         if bound is None:
-            raise NotIntegerError("its bounds are computed while the model runs")
+            raise fixed.NotIntegerError("its bounds are computed while the model runs")
         bounds.append(bound)
     low, high = bounds
     for bound, harmless in ((low, _at(low, operand) <= operand.low), (high, _at(high, operand) >= operand.high)):
         if not harmless:
-            operand = operand.finer(exact_bound(bound, operand.position)[1])
+            operand = operand.finer(fixed.exact_bound(bound, operand.position)[1])
     # The ends of the range, clipped: as bounds they do what the file's do, and they are whole numbers.
     ends = [int(min(max(end, _at(low, operand)), _at(high, operand))) for end in (operand.low, operand.high)]
     if ends == [operand.low, operand.high]:
@@ -193,21 +185,21 @@ def clip(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return replace(operand, value=builder.node("Clip", [operand.value, *inputs]), low=ends[0], high=ends[1])
 
 
-def _at(bound: float, operand: Fixed) -> float:
+def _at(bound: float, operand: fixed.Fixed) -> float:
     """Return a bound in the steps of the operand."""
     return bound * 2.0**operand.position
 
 
-def leaky_relu(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def leaky_relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """LeakyRelu with a slope of whole 256ths."""
     operand = builder.whole(node.inputs[0])
     slope = node.attributes.get_float("alpha", 0.01)
     slope_256 = slope * (1 << SLOPE_BITS)
     if not 0 <= slope <= 1 or slope_256 != int(slope_256):
-        raise NotIntegerError(f"its slope {slope:g} is not a whole number of 256ths between 0 and 1")
+        raise fixed.NotIntegerError(f"its slope {slope:g} is not a whole number of 256ths between 0 and 1")
     finer = operand.finer(SLOPE_BITS)
     low = min(operand.low, 0) * int(slope_256) if operand.low < 0 else finer.low
-    if operand.wide or -low >= NARROW_LIMIT:
+    if operand.wide or -low >= fixed.NARROW_LIMIT:
         wide = builder.widened(finer)
         falling = builder.node("Mul", [wide.value, builder.scalar(slope, wide=True)])
         return replace(wide, value=builder.node("Max", [wide.value, falling]), low=low, high=max(finer.high, low))
@@ -215,31 +207,33 @@ def leaky_relu(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return replace(finer, value=value, low=low, high=max(finer.high, low))
 
 
-def p_relu(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def p_relu(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """PRelu with slopes that are codes."""
     operand = builder.narrow(node.inputs[0])
     slopes = builder.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
     if slopes is None:
-        raise NotIntegerError("its slopes have no position")
+        raise fixed.NotIntegerError("its slopes have no position")
     if slopes.position < 0:
-        slopes = Constant(slopes.shifted(-slopes.position), 0)
+        slopes = fixed.Constant(slopes.shifted(-slopes.position), 0)
     finer = operand.finer(slopes.position)
     steepest = -min(operand.low, 0) * slopes.reach
-    if steepest >= NARROW_LIMIT:
-        raise NotIntegerError("its products may need more than 24 bits")
-    value = builder.node("PRelu", [operand.value, builder.array(held(slopes.integers, slopes.position, wide=False))])
+    if steepest >= fixed.NARROW_LIMIT:
+        raise fixed.NotIntegerError("its products may need more than 24 bits")
+    value = builder.node(
+        "PRelu", [operand.value, builder.array(fixed.held(slopes.integers, slopes.position, wide=False))]
+    )
     return replace(finer, value=value, low=-steepest, high=max(finer.high, steepest))
 
 
-def hard_sigmoid(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def hard_sigmoid(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """HardSigmoid with alpha 1/6 and beta 1/2, as six times its result over six."""
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     if not (math.isclose(alpha, 1 / 6, abs_tol=1e-6) and math.isclose(beta, 0.5, abs_tol=1e-6)):
-        raise NotIntegerError(f"the device has alpha 1/6 and beta 1/2, not {alpha:g} and {beta:g}")
+        raise fixed.NotIntegerError(f"the device has alpha 1/6 and beta 1/2, not {alpha:g} and {beta:g}")
     operand = builder.whole(node.inputs[0])
     operand = operand.finer(max(0, -operand.position))
     three = 3 << operand.position
-    if operand.reach + three >= NARROW_LIMIT:
+    if operand.reach + three >= fixed.NARROW_LIMIT:
         operand = builder.widened(operand)
     up, end = (math.ldexp(number, operand.unit) for number in (3, 6))
     moved = builder.node("Add", [operand.value, builder.scalar(up, operand.wide)])

@@ -34,8 +34,8 @@ from detent.numerics.formats import HIGHEST_POSITION, LOWEST_POSITION
 from detent.qdq.families import computes_on_codes, is_native_dequantize, is_native_quantize, is_quantizing
 from detent.qdq.reader import dequantized, params_of
 
-NARROW_LIMIT = 1 << 24
-WIDE_LIMIT = 1 << 53
+NARROW_LIMIT = 1 << 24  # float32 holds every whole number below
+WIDE_LIMIT = 1 << 53  # float64 does
 INT32_LOW, INT32_HIGH = -(1 << 31), (1 << 31) - 1
 
 # No device shifts this far: positions so far apart are a fault of the file, and would leave float64 at once.

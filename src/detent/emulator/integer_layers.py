@@ -25,18 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.emulator import fixed
 from detent.emulator.arithmetic import aligned
-from detent.emulator.fixed import (
-    NARROW_LIMIT,
-    Constant,
-    Fixed,
-    NotIntegerError,
-    ProgramBuilder,
-    average_of,
-    exact_bound,
-    grid_of,
-    held,
-)
 from detent.graph.values import constant_ints, constant_scalar, input_at, static_shape
 from detent.qdq.families import is_native_quantize
 
@@ -52,7 +42,7 @@ class IntegerLayer:
     `weights` have their output channels in front and all that is summed behind: [channels, ...].
     """
 
-    source: Fixed
+    source: fixed.Fixed
     weights: Integers
     bias: Integers
     position: int
@@ -65,7 +55,7 @@ class IntegerLayer:
 
     def exact_in_float32(self) -> bool:
         """Tell whether every sum, in whatever order, stays below 2^24."""
-        return int((self.magnitudes() + np.abs(self.bias)).max(initial=0)) < NARROW_LIMIT
+        return int((self.magnitudes() + np.abs(self.bias)).max(initial=0)) < fixed.NARROW_LIMIT
 
     def range(self) -> tuple[int, int]:
         """Return the least and the largest accumulator. Padding adds zeros, so an input may always be zero."""
@@ -79,16 +69,16 @@ class IntegerLayer:
 
     def held_weights(self, original: Callable[[Integers], Integers], wide: bool) -> npt.NDArray[Any]:
         """Return the weights to compute with, in the file's order of axes."""
-        return held(original(self.weights), self.position - self.unit - self.source.shift, wide)
+        return fixed.held(original(self.weights), self.position - self.unit - self.source.shift, wide)
 
     def held_bias(self, wide: bool) -> npt.NDArray[Any]:
         """Return the bias to add."""
-        return held(self.bias, self.position - self.unit, wide)
+        return fixed.held(self.bias, self.position - self.unit, wide)
 
-    def result(self, value: ir.Value, wide: bool) -> Fixed:
+    def result(self, value: ir.Value, wide: bool) -> fixed.Fixed:
         """Return the accumulator, whose numbers are in `value`."""
         low, high = self.range()
-        return Fixed(value, self.position, low, high, shift=self.position - self.unit, wide=wide).checked()
+        return fixed.Fixed(value, self.position, low, high, shift=self.position - self.unit, wide=wide).checked()
 
 
 def landing(value: ir.Value) -> int | None:
@@ -96,35 +86,37 @@ def landing(value: ir.Value) -> int | None:
     while len(value.consumers()) == 1 and not value.is_graph_output():
         consumer = value.consumers()[0]
         if is_native_quantize(consumer):
-            return grid_of(consumer).position
+            return fixed.grid_of(consumer).position
         if consumer.op_type not in _FOLLOWED or consumer.inputs[0] is not value:
             return None
         value = consumer.outputs[0]
     return None
 
 
-def _layer(builder: ProgramBuilder, node: ir.Node, channels_first: Callable[[Integers], Integers]) -> IntegerLayer:
+def _layer(
+    builder: fixed.ProgramBuilder, node: ir.Node, channels_first: Callable[[Integers], Integers]
+) -> IntegerLayer:
     source = builder.narrow(node.inputs[0])
     weight = builder.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
     if weight is None:
-        raise NotIntegerError("its weight is not a constant with a position")
+        raise fixed.NotIntegerError("its weight is not a constant with a position")
     given = input_at(node, 2)
-    bias = builder.constants.get(given) if given is not None else Constant(np.zeros(1, np.int64), source.position)
+    bias = builder.constants.get(given) if given is not None else fixed.Constant(np.zeros(1, np.int64), source.position)
     if bias is None:
-        raise NotIntegerError("its bias is not a constant with a position")
+        raise fixed.NotIntegerError("its bias is not a constant with a position")
     products = source.position + weight.position
     position = max(products, bias.position) if given is not None else products
     weights = channels_first(weight.shifted(position - products))
     biases = bias.shifted(position - bias.position) if given is not None else bias.integers
     if biases.size not in (1, len(weights)):
-        raise NotIntegerError("its bias differs from row to row")
+        raise fixed.NotIntegerError("its bias differs from row to row")
     reached = landing(node.outputs[0])
     # Counted in steps of the result, most sums are small floats, and the rounding behind them is a plain rint.
     unit = position if reached is None else reached
     return IntegerLayer(source, weights, np.broadcast_to(biases.reshape(-1), len(weights)), position, unit)
 
 
-def conv(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def conv(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Conv, in parts if one sum would be too long."""
     layer = _layer(builder, node, _as_it_is)
     if layer.exact_in_float32():
@@ -133,7 +125,7 @@ def conv(builder: ProgramBuilder, node: ir.Node) -> Fixed:
         return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
     # Slices of input channels would cut through the groups.
     if node.attributes.get_int("group", 1) != 1:
-        raise NotIntegerError("the sums of its groups may need more than 24 bits")
+        raise fixed.NotIntegerError("the sums of its groups may need more than 24 bits")
     shape = [1, -1] + [1] * (layer.weights.ndim - 2)
     # Parts are exact in float32 each; only their sum needs float64, which convolves several times slower.
     total = builder.array(layer.held_bias(wide=True).reshape(shape))
@@ -154,18 +146,18 @@ def _parts(layer: IntegerLayer) -> list[tuple[int, int]]:
     """Divide the input channels into ranges, each as long as its sums stay below 2^24."""
     channels = layer.weights.shape[1]
     sizes = np.abs(layer.weights).reshape(*layer.weights.shape[:2], -1).sum(2) * layer.source.reach
-    if int(sizes.max()) >= NARROW_LIMIT:
-        raise NotIntegerError("the sum of a single channel may need more than 24 bits")
+    if int(sizes.max()) >= fixed.NARROW_LIMIT:
+        raise fixed.NotIntegerError("the sum of a single channel may need more than 24 bits")
     parts, start = [], 0
     while start < channels:
-        longest = (np.cumsum(sizes[:, start:], 1) < NARROW_LIMIT).all(0)
+        longest = (np.cumsum(sizes[:, start:], 1) < fixed.NARROW_LIMIT).all(0)
         stop = start + (int(np.argmin(longest)) if not longest.all() else channels - start)
         parts.append((start, stop))
         start = stop
     return parts
 
 
-def conv_transpose(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def conv_transpose(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """ConvTranspose: an output sums at most all that its channel has weights for."""
     groups = node.attributes.get_int("group", 1)
 
@@ -179,18 +171,18 @@ def conv_transpose(builder: ProgramBuilder, node: ir.Node) -> Fixed:
 
     layer = _layer(builder, node, channels_first)
     if not layer.exact_in_float32():
-        raise NotIntegerError("its sums may need more than 24 bits")
+        raise fixed.NotIntegerError("its sums may need more than 24 bits")
     weights = builder.array(layer.held_weights(original, wide=False))
     bias = builder.array(layer.held_bias(wide=False))
     return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
 
 
-def gemm(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def gemm(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Gemm without factors."""
     if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
-        raise NotIntegerError("its alpha and beta are not 1")
+        raise fixed.NotIntegerError("its alpha and beta are not 1")
     if node.attributes.get_int("transA", 0):
-        raise NotIntegerError("its input is transposed")
+        raise fixed.NotIntegerError("its input is transposed")
     order = _as_it_is if node.attributes.get_int("transB", 0) else np.transpose
     layer = _layer(builder, node, order)
     wide = not layer.exact_in_float32()
@@ -200,7 +192,7 @@ def gemm(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return layer.result(value, wide)
 
 
-def matmul(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def matmul(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """MatMul with a matrix of weights, or of two tensors of codes."""
     if node.inputs[1] in builder.constants and builder.constants[node.inputs[1]].integers.ndim == 2:
         layer = _layer(builder, node, np.transpose)
@@ -212,12 +204,12 @@ def matmul(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     shape = static_shape(node.inputs[0])
     length = shape[-1] if shape else None
     if length is None:
-        raise NotIntegerError("the length of its sums is not known")
+        raise fixed.NotIntegerError("the length of its sums is not known")
     reach = length * first.reach * second.reach
-    wide = first.wide or second.wide or reach >= NARROW_LIMIT
+    wide = first.wide or second.wide or reach >= fixed.NARROW_LIMIT
     if wide:
         first, second = builder.widened(first), builder.widened(second)
-    return Fixed(
+    return fixed.Fixed(
         builder.node("MatMul", [first.value, second.value]),
         first.position + second.position,
         -reach,
@@ -231,24 +223,24 @@ def matmul(builder: ProgramBuilder, node: ir.Node) -> Fixed:
 _RECOVERABLE = 1 << 22
 
 
-def move(builder: ProgramBuilder, node: ir.Node) -> list[Fixed]:
+def move(builder: fixed.ProgramBuilder, node: ir.Node) -> list[fixed.Fixed]:
     """Reshape, Transpose, Slice, MaxPool and all that copies or picks elements."""
     operand = builder.narrow(node.inputs[0])
     if node.op_type == "MaxPool" and len(node.outputs) > 1 and node.outputs[1].uses():
-        raise NotIntegerError("it also answers where the largest elements are")
+        raise fixed.NotIntegerError("it also answers where the largest elements are")
     values = builder.again(node, [operand.value, *node.inputs[1:]])
     return [replace(operand, value=value) for value in values]
 
 
-def resize(builder: ProgramBuilder, node: ir.Node) -> list[Fixed]:
+def resize(builder: fixed.ProgramBuilder, node: ir.Node) -> list[fixed.Fixed]:
     """Resize to the nearest element."""
     mode = node.attributes.get_string("mode", "nearest")
     if mode != "nearest" or node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize":
-        raise NotIntegerError(f"its mode '{mode}' computes new values between those it has")
+        raise fixed.NotIntegerError(f"its mode '{mode}' computes new values between those it has")
     return move(builder, node)
 
 
-def concat(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def concat(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Concat; operands at other positions are shifted first."""
     operands = [builder.whole(value) for value in node.inputs]
     same = aligned(builder, operands, 0)
@@ -257,7 +249,7 @@ def concat(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     return replace(same[0], value=value, low=low, high=high)
 
 
-def pad(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def pad(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Pad, with a constant or with elements of its own."""
     operand = builder.narrow(node.inputs[0])
     if node.attributes.get_string("mode", "constant") != "constant":
@@ -270,18 +262,18 @@ def pad(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     elif given is not None:
         number = constant_scalar(node, 2)
         if number is None:
-            raise NotIntegerError("what it fills in is computed while the model runs")
+            raise fixed.NotIntegerError("what it fills in is computed while the model runs")
         filling = number
-    operand = operand.finer(exact_bound(filling, operand.position)[1])
-    whole = exact_bound(filling, operand.position)[0]
-    if abs(whole) >= NARROW_LIMIT:
-        raise NotIntegerError(f"it fills in {filling:g}, which no code stands for")
+    operand = operand.finer(fixed.exact_bound(filling, operand.position)[1])
+    whole = fixed.exact_bound(filling, operand.position)[0]
+    if abs(whole) >= fixed.NARROW_LIMIT:
+        raise fixed.NotIntegerError(f"it fills in {filling:g}, which no code stands for")
     fill = builder.scalar(math.ldexp(whole, -operand.shift), wide=False)
     value = builder.again(node, [operand.value, node.inputs[1], fill, *node.inputs[3:]])[0]
     return replace(operand, value=value, low=min(operand.low, whole), high=max(operand.high, whole))
 
 
-def average_pool(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def average_pool(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """AveragePool with as many elements in every window.
 
     onnxruntime has no sum over windows. It sums whole numbers exactly and divides; multiplied by the number of
@@ -291,34 +283,34 @@ def average_pool(builder: ProgramBuilder, node: ir.Node) -> Fixed:
     padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     padded = padded or any(node.attributes.get_ints("pads", ()))
     if node.attributes.get_int("ceil_mode", 0) or (padded and not node.attributes.get_int("count_include_pad", 0)):
-        raise NotIntegerError("its windows at the border have fewer elements")
+        raise fixed.NotIntegerError("its windows at the border have fewer elements")
     count = math.prod(node.attributes.get_ints("kernel_shape", ()))
     low, high = min(operand.low, 0) * count, max(operand.high, 0) * count
     if max(-low, high) >= _RECOVERABLE:
-        raise NotIntegerError("the sum of a window may need more than 22 bits")
+        raise fixed.NotIntegerError("the sum of a window may need more than 22 bits")
     operand = builder.in_unit(operand, operand.position)
     mean = builder.again(node, [operand.value])[0]
     value = builder.node("Round", [builder.node("Mul", [mean, builder.scalar(count, wide=False)])])
-    return average_of(count, replace(operand, value=value, low=low, high=high))
+    return fixed.average_of(count, replace(operand, value=value, low=low, high=high))
 
 
-def global_average(builder: ProgramBuilder, node: ir.Node) -> Fixed:
+def global_average(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """GlobalAveragePool and ReduceMean over a known number of elements."""
     operand = builder.whole(node.inputs[0])
     shape = static_shape(node.inputs[0])
     if shape is None:
-        raise NotIntegerError("the number of elements it averages is not known")
+        raise fixed.NotIntegerError("the number of elements it averages is not known")
     axes = list(range(2, len(shape))) if node.op_type == "GlobalAveragePool" else _reduced(node, len(shape))
     sizes = [shape[axis] for axis in axes]
     if None in sizes:
-        raise NotIntegerError("the number of elements it averages is not known")
+        raise fixed.NotIntegerError("the number of elements it averages is not known")
     count = math.prod(size for size in sizes if size is not None)
     low, high = operand.low * count, operand.high * count
-    if max(-low, high) >= NARROW_LIMIT:
+    if max(-low, high) >= fixed.NARROW_LIMIT:
         operand = builder.widened(operand)
     keep: int = 1 if node.op_type == "GlobalAveragePool" else node.attributes.get_int("keepdims", 1)
     total = builder.node("ReduceSum", [operand.value, builder.array(np.array(axes, np.int64))], keepdims=keep)
-    return average_of(count, replace(operand, value=total, low=low, high=high))
+    return fixed.average_of(count, replace(operand, value=total, low=low, high=high))
 
 
 def _reduced(node: ir.Node, rank: int) -> list[int]:
@@ -326,7 +318,7 @@ def _reduced(node: ir.Node, rank: int) -> list[int]:
     given = input_at(node, 1)
     axes = constant_ints(given) if given is not None else node.attributes.get_ints("axes", ())
     if axes is None:
-        raise NotIntegerError("its axes are computed while the model runs")
+        raise fixed.NotIntegerError("its axes are computed while the model runs")
     if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
-        raise NotIntegerError("it averages nothing")
+        raise fixed.NotIntegerError("it averages nothing")
     return [axis % rank for axis in axes] if axes else list(range(rank))

@@ -50,21 +50,21 @@ from detent.equalizations.channel_problem import (
 )
 from detent.numerics.compiled import compiled, compiled_sums, read_only
 
-STEPS, TOLERANCE = 100, 1e-3
+STEPS, TOLERANCE = 100, 1e-3  # of the minimizer
 LEAST_MOVABLE = 0.5  # of the channels: if Clips hold most of them, what the others could gain is not worth it
 LEAST_SHARE = 1e-3  # of the largest channel: a channel below it counts as if it held that much
 
-NORM = 24.0
-CODES = 127.0
+NORM = 24.0  # a norm this high is near the maximum, and still smooth
+CODES = 127.0  # of int8, on either side of zero
 
 CANDIDATES = 32  # levels that are tried between two powers of two
 
 ROUNDS = 10
-EXACT = 1e-9
+EXACT = 1e-9  # levels are whole numbers up to rounding
 KEPT = -1  # the level of channels that stay where they are
 
 Function = Callable[[Floats], tuple[float, Floats]]
-MEMORY = 10
+MEMORY = 10  # pairs of steps and gradients that L-BFGS keeps
 SMALLEST = 1e-200  # what has an inverse that can be multiplied with
 
 

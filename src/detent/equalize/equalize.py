@@ -62,7 +62,7 @@ def equalize(
     `codes` has all values that will be quantized, weights and biases included: the number of codes above zero of those
     whose scale is one power of two, and 0 for the others. `answers` takes what the model answers to the first samples.
     """
-    channels = map_channels(model)
+    channels = map_channels(model, through_pools=equalizer.through_pools)
     unchanged = ChannelFactors.unchanged(channels.count, len(channels.ceilings))
     wanted = {ceiling.value for ceiling in channels.ceilings}
     if equalizer.needs_moments:
@@ -193,7 +193,8 @@ def observe_channels(
         wanted = runner.outputs if pending.index in kept else fetched
         arrays = dict(zip(wanted, runner(sample.feeds, sample.origin, wanted), strict=True)) if wanted else {}
         if answers is not None and pending.index in kept:
-            answer = {name: arrays[name] for name in outputs}
+            # Copies: an array of onnxruntime's keeps all memory of its session.
+            answer = {name: arrays[name].copy() for name in outputs}
             if sum(array.nbytes for array in answer.values()) <= ANSWER_BYTES:
                 answers[pending.index] = answer
         arrays |= {name: sample.feeds[name] for name in names if name in inputs}

@@ -36,7 +36,7 @@ LEAST_SCORE = 0.1  # positions below this score in both models hold nothing
 # A box that overlaps its partner by 0.05 less fails one of COCO's ten thresholds; scores have to keep their order.
 BOX_WEIGHT = 4.0
 
-LEAST_SHARE = 1e-6
+LEAST_SHARE = 1e-6  # keeps logarithms finite
 # Probabilities are also compared with all logits divided by 4: a sample that the model is certain of tells nothing
 # otherwise, and of a few samples that may be all.
 SOFTENED = (1.0, 4.0)

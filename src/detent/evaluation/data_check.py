@@ -35,17 +35,17 @@ LOOKED_AT = 32  # samples that may be looked at; the values of the first half al
 
 ASKED, DETECTED = 8, 4  # samples that the float model answers; of a detector, whose answers cost more, fewer
 
-FEWEST_DIFFERENT = 12
-NEARLY_THE_SAME = 0.02
+FEWEST_DIFFERENT = 12  # fewer different samples than this are warned of
+NEARLY_THE_SAME = 0.02  # of the spread: a copy that was compressed again differs by less
 # Neighbouring pixels of photographs correlate by 0.8 and more, of noise by 0; a part of each image tells.
 NOISE_CORRELATION, NOISE_SIDE = 0.3, 96
 
-SMALLEST_IMAGE = 16
+SMALLEST_IMAGE = 16  # a smaller array of that shape need not be an image
 LEAST_TOLD_APART = 0.15  # of the information that so many samples could have
 
-SAME_SCORE = 1e-3
+SAME_SCORE = 1e-3  # scores of two classes that differ by less count as the same
 UNLIKE_TRAINING = 4.0
-CONFIDENT = 0.25
+CONFIDENT = 0.25  # the score above which detectors usually show a box
 # How far the top score of a trained classifier is above the median: 10 to 40. Of more, Softmax makes 0 or 1.
 LARGEST_SCORE = 80.0
 

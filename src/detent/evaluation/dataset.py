@@ -34,17 +34,7 @@ from detent.execute.inference import Batch, named_batches
 from detent.observe.files import find_files
 from detent.observe.preprocess import InputSpec, Preprocess, PreprocessOptions
 from detent.observe.sources import RowSource, open_source
-from detent.tasks.labels import (
-    TaskLabels,
-    check_partners,
-    is_pair_file,
-    label_text,
-    read_coco,
-    read_masks,
-    read_pairs,
-    read_yolo,
-    some,
-)
+from detent.tasks import labels as label_files
 
 LABEL_FILES = ("labels.csv", "labels.txt")
 CLASS_FILE = "classes.txt"
@@ -83,7 +73,7 @@ class Labels:
         # A row of an array, `cat/many.npy[3]`, has the label of its file where it has none of its own.
         keys = [name if name in self.by_name else name.rpartition("[")[0] or name for name in names]
         missing = [name for name, key in zip(names, keys, strict=True) if key not in self.by_name]
-        check_partners(missing, set(self.by_name) - set(keys), self.described, place)
+        label_files.check_partners(missing, set(self.by_name) - set(keys), self.described, place)
         return np.array([self.by_name[key] for key in keys], np.int64)
 
 
@@ -92,7 +82,7 @@ class LabelledFolder:
     """The path of the samples, and their labels if there are any."""
 
     data: Path
-    labels: Labels | TaskLabels | None
+    labels: Labels | label_files.TaskLabels | None
 
 
 def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
@@ -112,21 +102,25 @@ def find_labels(path: Path, inputs: Collection[str] = ()) -> LabelledFolder:
     return LabelledFolder(path, class_folders(path, inputs))
 
 
-def _find_task_labels(path: Path) -> TaskLabels | None:
+def _find_task_labels(path: Path) -> label_files.TaskLabels | None:
     """Look for labels of boxes or pixels, as they are kept beside a folder of images."""
     listed = next((path / name for name in COCO_FILES if (path / name).is_file()), None)
     if listed is not None:
-        return read_coco(listed)
+        return label_files.read_coco(listed)
     if not (path / IMAGE_FOLDER).is_dir():
         return None
     if (path / BOX_FOLDER).is_dir():
         return read_task_folder(path / BOX_FOLDER)
-    return read_masks(path / MASK_FOLDER) if (path / MASK_FOLDER).is_dir() else None
+    return label_files.read_masks(path / MASK_FOLDER) if (path / MASK_FOLDER).is_dir() else None
 
 
-def read_task_folder(folder: Path) -> TaskLabels:
+def read_task_folder(folder: Path) -> label_files.TaskLabels:
     """Read a folder of labels: boxes if there is any text file in it, else masks."""
-    return read_yolo(folder) if next(folder.rglob("*.txt"), None) is not None else read_masks(folder)
+    return (
+        label_files.read_yolo(folder)
+        if next(folder.rglob("*.txt"), None) is not None
+        else label_files.read_masks(folder)
+    )
 
 
 def read_label_file(file: Path, data: Path) -> Labels:
@@ -174,18 +168,20 @@ def class_folders(path: Path, inputs: Collection[str] = ()) -> Labels | None:
 
 def _listed(folders: Sequence[str], listing: Path) -> dict[str, int]:
     """Find each folder in a list of classes: as a whole line or its first word, as in lists of ImageNet's classes."""
-    lines = [line.strip() for line in label_text(listing).splitlines()]
+    lines = [line.strip() for line in label_files.label_text(listing).splitlines()]
     positions = {line.split()[0]: index for index, line in enumerate(lines) if line}
     positions |= {line: index for index, line in enumerate(lines) if line}
     missing = [folder for folder in folders if folder not in positions]
     if missing:
-        raise DataError(f"{listing} has no line for the class folder{'s' * (len(missing) > 1)} {some(missing)}.")
+        raise DataError(
+            f"{listing} has no line for the class folder{'s' * (len(missing) > 1)} {label_files.some(missing)}."
+        )
     return {folder: positions[folder] for folder in folders}
 
 
 def _rows(file: Path) -> list[tuple[int, list[str]]]:
     """Split the lines that are not empty into cells: at commas, semicolons or tabs, else before the last word."""
-    lines = [(number, line) for number, line in enumerate(label_text(file).splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(label_files.label_text(file).splitlines(), 1) if line.strip()]
     if not lines:
         raise DataError(f"{file} is empty. Expected a line file,label for each sample.")
     separator = next((each for each in ",;\t" if each in lines[0][1]), None)
@@ -244,7 +240,7 @@ class Dataset:
     labelled_by: str | None
     assumed_classes: int | None
     label_offset: int = 0
-    truths: TaskLabels | None = None
+    truths: label_files.TaskLabels | None = None
 
     @property
     def described(self) -> str:
@@ -306,7 +302,7 @@ def open_dataset(
     """
     is_path = isinstance(data, (str, os.PathLike))
     path = Path(data) if is_path else None
-    if path is not None and labels is not None and is_pair_file(path):
+    if path is not None and labels is not None and label_files.is_pair_file(path):
         return _open_pairs(path, inputs, limit, batch)
     found, data = _labels(labels, path, data, [spec.name for spec in inputs])
     source = None if data is None else open_source(data, inputs, preprocess=preprocess, limit=limit, batch=batch)
@@ -330,7 +326,7 @@ def open_dataset(
 
 def _open_pairs(path: Path, inputs: Sequence[InputSpec], limit: int | None, batch: int | None) -> Dataset:
     """Open a file that holds pairs of samples with their scores. A limit counts pairs."""
-    pairs = read_pairs(path)
+    pairs = label_files.read_pairs(path)
     if not pairs.holds_samples:
         raise DataError(
             f"{path} names pairs of samples by their numbers: give the samples as data, and it as --labels."
@@ -365,7 +361,7 @@ def _pair_feeds(samples: npt.NDArray[Any], inputs: Sequence[InputSpec], path: Pa
 
 def _labels(
     labels: LabelsLike, path: Path | None, data: Any, inputs: Sequence[str]
-) -> tuple[Labels | TaskLabels | None, Any]:
+) -> tuple[Labels | label_files.TaskLabels | None, Any]:
     """Return the labels, and the data without them."""
     find = isinstance(labels, str) and labels == FIND
     if path is not None and find:
@@ -389,15 +385,15 @@ def _labels(
     return Labels(None, numbers.tolist(), "the given list"), data
 
 
-def _read_task_labels(given: Path) -> TaskLabels | None:
+def _read_task_labels(given: Path) -> label_files.TaskLabels | None:
     """Read labels of objects, pixels or pairs; None for a file of classes."""
     if given.is_dir():
         return read_task_folder(given)
     ending = given.suffix.lower()
     if ending == ".json":
-        return read_coco(given)
+        return label_files.read_coco(given)
     if ending == ".npz":
-        pairs = read_pairs(given)
+        pairs = label_files.read_pairs(given)
         if pairs.holds_samples:
             raise UsageError(f"{given} holds the samples of its pairs: give it as the data, without --labels.")
         return pairs.labels()

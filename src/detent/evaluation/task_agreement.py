@@ -32,15 +32,15 @@ from detent.tasks.boxes import Detections, match_detections, overlaps
 from detent.tasks.heads import Head, recognise_head
 from detent.tasks.task import Task, channels_and_sides
 
-LEAST_SCORE = 0.25
+LEAST_SCORE = 0.25  # the usual threshold of detectors
 # A detection that falls to this score is still there: thresholds of users differ, and the shift of scores is reported.
 STILL_THERE = 0.15
 
-BEST = 20
+BEST = 20  # detections that are compared if none is above it
 # What a change of the top class costs on average, where few changes were seen: that of common classifiers.
 USUAL_COST = 0.15
 
-VECTORS = 64
+VECTORS = 64  # samples whose similarities are ranked: their pairs grow with the square
 
 Outputs = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]

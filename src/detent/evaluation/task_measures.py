@@ -42,9 +42,9 @@ from detent.tasks.task import Task, shapes_text
 
 Weights = npt.NDArray[np.float64]
 
-DRAWS = 1000
+DRAWS = 1000  # enough for the ends of a 95 % interval
 FEWEST_DRAWS = 200
-_MOST_WEIGHTS = 20_000_000
+_MOST_WEIGHTS = 20_000_000  # numbers of all draws together, so that memory stays bounded
 _AT_ONCE = 2_000_000  # numbers of a table in memory at a time
 
 
@@ -147,7 +147,7 @@ def drawn_ranks(values: Weights, weights: Weights) -> Weights:
     return ranks
 
 
-_MOST_CLASSES = 1 << 16
+_MOST_CLASSES = 1 << 16  # larger numbers in a mask are not classes
 _NO_LABELS = "Give labels of its task, --no-labels to compare outputs, or a metric of your own (--metric FILE.py)."
 
 

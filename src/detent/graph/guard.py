@@ -26,8 +26,8 @@ from detent.errors import ModelError
 from detent.graph.trial import OUT_OF_MEMORY
 
 ENVIRONMENT = "DETENT_TRUST"
-SECONDS, SECONDS_PER_BYTE = 60.0, 1e-7
-MEMORY, MEMORY_PER_BYTE = 4 << 30, 6
+SECONDS, SECONDS_PER_BYTE = 60.0, 1e-7  # a sound model needs a fraction of it
+MEMORY, MEMORY_PER_BYTE = 4 << 30, 6  # several copies of the weights are alive at once
 OPSET = 17
 
 _begun: dict[Path, subprocess.Popen[bytes]] = {}

@@ -27,7 +27,7 @@ from detent.methods.method import FloatArray, Method, Points, Range, alternative
 from detent.numerics.compiled import compiled
 from detent.numerics.formats import IntegerFormat, QuantParams
 
-EMPTY_GROUP = 1e-4
+EMPTY_GROUP = 1e-4  # a group that rounds to nothing would have an infinite divergence
 LOGARITHMS = 1 << 16  # about a millisecond
 
 

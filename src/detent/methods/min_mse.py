@@ -54,7 +54,7 @@ from detent.methods.percentile import percentile_range, percentile_ranges
 from detent.numerics import formats
 from detent.numerics.compiled import compiled
 
-GUESSES = 1 << 14
+GUESSES = 1 << 14  # entries of the index by which a place among the points is found
 
 
 class ErrorTable(NamedTuple):
@@ -181,9 +181,9 @@ MinMSEMode = Literal["All", "MostCommon", "Percentile"]
 
 PERCENTILES = (99.9, 99.99, 99.999, 99.9999)
 EVEN_STEPS = 64
-OCTAVES = 12
+OCTAVES = 12  # how far below the largest value a range may end
 STEPS_PER_OCTAVE = 6
-ROUNDS = 9
+ROUNDS = 9  # of ever closer neighbours around the best start
 
 # A format for compiled code: its lowest, highest and middle code, and whether it is symmetric.
 Codes = tuple[float, float, float, bool]

@@ -24,24 +24,14 @@ from typing import Literal, get_args
 import numpy as np
 
 from detent.errors import UsageError, nearest
-from detent.methods.method import (
-    FloatArray,
-    Method,
-    Points,
-    Range,
-    absolute_error,
-    check_choice,
-    check_percentage,
-    fit,
-    squared_error,
-)
+from detent.methods import method as base
 from detent.numerics.formats import IntegerFormat, QuantParams
 
 Metric = Literal["mae", "mse"]
 
 
 @dataclass(frozen=True)
-class Percentile(Method):
+class Percentile(base.Method):
     """The range that holds `percentile` percent of the values; `by_tensor` names tensors with another percentage.
 
     A symmetric format cuts the largest magnitudes, an asymmetric one half of the rest at either end.
@@ -51,9 +41,9 @@ class Percentile(Method):
     by_tensor: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        check_percentage("Percentile", self.percentile)
+        base.check_percentage("Percentile", self.percentile)
         for tensor, percentile in self.by_tensor:
-            check_percentage(f"Percentile for '{tensor}'", percentile)
+            base.check_percentage(f"Percentile for '{tensor}'", percentile)
 
     def of(self, tensor: str) -> float:
         """Return the percentage for one tensor."""
@@ -68,13 +58,13 @@ class Percentile(Method):
                     f"{nearest(tensor, tensors)}"
                 )
 
-    def choose(self, points: Points, fmt: IntegerFormat, tensor: str) -> QuantParams:
+    def choose(self, points: base.Points, fmt: IntegerFormat, tensor: str) -> QuantParams:
         """Return the parameters of the range that holds the percentage."""
-        return fit(fmt, percentile_range(points, self.of(tensor), fmt.symmetric))
+        return base.fit(fmt, percentile_range(points, self.of(tensor), fmt.symmetric))
 
 
 @dataclass(frozen=True)
-class LayerwisePercentile(Method):
+class LayerwisePercentile(base.Method):
     """For each tensor, the one of several percentages that rounds it with the least error; on ties the first.
 
     `metric` is the mean absolute error or the mean squared error.
@@ -87,12 +77,12 @@ class LayerwisePercentile(Method):
         if not self.candidates:
             raise UsageError("LayerwisePercentile has no candidates. Give at least one percentage, such as 99.999.")
         for percentile in self.candidates:
-            check_percentage("A candidate of LayerwisePercentile", percentile)
-        check_choice("The metric of LayerwisePercentile", self.metric, get_args(Metric))
+            base.check_percentage("A candidate of LayerwisePercentile", percentile)
+        base.check_choice("The metric of LayerwisePercentile", self.metric, get_args(Metric))
 
-    def choose(self, points: Points, fmt: IntegerFormat, tensor: str) -> QuantParams:
+    def choose(self, points: base.Points, fmt: IntegerFormat, tensor: str) -> QuantParams:
         """Return the parameters of the best candidate; on ties the first."""
-        error = absolute_error if self.metric == "mae" else squared_error
+        error = base.absolute_error if self.metric == "mae" else base.squared_error
 
         def error_of(params: QuantParams) -> float:
             zero_point = int(params.zero_point)
@@ -100,48 +90,48 @@ class LayerwisePercentile(Method):
             return error(points.lower, points.upper, points.counts, float(params.scale), low, high)
 
         ranges = percentile_ranges(points, self.candidates, fmt.symmetric)
-        return min((fit(fmt, candidate) for candidate in ranges), key=error_of)
+        return min((base.fit(fmt, candidate) for candidate in ranges), key=error_of)
 
 
-def percentile_range(points: Points, percentile: float, symmetric: bool) -> Range:
+def percentile_range(points: base.Points, percentile: float, symmetric: bool) -> base.Range:
     """Return the range that holds `percentile` percent."""
     return percentile_ranges(points, (percentile,), symmetric)[0]
 
 
-def percentile_ranges(points: Points, percentiles: Sequence[float], symmetric: bool) -> list[Range]:
+def percentile_ranges(points: base.Points, percentiles: Sequence[float], symmetric: bool) -> list[base.Range]:
     """Return the ranges that hold each of several percentages."""
     if points.largest == 0.0:
-        return [Range(0.0, 0.0)] * len(percentiles)
+        return [base.Range(0.0, 0.0)] * len(percentiles)
     ranges = _ranges(points, percentiles, symmetric)
-    if Range(0.0, 0.0) not in ranges:
+    if base.Range(0.0, 0.0) not in ranges:
         return ranges
     of_the_others = _ranges(points.without_zeros(), percentiles, symmetric)
     return [
-        chosen if any(chosen) else Range(min(other.low, 0.0), max(other.high, 0.0))
+        chosen if any(chosen) else base.Range(min(other.low, 0.0), max(other.high, 0.0))
         for chosen, other in zip(ranges, of_the_others, strict=True)
     ]
 
 
-def _ranges(points: Points, percentiles: Sequence[float], symmetric: bool) -> list[Range]:
+def _ranges(points: base.Points, percentiles: Sequence[float], symmetric: bool) -> list[base.Range]:
     if symmetric:
         magnitudes = points.magnitudes()
         allowed = [_allowed(points, percentile, sides=1) for percentile in percentiles]
         thresholds = _ends(magnitudes.upper, magnitudes.counts, allowed)
-        return [Range(max(points.minimum, -end), min(points.maximum, end)) for end in thresholds]
+        return [base.Range(max(points.minimum, -end), min(points.maximum, end)) for end in thresholds]
     allowed = [_allowed(points, percentile, sides=2) for percentile in percentiles]
     lows = _ends(-points.lower[::-1], points.counts[::-1], allowed)
     highs = _ends(points.upper, points.counts, allowed)
-    return [Range(-low, high) for low, high in zip(lows, highs, strict=True)]
+    return [base.Range(-low, high) for low, high in zip(lows, highs, strict=True)]
 
 
-def _allowed(points: Points, percentile: float, sides: int) -> int:
+def _allowed(points: base.Points, percentile: float, sides: int) -> int:
     """Return how many values may be outside at one of `sides` ends."""
     # Exact decimals: 100 - 99.9 is not 0.1 in binary.
     outside = int(points.total) * (100 - Fraction(str(percentile))) / 100
     return int(outside / sides)
 
 
-def _ends(ends: FloatArray, counts: FloatArray, allowed: Sequence[int]) -> list[float]:
+def _ends(ends: base.FloatArray, counts: base.FloatArray, allowed: Sequence[int]) -> list[float]:
     """Return, for each count in `allowed`, the first of the ascending `ends` that no more values are beyond."""
     beyond = np.cumsum(counts[::-1])  # of the last one, two, three ... points
     from_the_end = np.searchsorted(beyond, np.asarray(allowed, np.float64), side="right")

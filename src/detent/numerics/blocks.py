@@ -65,7 +65,7 @@ from detent.numerics.interface import NumberFormat, Params
 Blocks: TypeAlias = npt.NDArray[np.float32]
 
 EXPONENT_BITS = 0x7F800000
-EXPONENT_BIAS = 127
+EXPONENT_BIAS = 127  # of float32
 NOT_FINITE = 255  # the biased exponent of infinities and NaN
 
 # How the operators name a rounding.
@@ -283,7 +283,7 @@ class BlockFloat(BlockFormat):
 Element = Literal["int8", "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1"]
 ELEMENTS: tuple[Element, ...] = get_args(Element)
 
-LEAST_SCALE_EXPONENT = -127
+LEAST_SCALE_EXPONENT = -127  # of a scale that is stored as an 8-bit exponent
 GREATEST_EXPONENT = 127
 INT8_FRACTION_BITS = 6
 BLOCK_SIZE = 32  # the block size of the OCP formats

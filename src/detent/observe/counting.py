@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from detent.numerics.compiled import compiled
 
-_READ, _KEEP_CLOSE, _DATA = 0, 3, 1
+_READ, _KEEP_CLOSE, _DATA = 0, 3, 1  # the arguments of LLVM's prefetch
 
 
 def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -38,20 +38,8 @@ import onnx_ir as ir
 from detent.errors import DataError, UsageError
 from detent.graph.session import Runner, usable_cores
 from detent.methods.method import Vote
+from detent.observe import shards as sharding
 from detent.observe.samples import Source
-from detent.observe.shards import (
-    Counting,
-    DoShard,
-    Run,
-    Shard,
-    Work,
-    decompress,
-    divide,
-    divisible,
-    dump_work,
-    last_work,
-    shared_folder,
-)
 from detent.observe.statistics import Statistics, TensorStatistics, merge
 from detent.observe.streams import ShardedSource
 from detent.observe.sweep import IN_SAMPLE_KEPT, STAGE, Observation, fetched
@@ -70,20 +58,20 @@ class Workers(abc.ABC):
 
     count: int
     most_at_once = sys.maxsize
-    task: DoShard
+    task: sharding.DoShard
 
     @contextmanager
-    def open(self, model: ir.Model, work: Work) -> Iterator[None]:
+    def open(self, model: ir.Model, work: sharding.Work) -> Iterator[None]:
         """Give the workers a model and a work, within the block; by default in a folder that they can read."""
-        with shared_folder(dump_work(work), model) as self.task:
+        with sharding.shared_folder(sharding.dump_work(work), model) as self.task:
             yield
 
     @abc.abstractmethod
-    def submit(self, shard: Shard) -> Future[Any]:
+    def submit(self, shard: sharding.Shard) -> Future[Any]:
         """Start a shard. Raise BrokenExecutor if the workers are to be replaced first."""
 
     @abc.abstractmethod
-    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:
+    def lost(self, shard: sharding.Shard, backlog: Backlog, error: BaseException) -> None:
         """Put a shard back whose worker was lost, or raise an error that names the cause."""
 
     def replace(self, backlog: Backlog) -> None:  # noqa: B027  (not every kind outlives a loss)
@@ -93,12 +81,12 @@ class Workers(abc.ABC):
         """Wait for some of the futures to be done."""
         return wait(running, return_when=FIRST_COMPLETED).done
 
-    def explain(self, error: Exception, shard: Shard) -> Exception:  # noqa: ARG002  (for kinds that can say more)
+    def explain(self, error: Exception, shard: sharding.Shard) -> Exception:  # noqa: ARG002  (for kinds that can say more)
         """Return what to raise for an error in a worker."""
         return error
 
 
-def run_shards(workers: Workers, shards: Sequence[Shard]) -> Generator[tuple[Shard, Any], None, None]:
+def run_shards(workers: Workers, shards: Sequence[sharding.Shard]) -> Generator[tuple[sharding.Shard, Any], None, None]:
     """Yield all shards with their results, in any order. Shards that are lost with a worker are done again."""
     backlog = Backlog(shards, workers.most_at_once)
     while backlog.left:
@@ -106,9 +94,9 @@ def run_shards(workers: Workers, shards: Sequence[Shard]) -> Generator[tuple[Sha
             workers.replace(backlog)
 
 
-def _run_until_lost(workers: Workers, backlog: Backlog) -> Generator[tuple[Shard, Any], None, bool]:
+def _run_until_lost(workers: Workers, backlog: Backlog) -> Generator[tuple[sharding.Shard, Any], None, bool]:
     """Run shards until all are done, or, after a loss, until none is running. Return whether all went well."""
-    running: dict[Future[Any], Shard] = {}
+    running: dict[Future[Any], sharding.Shard] = {}
     intact = True
     try:
         while running or (intact and backlog.left):
@@ -142,9 +130,9 @@ def _run_until_lost(workers: Workers, backlog: Backlog) -> Generator[tuple[Shard
 class Backlog:
     """The shards that are still to be done, and how often each was running when a worker died."""
 
-    def __init__(self, shards: Iterable[Shard], most_at_once: int) -> None:
+    def __init__(self, shards: Iterable[sharding.Shard], most_at_once: int) -> None:
         self._waiting = deque(shards)
-        self._suspects: list[Shard] = []
+        self._suspects: list[sharding.Shard] = []
         self._deaths: Counter[int] = Counter()
         self._most_at_once = most_at_once
         self._total = self.left = len(self._waiting)
@@ -152,28 +140,28 @@ class Backlog:
     def __str__(self) -> str:
         return f"{self.left} of {self._total} shards not done"
 
-    def next(self, running: int) -> Shard | None:
+    def next(self, running: int) -> sharding.Shard | None:
         """Return the shard to start while `running` others are; None if there is none, or not now."""
         if self._suspects:
             return self._suspects[0] if running == 0 else None
         return self._waiting[0] if self._waiting and running < self._most_at_once else None
 
-    def started(self, shard: Shard) -> None:
+    def started(self, shard: sharding.Shard) -> None:
         """Note that it runs. A suspect stays one until it is done, so that nothing starts beside it."""
         if shard not in self._suspects:
             self._waiting.popleft()
 
-    def finished(self, shard: Shard) -> None:
+    def finished(self, shard: sharding.Shard) -> None:
         """Note that it is done."""
         self.left -= 1
         if shard in self._suspects:
             self._suspects.remove(shard)
 
-    def again(self, shard: Shard) -> None:
+    def again(self, shard: sharding.Shard) -> None:
         """Do a shard again that was lost through no fault of its own."""
         self._waiting.append(shard)
 
-    def died(self, shard: Shard) -> None:
+    def died(self, shard: sharding.Shard) -> None:
         """Note that a worker died while it ran. Raise DataError if that is once too often."""
         self._deaths[shard.number] += 1
         if self._deaths[shard.number] >= MOST_DEATHS:
@@ -202,18 +190,18 @@ class LocalProcesses(Workers):
         self._pool: ProcessPoolExecutor | None = None
 
     @contextmanager
-    def open(self, model: ir.Model, work: Work) -> Iterator[None]:
+    def open(self, model: ir.Model, work: sharding.Work) -> Iterator[None]:
         """Give the processes a model and a work, within the block."""
         with super().open(model, work), ExitStack() as self._stack:
             yield
 
-    def submit(self, shard: Shard) -> Future[Any]:
+    def submit(self, shard: sharding.Shard) -> Future[Any]:
         """Start a shard, and the processes if there are none."""
         if self._pool is None:
             self._pool = self._stack.enter_context(_pool(self.count))
         return self._pool.submit(self.task, shard)
 
-    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
+    def lost(self, shard: sharding.Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
         """Suspect the shard. Raise DataError if it killed too many workers."""
         backlog.died(shard)
 
@@ -264,16 +252,16 @@ def sweep_on(
     UsageError for data that cannot be read elsewhere, and what `sweep` raises.
     """
     workers = workers_of(executor)
-    data = divisible(source)
-    work = Counting(tuple(sites), data, vote)
-    shards, held_out = divide(data, workers.count)
+    data = sharding.divisible(source)
+    work = sharding.Counting(tuple(sites), data, vote)
+    shards, held_out = sharding.divide(data, workers.count)
     statistics: Statistics = {name: TensorStatistics() for name in sites}
     samples, done = 0, len(held_out)
     runner = None
     progress(STAGE, done, source.length)
     with begun(workers, model, work) as run, closing(run(shards)) as results:
         for shard, result in results:
-            merge(statistics, decompress(result.compressed, shard.name))
+            merge(statistics, sharding.decompress(result.compressed, shard.name))
             held_out.extend(result.held_out)
             samples += result.samples
             done += result.feeds
@@ -290,13 +278,13 @@ def sweep_on(
 
 
 @contextmanager
-def begun(workers: Workers, model: ir.Model, work: Work) -> Iterator[Run]:
+def begun(workers: Workers, model: ir.Model, work: sharding.Work) -> Iterator[sharding.Run]:
     """Give workers a model and a work, within the block: each loads them once, for all its shards."""
     try:
         with workers.open(model, work):
             yield partial(run_shards, workers)
     finally:
-        last_work.forget()  # an executor of threads has loaded the model in this process
+        sharding.last_work.forget()  # an executor of threads has loaded the model in this process
 
 
 def workers_of(executor: Any) -> Workers:
@@ -338,14 +326,14 @@ class ExecutorWorkers(Workers):
         # Nothing public says how many there are; threads and processes of the standard library know it.
         self.count = getattr(executor, "_max_workers", None) or usable_cores()
 
-    def submit(self, shard: Shard) -> Future[Any]:
+    def submit(self, shard: sharding.Shard) -> Future[Any]:
         """Start a shard. Raise UsageError if the executor was shut down or is broken."""
         try:
             return self._executor.submit(self.task, shard)
         except RuntimeError as error:
             raise _broken(error, f"at {shard.name}") from error
 
-    def lost(self, shard: Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
+    def lost(self, shard: sharding.Shard, backlog: Backlog, error: BaseException) -> None:  # noqa: ARG002
         """Raise UsageError: the executor is not replaced here."""
         raise _broken(error, f"with {backlog}") from error
 

@@ -25,7 +25,7 @@ Order = Literal["RGB", "BGR", "GRAY"]
 Layout = Literal["NCHW", "NHWC"]
 PixelType = Literal["float32", "float16", "float64", "uint8"]
 
-IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of the training images, on 0..255
 IMAGENET_STD = (58.395, 57.12, 57.375)
 
 _CHOICES: dict[str, tuple[str, ...]] = {

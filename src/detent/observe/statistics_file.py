@@ -24,21 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import DataError, UsageError
+from detent.observe import statistics as counted
 from detent.observe.counting import BINS, HALF
-from detent.observe.statistics import (
-    LOWEST_EXPONENT,
-    Histogram,
-    Statistics,
-    TensorStatistics,
-    bin_width,
-    fixed_point,
-)
 from detent.observe.store import STATISTICS, read_sealed, write_sealed
 from detent.settings import parse_json
 from detent.version import __version__
 
-MOST_TENSORS = 1 << 16
-HIGHEST_EXPONENT = 128
+MOST_TENSORS = 1 << 16  # a file may come from anyone: it must not ask for all memory
+HIGHEST_EXPONENT = 128  # of float32
 _COUNT_LIMIT = 1 << 48  # per bin, so that no sum over the bins overflows
 _POSITION_LIMIT = 1 << 10
 _LENGTH = struct.Struct("<I")
@@ -50,7 +43,7 @@ class _ImplausibleError(ValueError):
     """A field that no statistics could have."""
 
 
-def pack(header: Mapping[str, Any], statistics: Statistics) -> bytes:
+def pack(header: Mapping[str, Any], statistics: counted.Statistics) -> bytes:
     """Return a header (plain values of any kind) and statistics as bytes."""
     bins = [np.flatnonzero(each.histogram.counts) for each in statistics.values()]
     counts = [each.histogram.counts[used] for each, used in zip(statistics.values(), bins, strict=True)]
@@ -60,7 +53,7 @@ def pack(header: Mapping[str, Any], statistics: Statistics) -> bytes:
     return b"".join([_LENGTH.pack(len(text)), text, *parts])
 
 
-def _describe(name: str, statistics: TensorStatistics, bins: int) -> Header:
+def _describe(name: str, statistics: counted.TensorStatistics, bins: int) -> Header:
     histogram = statistics.histogram
     return {
         "name": name,
@@ -74,7 +67,7 @@ def _describe(name: str, statistics: TensorStatistics, bins: int) -> Header:
     }
 
 
-def unpack(body: bytes, where: str) -> tuple[Header, Statistics]:
+def unpack(body: bytes, where: str) -> tuple[Header, counted.Statistics]:
     """Return what `pack` was given. Raise DataError, naming the file `where`, for anything else."""
     try:
         header, rest = _split(body)
@@ -96,7 +89,7 @@ def _split(body: bytes) -> tuple[Header, bytes]:
     return header, body[end:]
 
 
-def _tensors(entries: object, data: bytes) -> Iterator[tuple[str, TensorStatistics]]:
+def _tensors(entries: object, data: bytes) -> Iterator[tuple[str, counted.TensorStatistics]]:
     if not isinstance(entries, list) or len(entries) > MOST_TENSORS or not all(isinstance(e, dict) for e in entries):
         raise _ImplausibleError("its list of tensors is not one")
     sizes = [_integer(entry, "bins", 0, BINS) for entry in entries]
@@ -117,35 +110,37 @@ def _tensors(entries: object, data: bytes) -> Iterator[tuple[str, TensorStatisti
             raise _ImplausibleError(f"tensor {name!r}: {error}") from error
 
 
-def _restore(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray[np.uint64]) -> TensorStatistics:
+def _restore(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray[np.uint64]) -> counted.TensorStatistics:
     histogram = _histogram(entry, bins, numbers)
     samples = _integer(entry, "samples", 0, _COUNT_LIMIT)
     if bool(samples) != bool(histogram.total) or samples > histogram.total:
         raise _ImplausibleError(f"{samples} samples cannot have {histogram.total} values")
-    least, most = (fixed_point(histogram.minimum), fixed_point(histogram.maximum)) if samples else (0, 0)
+    least, most = (
+        (counted.fixed_point(histogram.minimum), counted.fixed_point(histogram.maximum)) if samples else (0, 0)
+    )
     minima = _integer(entry, "sum_of_minima", samples * least, samples * most)
     maxima = _integer(entry, "sum_of_maxima", minima, samples * most)
-    return TensorStatistics(histogram, samples, minima, maxima, _votes(entry.get("votes"), samples))
+    return counted.TensorStatistics(histogram, samples, minima, maxima, _votes(entry.get("votes"), samples))
 
 
-def _histogram(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray[np.uint64]) -> Histogram:
-    exponent = _integer(entry, "exponent", LOWEST_EXPONENT, HIGHEST_EXPONENT)
+def _histogram(entry: Header, bins: npt.NDArray[np.uint16], numbers: npt.NDArray[np.uint64]) -> counted.Histogram:
+    exponent = _integer(entry, "exponent", counted.LOWEST_EXPONENT, HIGHEST_EXPONENT)
     extremes = entry.get("extremes")
     if not _is_pair(extremes):
         raise _ImplausibleError("its extremes are not two numbers")
     counts = np.zeros(BINS, np.int64)
     if not len(bins):
-        return Histogram.restore(exponent, counts, 0.0, 0.0)
+        return counted.Histogram.restore(exponent, counts, 0.0, 0.0)
     if (np.diff(bins.astype(np.int64)) <= 0).any() or bins[-1] >= BINS:
         raise _ImplausibleError("its bins are not in order")
     if (numbers < 1).any() or (numbers >= _COUNT_LIMIT).any():
         raise _ImplausibleError("a bin has an impossible count")
     low, high = (_float(bits) for bits in extremes)
-    width = bin_width(exponent)
+    width = counted.bin_width(exponent)
     if low > high or (_bin_of(low, width), _bin_of(high, width)) != (bins[0], bins[-1]):
         raise _ImplausibleError("its extremes are not in its outermost bins")
     counts[bins] = numbers
-    return Histogram.restore(exponent, counts, low, high)
+    return counted.Histogram.restore(exponent, counts, low, high)
 
 
 def _votes(entries: object, samples: int) -> Counter[int]:
@@ -209,7 +204,7 @@ class StatisticsFile:
     data: str | None
     description: str
     samples: int
-    statistics: Statistics
+    statistics: counted.Statistics
     votes_for: str = ""
     factors: tuple[float, ...] | None = None
     absorbed: Mapping[str, tuple[float, ...]] | None = None

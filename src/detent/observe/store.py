@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 WHOLE_FILE_LIMIT = 1 << 26  # files up to this many bytes are hashed whole
 
-PAGE = 1 << 12
+PAGE = 1 << 12  # bytes that are read at once
 # Of a larger file, one page of each stride is hashed, so an exchange of that many bytes is always noticed.
 PAGE_STRIDE = 1 << 16
 

@@ -86,7 +86,7 @@ class SiteCounter:
 
 
 STAGE = "calibrate"
-IN_SAMPLE_KEPT = 16
+IN_SAMPLE_KEPT = 16  # to measure on if none are held out
 MOST_WORKERS = 8  # each has statistics of its own, an eighth of a megabyte for each site
 SETTLE_SECONDS = 0.5  # from the request to hand over until the checkpoint is written: most samples end within it
 
@@ -394,9 +394,9 @@ class _Stream:
                     return None
                 if pending.held_out:
                     self.held_out.append(pending)
-                else:
+                if not pending.held_out or pending.counted:
                     self.counted += pending.size
-                    if len(self.first) < IN_SAMPLE_KEPT:
+                    if len(self.first) < IN_SAMPLE_KEPT and not pending.held_out:
                         self.first.append(pending)
                     if pending.index not in self._counted_before:
                         return pending

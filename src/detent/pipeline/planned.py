@@ -191,7 +191,7 @@ def make_planned(observed: Observed, watch: Stopwatch) -> Planned:
         unsettled = [str(each) for each in rules.violations(plan)]
         _rewrite(model, target.corrections, layout, notes)
         guard = GuardDivisors(plan, observed.observation.statistics)
-        _run(model, [SaturatingClip(plan), guard], notes)
+        _run(model, [SaturatingClip(plan, target.clips), guard], notes)
     return Planned(observed, model, guard.plan, rules, unsettled, notes, widening)
 
 

@@ -49,7 +49,7 @@ REASON = "part of a norm by the root of a mean of squares, which is computed in 
 
 _MOVING = ("Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Clip", "Relu")
 _ON_THE_WAY = ("Add", "Sub", "Div", "Max", *_MOVING)
-MOST_NODES = 24
+MOST_NODES = 24  # a written-out norm has about ten; more is something else
 
 
 def find_unfused_norms(graph: ir.Graph) -> dict[str, str]:

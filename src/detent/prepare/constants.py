@@ -29,7 +29,7 @@ from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
 from detent.prepare.base import Pass
 from detent.prepare.shapes import infer
 
-_INLINE_LIMIT = 1024
+_INLINE_LIMIT = 1024  # bytes; larger constants are fed as inputs
 
 
 def run_constants(model: ir.Model, nodes: list[ir.Node], wanted: list[ir.Value]) -> list[Any] | str:

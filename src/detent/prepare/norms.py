@@ -204,7 +204,7 @@ def _vector(array: npt.NDArray[Any] | None, missing: float, dims: int, channels:
     return np.ascontiguousarray(np.broadcast_to(found, (channels,)), np.float32)
 
 
-LARGEST_GUARD = 1e-6
+LARGEST_GUARD = 1e-6  # LpNormalization has no epsilon, and a larger guard changes the result
 
 
 class FuseL2Norm(OperatorPass):

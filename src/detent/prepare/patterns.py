@@ -85,7 +85,7 @@ class Subgraph:
 Floats = npt.NDArray[np.float64]
 TOLERANCE = 1e-5
 STEPS_AFTER, STEPS_BEFORE = 4, 8  # how far from its center the result and x of a function may be
-MOST_NODES = 16
+MOST_NODES = 16  # no known spelling of an activation has more
 
 erf: Callable[[Floats], Floats] = np.vectorize(math.erf, otypes=[np.float64])
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {

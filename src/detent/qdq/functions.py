@@ -183,8 +183,8 @@ def _along_axis(body: Body, per_axis: bool) -> tuple[ir.Value, ir.Value, ir.Valu
 Reader = Callable[[ir.Node, int], Definition]  # from a node and the opset of its model to the definition that it needs
 
 _DOMAIN_VERSION = 1
-_IR_VERSION_OF_DEFAULTS = 9
-_IR_VERSION_OF_OVERLOADS = 10
+_IR_VERSION_OF_DEFAULTS = 9  # the IR version with which attributes of functions got defaults
+_IR_VERSION_OF_OVERLOADS = 10  # the one with which functions got overloads
 
 
 def _readers(family: families.Family) -> dict[families.OperatorName, Reader]:

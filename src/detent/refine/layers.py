@@ -34,7 +34,7 @@ from detent.refinements.activations import Activation, Gate
 from detent.refinements.layer_problem import Floats
 
 Indices = npt.NDArray[np.int64]
-OUTSIDE = -1
+OUTSIDE = -1  # in the padding
 _GATES = ("Sigmoid", "HardSigmoid", "HardSwish")
 SCALE_RULE = "rounding"  # how the plan's moves name a scale of weights that was changed here
 

@@ -61,9 +61,9 @@ STAGE = "refine"
 SPARSE = 0.8
 """Up to this share of a layer's positions, computing them alone is quicker than the whole layer."""
 
-SEED = 20
+SEED = 20  # any number: the same rows in every run
 HOLD_OUT_EVERY = 5
-LEAST_ROWS = 16
+LEAST_ROWS = 16  # fewer rows teach a layer nothing
 # With less than one row for so many inputs, what is found fits the rows and little else, whatever the damping.
 MOST_INPUTS_PER_ROW = 16
 

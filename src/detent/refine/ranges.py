@@ -38,7 +38,7 @@ FACTORS = (0.6, 0.75, 0.88, 1.15)  # of a float scale: below 1 more is clipped a
 
 MOST_BITS = 8  # with more, a range that clips nothing is fine enough
 
-STANDARD_ERRORS = 2.0
+STANDARD_ERRORS = 2.0  # a gain below this may be chance
 
 SAMPLES = 32  # how many are looked at: each runs the rest of the network several times for each activation
 

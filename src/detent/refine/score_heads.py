@@ -23,7 +23,7 @@ from detent.graph.values import constant_ints, input_at, static_shape
 from detent.refine.layers import MatrixLayer
 from detent.refinements.layer_problem import Floats
 
-LARGEST_SHIFT = 4.0
+LARGEST_SHIFT = 4.0  # in logits: it takes a score of 0.5 to 0.98
 STEP = 1 / 16
 COLD = -6.0  # an answer below this is a score of less than 0.0025 either way: it says nothing about the shift
 

@@ -29,7 +29,7 @@ from detent.refinements.activations import Curve, activate_all, add_distances, a
 from detent.refinements.layer_problem import Floats
 from detent.refinements.refinement import Refinement
 
-STEPS, SETTLED = 6, 1e-9
+STEPS, SETTLED = 6, 1e-9  # the most Gauss-Newton steps, and the relative change at which they end
 HELD_OUT_EVERY = 4
 LEAST_TO_HOLD_OUT = 8  # with fewer samples all are learned from: two or three tell nothing about the others
 

@@ -45,7 +45,7 @@ FEW_INPUTS = 12  # up to so many weights a channel is searched: a depthwise kern
 # Branches that are better by less than this share are not worth a change. A pivot below it counts as none.
 _PRECISION = 1e-9
 
-_PIECES = 16
+_PIECES = 16  # channels are divided into, for the threads
 
 
 @dataclass(frozen=True, eq=False)

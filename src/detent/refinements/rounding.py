@@ -45,7 +45,7 @@ from detent.refinements.refinement import Contest, WeightRefinement
 
 STEPS = 14
 BIAS_STEPS = 6
-LONGER, SHORTER = 1.6, 0.4
+LONGER, SHORTER = 1.6, 0.4  # of the step length of a channel, after a success and a failure
 # The mean squared slope of a channel counts as at least this: one that is hardly ever open says little.
 LEAST_SLOPE = 0.05
 

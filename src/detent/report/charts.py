@@ -25,7 +25,7 @@ from detent.results.paired import Interval
 from detent.results.summarized import Choices
 from detent.results.tensors import ActivationHistogram, ChannelSizes, columns_of
 
-TICKS = 5
+TICKS = 5  # of an axis, about
 
 MANY = 100  # dots beyond which they are drawn smaller
 
@@ -383,7 +383,7 @@ def _percent(share: float) -> str:
 
 WIDTH, LEFT, RIGHT = 1000, 175, 135
 PLOT_HEIGHT, ROW, TITLE, GAP, FOOT = 280, 18, 56, 34, 34
-COLUMNS = 400
+COLUMNS = 400  # of a plot: more than a screen shows
 _TITLE_LENGTH = 90
 
 # Told apart with any color vision, and on white as well as on near-black.

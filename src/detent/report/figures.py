@@ -30,7 +30,7 @@ SHORT_UNITS = {
 
 SQNR = "The power of the float signal over that of its error: 20 dB is an error of 1 %, 10 dB of 10 %; more is better."
 
-_KEPT_LENGTH = 60
+_KEPT_LENGTH = 60  # characters of a name that a file keeps
 
 
 def printable(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +15,7 @@ from detent.recipe import Recipe
 from detent.recipe.file import to_toml
 from detent.report import document as doc
 from detent.report.figures import command, listed, size
-from detent.results.checked import MODEL, DeviceCheck, FindingGroup, grouped, operators_left, summary
+from detent.results.checked import LEVELS, MODEL, DeviceCheck, FindingGroup, grouped, operators_left, pieces, summary
 from detent.results.summarized import StatisticsView, TensorSummary
 
 SHOWN = 8  # rows of a table that a short answer lists
@@ -293,10 +293,9 @@ def _finding_note(group: FindingGroup) -> doc.Note:
 def device_figure(check: DeviceCheck) -> doc.KeyFigure:
     """Return the verdict as a figure."""
     text, level = _VERDICTS[check.verdict]
-    regions = f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"
-    meaning = f"{check.device_nodes} of {check.device_nodes + check.cpu_nodes} nodes on the device, in {regions}"
+    meaning = f"{check.device_nodes} of {check.device_nodes + check.cpu_nodes} nodes on the device, in {pieces(check)}"
     if check.verdict == "rejected":
-        meaning += ", once what concerns all of it is mended: see What to know"
+        meaning += ", once the model-wide errors are fixed: see What to know"
     return doc.KeyFigure(check.target, text.capitalize(), f"{meaning}.", level)
 
 
@@ -319,9 +318,7 @@ def device_section(check: DeviceCheck) -> doc.Section:
         "subgraphs: one is best.",
         [
             doc.Paragraph(summary(check), "bad" if check.verdict == "rejected" else "plain", on="page"),
-            doc.NoteList(found, on="page")
-            if found
-            else doc.Paragraph("There is nothing in the way.", on="page", quiet=True),
+            doc.NoteList(found) if found else doc.Paragraph("There is nothing in the way.", on="page", quiet=True),
             doc.table("nodes", columns, check.nodes),
         ],
         count=_VERDICTS[check.verdict][0],
@@ -340,17 +337,54 @@ def subject_of(group: FindingGroup) -> str:
     return f"{len(group.nodes)} nodes ({', '.join(f'{op_type} {count}' for op_type, count in counts)})"
 
 
-def serious(check: DeviceCheck) -> list[tuple[bool, str]]:
-    """Return what is in the way as sentences, and whether the device takes nothing of the model for it: these first."""
-    found = []
-    for group in grouped([finding for finding in check.findings if finding.level != "note"]):
-        finding = group.finding
-        about_all = finding.node == MODEL or not check.device_nodes
-        is_error = check.verdict == "rejected" and finding.level == "error" and about_all
-        found.append((is_error, f"{subject_of(group)}: {finding.what}; {finding.why}. Fix: {finding.fix}."))
-    return found
+_FEW_WORDS = {
+    "the device does not have this operator": "that it does not have",
+    "it only moves data": "that only move data",
+    "it multiplies two activations": "of attention",
+    "it was left float": "left float",
+    "it is float: nothing around it is quantized": "left float",
+}
+"""Findings about nodes on the CPU, as the end of "7 nodes ..."."""
+_SHOWN_REASONS, _SHOWN_OPERATORS = 3, 3
 
 
-def rejections(check: DeviceCheck) -> list[str]:
-    """Say why the device takes nothing of the model as it is."""
-    return [f"{check.target} does not take {text}" for is_error, text in serious(check) if is_error]
+def device_notes(check: DeviceCheck, file: str) -> list[str]:
+    """Say in a line each what keeps the model off the device, which nodes run on the CPU, and what else to mind.
+
+    The check itself has the rest: nodes by name, reasons and fixes. `file` is the model as the command for it names it.
+    """
+    errors, minded = (grouped([each for each in check.findings if each.level == level]) for level in LEVELS[:2])
+    about_all = [group.finding for group in errors if group.finding.node == MODEL]
+    lines = []
+    if check.verdict == "rejected":
+        first = (about_all or [errors[0].finding])[0]
+        more = f" {len(about_all) - 1} more in the way." if len(about_all) > 1 else ""
+        lines.append(f"{check.target} runs nothing of it: {first.what}; {first.why}. Fix: {first.fix}.{more}")
+    left = _reasons(group for group in errors if group.finding.node != MODEL)
+    if left and check.device_nodes:
+        count = f"{check.cpu_nodes} of {check.cpu_nodes + check.device_nodes} nodes to the CPU"
+        then = "That mended, it" if lines else check.target
+        lines.append(f"{then} leaves {count}, and gets the others in {pieces(check)}: {left}.")
+    if minded:
+        first = minded[0].finding
+        more = f" {len(minded) - 1} more to mind." if len(minded) > 1 else ""
+        subject = "" if first.node == MODEL else f"{len(minded[0].nodes)} {first.op_type}: "
+        lines.append(f"{subject}{first.what}; {first.why}.{more}")
+    if lines:
+        lines[0] += f" Details: {command('check', file, '--device', check.target)}"
+    return lines
+
+
+def _reasons(groups: Iterable[FindingGroup]) -> str:
+    """Say in a few words why nodes run on the CPU, and how many of which operators."""
+    counts: dict[str, Counter[str]] = {}
+    for group in groups:
+        words = _FEW_WORDS.get(group.finding.what, f"because {group.finding.what}")
+        counts.setdefault(words, Counter()).update(group.operators)
+    sorted_counts = sorted(counts.items(), key=lambda item: -item[1].total())
+    told = [
+        f"{each.total()} {words} ({listed([op_type for op_type, _ in each.most_common()], _SHOWN_OPERATORS)})"
+        for words, each in sorted_counts[:_SHOWN_REASONS]
+    ]
+    others = sum(each.total() for _, each in sorted_counts[_SHOWN_REASONS:])
+    return ", ".join([*told, f"{others} for other reasons"] if others else told)

@@ -17,7 +17,7 @@ from detent.refine.ranges import RULE as RANGES
 from detent.report import document as doc
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
 from detent.report.layer_table import error_along, layer_section, layers_of
-from detent.report.listings import SHOWN, device_figure, device_section, rejections, serious
+from detent.report.listings import device_figure, device_notes, device_section
 from detent.report.network_view import network_section
 from detent.results.checked import summary
 from detent.results.paired import interval_text
@@ -248,24 +248,18 @@ def worst_output(fidelity: Fidelity) -> tuple[str, Closeness]:
 
 
 def _what_to_know(report: Report) -> doc.Section | None:
-    """List errors, warnings and suggestions; on a terminal also what the device minds, which a page has apart."""
-    refused = [] if report.device is None else rejections(report.device)
-    first = [doc.Note("Error", "bad", text) for text in report.errors]
-    # The file is written and runs, so this is not an error of the command, nor of its exit code.
-    first += [doc.Note("Warning", "warn", text) for text in (*refused, *report.warnings)]
-    minded = [] if report.device is None else [text for is_error, text in serious(report.device) if not is_error]
-    on_device = [doc.Note("Warning", "warn", text) for text in minded]
-    last = [doc.Note("Suggestion", "plain", text) for text in report.suggestions]
-    if not (first or on_device or last):
-        return None
+    """List errors, warnings and suggestions; the section about the device has its findings node by node."""
+    on_device = [] if report.device is None else device_notes(report.device, report.output or "MODEL")
+    # The file is written and runs, so what the device minds is no error of this command, whose exit code says so too.
+    rejected = report.device is not None and report.device.verdict == "rejected"
+    texts = [*on_device, *report.warnings] if rejected else [*report.warnings, *on_device]
+    notes = [doc.Note("Error", "bad", text) for text in report.errors]
+    notes += [doc.Note("Warning", "warn", text) for text in texts]
+    notes += [doc.Note("Suggestion", "plain", text) for text in report.suggestions]
     told = _verdict(report).text.rstrip(".")  # which a page has above
-    blocks = [
-        doc.NoteList([note for note in (*first, *last) if note.text.rstrip(".") != told], on="page"),
-        doc.NoteList(first, on="terminal"),
-        doc.NoteList(on_device, on="terminal", shown=SHOWN),
-        doc.NoteList(last, on="terminal"),
-    ]
-    return doc.Section("What to know", blocks=blocks, folded=False, on="both" if first or last else "terminal")
+    on_page = doc.NoteList([note for note in notes if note.text.rstrip(".") != told], on="page")
+    blocks = [on_page, doc.NoteList(notes, on="terminal")]
+    return doc.Section("What to know", blocks=blocks, folded=False) if notes else None
 
 
 def _operators(report: Report) -> doc.Section:

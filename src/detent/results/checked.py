@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from detent.results import Result
 
 Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 Verdict = Literal["accepted", "partly", "rejected"]
 
 MODEL = ""  # the node of a finding that is about the model as a whole
@@ -140,8 +141,9 @@ def grouped(findings: Sequence[Finding]) -> list[FindingGroup]:
         )
         for each in alike.values()
     ]
-    order = {"error": 0, "warning": 1, "note": 2}
-    return sorted(groups, key=lambda group: (order[group.finding.level], bool(group.nodes[0]), -len(group.nodes)))
+    return sorted(
+        groups, key=lambda group: (LEVELS.index(group.finding.level), bool(group.nodes[0]), -len(group.nodes))
+    )
 
 
 def summary(check: DeviceCheck) -> str:
@@ -149,13 +151,12 @@ def summary(check: DeviceCheck) -> str:
     total = check.device_nodes + check.cpu_nodes
     if check.target == "cpu":
         return "onnxruntime takes it." if check.accepted else "onnxruntime does not take it."
-    parts = f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"
-    said = f"{check.device_nodes} of {total} nodes on the device, in {parts}"
+    said = f"{check.device_nodes} of {total} nodes on the device, in {pieces(check)}"
     if check.device_macs is not None and check.cpu_macs is not None and check.device_macs + check.cpu_macs:
         said += f", with {_percent(check.device_macs, check.cpu_macs)} of the multiplications"
     if check.verdict == "rejected":
-        rest = f" Once what concerns all of it is mended: {said}." if check.device_nodes else ""
-        return f"{check.target} does not take it as it is.{rest}"
+        rest = f" Once the model-wide errors are fixed: {said}." if check.device_nodes else ""
+        return f"{check.target} does not accept this model.{rest}"
     decodes = any(finding.what == DECODES for finding in check.findings)
     whole = "all but the post-processing" if decodes else "all of it"
     if check.report_nodes is not None:
@@ -200,8 +201,9 @@ class Placement:
     def __str__(self) -> str:
         was, now = self.before, self.after
         share = f"{now.device_nodes} of {now.device_nodes + now.cpu_nodes} nodes run on {now.target} then, in"
-        return f"{share} {_pieces(now)} (as it is: {was.device_nodes}, in {_pieces(was)})"
+        return f"{share} {pieces(now)} (as it is: {was.device_nodes}, in {pieces(was)})"
 
 
-def _pieces(check: DeviceCheck) -> str:
+def pieces(check: DeviceCheck) -> str:
+    """Count the subgraphs, in words."""
     return f"{check.subgraphs} subgraph{'' if check.subgraphs == 1 else 's'}"

@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
-RESAMPLES = 500
+RESAMPLES = 500  # draws of the samples, with replacement
 # Degrees of freedom beyond which two terms of Student's quantile about the normal one are exact to six digits.
 _NEARLY_NORMAL = 200
 

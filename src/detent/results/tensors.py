@@ -28,7 +28,7 @@ from detent.plan.plan import Plan
 from detent.results.network_nodes import NetworkNode
 from detent.tasks.parts import LabelledRange
 
-COLUMNS = 64
+COLUMNS = 64  # of a histogram: what a picture in a table can show
 CURVE = 64
 
 Magnitudes = npt.NDArray[np.float64]

@@ -30,18 +30,18 @@ from detent.results.tensors import Closeness, Fidelity, PartCloseness, TaskAgree
 
 Level = Literal["close", "unclear", "worse", "broken", "unknown"]
 
-CLOSE_LOSS, SMALL_LOSS = 0.03, 0.01
+CLOSE_LOSS, SMALL_LOSS = 0.03, 0.01  # shares of right answers, as in the table above
 WORSE_LOSS, WORSE_ESTIMATE = 0.015, 0.02
 BROKEN_LOSS = 0.25
 MANY_SAMPLES = 32
 LEAST_SAMPLES = 4  # with fewer, an interval of resampled samples says nothing
 
 CLOSE_RANKING, WORSE_RANKING, BROKEN_RANKING, CLOSE_COSINE = 0.97, 0.85, 0.3, 0.9
-CLOSE_PSNR, WORSE_PSNR, BROKEN_PSNR = 35.0, 27.0, 10.0
+CLOSE_PSNR, WORSE_PSNR, BROKEN_PSNR = 35.0, 27.0, 10.0  # 35 dB: hardly visible
 CLOSE_DB = 20.0  # the quantization noise is a tenth of the signal
 CLOSE_DETECTIONS_DB, WORSE_DETECTIONS_DB = 25.0, 10.0
-DEAD_DB = 3.0
-APART = 30.0
+DEAD_DB = 3.0  # half of the output is noise
+APART = 30.0  # parts this far apart in size leave the smaller one 4 of 127 codes
 UNSURE_SCORE = 0.25  # A score that users do not show
 
 # An output that is never larger than this in float, and 0 in the quantized model, was not exercised by the data.
@@ -243,9 +243,9 @@ def _first_broken(tensors: Sequence[TensorReport]) -> str:
 if TYPE_CHECKING:
     from detent.results.quantized import Report, Trial
 
-FEW_SAMPLES = 32
+FEW_SAMPLES = 32  # ranges from fewer are unsteady
 MOST_CULPRITS = 3
-MUCH_CLIPPED = 0.01
+MUCH_CLIPPED = 0.01  # a share of the values
 LEAST_GAIN = 1.0  # in dB: less is not worth another format or a longer run
 
 
@@ -266,12 +266,6 @@ def warnings_for(report: Report) -> list[str]:
             "Calibrated with random data: the file has the right form, but its accuracy is not real. Give --calib."
             if report.calibration.samples
             else "Measured on random data, so how close it is to float is not real. Give --calib."
-        )
-    hardened = [change.node for change in report.changes if change.by == "SigmoidToHardSigmoid"]
-    if hardened:
-        found.append(
-            f"{len(hardened)} Sigmoid became HardSigmoid, the only one that the device has ('{hardened[0]}'). They "
-            "differ by up to 0.07; where that matters, as in a detector's scores, leave the node float with --exclude."
         )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:

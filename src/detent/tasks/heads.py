@@ -29,7 +29,7 @@ from detent.tasks.boxes import Detections, suppress
 Floats = npt.NDArray[np.float32]
 Shape = tuple[int | None, ...]
 
-STRIDES = (8, 16, 32, 64)
+STRIDES = (8, 16, 32, 64)  # of the grids that common detectors predict on
 # Detections below this score change no measure and cost time; COCO's own evaluation of YOLO uses the same.
 LEAST_SCORE = 0.001
 

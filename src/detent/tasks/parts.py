@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from detent.graph.values import constant, constant_ints, static_shape
 
-MOST_PARTS = 16
+MOST_PARTS = 16  # more is a list, not parts of different meaning
 # Columns whose sizes differ by more than this factor have no grid in common: less than 4 of 8 bits are left.
 APART = 30.0
 
@@ -32,7 +32,7 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
 _FUNCTIONS = ("Sigmoid", "HardSigmoid", "Tanh", "Exp", "Relu", "Clip", "Sqrt", "Neg")
 _SAME_SHAPE = ("Identity", "Cast", "QuantizeLinear", "DequantizeLinear")
 _BOUNDED = ("Sigmoid", "HardSigmoid", "Softmax")
-_DEEPEST = 60
+_DEEPEST = 60  # nodes between a joint and the output: decodings are shorter
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from detent.results.tensors import in_integers
 from detent.tuning.steps import Blame, Kind
 from detent.tuning.tuner import OUT_OF_TIME, Clock, Record, TriedStep, Tuner, contents_of, key_of, parse_duration
 
-FEWEST_JUDGED = 4
+FEWEST_JUDGED = 4  # an interval of fewer samples says nothing
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ MET = "the target is met"
 ENDED = "the ladder ends here"
 OUT_OF_TIME = "the budget is used up"
 
-BLAMING_SAMPLES = 8
+BLAMING_SAMPLES = 8  # enough to tell whether weights or activations make most of the error
 _KIND_OF_WAY: dict[Way, Kind] = {"w8": "weights", "a16": "activations"}
 
 # With channels as they are and equalized: each holds the model and the statistics of all activations.
