@@ -85,7 +85,7 @@ class OldName:
 
 
 # Every command that prints a result has it; the Python calls do not, since they print nothing.
-VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
+VERBOSE = Flag("Print every table, not only the summary.", "--verbose", default=False)
 
 
 class ShapeOptions(TypedDict, total=False):
