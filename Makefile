@@ -21,7 +21,7 @@ test-oldest:  ## The suite on the oldest versions that are allowed, in a venv of
 
 docs: $(VENV)/installed-docs  ## The manual as a website in site/; a link that leads nowhere is an error.
 	$(BIN)/mkdocs build --strict
-	@echo 'Open site/index.html, or $(BIN)/mkdocs serve.'
+	@echo '$(BIN)/mkdocs serve shows it, with its search; site/ is for a web server.'
 
 SECONDS ?= 60
 fuzz: $(VENV)/installed-dev  ## Feed mutated files to everything that reads files, for SECONDS in all.

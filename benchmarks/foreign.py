@@ -36,7 +36,6 @@ RECIPES = ("XINT8", "A8W8", "A16W8", "BF16", "S8S8_AAWS")
 LEAST_DB = {"A16W8": 20.0, "BF16": 20.0}
 KINDS = ("ok", "refused", "traceback", "signal", "hang", "unloadable", "far")
 HARMLESS = re.compile("is quantized already|no node to quantize|nothing to quantize")
-SECONDS = 60.0
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -151,14 +150,14 @@ def work(pipe: Connection, recipes: Sequence[str]) -> None:
             pipe.send(None)
 
 
-def outcomes(paths: Sequence[Path], recipes: Sequence[str]) -> Iterator[Outcome]:
-    """Yield what becomes of each model with each recipe. A worker that dies is replaced."""
+def outcomes(paths: Sequence[Path], recipes: Sequence[str], seconds: float = 60.0) -> Iterator[Outcome]:
+    """Yield what becomes of each model with each recipe, within `seconds`. A worker that dies is replaced."""
     process, pipe = _worker(recipes)
     for path in paths:
         pipe.send(path)
         recipe = "loading"
         while True:
-            if not pipe.poll(SECONDS):
+            if not pipe.poll(seconds):
                 yield Outcome(path.stem, recipe, "hang")
                 process.kill()
                 process, pipe = _worker(recipes)
@@ -208,6 +207,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression of names")
     parser.add_argument("--every", type=int, default=1, help="take each n-th model")
     parser.add_argument("--first", type=int, default=0, help="the index of the first one")
+    parser.add_argument("--seconds", type=float, default=60.0, help="what takes longer hangs")
     parser.add_argument("--json", type=Path, help="write every outcome to this file, line by line")
     parser.add_argument("--list", action="store_true", help="print everything that is not ok")
     given = parser.parse_args()
@@ -218,7 +218,7 @@ def main() -> None:
             node_tests(folder)
         paths = [path for path in sorted(folder.rglob("*.onnx")) if re.search(given.only, str(path))]
         found = []
-        for outcome in outcomes(paths[given.first :: given.every], given.recipes):
+        for outcome in outcomes(paths[given.first :: given.every], given.recipes, given.seconds):
             found.append(outcome)
             if given.json:
                 with given.json.open("a") as file:

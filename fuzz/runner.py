@@ -13,10 +13,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import detent
+from detent.graph.guard import try_message
 from fuzz.mutate import mutate
 from fuzz.targets import TARGETS, Target
 
 HANG = 30.0
+MOST_BYTES = 20_000  # larger seeds make slow runs
 
 
 def run_one(target: Target, folder: Path, data: bytes) -> str | None:
@@ -30,10 +32,10 @@ def run_one(target: Target, folder: Path, data: bytes) -> str | None:
     return None
 
 
-def work(name: str, seed: int, seconds: float, most: int, pipe: Connection) -> None:
+def work(name: str, seed: int, seconds: float, most: int, pipe: Connection, corpus: Path | None) -> None:
     """Run a target for a time; send each input before it is run, and each failure."""
     target, rng = TARGETS[name], random.Random(seed)
-    seeds = target.seeds()
+    seeds = target.seeds() + ([] if corpus is None or not target.model else small_models(corpus))
     pipe.send_bytes(b"s")
     end, count = time.monotonic() + seconds, 0
     with tempfile.TemporaryDirectory(prefix="detent-fuzz-") as folder:
@@ -49,14 +51,28 @@ def work(name: str, seed: int, seconds: float, most: int, pipe: Connection) -> N
     pipe.send_bytes(b"d" + str(count).encode())
 
 
-def fuzz(name: str, seed: int, seconds: float, most: int, keep: Path) -> int:
+def small_models(corpus: Path) -> list[bytes]:
+    """Return the small models in a folder, searched to its depth."""
+    return [path.read_bytes() for path in sorted(corpus.rglob("*.onnx")) if path.stat().st_size < MOST_BYTES]
+
+
+def is_caught(data: bytes) -> bool:
+    """Return whether the trial in a process of its own says that native code dies of a model (see graph/guard.py)."""
+    try:
+        try_message(data, "the model")
+    except detent.DetentError:
+        return True
+    return False
+
+
+def fuzz(name: str, seed: int, seconds: float, most: int, keep: Path, corpus: Path | None = None) -> int:
     """Fuzz one target in processes of its own, print what fails for the first time, and return how many did."""
     end, failures, count = time.monotonic() + seconds, dict[str, int](), 0
     context = multiprocessing.get_context("spawn")
     while time.monotonic() < end and count < most:
         here, there = context.Pipe(duplex=False)
         left = max(1.0, end - time.monotonic())
-        process = context.Process(target=work, args=(name, seed + count, left, most - count, there))
+        process = context.Process(target=work, args=(name, seed + count, left, most - count, there, corpus))
         process.start()
         there.close()
         last, done, patience = b"", False, 300.0  # until the seeds are made, which may compile loops
@@ -70,7 +86,8 @@ def fuzz(name: str, seed: int, seconds: float, most: int, keep: Path) -> int:
                 patience = HANG + (0.0 if TARGETS[name].model else left)
             except EOFError:
                 process.join()
-                _tell(name, last, f"signal: exit code {process.exitcode}", failures, keep)
+                if not (TARGETS[name].model and is_caught(last)):
+                    _tell(name, last, f"signal: exit code {process.exitcode}", failures, keep)
                 break
             count += answer[:1] == b"r"
             if answer[:1] == b"f":
@@ -119,6 +136,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10**9, help="at most, of each target")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where inputs that fail are kept")
+    parser.add_argument("--corpus", type=Path, help="a folder of models to start from, beside those of the targets")
     parser.add_argument("--file", type=Path, help="run the target on this file")
     parser.add_argument("--atheris", action="store_true", help="search guided by coverage")
     given = parser.parse_args()
@@ -130,4 +148,5 @@ def main() -> int:
         guided(given.targets[0])
         return 0
     each = given.seconds / len(given.targets)
-    return min(1, sum([fuzz(name, given.seed, each, given.runs, given.keep) for name in given.targets]))
+    found = [fuzz(name, given.seed, each, given.runs, given.keep, given.corpus) for name in given.targets]
+    return min(1, sum(found))

@@ -11,8 +11,10 @@ import numpy as np
 
 import detent
 from detent.comparison.inspection import inspect_model
+from detent.convert.conversion import convert
 from detent.device_check.check import check
 from detent.evaluation.dataset import read_label_file
+from detent.graph.guard import guarded
 from detent.graph.load import load
 from detent.observe.preprocess import InputSpec, PreprocessOptions, guess_preprocess
 from detent.observe.sources import open_source
@@ -52,6 +54,12 @@ def _quantize(folder: Path, data: bytes) -> None:
         warnings.simplefilter("ignore")
         detent.quantize(_file(folder, "m.onnx", data), output, limit=2, trust=True)
     onnxruntime.InferenceSession(str(output))
+
+
+def _convert(folder: Path, data: bytes) -> None:
+    with guarded(trust=True):  # a trial for each run would take most of the time
+        for step in ("float", "bfloat16"):
+            convert(_file(folder, "m.onnx", data), folder / "out.onnx", step, must_change=False)
 
 
 def _recipe(folder: Path, data: bytes) -> None:
@@ -100,6 +108,7 @@ TARGETS = {
     "inspect": Target(_inspect, seeds.models, model=True),
     "check": Target(_check, seeds.models, model=True),
     "quantize": Target(_quantize, seeds.models, model=True),
+    "convert": Target(_convert, seeds.models, model=True),
     "statistics": Target(lambda _, data: unpack(data, "the file") and None, seeds.statistics),
     "checkpoint": Target(lambda _, data: unpack_refinement(data, "the file") and None, seeds.statistics),
     "recipe": Target(_recipe, seeds.recipes),

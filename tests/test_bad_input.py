@@ -253,10 +253,10 @@ def test_output_is_a_folder(fails, tmp_path, tiny):
 
 
 def test_output_is_not_writable(fails, tmp_path, tiny, monkeypatch):
-    def refuse(**_):
+    def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(saving.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(saving.Path, "mkdir", refuse)
     arguments = ["quantize", tiny, tmp_path / "out.onnx", "--calib", CALIBRATION]
     fails(OUTPUT, "Cannot write into", "Permission denied", arguments=arguments)
 

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from detent.compat.algorithms import AutoMixprecisionConfig
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.configs import QConfig
-from detent.compat.data_types import BFP16Spec, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
+from detent.compat.data_types import BFP16Spec, Int8, Int8Spec, Int16Spec, QLayerConfig, XInt8Spec
 from detent.compat.entry_points import ModelQuantizer
 from detent.compat.enums import ExtendedQuantType, VitisQuantType
 from detent.errors import UsageError
@@ -99,8 +99,7 @@ def test_an_error_below_the_bound_keeps_the_metric_below_the_threshold(seed, sha
         ({"MetricThreshold": 0.5, "MetricDefault": "cosin"}, "Did you mean 'cosine'"),
         ({"MetricThreshold": 0.5, "L2Target": 0.1}, "Give one"),
         ({"MetricThreshold": 0.5, "TargetLayerConfig": QLayerConfig(Int8Spec(), BFP16Spec())}, "weights of the target"),
-        ({"Top1AccTarget": 0.1}, "Top1AccTarget=0.1"),
-        ({"MetricEvaluateFn": print}, "MetricEvaluateFn"),
+        ({"Top1AccTarget": 0.1}, "Top1AccTarget has no EvaluateFunction"),
         ({"ExcludeLayers": ["a"]}, "ExcludeLayers is for a search"),
         ({"TargetLayerConfg": None}, "no 'TargetLayerConfg'. Did you mean 'TargetLayerConfig'"),
         ({"TargetLayerConfig": None}, "TargetLayerConfig is None"),
@@ -141,3 +140,24 @@ def test_the_search_comes_before_the_quantization(threshold, narrow, samples):
     weights = [types[name] for name in ("w1_quantized", "w2_quantized")]
     assert weights.count(TensorProto.INT8) == narrow
     assert weights.count(TensorProto.INT16) == 2 - narrow
+
+
+@pytest.mark.parametrize(("worst", "narrow"), [(1.0, 2), (1e-9, 0)])
+def test_a_function_of_the_script_judges(worst, narrow, samples):
+    """As the older tools have it: it is given the first output for each sample, and its loss has a bound."""
+    seen = []
+
+    def accuracy(answers):
+        seen.append(np.array(answers))
+        return -float(np.abs(seen[-1] - seen[0]).max())
+
+    mixed = AutoMixprecisionConfig(
+        act_target_quant_type=Int8, weight_target_quant_type=Int8, top1_acc_target=worst, evaluate_function=accuracy
+    )
+    config = QConfig(QLayerConfig(Int16Spec(), Int16Spec()), algo_config=[mixed], PrintSummary=False)
+    reader = Reader([{"x": each[None]} for each in samples])
+    with contextlib.nullcontext() if narrow else pytest.warns(UserWarning, match="by the script's function"):
+        model = ModelQuantizer(config).quantize_model(tiny_model(), None, reader)
+    assert len(seen[0]) == len(samples)
+    weights = [codes_of(model)[name] for name in ("w1_quantized", "w2_quantized")]
+    assert weights.count(TensorProto.INT8) == narrow

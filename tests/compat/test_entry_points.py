@@ -20,7 +20,7 @@ from detent.compat.entry_points import (
 )
 from detent.compat.entry_points import quark_quantize_dynamic as quark_dynamic
 from detent.compat.entry_points import quark_quantize_static as quark_static
-from detent.compat.enums import PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
+from detent.compat.enums import CalibrationMethod, PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
 from detent.compat.option_rows import ScriptNote
 from detent.errors import UsageError
 from tests.conftest import tiny_model
@@ -154,8 +154,46 @@ def test_arguments_that_mean_nothing(tiny):
         ModelQuantizer("XINT8")
     with pytest.raises(UsageError, match="algo_config"):
         ModelQuantizer(_quiet()).quantize_model(tiny, algorithms=["cle"])
-    with pytest.raises(UsageError, match="calibration_data_path is data, and there is a calibration_data_reader too"):
-        ModelQuantizer(_quiet()).quantize_model(tiny, None, Reader([]), "data")
+
+
+@pytest.mark.parametrize("kind", ["a reader", "a folder"])
+def test_every_sample_calibrates(tiny, samples, tmp_path, kind):
+    """The eighth sample, which is judged by, has the largest value of all."""
+    many = np.concatenate([samples, samples])[:16]
+    many[7, 0, 0, 0] = 100.0
+    for index, sample in enumerate(many):
+        np.save(tmp_path / f"{index:02}.npy", sample[np.newaxis])
+    given = {"calibration_data_reader": Reader(many)} if kind == "a reader" else {"calibration_data_path": tmp_path}
+    made = ModelQuantizer(_quiet("S8S8_AAWS", calibrate_method=CalibrationMethod.MinMax)).quantize_model(tiny, **given)
+    read = next(node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+    scale = {each.name: onnx.numpy_helper.to_array(each) for each in made.graph.initializer}[read.input[1]]
+    assert scale == pytest.approx((100.0 - min(0, float(many.min()))) / 255, rel=1e-5)
+
+
+def test_a_reader_whose_rewind_does_not_work_is_read_once(tiny, samples):
+    class Broken(Reader):
+        def rewind(self):
+            self.samples = None  # as readers have it whose get_next() does not start again
+
+    made = [ModelQuantizer(_quiet()).quantize_model(tiny, None, kind(samples)) for kind in (Reader, Broken)]
+    assert made[0] == made[1]
+
+
+def test_data_of_the_script_calibrates_whatever_the_preset_says_of_random_data(tiny, samples):
+    """VINT8 says UseRandomData, which is for scripts without data."""
+    config = get_default_config("VINT8")
+    config.print_summary = False
+    found = []
+    for scale in (1, 64):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            warnings.simplefilter("ignore", ScriptNote)
+            made = ModelQuantizer(Config(config)).quantize_model(tiny, None, Reader(scale * samples), "not there")
+        read = next(node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+        found.append({each.name: onnx.numpy_helper.to_array(each) for each in made.graph.initializer}[read.input[1]])
+    assert found[1] == 64 * found[0]
+    with pytest.warns(ScriptNote, match="not there is passed over"):
+        ModelQuantizer(_quiet()).quantize_model(tiny, None, Reader(samples), "not there")
 
 
 def test_what_is_not_calibrated_does_not_warn_of_random_data(tiny, tmp_path):

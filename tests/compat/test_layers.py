@@ -62,7 +62,7 @@ def test_the_newer_a8w8_takes_percentiles():
 
 def test_the_newer_vint8_and_blocks():
     vint8 = translate(custom_config.VINT8_QCONFIG)
-    assert (vint8.recipe.target, vint8.recipe.all_operators, vint8.always_random) == ("npu-vaiml", True, True)
+    assert (vint8.recipe.target, vint8.recipe.all_operators) == ("npu-vaiml", True)
     assert translate(custom_config.BFP16_QCONFIG).recipe.weights == BlockFloat(rounding="half_away")
 
 
@@ -103,6 +103,7 @@ def test_algorithms():
     assert recipe(CLEConfig(cle_steps=2)).equalize == CrossLayer(steps=2)
     assert recipe(CLEConfig(cle_scale_use_threshold=False)).equalize == CrossLayer(threshold=0.0)
     assert recipe(SmoothQuantConfig(alpha=0.7)).smooth == 0.7
+    assert recipe(QuarotConfig(use_random_had=True)).also == ("rotate_residuals",)
     assert recipe(BiasCorrectionConfig()) == recipe()
     assert recipe(AdaRoundConfig(num_iterations=9)).refinement.iterations == 9
     assert recipe(GPTQConfig(act_order=True)).refinement == Gptq()
@@ -111,7 +112,6 @@ def test_algorithms():
         Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8")),
     )
     for algorithm, message in (
-        (QuarotConfig(), "include_rotation"),
         (AutoMixprecisionConfig(INT8, metric_threshold=None), "MetricThreshold"),
         (AutoMixprecisionConfig([INT8, INT8]), "TargetLayerConfig"),
     ):
@@ -172,7 +172,6 @@ def test_nothing_that_a_specification_says_is_lost():
             lambda: QConfig(QLayerConfig(Int8Spec(scale_type=ScaleType.Int16), Int8Spec(scale_type=ScaleType.Int16))),
             "Int16",
         ),
-        (lambda: QLayerConfig(activation=Int8Spec(), input_tensors=Int8Spec()), "both activation and input_tensors"),
         (lambda: QConfig(QLayerConfig(Int8Spec(), Int8Spec(), output_tensors=Int16Spec())), "output_tensors"),
         (
             lambda: QConfig(QLayerConfig(Int8Spec(quant_granularity=QuantGranularity.Channel), Int8Spec())),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 
 import pytest
 
 from detent.compat.configs import PRESET_FIELDS
 from detent.compat.finder import other_tools
+from detent.compat.tool_names import MODULES, VERSIONS, Unsupported, homes
 from detent.errors import UsageError
 
 quark_onnx = importlib.import_module("detent.compat.quark.onnx")
@@ -90,3 +92,27 @@ def test_what_detent_does_not_do_says_what_to_do(name):
     with pytest.raises(UsageError, match=name):
         stand_in.search()
     assert "not part of Detent" in repr(stand_in)
+
+
+def test_every_name_of_the_table_is_there():
+    with other_tools():
+        for module in MODULES:
+            for name in homes(module):
+                if module.partition(".")[0] in VERSIONS:
+                    assert not isinstance(getattr(importlib.import_module(module), name), Unsupported), (module, name)
+
+
+def test_modules_serve_the_names_of_each_other_and_answer_for_versions():
+    with other_tools():
+        from quark.onnx.quantization.api import CLEConfig, Config
+        from quark.onnx.quantization.config.custom_config import Int8Spec
+        from quark.onnx.quantization.quantize import XINT8_CONFIG
+        from quark.version import __version__
+
+        assert (Config.__name__, CLEConfig.__name__, Int8Spec.__name__) == ("Config", "CLEConfig", "Int8Spec")
+        assert XINT8_CONFIG.enable_npu_cnn
+        assert metadata.version("amd-quark") == metadata.version("amd_quark") == __version__ == "0.13"
+        with pytest.raises(ImportError, match="Configg"):
+            from quark.onnx.quantization.api import Configg  # noqa: F401
+    with pytest.raises(metadata.PackageNotFoundError):
+        metadata.version("vai-q-onnx")

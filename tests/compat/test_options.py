@@ -184,7 +184,6 @@ BESIDE = {
     "OutputNodes": (["a"], {"end": ("a",)}),
     "CalibDataSize": (5, {"limit": 5}),
     "CalibWorkerNum": (4, {"threads": 4}),
-    "UseRandomData": (True, {"always_random": True}),
     "SaveAndRestore": ("ranges.stats", {"statistics": Path("ranges.stats")}),
     "TensorsRangeFile": ("ranges.stats", {"statistics": Path("ranges.stats")}),
     "ExecutionProviders": (["X"], {"providers": ("X",)}),

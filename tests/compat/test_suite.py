@@ -138,10 +138,52 @@ from quark.onnx.quantization.config import Config
 from quark.onnx.quantization.config.custom_config import get_default_config
 
 quant_config = get_default_config("VINT8")
-quant_config.extra_options["UseRandomData"] = False
+quant_config.enable_npu_cnn = True
 quant_config.nodes_to_exclude = ["second"]
 quantizer = ModelQuantizer(Config(global_quant_config=quant_config))
 quantizer.quantize_model(model_input=sys.argv[1], model_output=sys.argv[2], calibration_data_reader=Reader())
+""",
+    "a workflow tool's pass, from a file of settings": """
+from quark import __version__
+from quark.onnx import ModelQuantizer
+from quark.onnx.quantization.config.algorithm import AdaRoundConfig, CLEConfig
+from quark.onnx.quantization.config.config import QConfig
+from quark.onnx.quantization.config.spec import CalibMethod, QLayerConfig, QuantGranularity, ScaleType
+
+assert tuple(map(int, __version__.split("."))) >= (0, 10)
+tensor = {"symmetric": True, "quant_granularity": "QuantGranularity.Tensor", "scale_type": "ScaleType.PowerOf2"}
+activation = {**tensor, "calibration_method": "CalibMethod.MinMSE", "data_type": "UInt8"}
+weight = {**tensor, "calibration_method": "CalibMethod.MinMax", "data_type": "Int8"}
+layer = QLayerConfig.from_dict({"activation": activation, "input_tensors": activation, "weight": weight})
+tuned = AdaRoundConfig()
+tuned.optim_device = tuned.infer_device = "cuda:6"
+tuned.num_iterations, tuned.data_size = 3, 4
+cle = CLEConfig()
+cle.cle_steps = 6
+config = QConfig(global_config=layer, specific_layer_config={}, layer_type_config={}, exclude=[],
+                 algo_config=[cle, tuned],
+                 extra_options={"EnableNPUCnn": True, "ConvertOpsetVersion": 21, "Int32Bias": False})
+ModelQuantizer(config).quantize_model(sys.argv[1], sys.argv[2], Reader())
+import onnx
+assert onnx.load(sys.argv[2]).opset_import[0].version == 21
+""",
+    "the accuracy of the script's own decides on precision": """
+from quark.onnx import ModelQuantizer, QuantType, VitisQuantFormat, VitisQuantType, CalibrationMethod
+from quark.onnx.quantization.config.config import Config, QuantizationConfig
+
+def top1(results):
+    first.append(results) if not first else None
+    return float(np.mean([np.argmax(a) == np.argmax(b) for a, b in zip(results, first[0])]))
+
+first = []
+quant_config = QuantizationConfig(
+    calibrate_method=CalibrationMethod.Percentile, quant_format=VitisQuantFormat.QDQ,
+    activation_type=VitisQuantType.QInt16, weight_type=QuantType.QInt8, include_auto_mp=True,
+    extra_options={"ActivationSymmetric": False, "WeightsSymmetric": True, "Int32Bias": False, "AutoMixprecision": {
+        "ActTargetQuantType": QuantType.QInt8, "WeightTargetQuantType": QuantType.QInt8, "OutputIndex": 0,
+        "Top1AccTarget": 0.5, "EvaluateFunction": top1}})
+ModelQuantizer(Config(global_quant_config=quant_config)).quantize_model(sys.argv[1], sys.argv[2], Reader())
+assert first
 """,
     "mixed precision, as it was asked for before": """
 from quark.onnx import ModelQuantizer, QConfig, QLayerConfig, AutoMixprecisionConfig
@@ -220,6 +262,6 @@ def test_the_numbers_of_quark_on_request(detent, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(entry_points.detent, "quantize", lambda *a, **k: seen.append((a[3], k)) or quantize(*a, **k))
     assert detent("run", "--as-quark", tmp_path / "script.py", tiny, tmp_path / "out.onnx").code == 0
     recipe, options = seen[0]
-    assert (recipe.equalize, recipe.refinement, recipe.clip_outputs) == (CrossLayer(), None, True)
+    assert (recipe.equalize, recipe.refinement, recipe.clip_outputs) == (CrossLayer(through_pools=False), None, True)
     assert (options["postprocessing"], options["hold_out"]) == ("keep", "beyond")
     entry_points.AS_QUARK.reset(token)

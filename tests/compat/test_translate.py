@@ -229,7 +229,6 @@ def test_accuracy_steps_are_on_unless_they_are_switched_off():
     ("fields", "message"),
     [
         ({"crypto_mode": True}, "crypto_mode"),
-        ({"include_rotation": True}, "include_rotation"),
         ({"calibrate_method": "MinMax"}, "calibrate_method is 'MinMax'"),
         ({"quant_format": "QDQ"}, "quant_format is 'QDQ'"),
         ({"activation_type": "int8"}, "'int8' is not a number format"),

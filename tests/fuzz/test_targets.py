@@ -9,7 +9,7 @@ from fuzz.mutate import mutate
 from fuzz.runner import run_one
 from fuzz.targets import TARGETS
 
-RUNS = {"check": 6, "quantize": 3, "load": 40, "inspect": 20, "statistics": 40, "checkpoint": 40}
+RUNS = {"check": 6, "convert": 4, "quantize": 3, "load": 40, "inspect": 20, "statistics": 40, "checkpoint": 40}
 
 
 @pytest.mark.parametrize("name", TARGETS)

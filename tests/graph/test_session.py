@@ -47,7 +47,12 @@ def test_check_operators_accepts_what_runs():
 
 
 def test_first_line():
-    assert first_line("[ONNXRuntimeError] : 1 : FAIL : bad\nstack\n") == "1 : FAIL : bad"
+    assert first_line("[ONNXRuntimeError] : 1 : FAIL : bad\nstack\n") == "bad."
+    long = (
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Tile node. Name:'t' "
+        "Status Message: /src/core/bfc_arena.cc:360 void* ort::Arena::Allocate(size_t, bool) Failed to allocate 8."
+    )
+    assert first_line(long) == "node 't' (Tile): Failed to allocate 8."
 
 
 def test_usable_cores():

@@ -57,7 +57,7 @@ def test_images_are_found_everywhere_and_sorted(tmp_path):
     found = find_files(tmp_path)
     assert found.kind == "image"
     assert list(found.names) == sorted(names)
-    assert found.place == f"from {tmp_path}/"
+    assert found.place == f"from {tmp_path}/ (2 files skipped: .txt, jpg)"
 
 
 def test_a_single_file(tmp_path):
@@ -423,3 +423,17 @@ def test_headers_that_are_no_python(tmp_path, text):
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
     with pytest.raises(DataError, match="x.npy"):
         open_npy(tmp_path / "x.npy")
+
+
+def test_what_is_skipped_in_a_folder_is_said_but_not_labels_and_settings(tmp_path):
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.zeros(3, np.float32))
+    for name in ("labels.txt", "labels.csv", "preprocess.json", "classes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "a.txt").touch()
+    assert find_files(tmp_path).place == f"from {tmp_path}/"
+    for name in ("photo.HEIC", "notes.txt", "more.heic"):
+        (tmp_path / name).touch()
+    assert find_files(tmp_path).place == f"from {tmp_path}/ (3 files skipped: .heic, .txt)"
+    assert find_files(tmp_path).names == ("a.npy", "b.npy")

@@ -204,7 +204,7 @@ def choose(total, limit=None, hold_out=0, seed=None, whole=1):
         (40, {"limit": 20, "hold_out": "beyond"}, [at * 40 // 36 for at in range(36)], None, 20, 0),
         (21, {"limit": 20, "hold_out": "beyond"}, list(range(21)), [20], 20, 0),  # one to spare
         (20, {"limit": 20, "hold_out": "beyond"}, list(range(20)), [], 20, 0),  # none to spare
-        (20, {"hold_out": "beyond"}, list(range(20)), [7, 15], 18, 0),
+        (20, {"hold_out": "beyond"}, list(range(20)), [7, 15], 20, 0),  # judged by, and counted
     ],
 )
 def test_select_by_hand(total, options, rows, held_out, used, dropped):

@@ -6,7 +6,7 @@ import shlex
 import pytest
 from rich.text import Text
 
-from detent.report.document import Column, Document, Paragraph, Row, Section, Table, name
+from detent.report.document import Cell, Column, Document, Paragraph, Row, Section, Table, name
 from detent.report.documents import document_of, text_of
 from detent.report.figures import command, printable
 from detent.report.terminal import PlainConsole, print_document
@@ -76,3 +76,16 @@ def test_a_command_can_be_typed():
     words = ("evaluate", "my model.onnx", "it's.onnx", "$(touch x)")
     assert shlex.split(command(*words)) == ["detent", *words]
     assert command("check", "the given ModelProto") == "detent check MODEL"
+
+
+def test_on_a_narrow_terminal_names_are_shortened_in_the_middle_and_figures_are_not():
+    rows = [Row([name(f"backbone/stage{at}/block/conv/very/long/name{at}"), Cell("123.45", 123.45)]) for at in range(3)]
+    table = Table([Column("Layer"), Column("SQNR dB", numeric=True)], rows, "layers")
+    stream = io.StringIO()
+    document = Document("test", "t", [], [], sections=[Section("S", blocks=[table])])
+    print_document(document, PlainConsole(file=stream, width=40))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4 and all(len(line.rstrip()) <= 40 for line in lines)
+    assert all("123.45" in line and "…" in line and line.startswith("backbone") for line in lines[1:])
+    assert "name2" in lines[3]
+    assert "…" not in shown(table)

@@ -17,7 +17,7 @@ from detent.cli.inspecting import check, convert, deploy, inspect, split, stats
 from detent.cli.measuring import compare, dump, emulate, evaluate, infer, sensitivity
 from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune
 from detent.compat.script_runner import PASS_THROUGH, run
-from detent.errors import DetentError, OutputError
+from detent.errors import DetentError, ModelError, OutputError
 
 INTERRUPTED = 130  # what shells report after Ctrl-C: 128 + SIGINT
 
@@ -64,6 +64,12 @@ def main() -> None:
     except DetentError as error:
         stderr().print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
+    except MemoryError as error:
+        advice = "Give --threads 1, a smaller --batch or a smaller --size, or use a machine with more."
+        stderr().print(
+            f"[bold red]Error:[/] There is not enough memory. {_escape(str(error))} {advice}", soft_wrap=True
+        )
+        sys.exit(ModelError.exit_code)
     except OSError as error:
         # Commands name the files that they cannot read or write; what is left is the terminal or pipe itself.
         stderr().print(f"[bold red]Error:[/] Cannot print the result: {_escape(str(error))}", soft_wrap=True)

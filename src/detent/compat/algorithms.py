@@ -260,7 +260,7 @@ AutoMixprecisionConfig = _config(
 QuarotConfig = _config(
     "QuarotConfig",
     "quarot",
-    "Rotations of a language model, which Detent does not do: the options are refused.",
+    "Rotations of the residual stream.",
     {"RMatrixDim": 4096, "UseRandomHad": False, "RConfigPath": None},
     dict,
 )

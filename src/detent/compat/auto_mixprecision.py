@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +34,21 @@ from detent.compat.option_rows import (
     table_of,
 )
 from detent.errors import UsageError, nearest
+from detent.graph.load import ModelLike, read
+from detent.graph.session import Runner
 from detent.numerics.formats import IntegerFormat, is_integer
 from detent.pipeline.job import Job
-from detent.recipe import Override
+from detent.recipe import Override, Recipe
 from detent.recipe.recipe import LAYERS
 from detent.results.searched import decibels
-from detent.search.mixed_precision import Layers, LayerSearch, OtherFormats, search_layers
+from detent.search.mixed_precision import Layers, OtherFormats, search_layers
 from detent.search.probing import SAMPLES
 
+Feeds = Mapping[str, Any]
+Make = Callable[[Recipe], ModelLike]
+
 _CONVERTED = "values between two formats are converted"
-_CALLED = "functions of the script are not called"
-_TUNE = "`detent tune` has --metric and --max-drop."
+_JUDGED = "a function of the script that judges the answers to all samples"
 _NAMED = "nodes have names"
 _BY_NAME = "Give them in IncludeLayers, or ExcludeLayers with a threshold."
 _OLDER = {
@@ -72,9 +76,9 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     (None, _kept("IncludeLayers", "only these nodes (`nodes`)")),
     (None, _kept("ExcludeLayers", "not these nodes; with a threshold")),
     (0, _kept("DataSize", "the most samples that a search measures on (0: 32)")),
-    (0, noted("MetricOutputIndex", "all outputs count alike")),
-    (None, refused("MetricDistanceFn", _CALLED, _TUNE)),
-    (None, refused("MetricEvaluateFn", _CALLED, _TUNE)),
+    (0, _kept("MetricOutputIndex", "which output a function of the script is given; else all count alike")),
+    (None, _kept("MetricDistanceFn", f"{_JUDGED}, float and quantized: the threshold bounds what it returns")),
+    (None, _kept("MetricEvaluateFn", f"{_JUDGED}: the threshold bounds what is lost of it")),
     ("l2", _kept("MetricDefault", "what the threshold bounds: sqnr, l2 or cosine, as the power of the error")),
     (0, _kept("MetricThreshold", "a search (`detent.search.mixed`) for layers; 0: all of them", _threshold)),
     ("speed", met("MetricOptimizeObject", "a search takes as few bits as the threshold allows")),
@@ -86,9 +90,9 @@ _ROWS: tuple[tuple[Any, Option], ...] = (
     *((NO_FIELD, _kept(key, f"the older name: {', '.join(roles)}", format_of)) for key, roles in _OLDER.items()),
     (NO_FIELD, _kept("L2Target", "the older name: MetricThreshold of l2", _threshold)),
     (NO_FIELD, met("AutoMixUseFastFT", "include_fast_ft decides")),
-    (NO_FIELD, noted("OutputIndex", "all outputs count alike")),
-    (NO_FIELD, refused("EvaluateFunction", _CALLED, _TUNE)),
-    (NO_FIELD, refused("Top1AccTarget", _CALLED, _TUNE)),
+    (NO_FIELD, _kept("OutputIndex", "the older name of MetricOutputIndex")),
+    (NO_FIELD, _kept("EvaluateFunction", "the older name of MetricEvaluateFn")),
+    (NO_FIELD, _kept("Top1AccTarget", "the older name: MetricThreshold of a function", _threshold)),
     (NO_FIELD, refused("NumTarget", "how many layers change follows from the threshold", "Give MetricThreshold.")),
     (NO_FIELD, refused("TargetIndices", _NAMED, _BY_NAME)),
     (NO_FIELD, refused("ExcludeIndices", _NAMED, _BY_NAME)),
@@ -97,7 +101,7 @@ AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
 MIXED_DEFAULTS = {option.name: default for default, option in _ROWS}
 
 
-def mixed_of(given: Mapping[str, Any]) -> Override | MixedSearch:
+def mixed_of(given: Mapping[str, Any]) -> Override | MixedSearch | JudgedSearch:
     """Return the override that gives every candidate the format, or the search; UsageError, by name, for all else."""
     params = apply_rows(AUTO_MIXPRECISION, {}, given)
     formats = _formats(params)
@@ -162,8 +166,8 @@ class MixedSearch:
             return 1 - (1 - self.threshold) ** 2
         return self.threshold**2 / power if power else math.inf
 
-    def run(self, job: Job) -> LayerSearch:
-        """Search, and warn where the threshold cannot be kept."""
+    def run(self, job: Job, make: Make, samples: Sequence[Feeds]) -> Recipe:  # noqa: ARG002 - a judge needs them
+        """Return the recipe of the layers that are found, and warn where the threshold cannot be kept."""
         found = search_layers(job, self.formats, self.layers, self.bound, count=self.samples)
         if not found.reached:
             warnings.warn(
@@ -171,11 +175,55 @@ class MixedSearch:
                 f"{decibels(found.wanted):.1f} dB). The best has {decibels(found.error):.1f} dB.",
                 stacklevel=2,
             )
-        return found
+        return found.recipe
 
 
-def _search(params: Mapping[str, Any], formats: Mapping[str, Any]) -> MixedSearch | None:
+# Errors to stay below, as noise power over signal power, from all layers on: what a judge is shown, in order.
+_TRIED = (math.inf, 1e-2, 1e-3, 1e-4)
+
+
+@dataclass(frozen=True)
+class JudgedSearch:
+    """Layers that take the formats, as many as a function of the script allows: it judges a model for each error."""
+
+    formats: OtherFormats
+    layers: Layers
+    difference: Callable[[list[Any], list[Any]], float]
+    threshold: float
+    output: int = 0
+
+    def run(self, job: Job, make: Make, samples: Sequence[Feeds]) -> Recipe:
+        """Return the first recipe whose answers are good enough; that of the script, with a warning, if none is."""
+        expected = self._answers(job.model, samples)
+        for bound in _TRIED:
+            found = search_layers(job, self.formats, self.layers, lambda _, bound=bound: bound)  # type: ignore[misc]
+            if self.difference(expected, self._answers(make(found.recipe), samples)) <= self.threshold:
+                return found.recipe
+        warnings.warn(
+            f"AutoMixprecision: no choice of layers loses at most {self.threshold:g} by the script's function.",
+            stacklevel=2,
+        )
+        return job.recipe
+
+    def _answers(self, model: ModelLike, samples: Sequence[Feeds]) -> list[Any]:
+        runner = Runner(read(model), exact=True)
+        return [runner(feeds)[self.output] for feeds in samples]
+
+
+def _judge(params: Mapping[str, Any]) -> Callable[[list[Any], list[Any]], float] | None:
+    """Return how much worse answers are, by the script's own function, if it has one."""
+    evaluate = params.get("MetricEvaluateFn") or params.get("EvaluateFunction")
+    if evaluate is None:
+        distance: Callable[[list[Any], list[Any]], float] | None = params.get("MetricDistanceFn")
+        return distance
+    return lambda expected, found: float(evaluate(expected)) - float(evaluate(found))
+
+
+def _search(params: Mapping[str, Any], formats: Mapping[str, Any]) -> MixedSearch | JudgedSearch | None:
     """Return the search that is asked for, if any. `formats` are what layers may take."""
+    judge = _judge(params)
+    if judge is None and params.get("Top1AccTarget") is not None:
+        raise UsageError("Top1AccTarget has no EvaluateFunction: give the function that returns the accuracy.")
     threshold, older = params.get("MetricThreshold", 0), params.get("L2Target")
     if threshold is None:
         raise UsageError(
@@ -184,12 +232,18 @@ def _search(params: Mapping[str, Any], formats: Mapping[str, Any]) -> MixedSearc
         )
     if threshold and older:
         raise UsageError("MetricThreshold and the older L2Target say the same. Give one.")
-    if not threshold and not older:
+    lost = params.get("Top1AccTarget") or (threshold if judge is not None else 0)
+    if not threshold and not older and not lost:
         return None
     chosen = (tuple(params.get(name) or ()) for name in ("IncludeLayers", "ExcludeLayers"))
+    others = OtherFormats(**{role: _integers(role, fmt) for role, fmt in formats.items()})
+    layers = Layers(params.get("TargetOpType", LAYERS), *chosen)
+    if judge is not None and lost:
+        output = params.get("MetricOutputIndex") or params.get("OutputIndex") or 0
+        return JudgedSearch(others, layers, judge, lost, int(output))
     return MixedSearch(
-        OtherFormats(**{role: _integers(role, fmt) for role, fmt in formats.items()}),
-        Layers(params.get("TargetOpType", LAYERS), *chosen),
+        others,
+        layers,
         "l2" if older else params.get("MetricDefault", "l2"),
         older or threshold,
         int(params.get("DataSize") or SAMPLES),

@@ -472,3 +472,10 @@ def get_auto_search_config(config_name: str) -> dict[str, Any]:
         known = ", ".join(_SEARCHES)
         raise UsageError(f"There is no search '{config_name}'.{nearest(config_name, _SEARCHES)} Known: {known}.")
     return _search_config(*_SEARCHES[config_name])
+
+
+def __getattr__(name: str) -> dict[str, Any]:
+    """Serve the ready searches as constants, such as XINT8_SEARCH_CONFIG."""
+    if name.removesuffix("_CONFIG") not in _SEARCHES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return get_auto_search_config(name.removesuffix("_CONFIG"))

@@ -196,7 +196,9 @@ def __getattr__(name: str) -> Any:
 
 @dataclass
 class QLayerConfig(Serializable):
-    """How the tensors of a layer are quantized. `activation` is the older name of `input_tensors`."""
+    """How the tensors of a layer are quantized. `activation` is the older name of `input_tensors`, which
+    counts where both are given.
+    """
 
     activation: QTensorConfig | None = None
     weight: QTensorConfig | None = None
@@ -205,10 +207,6 @@ class QLayerConfig(Serializable):
     output_tensors: QTensorConfig | None = None
 
     __hash__ = object.__hash__
-
-    def __post_init__(self) -> None:
-        if self.activation is not None and self.input_tensors is not None:
-            raise UsageError("QLayerConfig has both activation and input_tensors, its newer name. Give one of them.")
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> QLayerConfig:

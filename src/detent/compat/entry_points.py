@@ -27,13 +27,14 @@ from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
 from detent.compat.enums import PowerOfTwoMethod
 from detent.compat.option_rows import note
-from detent.compat.readers import RandomDataReader
+from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable
 from detent.compat.translate import translate
 from detent.convert.conversion import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import DataError, UsageError, nearest
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
+from detent.observe.sources import input_specs, open_source
 from detent.pipeline.job import make_job
 from detent.qdq.functions import add_functions
 
@@ -245,7 +246,7 @@ def _quantize(
 ) -> onnx.ModelProto | None:
     """Quantize as the configuration says, with data from a reader or a path; random numbers without either."""
     if reader is not None and path is not None:
-        raise UsageError(f"calibration_data_path is {path}, and there is a calibration_data_reader too. Give one.")
+        note(f"calibration_data_path {path} is passed over: there is a calibration_data_reader, too.")
     request = translate(config, as_quark=AS_QUARK.get())
     later = bool(request.conversions) or _overwrites(output, model)
     if later and output is not None:
@@ -288,18 +289,30 @@ def _run(request: Request, model: ModelLike, output: str | Path | None, data: An
         "providers": _available(request.providers),
         **{name: getattr(request, name) for name in ("include", "start", "end", "limit", "threads")},
         "postprocessing": request.postprocessing,
-        "keep_batch": True,  # the same
-        "hold_out": "beyond",  # other tools calibrate with all samples that the limit allows
+        "keep_batch": True,  # as other tools do
+        "hold_out": "beyond",  # other tools calibrate with every sample
     }
     recipe = request.recipe
     if request.search is not None:
         # A reader gives its data once, and a search needs it more often.
         data = list(iter(data.get_next, None)) if hasattr(data, "get_next") else data
-        recipe = request.search.run(make_job(model, data, recipe, **options)).recipe
+        job = make_job(model, data, recipe, **options)
+
+        def make(recipe: detent.Recipe) -> onnx.ModelProto:
+            made = detent.quantize(model, None, data, recipe, **options).model
+            assert made is not None, "returned, because it is not written"
+            return made
+
+        recipe = request.search.run(job, make, data if isinstance(data, list) else _loaded(data, model))
     kept = request.statistics
     known = kept is not None and kept.exists()
     options |= {"stats" if known else "save_stats": kept}
     return detent.quantize(model, output, data, recipe, **options)
+
+
+def _loaded(data: Any, model: ModelLike) -> list[Any]:
+    """Return all samples of files, or of random numbers where there is no data."""
+    return [pending.load().feeds for pending in open_source(data, input_specs(load(model)))]
 
 
 def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
@@ -313,8 +326,9 @@ def _available(providers: tuple[str, ...]) -> tuple[str, ...]:
 
 def _data(request: Request, model: ModelLike, data: Any) -> Any:
     """Return the given data; without any random numbers, in the ranges that were asked for."""
-    if data is not None and not request.always_random:
-        return data
+    if data is not None:
+        own = Repeatable in type(data).__mro__ or not callable(getattr(data, "get_next", None))
+        return data if own else ReadOnce(data)
     if request.random_shapes is None and request.random_ranges is None:
         return None  # detent.quantize makes random numbers itself, and warns
     warnings.warn("Calibrated with random data: the accuracy of this model is not real.", stacklevel=2)

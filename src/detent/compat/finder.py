@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from detent.compat.tool_names import FAMILIES, INSIDES, MODULES, UNSUPPORTED, Unsupported, homes
+from detent.compat.tool_names import INSIDES, MODULES, UNSUPPORTED, VERSIONS, Unsupported, anywhere, homes
 from detent.errors import nearest
 
 PACKAGE = "detent.compat"
@@ -83,26 +85,36 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
         return getattr(importlib.import_module(f".{home}", PACKAGE), ours)
     if name in UNSUPPORTED.get(theirs, ()):
         return Unsupported(name, UNSUPPORTED[theirs][name])
-    if theirs in FAMILIES:
-        made = getattr(importlib.import_module(f"{PACKAGE}.configs"), FAMILIES[theirs])(name)
-        if made is not None:
-            return made
     if name in _children(theirs):
         return importlib.import_module(f"{module}.{name}")
+    package = theirs.partition(".")[0]
+    if name == "__version__" and package in VERSIONS:
+        return VERSIONS[package][1]
+    if package in VERSIONS and name in anywhere(package):
+        home, ours = anywhere(package)[name]
+        return getattr(importlib.import_module(f".{home}", PACKAGE), ours)
+    if name.endswith("CONFIG") and (made := importlib.import_module(f"{PACKAGE}.configs").any_constant(name)):
+        return made
     public = not name.startswith("_")
-    if public and theirs in INSIDES:
+    if public and (theirs in INSIDES or theirs not in MODULES):
         return Unsupported(f"{theirs}.{name}", _PART)
     if public and theirs_of(theirs, {_QUANTIZER: ""}) is not None:
         original = _original(theirs)
         if hasattr(original, name):
             return getattr(original, name)
-    raise AttributeError(f"module '{theirs}' has no attribute '{name}'.{nearest(name, names_of(theirs))}")
+    raise AttributeError(f"module '{theirs}' has no attribute '{name}'.{nearest(name, names_served(theirs))}")
 
 
 def names_of(theirs: str) -> list[str]:
     """Return the public names of a module of theirs, as far as the table has them."""
     own = homes(theirs) if theirs in MODULES else {}
-    return sorted({*_children(theirs), *UNSUPPORTED.get(theirs, ()), *own} - {"__version__"})
+    return sorted({*_children(theirs), *UNSUPPORTED.get(theirs, ()), *own})
+
+
+def names_served(theirs: str) -> list[str]:
+    """Return these, and the names of other modules that this one serves, too."""
+    package = theirs.partition(".")[0]
+    return sorted({*names_of(theirs), *(anywhere(package) if package in VERSIONS else ())})
 
 
 class _Original(Loader):
@@ -164,6 +176,27 @@ class _Finder(MetaPathFinder):
         raise ModuleNotFoundError(
             f"Detent has no '{last}' in {package}.{nearest(last, names)} There is: {', '.join(names)}.", name=fullname
         )
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
+        """Yield the tools whose names are served as their own."""
+        wanted = (context.name or "").lower().replace("_", "-")
+        served = VERSIONS.values() if self.roots is THEIRS else ()
+        return (_Installed(*each) for each in served if wanted in ("", each[0]))
+
+
+class _Installed(Distribution):
+    """Answers scripts that ask which version of a tool is installed."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self._text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+    def read_text(self, filename: str) -> str | None:
+        """Return the metadata, the only file that there is."""
+        return self._text if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Path:
+        """Return the path itself."""
+        return Path(path)
 
 
 def serve() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from detent.compat import enums
 from detent.compat.algorithms import gptq_of, refinement_of
-from detent.compat.auto_mixprecision import MixedSearch, mixed_of
+from detent.compat.auto_mixprecision import JudgedSearch, MixedSearch, mixed_of
 from detent.compat.data_types import block_float, format_of, microscaling
 from detent.compat.option_rows import NoEffect, check_keys, names
 from detent.convert.float_types import ToBfloat16
@@ -28,6 +28,7 @@ from detent.numerics.floats import is_float
 from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
 from detent.prepare import default_passes
+from detent.prepare.rotation import RotateResiduals
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.refinements import BiasCorrection, Gptq
@@ -52,8 +53,8 @@ METHODS: dict[Any, tuple[Method, Scale]] = {
 class Request:
     """One quantization in Detent's terms: a recipe, and further arguments of `detent.quantize`.
 
-    `patterns` are regular expressions of nodes to leave float. With `always_random` data is not even looked at, and
-    `random_shapes` and `random_ranges` are what RandomDataReader takes. `search` chooses layers before anything is
+    `patterns` are regular expressions of nodes to leave float. `random_shapes` and `random_ranges` are
+    what RandomDataReader takes, where there is no data. `search` chooses layers before anything is
     quantized. `conversions` are steps of `detent convert` that the result goes through.
     """
 
@@ -68,10 +69,9 @@ class Request:
     providers: tuple[str, ...] = ()
     fix_shapes: Mapping[str, Sequence[int]] | None = None
     statistics: Path | None = None
-    always_random: bool = False
     random_shapes: Any = None
     random_ranges: Any = None
-    search: MixedSearch | None = None
+    search: MixedSearch | JudgedSearch | None = None
     conversions: tuple[str | ConversionStep, ...] = ()
     external_data: bool = False
     summary: bool = True
@@ -111,7 +111,7 @@ def switch(request: Request, wanted: bool, steps: Sequence[str]) -> Request:
         also += [step for step in steps if step not in usual]
     else:
         without += [step for step in steps if step in usual]
-    if not set(also) <= set(OPTIONAL):
+    if not set(also) - set(recipe.also) <= set(OPTIONAL):
         raise NoEffect(
             f"the target {recipe.target} does not do that. enable_npu_cnn=True, or AlignConcat=True for float scales, "
             "choose a target that does."
@@ -401,6 +401,11 @@ def equalized(request: Request, **settings: Any) -> Request:
     return request.with_recipe(equalize=dataclasses.replace(pairs, **settings))
 
 
+def rotated(request: Request, wanted: bool) -> Request:
+    """Rotate the residual streams of transformers whose norms come first."""
+    return request.with_recipe(also=(*request.recipe.also, RotateResiduals.step())) if wanted else request
+
+
 def smooth_alpha(request: Request, value: float) -> Request:
     """Set the alpha of a SmoothQuant that another option has switched on."""
     if request.recipe.smooth is None:
@@ -431,4 +436,4 @@ def mixed_precision(request: Request, value: Any) -> Request:
     if not value:
         return request
     mixed = mixed_of(value)
-    return request.replace(search=mixed) if isinstance(mixed, MixedSearch) else request.with_override(mixed)
+    return request.with_override(mixed) if isinstance(mixed, Override) else request.replace(search=mixed)

@@ -54,7 +54,7 @@ class CalibrationDataReader(abc.ABC):
         return feeds
 
 
-class _Repeatable(CalibrationDataReader):
+class Repeatable(CalibrationDataReader):
     """A reader that can start again."""
 
     _pending: Iterator[Feeds] | None = None
@@ -87,7 +87,14 @@ class _Repeatable(CalibrationDataReader):
     reset = reset_iter
 
 
-class CachedDataReader(_Repeatable):
+class ReadOnce:
+    """A script's reader without its rewind(), which need not work: the other tools keep what they read."""
+
+    def __init__(self, reader: Any) -> None:
+        self.get_next = reader.get_next
+
+
+class CachedDataReader(Repeatable):
     """What another reader gives, kept, so that it can be read again."""
 
     def __init__(
@@ -105,7 +112,7 @@ class CachedDataReader(_Repeatable):
         return len(self._kept)
 
 
-class RandomDataReader(_Repeatable):
+class RandomDataReader(Repeatable):
     """Uniform random numbers, for a quick test: the accuracy of what is calibrated with them is not real.
 
     `input_shape` fills dynamic dimensions: {input: shape}, a list of shapes, or one shape for a model with one input.
@@ -172,7 +179,7 @@ def _fits(spec: InputSpec, shape: Any) -> bool:
     return same_rank and all(own in (None, int(given)) for own, given in zip(spec.shape, shape, strict=True))
 
 
-class PathDataReader(_Repeatable):
+class PathDataReader(Repeatable):
     """A folder of .npy or .npz files or images, or one such file."""
 
     def __init__(self, model_input: ModelLike, data_path: str | Path, input_shape: Sequence[int] = ()) -> None:

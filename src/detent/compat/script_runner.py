@@ -24,7 +24,7 @@ from typing import Any
 
 import typer
 
-from detent.compat.finder import THEIRS, names_of, other_tools, theirs_of
+from detent.compat.finder import THEIRS, names_served, other_tools, theirs_of
 from detent.compat.option_rows import ScriptNote
 from detent.compat.tool_names import MODULES
 from detent.errors import UsageError, nearest
@@ -134,7 +134,7 @@ def _nearest_name(error: BaseException) -> str:
         re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error)) if isinstance(error, ImportError) else None
     )
     theirs = None if found is None else theirs_of(found[2], THEIRS)
-    return "" if found is None or theirs not in MODULES else nearest(found[1], names_of(theirs))
+    return "" if found is None or theirs not in MODULES else nearest(found[1], names_served(theirs))
 
 
 def _print_from(script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -6,16 +6,26 @@
 
 A pass is on if the file lists it and its first setting is not false. `passes` is the older name of
 `preprocess_passes`. In place of a file there may be the name of a template, which asks for what Detent does anyway.
+
+A file that names a model and where to write it can be run alone (`quark-cli shapeshifter FILE`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from detent.compat.option_rows import note
+from detent.convert.conversion import parse_step
+from detent.convert.step import ConversionNotes
+from detent.devices.rewrites import ClipToRelu
 from detent.errors import UsageError, nearest
+from detent.graph.load import load
+from detent.graph.save import check_output, save
+from detent.prepare import default_passes, prepare
 
 _TEMPLATES = ("xint8", "a8w8", "a16w8", "bf16", "bfp16", "general")
 # What preparation and the device's rules always do.
@@ -55,6 +65,41 @@ _SETTINGS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "onnx_remove_qdq_between_op_types": lambda it: {"RemoveQDQBetweenOps": it.get("remove_qdq_between_op_types")},
     "onnx_cross_layer_equalization": lambda it: {"CLESteps": it.get("cle_steps", 1)},
 }
+# Passes over a model that is not quantized, as steps of preparation.
+_ALONE: dict[str, str] = {
+    **dict.fromkeys(("onnx_simplify", "onnx_optimize_with_ort"), "fold_constants remove_identity"),
+    **dict.fromkeys(("onnx_copy_shared_init", "onnx_copy_bias_init"), "separate_initializers"),
+    **dict.fromkeys(("onnx_fold_batch_norm", "onnx_fold_batch_norm_after_concat"), "fold_batch_norm"),
+    "onnx_fold_div_into_matmul": "fold_affine",
+    "onnx_convert_fp16_to_fp32": "half_to_float",
+    "onnx_convert_bn_to_conv": "batch_norm_to_conv",
+    "onnx_convert_clip_to_relu": "clip_to_relu",
+    "onnx_convert_reduce_mean_to_global_avg_pool": "reduce_mean_to_pool",
+    "onnx_convert_split_to_slice": "split_to_slice",
+    "onnx_split_large_kernel_pool": "split_global_pool",
+    **{f"onnx_{name}": name for name in ("fuse_gelu", "fuse_instance_norm", "fuse_l2_norm", "fuse_layer_norm")},
+}
+
+
+def _fixed(settings: Mapping[str, Any]) -> str:
+    shapes = settings.get("input_output_name_shapes") or {}
+    return "fixed-shapes:shapes=" + "+".join(f"{name}={'/'.join(map(str, dims))}" for name, dims in shapes.items())
+
+
+def _between(settings: Mapping[str, Any]) -> str:
+    return "without-qdq-between:pairs=" + "+".join(map("/".join, settings.get("remove_qdq_between_op_types") or ()))
+
+
+# Passes as steps of `detent convert`.
+_STEPS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "onnx_convert_nchw_to_nhwc": lambda _: "nhwc",
+    "onnx_convert_opset_version": lambda it: f"opset:version={it.get('target_opset_version')}",
+    "onnx_fix_shapes": _fixed,
+    "onnx_insert_clip_before_bfloat16_qdq": lambda _: "bfloat16-clip",
+    "onnx_remove_bfloat16_cast": lambda _: "float",
+    "onnx_remove_input_init": lambda _: "inputs-without-initializers",
+    "onnx_remove_qdq_between_op_types": _between,
+}
 _REFUSED = ("onnx_set_node_attributes", "onnx_constrain_per_channel_weight_scale")
 _KNOWN = (*_ALREADY, *_SWITCHES, *_SETTINGS, *_REFUSED)
 
@@ -64,13 +109,8 @@ def options_of_passes(spec: str) -> dict[str, Any]:
     if spec.lower() in _TEMPLATES:
         return {}
     read = _load(Path(spec))
-    groups = [read.get(name) or {} for name in ("preprocess_passes", "passes", "postprocess_passes")]
     options: dict[str, Any] = {}
-    for name, settings in ((name, settings or {}) for group in groups for name, settings in group.items()):
-        if name in _REFUSED or name not in _KNOWN:
-            raise UsageError(f"{spec}: Detent has no pass '{name}'.{nearest(name, _KNOWN)} Take it out of the file.")
-        if next(iter(settings.values()), True) is False:
-            continue
+    for name, settings in _wanted(read, spec):
         if name in _SETTINGS:
             options |= _SETTINGS[name](settings)
         elif name in _SWITCHES:
@@ -78,6 +118,40 @@ def options_of_passes(spec: str) -> dict[str, Any]:
     if read.get("preprocessed_model_path"):
         note(f"{spec}, preprocessed_model_path: the prepared model is not written.")
     return options
+
+
+def _wanted(read: Mapping[str, Any], spec: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the passes that are on, with their settings; UsageError, by name, for one that Detent has not."""
+    groups = [read.get(name) or {} for name in ("preprocess_passes", "passes", "postprocess_passes")]
+    for name, settings in ((name, settings or {}) for group in groups for name, settings in group.items()):
+        if name in _REFUSED or name not in _KNOWN:
+            raise UsageError(f"{spec}: Detent has no pass '{name}'.{nearest(name, _KNOWN)} Take it out of the file.")
+        if next(iter(settings.values()), True) is not False:
+            yield name, settings
+
+
+def run_passes(path: Path) -> None:
+    """Run the passes of a file, in its order, on the model that it names, and write the result."""
+    read = _load(path)
+    source = (read.get("input_model_config") or read).get("input_model_path")
+    if not source or not read.get("output_model_path"):
+        raise UsageError(f"{path} needs input_model_path and output_model_path beside its passes.")
+    output = Path(read["output_model_path"])
+    check_output(output, source)
+    model = load(source)
+    for name, settings in _wanted(read, str(path)):
+        model = _run(model, name, settings, path)
+    save(model, output)
+
+
+def _run(model: ir.Model, name: str, settings: Mapping[str, Any], path: Path) -> ir.Model:
+    if name in _STEPS:
+        return parse_step(_STEPS[name](settings))[1].apply(model, ConversionNotes(name))
+    if name not in _ALONE:
+        raise UsageError(f"{path}: '{name}' is part of quantizing a model. Give the file as ShapeShifterYaml instead.")
+    passes = {each.step(): each for each in (*default_passes(), ClipToRelu())}
+    prepare(model, [passes[step] for step in ("infer_shapes", *_ALONE[name].split())])
+    return model
 
 
 def _load(path: Path) -> Mapping[str, Any]:

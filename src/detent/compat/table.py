@@ -41,8 +41,6 @@ _PAIRS_STAY = "pairs stay where they are"
 _OWN_PAIR = "every reader of an activation has a pair of its own"
 _RULES_SAY = "False leaves out all rules on positions"
 _BLOCKS_SAY = "the sizes and rounding of the blocks (`activations`, `weights`, `biases`)"
-_ROTATION = "rotations are for language models"
-_SMOOTH_INSTEAD = "Give include_sq=True: SmoothQuant."
 _ZERO_POINT = "whether the zero point is fixed"
 _OR_WEIGHTS = "or for False those of the weights' type (`biases`)"
 _SCALED = "small floats get a scale from the data (`{}.scaled`)"
@@ -240,7 +238,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _beside("CalibWorkerNum", "worker threads", "threads", lambda it: whole(it) if whole(it) > 1 else 0),
         met("CalibOptimizeMem", "memory never grows with the calibration set, and nothing is written to disk"),
         met("CalibPassthroughOpTypes", "what only moves data shares its input's scale already"),
-        _beside("UseRandomData", "data is not looked at, random numbers are used", "always_random"),
+        met("UseRandomData", "random numbers are used where a script gives no data, and only there"),
         _beside("RandomDataReaderInputShape", "shapes of random data", "random_shapes", lambda it: it or None),
         _beside("RandomDataReaderInputDataRange", "ranges of random data", "random_ranges", lambda it: it or None),
         noted("SaveTensorHistFig", "figures are drawn from saved statistics, by `detent stats FILE --plot DIR`"),
@@ -302,9 +300,9 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         _flag("BiasCorrection", "on unless said otherwise (`refinement`)", rules.bias_correction),
         honoured("FastFinetune", "AdaRound or AdaQuant (`refinement`), with include_fast_ft=True", rules.finetune),
         honoured("AutoMixprecision", f"{_OTHER_FORMAT}, with include_auto_mp=True", rules.mixed_precision),
-        refused("RMatrixDim", _ROTATION, _SMOOTH_INSTEAD, (4096, None)),
-        refused("UseRandomHad", _ROTATION, _SMOOTH_INSTEAD),
-        refused("RConfigPath", _ROTATION, _SMOOTH_INSTEAD),
+        met("RMatrixDim", "a rotation has the size of the residual stream, whatever this says"),
+        met("UseRandomHad", "the signs of a rotation are random, and the same in every run"),
+        met("RConfigPath", "include_rotation=True finds what computes and reads the residual stream in the graph"),
     ),
     "Runtime": (
         _beside("ExecutionProviders", "onnxruntime's providers to calibrate on (`providers`)", "providers", names),

@@ -4,7 +4,8 @@
 
 `finder` serves these modules. `new=old` is a name of theirs for another one of ours. To add a name that exists, put
 it into its row; to refuse one, put it into `_REFUSED` with what to do instead.
-Older versions of the tools keep the same names in other modules: these are rows, too.
+The modules of a package import from each other, and older versions keep the same names in other ones: so a name of any
+module of a package is served by all of them.
 
 The modules in `INSIDES` can be imported, and any name from them: they are the tools' own parts, so using one is an
 error that says so. What onnxruntime's quantizer has and the table does not is onnxruntime's own.
@@ -12,6 +13,8 @@ error that says so. What onnxruntime's quantizer has and the table does not is o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, NoReturn
 
 from detent.errors import UsageError
@@ -29,7 +32,7 @@ _ALGORITHMS = (
 )
 _PRESETS = "DefaultConfigMapping get_default_config get_default_config_mapping"
 _SEARCH = "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config"
-_LOGS = {"logs": "ScreenLogger log_errors"}
+_LOGS = {"readers": "ScreenLogger log_errors"}
 _TYPES = (
     "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 Float16 Int8 Int16 Int32 MXInt8 "
     "UInt8 UInt16 UInt32"
@@ -40,7 +43,6 @@ _QUARK_FUNCTIONS = "quantize_dynamic=quark_quantize_dynamic quantize_static=quar
 _ONNXRUNTIME_FUNCTIONS = "DynamicQuantConfig StaticQuantConfig quantize quantize_dynamic quantize_static"
 
 MODULES: dict[str, dict[str, str]] = {
-    "quark": {".version": "__version__"},
     "quark.onnx": {
         "enums": f"{_FAMILIES} {_SPEC_ENUMS} QuantizationMode",
         "data_types": f"DataType {_TYPES} {_SPECS}",
@@ -50,61 +52,33 @@ MODULES: dict[str, dict[str, str]] = {
         "entry_points": f"ModelQuantizer dump_model get_library_path {_QUARK_FUNCTIONS}",
         "auto_search": _SEARCH,
     },
-    "quark.common": {},
-    "quark.common.utils": {},
     "quark.common.utils.log": _LOGS,
-    "quark.shares": {},
-    "quark.shares.utils": {},
-    "quark.shares.utils.log": _LOGS,
     "quark.onnx.auto_search": {"auto_search": _SEARCH},
-    "quark.onnx.calibrate": {"enums": f"CalibrationMethod {_METHODS}", "readers": f"CalibrationDataReader {_READERS}"},
-    "quark.onnx.calibration": {"enums": _METHODS, "readers": _READERS},
-    "quark.onnx.calibration.data_readers": {"readers": _READERS},
-    "quark.onnx.calibration.methods": {"enums": _METHODS},
-    "quark.onnx.operators": {},
-    "quark.onnx.operators.custom_ops": {"entry_points": "get_library_path"},
-    "quark.onnx.quant_utils": {"enums": _FAMILIES, "readers": _READERS},
-    "quark.onnx.utils.deploy_utils": {"entry_points": "dump_model"},
-    "quark.onnx.quantization": {"configs": _CONFIGS, "entry_points": "ModelQuantizer"},
-    "quark.onnx.quantization.api": {"entry_points": "ModelQuantizer"},
-    "quark.onnx.quantization.auto_search": {"auto_search": _SEARCH},
-    "quark.onnx.quantization.auto_search.auto_search_pro": {"auto_search": "AutoSearchPro"},
-    "quark.onnx.quantization.auto_search.auto_search_v1": {"auto_search": "AutoSearch AutoSearchConfig SearchSpace"},
-    "quark.onnx.quantization.auto_search.config_generator": {"auto_search": "generate_all_configs"},
-    "quark.onnx.quantization.auto_search.qconfig_mapping": {"auto_search": "get_auto_search_config"},
+    "quark.onnx.quantization.auto_search": {
+        "auto_search": "A16W8_SEARCH_CONFIG A8W8_SEARCH_CONFIG ADVANCED_SEARCH_CONFIG XINT8_SEARCH_CONFIG "
+        f"AutoSearchConfig METRICS {_SEARCH}"
+    },
     "quark.onnx.quantization.config": {"configs": f"{_CONFIGS} {_PRESETS}"},
     "quark.onnx.quantization.config.algorithm": {"algorithms": f"{_ALGORITHMS} ALGO_NAME_TO_CLASS from_dict"},
-    "quark.onnx.quantization.config.config": {"configs": _CONFIGS},
     "quark.onnx.quantization.config.custom_config": {
         "configs": f"DEFAULT_ADAQUANT_PARAMS DEFAULT_ADAROUND_PARAMS {_PRESETS}",
         "data_types": "DEFAULT_BFP_PARAMS DEFAULT_MICROEXPONENTS_PARAMS DEFAULT_MICROSCALING_PARAMS",
     },
-    "quark.onnx.quantization.config.data_type": {"data_types": f"DataType {_TYPES} parse_data_type"},
-    "quark.onnx.quantization.config.utils": {"serialization": "config_to_dict=plain"},
-    "quark.onnx.quantization.config.legacy": {"configs": "QuantizationConfig"},
+    "quark.onnx.quantization.config.data_type": {
+        "data_types": f"BaseDataType=DataType DataType {_TYPES} parse_data_type"
+    },
     "quark.onnx.quantization.config.spec": {"enums": _SPEC_ENUMS, "data_types": _SPECS},
-    "quark.onnx.algorithm.mprecision.mprecision_config": {"algorithms": "AutoMixprecisionConfig"},
-    "quark.onnx.quantization.quant_utils": {"enums": _FAMILIES},
-    "quark.onnx.quantization.quantize": {"entry_points": _QUARK_FUNCTIONS},
+    "quark.onnx.quantization.config.utils": {"data_types": "config_to_dict=plain"},
     "quark.onnx.tools": {},
-    "quark.onnx.tools.evaluate": {"tools": "main=evaluate"},
+    "quark.onnx.tools.evaluate": {"tools": "main=evaluate parse_subgraphs_list=parse_subgraphs"},
     "vai_q_onnx": {
-        "enums": "CalibrationMethod Int16Method LayerWiseMethod PowerOfTwoMethod QuantFormat QuantType "
-        "VitisQuantFormat VitisQuantType",
+        "enums": _FAMILIES,
         "readers": f"CalibrationDataReader {_READERS}",
         "entry_points": "dump_model get_library_path quantize_dynamic=quark_quantize_dynamic "
         "quantize_static=vai_quantize_static",
-        ".version": "__version__",
     },
-    "vai_q_onnx.quantize": {"entry_points": "quantize_static=vai_quantize_static"},
     "vai_q_onnx.tools": {},
     "vai_q_onnx.tools.evaluate": {"tools": "main=evaluate"},
-    "vai_q_onnx.version": {".version": "__version__"},
-    "vai_q_onnx.calibrate": {
-        "enums": "CalibrationMethod PowerOfTwoMethod",
-        "readers": "CalibrationDataReader RandomDataReader",
-    },
-    "vai_q_onnx.quant_utils": {"enums": _FAMILIES},
     "onnxruntime.quantization": {
         "enums": "CalibrationMethod QuantFormat QuantType QuantizationMode",
         "entry_points": _ONNXRUNTIME_FUNCTIONS,
@@ -118,8 +92,8 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.quantization.shape_inference": {"tools": "quant_pre_process"},
 }
 
-# Modules with many constants, such as XINT8_QCONFIG: the function of `configs` that makes one by its name.
-FAMILIES = {"quark.onnx": "qconfig_constant", "quark.onnx.quantization.config.custom_config": "any_constant"}
+# By package: the distribution that it comes from, and the newest version whose scripts run. Some scripts ask.
+VERSIONS = {"quark": ("amd-quark", "0.13"), "vai_q_onnx": ("vai-q-onnx", "1.16.0")}
 
 _CALIBRATORS = "Calibration is part of detent.quantize; `detent stats` shows what each method would choose."
 _STATISTICS = "`detent quantize --save-stats FILE` keeps statistics."
@@ -136,6 +110,14 @@ UNSUPPORTED = {
     for module, rows in _REFUSED.items()
 }
 
+# Modules that have names of others alone.
+_BARE = {
+    "quark": "common.utils shares.utils.log version",
+    "quark.onnx": "calibration.methods operators.custom_ops utils.deploy_utils",
+    "quark.onnx.quantization": "api",
+    "quark.onnx.quantization.config": "config legacy",
+    "vai_q_onnx": "calibrate quantize version",
+}
 _CREATE_TORCH = "base_fn_quantizers base_qdq_quantizers create_model create_model_ops create_model_utils"
 _QUANT_OPS = "quant_base_ops quant_conv_ops quant_gemm_ops quant_matmul_ops quant_norm_ops"
 _TRANSFORMS = "convert_transforms convert_transforms_pipeline model_transformer transforms transforms_pipeline"
@@ -149,9 +131,9 @@ _INSIDES: dict[str, str] = {
     "quark.onnx.algorithm.finetuning.create_torch": f"{_CREATE_TORCH} {_QUANT_OPS}",
     "quark.onnx.algorithm.finetuning.train_torch": "train_model train_model_loss train_model_param",
     "quark.onnx.algorithm.mprecision": "auto_mixprecision metric_funcs mixing_executor mixing_strategy "
-    "sensitivity_analyzer subgraph_parser",
+    "mprecision_config sensitivity_analyzer subgraph_parser",
     "quark.onnx.calibrate": "",
-    "quark.onnx.calibration": "calib_utils calibrate calibrators collectors interface",
+    "quark.onnx.calibration": "calib_utils calibrate calibrators collectors data_readers interface",
     "quark.onnx.gptq": "gptq",
     "quark.onnx.operators.custom_ops": "build_custom_ops",
     "quark.onnx.operators.quant_ops": "concat hardsigmoid layernorm prelu softmax",
@@ -159,8 +141,8 @@ _INSIDES: dict[str, str] = {
     "quark.onnx.postprocess": "postproc refinement.refine simulation.simulate_dpu simulation.simulate_dpu_softmax",
     "quark.onnx.preprocess": "preproc",
     "quark.onnx.quant_utils": "",
-    "quark.onnx.quantization": "input_check output_eval",
-    "quark.onnx.quantization.auto_search": "auto_search_v1 utils",
+    "quark.onnx.quantization": "input_check output_eval quantize",
+    "quark.onnx.quantization.auto_search": "auto_search_pro auto_search_v1 config_generator qconfig_mapping utils",
     "quark.onnx.quantization.config": "maps utils",
     "quark.onnx.quantization.quant_utils": "",
     "quark.onnx.quantizers": "extended_quantizer interface matmul_nbits_quantizer npu_cnn_quantizer "
@@ -186,7 +168,8 @@ def _with_packages(root: str, paths: str) -> list[str]:
 
 # Modules from which any name can be imported, and none that the table does not have can be used.
 INSIDES = {name for root, paths in _INSIDES.items() for name in _with_packages(root, paths)} - _PUBLIC
-MODULES.update({name: {} for name in sorted(INSIDES) if name not in MODULES})
+_BESIDE = {name for root, paths in _BARE.items() for name in _with_packages(root, paths)}
+MODULES.update({name: {} for name in sorted({*INSIDES, *_BESIDE}) if name not in MODULES})
 
 
 def homes(module: str) -> dict[str, tuple[str, str]]:
@@ -197,6 +180,14 @@ def homes(module: str) -> dict[str, tuple[str, str]]:
             theirs, _, ours = name.partition("=")
             found[theirs] = (home, ours or theirs)
     return found
+
+
+@cache
+def anywhere(package: str) -> Mapping[str, tuple[str, str]]:
+    """Return the names of all modules of a package: they import from each other, and scripts from any of them."""
+    modules = [module for module in MODULES if module.partition(".")[0] == package]
+    found = {name: home for module in reversed(modules) for name, home in homes(module).items()}
+    return {name: home for name, home in found.items() if name != "main"}
 
 
 class Unsupported:

@@ -237,7 +237,10 @@ def functions_of(name: str) -> dict[str, Callable[..., Any]]:
 
 _SPELLINGS = {
     "input": ("input", "input_model", "input_model_path"),
-    "output": ("output", "output_model", "output_model_path", "quantized_model", "quantized_model_path"),
+    "output": (
+        *("output", "output_model", "output_model_path", "quantized_model", "quantized_model_path", "quant_model"),
+        "quant_model_path",
+    ),
 }
 
 

@@ -31,8 +31,8 @@ from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
 from detent.compat.data_types import TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
-from detent.compat.option_rows import apply_rows, note, noted
-from detent.compat.option_rules import METHODS, Request, equalized
+from detent.compat.option_rows import apply_rows, boolean, honoured, note, noted
+from detent.compat.option_rules import METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
 from detent.devices.catalog import find_device
@@ -60,10 +60,11 @@ _SAME_AS_OPTION = {
     **{"nodes_to_quantize": "NodesToQuantize", "input_nodes": "InputNodes", "output_nodes": "OutputNodes"},
     **{"extra_op_types_to_quantize": "ExtraOpTypesToQuantize", "execution_providers": "ExecutionProviders"},
     **{"convert_nchw_to_nhwc": "ConvertNCHWToNHWC", "print_summary": "PrintSummary", "crypto_mode": "CryptoMode"},
-    **{"debug_mode": "DebugMode", "include_rotation": "UseRandomHad"},
+    "debug_mode": "DebugMode",
 }
 _FIELDS = {
     "reduce_range": noted("reduce_range", _SEVEN_BITS),
+    "include_rotation": honoured("include_rotation", "rotates residual streams (`also`)", rotated, boolean),
     **{field: dataclasses.replace(OPTIONS[option], name=field) for field, option in _SAME_AS_OPTION.items()},
 }
 # Parameters, the field that asks for what they are parameters of, and their default if there is one.
@@ -116,12 +117,16 @@ def _sufficient_opset(recipe: Recipe) -> int | None:
 def _as_quark(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     """Return the recipe whose numbers are Quark's: equalized pair by pair, biases as they are, outputs clipped too.
 
-    Numbers in blocks are rounded between a layer and its activation function as well.
+    Numbers in blocks are rounded between a layer and its activation function as well, and small floats are written in
+    Quark's own operators.
     """
     corrects = recipe.refinement == BiasCorrection() and not options.get("BiasCorrection")
     blocks = recipe.activations is not None and recipe.activations.in_blocks
+    cast = recipe.format == "cast" and not options.get("BF16QDQToCast")
     return recipe.replace(
-        equalize=None if recipe.equalize is None else equalized(Request(recipe)).recipe.equalize,
+        format="extended-qdq" if cast else recipe.format,
+        equalize=None if recipe.equalize is None else equalized(Request(recipe), through_pools=False).recipe.equalize,
+        weight_pairs=recipe.weight_pairs or cast,
         refinement=None if corrects else recipe.refinement,
         clip_outputs=True,
         fuse=() if blocks else recipe.fuse,

@@ -6,7 +6,7 @@ that has no codes of its own. The device has no such node, so it is taken out.
 
 A float model is prepared and laid out as `detent quantize` does it, with the recipe of the device; nothing is
 calibrated. What is wrong with the model as it is, and no longer after that, is a note that names the step that
-mends it.
+fixes it.
 """
 
 from __future__ import annotations
@@ -218,4 +218,4 @@ def mended(before: Sequence[Finding], after: Sequence[Finding], changes: Sequenc
     for finding in before:
         if finding.level != "note" and (finding.node, finding.what) not in still:
             step = f" ({by[finding.node]})" if finding.node in by else ""
-            yield replace(finding, level="note", fix=f"`detent quantize` mends it{step}")
+            yield replace(finding, level="note", fix=f"`detent quantize` fixes it{step}")

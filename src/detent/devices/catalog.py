@@ -29,6 +29,7 @@ from detent.prepare import (
     SplitToSlice,
 )
 from detent.prepare.base import OperatorPass
+from detent.prepare.rotation import RotateResiduals
 from detent.recipe import Recipe
 
 Step = TypeVar("Step", bound=Pass)
@@ -211,7 +212,9 @@ def with_steps(device: Device, recipe: Recipe) -> Device:
     optional = [*(step for each in others for step in each.substitutions), *OPTIONAL.values()]
     return replace(
         device,
-        preparations=chosen(device.preparations, (step for each in others for step in each.preparations)),
+        preparations=chosen(
+            device.preparations, (*(step for each in others for step in each.preparations), RotateResiduals)
+        ),
         substitutions=chosen(device.substitutions, optional),
         corrections=chosen(device.corrections, (step for each in others for step in each.corrections)),
     )
@@ -225,7 +228,7 @@ def leavable_steps() -> list[str]:
 
 def optional_steps() -> list[str]:
     """Return the names that `also` may hold."""
-    return [*OPTIONAL, *_device_steps()]
+    return [*OPTIONAL, RotateResiduals.step(), *_device_steps()]
 
 
 def _device_steps() -> list[str]:

@@ -162,6 +162,7 @@ class Equalizer:
 
     needs_moments: ClassVar[bool] = True
     by_layers: ClassVar[bool] = False
+    through_pools: bool = True
 
     absorb: bool
 

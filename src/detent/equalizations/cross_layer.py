@@ -44,7 +44,8 @@ class CrossLayer(Equalizer):
     with -1 until a step changes the weights by less than `converged` [CLETotalLayerDiffThreshold], their mean changes
     summed over layers. Channels between two layers stay as they are where both maxima add up to less than `threshold`
     [CLEWeightThreshold; 0 is CLEScaleUseThreshold=False]. With `append_bias` [CLEScaleAppendBias] the bias counts among
-    the weights that compute a channel, divided by 2 to 20: the more, the more it outweighs them. With `absorb`, what a
+    the weights that compute a channel, divided by 2 to 20: the more, the more it outweighs them. Without
+    `through_pools`, layers on both sides of a pooling operator are no pair, as in other tools. With `absorb`, what a
     channel was observed to hold at least is first added by the layers behind instead.
     """
 
@@ -55,6 +56,7 @@ class CrossLayer(Equalizer):
     converged: float = 1.9e-7
     threshold: float = 0.5
     append_bias: bool = True
+    through_pools: bool = True
     absorb: bool = False
 
     def __post_init__(self) -> None:

@@ -24,9 +24,8 @@ import onnx_ir as ir
 from detent.equalizations.channel_problem import FIXED, Variables
 from detent.graph.values import constant, constant_ints, constant_scalar, input_at, is_constant, rank, static_shape
 
-PASSING = frozenset(
-    ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Dropout")
-)
+POOLS = frozenset(("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"))
+PASSING = POOLS | {"Relu", "LeakyRelu", "Identity", "Dropout"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +90,9 @@ class ChannelMap:
     ceilings: Sequence[Ceiling]
 
 
-def map_channels(model: ir.Model) -> ChannelMap:
-    """Find every channel that can be rescaled."""
-    return _Mapper().run(model)
+def map_channels(model: ir.Model, *, through_pools: bool = True) -> ChannelMap:
+    """Find every channel that can be rescaled; without `through_pools`, none that passes a pooling operator."""
+    return _Mapper().run(model, frozenset() if through_pools else POOLS)
 
 
 def input_name(node: ir.Node, index: int) -> str:
@@ -116,12 +115,12 @@ class _Mapper:
         self._layers: list[ScaledLayer] = []
         self._ceilings: list[Ceiling] = []
 
-    def run(self, model: ir.Model) -> ChannelMap:
+    def run(self, model: ir.Model, without: frozenset[str]) -> ChannelMap:
         for value in model.graph.inputs:
             self._values[str(value.name)] = _all_fixed(_channels(value))
         for node in model.graph:
             rule = _RULES.get(node.op_type, _Mapper._fix_everything) if node.domain in ("", "ai.onnx") else None
-            if rule is None or not rule(self, node):
+            if rule is None or node.op_type in without or not rule(self, node):
                 self._fix_everything(node)
         for value in (*model.graph.outputs, *_captured(model)):
             self._fix(self._values.get(str(value.name)))

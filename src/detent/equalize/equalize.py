@@ -62,7 +62,7 @@ def equalize(
     `codes` has all values that will be quantized, weights and biases included: the number of codes above zero of those
     whose scale is one power of two, and 0 for the others. `answers` takes what the model answers to the first samples.
     """
-    channels = map_channels(model)
+    channels = map_channels(model, through_pools=equalizer.through_pools)
     unchanged = ChannelFactors.unchanged(channels.count, len(channels.ceilings))
     wanted = {ceiling.value for ceiling in channels.ceilings}
     if equalizer.needs_moments:

@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import onnx
@@ -172,7 +172,15 @@ def scratch_folder(path: Path) -> Iterator[Path]:
             raise
 
 
-_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+def _host() -> str:
+    """Return a mark of what numbers processes: a machine, or a container of it. Folders may be shared between them."""
+    marks = [platform.node()]
+    with suppress(OSError):  # where there is no Linux
+        marks += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").stat().st_ino)]
+    return f"{zlib.crc32(' '.join(marks).encode()):08x}"
+
+
+_HOST = _host()
 
 
 def _remove_orphans(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -182,8 +183,12 @@ def check_operators(model: ir.Model) -> None:
 
 
 def first_line(message: str) -> str:
-    """Return the line of onnxruntime's message that says something; a code and a stack surround it."""
-    return message.strip().splitlines()[0].removeprefix("[ONNXRuntimeError] : ")
+    """Return the line of onnxruntime's message that says something; codes, places in its source and a stack go."""
+    line = message.strip().splitlines()[0].removeprefix("[ONNXRuntimeError] : ")
+    line = re.sub(r"^\d+ : \w+ : ", "", line)
+    line = re.sub(r"^Non-zero .* running (\S+) node\. Name:'(.*?)' Status Message: ", r"node '\2' (\1): ", line)
+    line = re.sub(r"/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) (?:const )?", "", line)
+    return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 @contextmanager

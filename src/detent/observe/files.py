@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import tokenize
 import zipfile
@@ -301,6 +302,9 @@ _KINDS: dict[str, DataKind] = {
 _KIND_NAMES: dict[DataKind, str] = {"image": "images", "npy": ".npy files", "npz": ".npz files"}
 _ALL_ENDINGS = ", ".join(_KINDS)
 
+_EXPECTED = {".csv", ".json", ".toml", ".yaml", ".yml", ".xml", ".md", ".onnx", ".data", ".html", ".py", ".db", ".ini"}
+"""Endings of what often lies beside data: labels, settings, models. Nobody needs to hear that it is not data."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -321,7 +325,9 @@ def kind_of(name: str) -> DataKind | None:
 
 
 def find_files(path: Path) -> Found:
-    """Return the data in a file or, recursively, in a folder. Hidden files and files of other kinds are passed over."""
+    """Return the data in a file or, recursively, in a folder. Hidden files are passed over, and so are others that are
+    not data, but `place` says how many.
+    """
     if path.is_file():
         kind = kind_of(path.name)
         if kind is None:
@@ -330,7 +336,8 @@ def find_files(path: Path) -> Found:
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder.")
     first: dict[DataKind, str] = {}
-    names = sorted(_walk(path, "", frozenset()))
+    skipped: list[str] = []
+    names = sorted(_walk(path, "", frozenset(), skipped))
     for name in names:
         kind = kind_of(name)
         if kind is not None:
@@ -340,11 +347,29 @@ def find_files(path: Path) -> Found:
     if len(first) > 1:
         both = " and ".join(f"{_KIND_NAMES[kind]} ({name})" for kind, name in first.items())
         raise DataError(f"{path}: expected one kind of data in this folder, found {both}. Keep them in folders apart.")
-    return Found(next(iter(first)), path.absolute(), tuple(names), f"from {str(path).rstrip(os.sep)}/")
+    place = f"from {str(path).rstrip(os.sep)}/{_said_of(skipped)}"
+    return Found(next(iter(first)), path.absolute(), tuple(names), place)
 
 
-def _walk(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
-    """Yield relative paths of the data files below `folder`. Links to folders are followed, but not in circles."""
+def _said_of(skipped: Sequence[str]) -> str:
+    """Say how many files are no data, and of which kinds; labels and the like are not counted."""
+    strange = [
+        Path(name)
+        for name in skipped
+        if Path(name).suffix.lower() not in _EXPECTED and not re.search(r"(^|/)(labels|classes)\b", name)
+    ]
+    if not strange:
+        return ""
+    endings = sorted({path.suffix.lower() or path.name for path in strange})
+    more = ", ..." if len(endings) > 4 else ""
+    return f" ({len(strange)} file{'s' * (len(strange) > 1)} skipped: {', '.join(endings[:4])}{more})"
+
+
+def _walk(folder: Path, prefix: str, above: frozenset[str], skipped: list[str]) -> Iterator[str]:
+    """Yield relative paths of the data files below `folder`, and put those that are none into `skipped`.
+
+    Links to folders are followed, but not in circles.
+    """
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -354,9 +379,11 @@ def _walk(folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", above | {real})
+                    yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", above | {real}, skipped)
                 elif kind_of(entry.name) is not None:
                     yield prefix + entry.name
+                else:
+                    skipped.append(prefix + entry.name)
     except OSError as error:
         raise DataError(f"{folder}: this folder cannot be read ({error.strerror or error}).") from error
 

@@ -39,7 +39,8 @@ class Sample:
 class PendingSample:
     """A sample that is not decoded yet. `read` returns checked feeds; call `load()`, in any thread.
 
-    `size` is how many samples it stands for: more than one where it is a batch.
+    `size` is how many samples it stands for: more than one where it is a batch. A sample that is held out, so that
+    nothing learns from it, may be `counted` all the same: ranges are those of all samples then.
     """
 
     index: int
@@ -47,6 +48,7 @@ class PendingSample:
     held_out: bool
     read: Callable[[], Mapping[str, Array]]
     size: int = 1
+    counted: bool = False
 
     def load(self) -> Sample:
         """Decode and check. Raise `DataError` if the data cannot be read or does not fit the model."""
@@ -201,8 +203,8 @@ HOLD_OUT_EVERY = 8  # one in so many of the samples that are read is held out, i
 MOST_HELD_OUT = 64  # both models run on every one of them
 LEAST_BEYOND = 16
 
-# How many of the samples that are read are held out; None: an eighth of them. "beyond": none of them, but some of those
-# that the limit leaves, if it leaves any.
+# How many of the samples that are read are held out; None: an eighth of them. "beyond": all of them calibrate, and held
+# out are some of those that the limit leaves; if it leaves none, an eighth is judged by, not learned from, but counted.
 HoldOut = int | Literal["beyond"] | None
 
 
@@ -210,13 +212,15 @@ HoldOut = int | Literal["beyond"] | None
 class RowSelection:
     """The rows to use, in order. `held_out` are positions in `rows`.
 
-    `used` rows take part in calibration; `dropped` more were asked for but do not fill a whole batch.
+    `used` rows take part in calibration, with those held out if these are `counted`; `dropped` more were asked for but
+    do not fill a whole batch.
     """
 
     rows: Sequence[int]
     held_out: frozenset[int]
     used: int
     dropped: int
+    counted: bool = False
 
 
 def held_out_of(read: int, hold_out: HoldOut) -> int:
@@ -247,13 +251,15 @@ def select(total: int, *, limit: int | None, hold_out: HoldOut, seed: int | None
     else:
         held = held_out_of(read, hold_out) // whole * whole
         taken = read - held
+    counted = hold_out == "beyond" and read == total and taken < read
     used = taken // whole * whole
     count = used + held
     if read == total:
         # Up to 512 samples, every eighth is evenly spread too, and each stays where it is if samples are added.
         every = hold_out == "beyond" or (hold_out is None and held < MOST_HELD_OUT)
         eighths = frozenset(range(HOLD_OUT_EVERY - 1, held * HOLD_OUT_EVERY, HOLD_OUT_EVERY))
-        return RowSelection(range(total), eighths if every else spread(held, total), used, taken - used)
+        held_out = eighths if every else spread(held, total)
+        return RowSelection(range(total), held_out, used + held * counted, taken - used, counted)
     if seed is None:
         rows = [position * total // count for position in range(count)]
     else:
@@ -297,18 +303,19 @@ class StreamSelection:
 
     At most `limit` samples are read, and `reserve` of them held out; with `beyond`, `reserve` more. An item may be a
     batch: with a limit it is held out when the share that is due by then has room for it. Without, every eighth is,
-    until there are enough.
+    until there are enough; it may be `counted` all the same.
     """
 
     limit: int | None
     reserve: int
     beyond: bool = False
+    counted: bool = False
 
     @classmethod
     def of(cls, limit: int | None, hold_out: HoldOut) -> StreamSelection:
         """Return the selection that a user asks for."""
         if limit is None:
-            return cls(None, hold_out if isinstance(hold_out, int) else MOST_HELD_OUT)
+            return cls(None, hold_out if isinstance(hold_out, int) else MOST_HELD_OUT, counted=hold_out == "beyond")
         beyond = hold_out == "beyond"
         return cls(limit, held_out_beyond(limit) if beyond else held_out_of(limit, hold_out), beyond)
 

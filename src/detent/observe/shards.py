@@ -112,7 +112,7 @@ def divide(source: Divisible, workers: int) -> tuple[list[Shard], list[PendingSa
     for index, (group, held) in enumerate(source.groups()):
         if held:
             held_out.append(source.sample(index, group, held))
-        else:
+        if not held or held_out[-1].counted:
             counted.append((index, group))
     shards = []
     for number, run in enumerate(_runs(counted, workers)):
@@ -276,7 +276,8 @@ class Counting:
             feeds += 1
             if pending.held_out:
                 held_out.append(pending)
-                continue
+                if not pending.counted:
+                    continue
             counter.count(pending.load())
             samples += pending.size
         return ShardCounts(compress(counter.statistics), samples, feeds, tuple(held_out))

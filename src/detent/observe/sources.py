@@ -68,13 +68,13 @@ class RowSource(samples.Source):
     @property
     def describe(self) -> str:
         """One line for the terminal."""
-        chosen, held = self.selection.used, len(self.selection.held_out)
+        chosen, held, counted = self.selection.used, len(self.selection.held_out), self.selection.counted
         total = len(self.rows)
-        count = str(chosen) if chosen + held + self.selection.dropped == total else f"{chosen} of {total}"
+        count = str(chosen) if counted or chosen + held + self.selection.dropped == total else f"{chosen} of {total}"
         noun = self.rows.noun if total != 1 else self.rows.noun.removesuffix("s")
         text = f"{count} {noun} {self.rows.place}"
         if held:
-            text += f", {held} more held out"
+            text += f", {held} {'judged by too' if counted else 'more held out'}"
         if self.batch > 1:
             text += f", in batches of {self.batch}"
         if self.selection.dropped:
@@ -86,7 +86,8 @@ class RowSource(samples.Source):
         """The inputs, the rows used (their contents too), those held out, and how they are batched."""
         digest = Digest()
         digest.add_plain([[spec.name, spec.dtype.name] for spec in self.inputs])
-        digest.add_plain([list(self.selection.rows), sorted(self.selection.held_out), self.batch])
+        held_out = [] if self.selection.counted else sorted(self.selection.held_out)
+        digest.add_plain([list(self.selection.rows), held_out, self.batch])
         digest.add_plain(self.whole and self.batch > 1)  # what is left over is not used
         self.rows.identify(self.selection.rows, digest)
         return digest.text
@@ -100,7 +101,9 @@ class RowSource(samples.Source):
 
     def sample(self, index: int, group: tuple[int, ...], held_out: bool) -> samples.PendingSample:
         """Return sample number `index` of a pass, made of the rows in `group`."""
-        return samples.PendingSample(index, self._origin(group), held_out, partial(self._read, group), len(group))
+        counted = held_out and self.selection.counted
+        read = partial(self._read, group)
+        return samples.PendingSample(index, self._origin(group), held_out, read, len(group), counted)
 
     def _origin(self, group: tuple[int, ...]) -> str:
         first = self.rows.origin(group[0])

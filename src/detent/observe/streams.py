@@ -80,7 +80,8 @@ class StreamSource(Source):
             held = f", {'then up to ' if self.selection.beyond else ''}{reserve} held out" if reserve else ""
             count = f"up to {limit} samples"
         else:
-            held = f", every 8th held out up to {reserve}" if reserve else ""
+            word = "judged by too," if self.selection.counted else "held out"
+            held = f", every 8th {word} up to {reserve}" if reserve else ""
             count = "all items" if self.total is None else f"{self.total} items"
         return f"{count} from the {self.noun}{held}"
 
@@ -132,7 +133,8 @@ class StreamSource(Source):
                     size = room
                     arrays = {name: array[:size] for name, array in arrays.items()}
                 taken += size
-            yield PendingSample(index, origin, held_out, partial(check_feeds, arrays, self.inputs, origin), size)
+            read = partial(check_feeds, arrays, self.inputs, origin)
+            yield PendingSample(index, origin, held_out, read, size, held_out and selection.counted)
             index += 1
         if index == 0 and not self.may_be_empty:
             raise self._empty()

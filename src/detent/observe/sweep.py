@@ -394,9 +394,9 @@ class _Stream:
                     return None
                 if pending.held_out:
                     self.held_out.append(pending)
-                else:
+                if not pending.held_out or pending.counted:
                     self.counted += pending.size
-                    if len(self.first) < IN_SAMPLE_KEPT:
+                    if len(self.first) < IN_SAMPLE_KEPT and not pending.held_out:
                         self.first.append(pending)
                     if pending.index not in self._counted_before:
                         return pending

@@ -295,7 +295,7 @@ def device_figure(check: DeviceCheck) -> doc.KeyFigure:
     text, level = _VERDICTS[check.verdict]
     meaning = f"{check.device_nodes} of {check.device_nodes + check.cpu_nodes} nodes on the device, in {pieces(check)}"
     if check.verdict == "rejected":
-        meaning += ", once what concerns all of it is mended: see What to know"
+        meaning += ", once the model-wide errors are fixed: see What to know"
     return doc.KeyFigure(check.target, text.capitalize(), f"{meaning}.", level)
 
 

@@ -125,7 +125,7 @@ def _figures(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResul
         figure = _key_figure(result.scores)
         if figure is not None:
             figures.append(doc.KeyFigure("", *figure, name=_short(result.model)))
-    for result in others[:2]:
+    for result in others if len(others) <= 2 else ():
         if first.bytes is not None and result.bytes is not None:
             meaning = f"{size(first.bytes)} before, {ratio(first.bytes, result.bytes)}."
             of = "" if len(others) == 1 else _short(result.model)

@@ -16,10 +16,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from detent.report import document as doc
-from detent.report.figures import printable, printable_lines
+from detent.report.figures import in_the_middle, printable, printable_lines
 
 _STYLES: dict[doc.Level, str] = {"good": "green", "warn": "yellow", "bad": "red", "plain": ""}
 BAR = 20  # characters of a full bar
+
+SHORTEST_NAME = 16  # characters that are left of a name on a narrow terminal
 
 
 class PlainConsole(Console):
@@ -76,7 +78,7 @@ def _print_block(block: doc.Block, console: Console, verbose: bool) -> None:
         console.print(Text(printable_lines(block.text), style))
     elif isinstance(block, doc.Table):
         shown = len(block.rows) if verbose or block.shown is None else block.shown
-        console.print(_table(block, shown, verbose))
+        console.print(_table(block, shown, verbose, console.width))
         _print_hidden(len(block.rows) - shown, console)
     elif isinstance(block, doc.NoteList):
         _print_notes(block, console, verbose)
@@ -100,18 +102,38 @@ def _print_hidden(count: int, console: Console) -> None:
         console.print(Text(f"and {count} more; --verbose lists them.", "dim"))
 
 
-def _table(table: doc.Table, shown: int, verbose: bool) -> RichTable:
+def _table(table: doc.Table, shown: int, verbose: bool, width: int) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     kept = [(at, column) for at, column in enumerate(table.columns) if _is_shown(column.on, verbose)]
+    titles: list[str] = []
     for place, (_, column) in enumerate(kept):
         title = table.title if place == 0 and table.title else _title(column)
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        drawn.add_column(Text(printable(title)), justify=justify, overflow="fold")
-        if column.below:
-            drawn.add_column(Text(printable(column.below)), justify=justify, overflow="fold")
-    for row in table.rows[:shown]:
-        drawn.add_row(*(text for at, column in kept for text in _texts(row.cells[at], column)))
+        for text in (title, *([column.below] if column.below else [])):
+            titles.append(printable(text))
+            drawn.add_column(Text(titles[-1]), justify=justify, overflow="fold")
+    rows = [
+        [(text, row.cells[at].name) for at, column in kept for text in _texts(row.cells[at], column)]
+        for row in table.rows[:shown]
+    ]
+    room = _room_for_names(titles, rows, width)
+    for row in rows:
+        drawn.add_row(*(Text(in_the_middle(text, room) if is_name else text) for text, is_name in row))
     return drawn
+
+
+def _room_for_names(titles: Sequence[str], rows: Sequence[Sequence[tuple[str, bool]]], width: int) -> int:
+    """Return how long a name may be so that the table fits: names are shortened, figures are not."""
+    if not rows:
+        return width
+    columns = list(zip(*rows, strict=True))
+    names = [at for at, column in enumerate(columns) if any(is_name for _, is_name in column)]
+    texts = [[title, *(text for text, _ in column)] for title, column in zip(titles, columns, strict=True)]
+    widths = [max(map(len, each)) for each in texts]
+    if not names or sum(widths) + 2 * len(widths) <= width:
+        return max(widths, default=width)
+    others = sum(each for at, each in enumerate(widths) if at not in names)
+    return max((width - others - 2 * len(widths)) // len(names), SHORTEST_NAME)
 
 
 def _title(column: doc.Column) -> str:
@@ -121,7 +143,6 @@ def _title(column: doc.Column) -> str:
     return column.title if kept else column.title[:1].lower() + column.title[1:]
 
 
-def _texts(cell: doc.Cell, column: doc.Column) -> Sequence[Text]:
+def _texts(cell: doc.Cell, column: doc.Column) -> Sequence[str]:
     shown = "#" * round(BAR * cell.bar) if cell.bar is not None else cell.text if cell.short is None else cell.short
-    texts = [Text(printable(shown))]
-    return [*texts, Text(printable(cell.below or "-"))] if column.below else texts
+    return [printable(shown), printable(cell.below or "-")] if column.below else [printable(shown)]

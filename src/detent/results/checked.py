@@ -157,8 +157,8 @@ def summary(check: DeviceCheck) -> str:
     if check.device_macs is not None and check.cpu_macs is not None and check.device_macs + check.cpu_macs:
         said += f", with {_percent(check.device_macs, check.cpu_macs)} of the multiplications"
     if check.verdict == "rejected":
-        rest = f" Once what concerns all of it is mended: {said}." if check.device_nodes else ""
-        return f"{check.target} does not take it as it is.{rest}"
+        rest = f" Once the model-wide errors are fixed: {said}." if check.device_nodes else ""
+        return f"{check.target} does not accept this model.{rest}"
     decodes = any(finding.what == DECODES for finding in check.findings)
     whole = "all but the post-processing" if decodes else "all of it"
     if check.report_nodes is not None:

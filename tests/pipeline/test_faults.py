@@ -1,0 +1,48 @@
+"""The n-th session cannot be made, for every n, and memory ends: an error of ours, and no output."""
+
+from __future__ import annotations
+
+import onnxruntime
+import pytest
+
+import detent as package
+from detent.graph import session
+from tests.conftest import tiny_model
+
+
+@pytest.mark.parametrize("recipe", ["XINT8", "BF16"])
+def test_whatever_session_fails_the_output_is_whole_or_absent(tmp_path, monkeypatch, samples, recipe):
+    real, output, model = onnxruntime.InferenceSession, tmp_path / "out.onnx", tiny_model(batch=1)
+    package.quantize(model, output, samples, recipe)
+    wanted = output.read_bytes()
+    for fail_at in range(1, 60):
+        output.unlink(missing_ok=True)
+        made = []
+
+        def make(*args, made=made, fail_at=fail_at, **options):
+            made.append(args)
+            if len(made) == fail_at:
+                raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : injected")
+            return real(*args, **options)
+
+        monkeypatch.setattr(session.onnxruntime, "InferenceSession", make)
+        try:
+            package.quantize(model, output, samples, recipe)
+        except package.DetentError:
+            assert not any(tmp_path.iterdir())
+        else:
+            assert output.read_bytes() == wanted  # what failed was a trial of something better
+        if len(made) < fail_at:
+            break
+    else:
+        pytest.fail("there is no end of sessions")
+
+
+def test_memory_that_ends_is_a_message(detent, tiny, monkeypatch):
+    def exhaust(*_, **__):
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    monkeypatch.setattr("detent.comparison.inspection.inspect_model", exhaust)
+    answer = detent("inspect", tiny)
+    assert answer.code == 3
+    assert "9 TiB" in answer.err and "Traceback" not in answer.err
