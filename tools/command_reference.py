@@ -40,12 +40,12 @@ def exit_codes() -> list[tuple[int, str]]:
     family = [each for each in vars(errors).values() if inspect.isclass(each) and each.__module__ == errors.__name__]
     told = {each.exit_code: (inspect.getdoc(each) or "").splitlines()[0] for each in family}
     told |= {
-        0: "All went well.",
-        1: "A defect of Detent: please report it, with the traceback.",
+        0: "Success.",
+        1: "A bug in Detent: please report it with the traceback.",
         INTERRUPTED: "Interrupted by Ctrl-C. What was finished is kept where a command says so.",
     }
     refused = (
-        "`check`: the device does not take all of the model. `tune`: no model lost as little as was asked for. "
+        "`check`: the device does not accept all of the model. `tune`: no model lost as little as was asked for. "
         "`mix`: the wanted error was not reached."
     )
     for code in {NOT_TAKEN, MISSED}:
@@ -129,7 +129,7 @@ def _says(parameter: inspect.Parameter, info: ArgumentInfo | OptionInfo) -> str:
     default = parameter.default
     if default is inspect.Parameter.empty:
         return help_text if isinstance(info, ArgumentInfo) else f"{help_text} Required."
-    if default is None or isinstance(default, bool) or default == []:
+    if default is None or isinstance(default, bool) or default in ([], ""):
         return help_text
     return f"{help_text} Default: {default}."
 

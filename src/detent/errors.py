@@ -17,7 +17,7 @@ class DetentError(Exception):
 
 
 class UsageError(DetentError):
-    """An option, a recipe or a pattern that does not mean anything, or contradicts another."""
+    """An option, recipe or pattern is invalid, or contradicts another."""
 
     exit_code = 2
 

@@ -85,7 +85,7 @@ class OldName:
 
 
 # Every command that prints a result has it; the Python calls do not, since they print nothing.
-VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
+VERBOSE = Flag("Print every table, not only the summary.", "--verbose", default=False)
 
 
 class ShapeOptions(TypedDict, total=False):
@@ -201,7 +201,7 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     fix_shape: Annotated[
         Mapping[str, Sequence[int]] | Names | None,
         Flag(
-            "Make a dynamic shape fixed: input=1,3,224,224, or auto: as all samples are, which an NPU needs; or none.",
+            "Fix dynamic shapes: input=1,3,224,224; auto: the shape that all samples have; or none.",
             reads=list[str],
             metavar="INPUT=DIMS",
             python='or {"input": (1, 3, 224, 224)}',

@@ -8,7 +8,7 @@ import pytest
 from detent.errors import DataError, ModelError, UsageError
 from detent.graph import session
 from detent.graph.load import load
-from detent.graph.session import Runner, check_operators, first_line, usable_cores
+from detent.graph.session import Runner, check_operators, first_line, open_session, usable_cores
 from tests.conftest import tiny_model
 
 
@@ -105,3 +105,38 @@ def test_a_first_run_that_fails_is_repeated_without_optimization(samples):
     runner._session = Failing()
     with pytest.raises(DataError, match="Input channels"):
         runner({"x": samples})
+
+
+def test_large_weights_are_read_where_they_are(samples, monkeypatch):
+    expected = Runner(load(tiny_model()))({"x": samples})[0]
+    model = load(tiny_model())
+    for value in model.graph.initializers.values():
+        value.const_value = ir.Tensor(value.const_value.numpy(), name=value.name)
+    before = {name: value.const_value for name, value in model.graph.initializers.items()}
+    monkeypatch.setattr(session, "BY_REFERENCE", 1)
+    messages = []
+    monkeypatch.setattr(
+        session, "open_session", lambda source, *rest: messages.append(source) or open_session(source, *rest)
+    )
+    runner = Runner(model)
+    np.testing.assert_array_equal(runner({"x": samples})[0], expected)
+    assert {name: value.const_value for name, value in model.graph.initializers.items()} == before
+    largest = max(before.values(), key=lambda tensor: tensor.nbytes)
+    assert largest.tobytes() not in messages[0]
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1), ("", 64)])
+def test_the_time_of_a_container(text, cores, tmp_path, monkeypatch):
+    (tmp_path / "cpu.max").write_text(text)
+    monkeypatch.setattr(session, "CONTAINER", tmp_path)
+    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: range(64), raising=False)
+    assert usable_cores() == cores
+
+
+def test_the_memory_of_a_container(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "CONTAINER", tmp_path)
+    assert session.memory_limit() is None
+    (tmp_path / "memory.max").write_text("max\n")
+    assert session.memory_limit() is None
+    (tmp_path / "memory.max").write_text("536870912\n")
+    assert session.memory_limit() == 1 << 29

@@ -39,16 +39,14 @@ def check(
         typer.Option("--ep-report", help="A placement report of the EP, or a folder of them.", metavar="FILE"),
     ] = None,
     time: Annotated[bool, typer.Option("--time", help="Also time the model on this CPU.")] = False,
-    software: Annotated[
-        str, typer.Option("--software", help="Of Ryzen AI: 1.6, 1.7 or 1.8. Else: what any was seen to do.")
-    ] = "",
+    software: Annotated[str, typer.Option("--software", help="Ryzen AI version: 1.6, 1.7 or 1.8. Default: any.")] = "",
     trust: Trust = False,
     *,
     printing: PrintOptions,
 ) -> None:
     """Show, node by node, whether a device accepts MODEL, and why not.
 
-    Exit code 0: it takes all of it; 6: it does not.
+    Exit code 0: it accepts all of it; 6: it does not.
 
     Example: detent check model_int8.onnx --device stx
     """

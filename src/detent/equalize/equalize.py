@@ -193,7 +193,8 @@ def observe_channels(
         wanted = runner.outputs if pending.index in kept else fetched
         arrays = dict(zip(wanted, runner(sample.feeds, sample.origin, wanted), strict=True)) if wanted else {}
         if answers is not None and pending.index in kept:
-            answer = {name: arrays[name] for name in outputs}
+            # Copies: an array of onnxruntime's keeps all memory of its session.
+            answer = {name: arrays[name].copy() for name in outputs}
             if sum(array.nbytes for array in answer.values()) <= ANSWER_BYTES:
                 answers[pending.index] = answer
         arrays |= {name: sample.feeds[name] for name in names if name in inputs}

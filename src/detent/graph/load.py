@@ -10,8 +10,11 @@ initializers become inputs for them, with their types and shapes.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx.shape_inference
@@ -186,6 +189,9 @@ def load(model: ModelLike, opset: int = MINIMUM_OPSET) -> ir.Model:
 
 
 # The key of a loaded model's `meta` under which the folder of its file is kept; a ModelProto has none.
+LARGE = 1 << 14  # elements
+_WHOLE_BYTES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+
 FOLDER = "folder"
 
 
@@ -273,13 +279,40 @@ def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.
     _refuse_unknown(proto, where)
     check_message(proto, where, folder)
     try:
-        model = ir.from_proto(mended(proto, owned=folder is not None))
+        proto = mended(proto, owned=folder is not None)
+        large = _large_tensors(proto)
+        model = ir.from_proto(_without(proto, large) if folder is not None and large else proto)
+        for name, tensor in large.items():
+            model.graph.initializers[name].const_value = tensor
     except UNREADABLE as error:
         raise ModelError(f"{where} cannot be understood as an ONNX graph: {_root_cause(error)}") from error
     _refuse_dangling(model, where)
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, str(folder) or ".")
     return model
+
+
+def _large_tensors(proto: onnx.ModelProto) -> dict[str, ir.Tensor[Any]]:
+    """Return large weights as arrays: a tensor within a message is copied each time that somebody reads it."""
+    found = {}
+    for tensor in proto.graph.initializer:
+        if tensor.data_type in _WHOLE_BYTES and math.prod(tensor.dims) >= LARGE and tensor.HasField("raw_data"):
+            held = ir.TensorProtoTensor(tensor)
+            found[tensor.name] = ir.Tensor(held.numpy(), held.dtype, name=held.name, doc_string=held.doc_string)
+    return found
+
+
+def _without(proto: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:
+    """Return a message without the data of these initializers. The given one loses it too.
+
+    Any small part of a message keeps all of it in memory.
+    """
+    for tensor in proto.graph.initializer:
+        if tensor.name in names:
+            tensor.ClearField("raw_data")
+    light = onnx.ModelProto()
+    light.CopyFrom(proto)
+    return light
 
 
 def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:

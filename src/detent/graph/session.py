@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
@@ -24,6 +28,19 @@ DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 
 Feeds = Mapping[str, npt.NDArray[Any]]
 
+WORTH_COLLECTING = 400 << 20
+"""Bytes in memory from which on a look for what nobody refers to is worth its tenth of a second."""
+
+LARGE_MODEL = 32 << 20
+_LARGE_MODEL = Lock()
+
+_C_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+BY_REFERENCE = 1 << 16
+"""Bytes of a tensor from which on sessions read it where it is."""
+
+_REFERRED = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataType.UINT8)
+
 _STATE = onnxruntime.capi.onnxruntime_pybind11_state
 # What onnxruntime raises: now and then Python's own, and a dozen exceptions of its own with no common base.
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
@@ -36,9 +53,43 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
+CONTAINER = Path("/sys/fs/cgroup")
+"""Where Linux says what a container may use; the second version of that interface, and of memory the first as well."""
+
+
 def usable_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the cores that this process may use, and no more than the time that its container has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _container_says("cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period):
+        return max(1, min(cores, -(-int(quota) // int(period))))
+    return cores
+
+
+def memory_limit() -> int | None:
+    """Return the bytes that the container may use; None if there is no limit."""
+    limits = [_container_says(name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
+    return min((int(limit) for limit in limits if limit.isdecimal()), default=None)
+
+
+def _container_says(name: str) -> str:
+    try:
+        return (CONTAINER / name).read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def return_memory(*, collect: bool = True) -> None:
+    """Give free memory back to the system: graphs are circles that wait for Python's collector, and the allocator of
+    Linux keeps what sessions and arrays left. Elsewhere it does nothing.
+    """
+    trim = getattr(_C_LIBRARY, "malloc_trim", None)
+    if trim is None:
+        return
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    if collect and pages * os.sysconf("SC_PAGE_SIZE") >= WORTH_COLLECTING:
+        gc.collect()
+    trim(0)
 
 
 def session_options() -> onnxruntime.SessionOptions:
@@ -46,6 +97,8 @@ def session_options() -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what matters comes back as an exception
     options.intra_op_num_threads = 1
+    # Else weights go to an arena that doubles its size each time it is full.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return options
 
 
@@ -125,10 +178,16 @@ class Runner:
             options.optimized_model_filepath = str(optimized)
         self.outputs = [str(value.name) for value in model.graph.outputs] if outputs is None else list(outputs)
         self._exact, self._providers, self._lock = exact, providers, Lock()
-        with _fetchable(model, self.outputs), _loadable(model) as source:
-            self._session = open_session(source, options, providers)
+        # A model that onnxruntime is to write has to be whole.
+        self._weights = {} if optimized is not None else _large_weights(model)
+        # Two large models at a time would take twice the memory, most of which is needed only to load them.
+        turn = _LARGE_MODEL if tensor_bytes(model) >= LARGE_MODEL else nullcontext()
+        with turn, _fetchable(model, self.outputs), _loadable(model, self._weights) as source:
+            self._session = open_session(source, _with_weights(options, self._weights), providers)
             # Until a run has shown that onnxruntime's optimizer left the model whole. A temporary file is gone by then.
             self._source = source if isinstance(source, bytes) else None
+            if turn is _LARGE_MODEL:
+                return_memory(collect=False)
 
     def __call__(
         self, feeds: Feeds, origin: str = "the given input", outputs: Sequence[str] | None = None
@@ -163,6 +222,7 @@ class Runner:
             if self._session is failed and self._source is not None:
                 options = exact_options() if self._exact else session_options()
                 options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+                options = _with_weights(options, self._weights)
                 self._session, self._source = open_session(self._source, options, self._providers), None
             return self._session is not failed
 
@@ -206,13 +266,59 @@ def _fetchable(model: ir.Model, names: Sequence[str]) -> Iterator[None]:
         model.graph.outputs.extend(before)
 
 
+def _large_weights(model: ir.Model) -> dict[str, npt.NDArray[Any]]:
+    """Return the initializers that sessions read where they are, by name.
+
+    Within a message each would be in memory four times while a session is made: as a tensor, in the message, in its
+    bytes, and in what onnxruntime makes of them.
+    """
+    return {
+        name: np.ascontiguousarray(value.const_value.numpy())
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, ir.Tensor | ir.ExternalTensor)
+        and value.const_value.nbytes >= BY_REFERENCE
+        and value.const_value.dtype in _REFERRED
+    }
+
+
+def _with_weights(
+    options: onnxruntime.SessionOptions, weights: Mapping[str, npt.NDArray[Any]]
+) -> onnxruntime.SessionOptions:
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
+    return options
+
+
 @contextmanager
-def _loadable(model: ir.Model) -> Iterator[bytes | str]:
-    """Give the model as onnxruntime takes it: bytes, or past 2 GB a temporary file with its weights beside it."""
-    if tensor_bytes(model) <= PROTOBUF_LIMIT:
-        yield serialize(complete_proto(model))
+def _loadable(model: ir.Model, weights: Mapping[str, npt.NDArray[Any]]) -> Iterator[bytes | str]:
+    """Give the model as onnxruntime takes it: bytes, or past 2 GB a temporary file with its weights beside it.
+
+    Of `weights`, only the names and shapes.
+    """
+    if tensor_bytes(model) - sum(array.nbytes for array in weights.values()) <= PROTOBUF_LIMIT:
+        with _named_only(model, weights):
+            source = serialize(ir.to_proto(model) if weights else complete_proto(model))
+        yield source
         return
     with tempfile.TemporaryDirectory(prefix="detent-") as folder:
         path = Path(folder) / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
         yield str(path)
+
+
+@contextmanager
+def _named_only(model: ir.Model, names: Collection[str]) -> Iterator[None]:
+    """Let initializers stand for tensors in another file, which is never read, within the block."""
+    values = [model.graph.initializers[name] for name in names]
+    before = [value.const_value for value in values]
+    for value, tensor in zip(values, before, strict=True):
+        assert tensor is not None, f"'{value.name}' has a value"
+        value.const_value = ir.ExternalTensor(
+            "in-memory", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=str(value.name)
+        )
+    try:
+        yield
+    finally:
+        for value, tensor in zip(values, before, strict=True):
+            value.const_value = tensor

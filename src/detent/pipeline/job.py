@@ -19,7 +19,7 @@ from detent.equalizations import parse_equalization
 from detent.errors import UsageError
 from detent.graph.load import ModelLike, read_proto
 from detent.graph.pytorch import from_torch, is_torch
-from detent.graph.session import DEFAULT_PROVIDERS
+from detent.graph.session import DEFAULT_PROVIDERS, memory_limit
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
 from detent.option_values import fixing_of, image_options, names_of, providers_of
@@ -132,7 +132,11 @@ class Job:
     def memory(self) -> int:
         """The bytes that the refinement may use."""
         given = self.options["memory"]
-        return MEMORY if given is None else parse_memory(given) if isinstance(given, str) else given
+        if given is None:
+            limit = memory_limit()
+            # The models themselves need the other half.
+            return MEMORY if limit is None else min(MEMORY, limit // 2)
+        return parse_memory(given) if isinstance(given, str) else given
 
     @property
     def progress(self) -> Progress:

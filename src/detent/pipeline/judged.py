@@ -30,7 +30,11 @@ from detent.pipeline.prepared import Original, Prepared, Stopwatch
 from detent.plan.plan import Plan
 from detent.progress import silent
 from detent.recipe import Recipe
+from detent.recipe.recipe import WIDENING_SAMPLES
+from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
+from detent.results.verdict import MANY_SAMPLES
 from detent.tasks.parts import output_parts
+from detent.tasks.task import Task
 
 JUDGING_SAMPLES = 16  # samples that candidates are compared on: the comparison is paired, so a few tell
 
@@ -94,3 +98,20 @@ def better_of(equalized: Observed, plain: Observed) -> Observed:
 def _error(observed: Observed, judged: JudgedOutputs) -> float:
     planned = make_planned(observed, Stopwatch(silent))
     return judged.error(planned.model, planned.plan)
+
+
+def only_counted(observed: Observed) -> list[PendingSample]:
+    """Return samples to judge answers with if few were held out: those that only the ranges come from.
+
+    One sample is a single answer of a classifier, so it takes many; other tasks say more with each.
+    """
+    observation, source, recipe = observed.observation, observed.source, observed.prepared.job.recipe
+    if observed.prepared.purpose.task is not Task.CLASSIFY or recipe.emulated is not None:
+        return []
+    if source is None or source.random or not source.repeatable or observation.in_sample:
+        return []
+    learned = [0 if recipe.refinement is None else recipe.refinement.samples]
+    learned += [RANGE_SAMPLES] if recipe.search_ranges else []
+    learned += [] if recipe.widen is None else [WIDENING_SAMPLES]
+    missing = MANY_SAMPLES - sum(each.size for each in observation.measured_on)
+    return source.peek(max(learned) + missing)[max(learned) :] if missing > 0 else []

@@ -175,7 +175,7 @@ def observe(prepared: Prepared, watch: Stopwatch, better_of: BetterOf) -> Observ
     job, model, layout, source = prepared.job, prepared.model, prepared.layout, prepared.source
     # Loading the untouched model and asking it about the data overlaps with what leaves a core idle.
     with ThreadPoolExecutor(1) as background:
-        loading = background.submit(Original, job)
+        loading = background.submit(Original(job).open)
         with watch.step("equalize"):
             saved = _saved_statistics(prepared)
             samples = _first_samples(job, source, saved)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -26,10 +27,11 @@ from detent.emulator.emulator import check_emulable
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.data_check import first_batch_norm, unlike_training
 from detent.evaluation.task_agreement import Purpose
+from detent.execute.inference import map_in_order
 from detent.execute.quantized_walk import Program
 from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
-from detent.graph.session import Runner, check_operators
+from detent.graph.session import Runner, check_operators, return_memory
 from detent.graph.values import constant
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
@@ -79,6 +81,7 @@ class Stopwatch:
         self.progress(name, 0, None)
         start = perf_counter()
         yield
+        return_memory()
         self.seconds[name] = perf_counter() - start
 
 
@@ -305,15 +308,39 @@ ANSWER_BYTES = 1 << 20
 
 
 class Original:
-    """The model as it was given, ready to run on samples of the prepared one."""
+    """The model as it was given, ready to run on samples of the prepared one.
+
+    It is in memory from when it is first needed until `keep`.
+    """
 
     def __init__(self, job: Job) -> None:
-        self._model = read(job.model)
-        self._types = {
-            str(each.name): each.dtype.numpy() for each in self._model.graph.inputs if each.dtype is not None
-        }
-        self._runner = Runner(self._model)
+        self._job = job
         self._answers: dict[int, dict[str, npt.NDArray[Any]]] = {}
+        self._lock = Lock()
+        self._opened: tuple[ir.Model, Runner] | None = None
+
+    def open(self) -> Original:
+        """Load the model now."""
+        self._open()
+        return self
+
+    def _open(self) -> tuple[ir.Model, Runner]:
+        with self._lock:
+            if self._opened is None:
+                model = read(self._job.model)
+                self._opened = model, Runner(model)
+            return self._opened
+
+    def keep(self, samples: Sequence[PendingSample]) -> None:
+        """Answer all samples that may still be asked about, and give up the model if all answers could be kept."""
+        for _ in map_in_order(self, samples, self._job.collecting.threads):
+            pass
+        if all(pending.index in self._answers for pending in samples):
+            self._opened = None
+
+    @property
+    def _model(self) -> ir.Model:
+        return self._open()[0]
 
     @property
     def nodes(self) -> Iterable[ir.Node]:
@@ -328,7 +355,8 @@ class Original:
             sample = pending.load()
             known = self._run(sample.feeds, sample.origin)
             if sum(array.nbytes for array in known.values()) <= ANSWER_BYTES:
-                self._answers[pending.index] = known
+                # A copy: an array of onnxruntime's keeps the whole region of memory that it is in.
+                self._answers[pending.index] = {name: array.copy() for name, array in known.items()}
         return dict(known)
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -336,10 +364,12 @@ class Original:
         return self._run(feeds, "the calibration data")
 
     def _run(self, feeds: Mapping[str, npt.NDArray[Any]], origin: str) -> dict[str, npt.NDArray[Any]]:
-        return dict(zip(self._runner.outputs, self._runner(self._feeds(feeds), origin), strict=True))
+        _, runner = self._open()
+        return dict(zip(runner.outputs, runner(self._feeds(feeds), origin), strict=True))
 
     def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        return {name: array.astype(self._types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
+        types = {str(each.name): each.dtype.numpy() for each in self._model.graph.inputs if each.dtype is not None}
+        return {name: array.astype(types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
 
     def ranks_alike(self, prepared: ir.Model, sample: Sample) -> bool:
         """Return whether a TopK of both models gets the same scores, so that only ties are decided differently."""

@@ -21,7 +21,7 @@ from detent.evaluation.task_agreement import LEAST_SCORE, Purpose, detections_of
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
-from detent.pipeline.judged import JUDGING_SAMPLES, JudgedOutputs, quantized
+from detent.pipeline.judged import JUDGING_SAMPLES, JudgedOutputs, only_counted, quantized
 from detent.pipeline.observed import Observed
 from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import Stopwatch
@@ -64,13 +64,13 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
     refinement = job.recipe.refinement
     with watch.step("refine"):
         checkpoint = _checkpoint(planned)
+        refines = refinement is not None or job.recipe.search_ranges
+        judged = _judged(planned) if refines else None
         candidates = [PlanCandidate("no refinement", planned.plan)]
-        if refinement is not None or job.recipe.search_ranges:
+        if refines:
             candidates.append(_refined(planned, refinement, checkpoint, ranges=job.recipe.search_ranges))
-        others = _not_learned_from(planned) if len(candidates) > 1 else []
-        if refinement is not None and refinement.learns_weights and others:
+        if refinement is not None and refinement.learns_weights and judged is not None:
             candidates.insert(1, _refined(planned, BiasCorrection(), None, ranges=False))
-        judged = JudgedOutputs(planned.observed.prepared, planned.observed.original, others) if others else None
         if judged is not None:
             candidates = [replace(each, error=judged.error(planned.model, each.plan)) for each in candidates]
             candidates[1:] = [_with_shifted_scores(planned, judged, each) for each in candidates[1:]]
@@ -78,6 +78,17 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
         constants = describe_constants(planned.model, best.plan)
     notes += [] if checkpoint is None else list(checkpoint.notes)
     return Refined(planned, best.plan, best.layers, constants, notes)
+
+
+def _judged(planned: Planned) -> JudgedOutputs | None:
+    """Return what to judge by; None without samples. The given model is needed no longer then."""
+    observed, others = planned.observed, _not_learned_from(planned)
+    if not others:
+        return None
+    judged = JudgedOutputs(observed.prepared, observed.original, others)
+    measured = [*observed.observation.measured_on, *only_counted(observed)] if observed.rescaling.changed else []
+    observed.original.keep(measured)
+    return judged
 
 
 def _not_learned_from(planned: Planned) -> list[PendingSample]:

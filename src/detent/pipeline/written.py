@@ -30,7 +30,7 @@ from detent.evaluation.fidelity import measure_fidelity
 from detent.graph.load import checker_complaint
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, save_together, tensor_bytes
 from detent.graph.session import Runner
-from detent.observe.samples import PendingSample
+from detent.pipeline.judged import only_counted
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Prepared, Stopwatch, fixes_batch
 from detent.pipeline.refined import Refined
@@ -38,12 +38,8 @@ from detent.plan.plan import Plan
 from detent.prepare import FixBatch, FoldConstants, prepare
 from detent.prepare.base import Change
 from detent.recipe import Recipe
-from detent.recipe.recipe import WIDENING_SAMPLES
-from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, TensorReport, describe_activations
-from detent.results.verdict import MANY_SAMPLES
-from detent.tasks.task import Task
 from detent.version import __version__
 
 EMULATED = 16  # samples to measure on if a model is computed in integers, which takes several times as long
@@ -172,7 +168,7 @@ def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
     job, observation = observed.prepared.job, observed.observation
     if observation.runner is None:
         return None
-    counted = _only_counted(observed)
+    counted = only_counted(observed)
     found = measure_fidelity(
         observation.runner,
         first.model,
@@ -187,23 +183,6 @@ def _measure(observed: Observed, first: FirstForm) -> Fidelity | None:
         progress=job.progress,
     )
     return replace(found, counted=sum(each.size for each in counted))
-
-
-def _only_counted(observed: Observed) -> list[PendingSample]:
-    """Return samples to judge answers with if few were held out: those that only the ranges come from.
-
-    One sample is a single answer of a classifier, so it takes many; other tasks say more with each.
-    """
-    observation, source, recipe = observed.observation, observed.source, observed.prepared.job.recipe
-    if observed.prepared.purpose.task is not Task.CLASSIFY or recipe.emulated is not None:
-        return []
-    if source is None or source.random or not source.repeatable or observation.in_sample:
-        return []
-    learned = [0 if recipe.refinement is None else recipe.refinement.samples]
-    learned += [RANGE_SAMPLES] if recipe.search_ranges else []
-    learned += [] if recipe.widen is None else [WIDENING_SAMPLES]
-    missing = MANY_SAMPLES - sum(each.size for each in observation.measured_on)
-    return source.peek(max(learned) + missing)[max(learned) :] if missing > 0 else []
 
 
 def _store(parts: Sequence[ir.Model], output: Path | None) -> tuple[list[onnx.ModelProto], list[int]]:
