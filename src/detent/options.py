@@ -212,6 +212,15 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     example_inputs: Annotated[
         Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
     ]
+    feedback: Annotated[
+        Names,
+        Flag(
+            "A state: samples are the steps of a sequence, and INPUT is what OUTPUT was in the step before.",
+            reads=list[str],
+            default=(),
+            metavar="INPUT=OUTPUT",
+        ),
+    ]
     keep_batch: Annotated[
         bool, Flag("Keep a dynamic batch dimension. Default: 1 for NPUs.", "--keep-batch", default=False)
     ]
@@ -494,7 +503,11 @@ class JudgeOptions(TypedDict, total=False):
 
     metric: Annotated[
         Metric | PathText | None,
-        Flag("A Python file with score(outputs, sample) or metric(outputs, labels).", reads=Path, python="or a Metric"),
+        Flag(
+            "A Python file with score(outputs, sample) or metric(outputs, labels); or perplexity, of token ids.",
+            reads=Path,
+            python="or a Metric",
+        ),
     ]
 
 
