@@ -55,7 +55,7 @@ class FoldBatchNorm(OperatorPass):
     - else forwards into Conv, Gemm or MatMul of rank 2, when that is the only reader. A Conv that pads with zeros only
       takes it when the shift is zero;
     - MatMul that needs a bias for it becomes Gemm;
-    - backwards through a Reshape or Flatten to rank 2 into a MatMul of any rank, with an Add behind this, if a shift is left;
+    - backwards through a Reshape or Flatten to rank 2 into a MatMul of any rank, with an Add if a shift is left;
     - in training mode, with parameters that are not constant, or between two other things: declined.
     """
 
