@@ -122,7 +122,7 @@ def parameters(model: ir.Model) -> dict[str, tuple[str, float]]:
     for node in model.graph:
         if node.op_type != "DequantizeLinear":
             continue
-        codes, scale = node.inputs[0], float(node.inputs[1].const_value.numpy())
+        codes, scale = node.inputs[0], float(node.inputs[1].const_value.numpy().reshape(-1)[0])
         quantize = codes.producer()
         if quantize is not None:
             name = (

@@ -2,7 +2,9 @@
 
     python3 -m venv quark && quark/bin/pip install torch==2.13.0 && quark/bin/pip install amd-quark onnxruntime==1.28.0
     python -m benchmarks.quark_parity --quark quark/bin/python
+    python -m benchmarks.quark_parity --quark quark/bin/python --as-quark XINT8 A8W8 --models squeezenet11
 
+With --as-quark, presets as they are: one script in both tools, its operators counted and its scales compared.
 Every position that differs is explained: by the error of both choices on the float model's own values, or by a rule.
 """
 
@@ -10,8 +12,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +43,17 @@ from detent.results.quantized import Report
 def main() -> None:
     parser = arguments("Positions and accuracy beside AMD Quark's XINT8.", samples=128)
     parser.add_argument("--quark", type=Path, required=True, help="the Python of a venv with amd-quark in it")
+    parser.add_argument("--as-quark", nargs="+", metavar="PRESET", help="compare `detent run --as-quark` on presets")
     options = parser.parse_args()
+    if options.as_quark:
+        with tempfile.TemporaryDirectory() as folder:
+            found = [
+                same_script(case, preset, options.samples, options.quark, Path(folder))
+                for case in chosen(options.models)
+                for preset in options.as_quark
+            ]
+        print_table(("model", "preset", "operators that differ", "scales equal", "largest difference"), found)
+        return
     rows, notes = [], []
     with tempfile.TemporaryDirectory() as folder:
         for case in chosen(options.models):
@@ -93,11 +107,31 @@ def compare(case: Case, samples: int, quark: Path, folder: Path) -> tuple[list[o
     return [case.name, *cells, *accuracy, f"{quark_seconds:.1f}", f"{seconds:.1f}"], notes
 
 
-def run_quark(python: Path, model: Path, output: Path, data: Path) -> tuple[float, str, bool]:
+def same_script(case: Case, preset: str, samples: int, quark: Path, folder: Path) -> list[object]:
+    """One script run by Quark and by `detent run --as-quark`."""
+    theirs, ours, data = (folder / f"{case.name}_{preset}_{kind}" for kind in ("q.onnx", "d.onnx", "samples.npy"))
+    np.save(data, calibration_array(case, samples))
+    _, failure, _ = run_quark(quark, case.path, theirs, data, preset)
+    if failure:
+        return [case.name, preset, failure, "-", "-"]
+    worker = Path(__file__).with_name("quark_worker.py")
+    command = [sys.executable, "-m", "detent", "run", "--as-quark", worker, case.path, ours, data, preset]
+    subprocess.run([str(each) for each in command], check=True, capture_output=True)
+    counts = [Counter((node.domain, node.op_type) for node in read(path).graph) for path in (theirs, ours)]
+    differ = {
+        key: tuple(count[key] for count in counts) for key in counts[0] | counts[1] if counts[0][key] != counts[1][key]
+    }
+    mine, other = parameters(read(ours)), parameters(read(theirs))
+    ratios = [abs(mine[name][1] / other[name][1] - 1) for name in mine if name in other]
+    equal = f"{sum(ratio < 1e-5 for ratio in ratios)} of {len(ratios)}"
+    return [case.name, preset, differ or "none", equal, f"{100 * max(ratios, default=0.0):.2g} %"]
+
+
+def run_quark(python: Path, model: Path, output: Path, data: Path, *preset: str) -> tuple[float, str, bool]:
     worker = Path(__file__).with_name("quark_worker.py")
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "QUARK_LOG_LEVEL": "warning"}
     start = time.perf_counter()
-    command = [str(python), str(worker), str(model), str(output), str(data)]
+    command = [str(python), str(worker), str(model), str(output), str(data), *preset]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=output.parent, check=False)
     log = done.stdout + done.stderr
     if output.exists():

@@ -1,6 +1,8 @@
-"""Runs AMD Quark's XINT8 preset, its cross-layer equalization off. Executed by Quark's own Python, not by ours.
+"""Runs AMD Quark's XINT8 preset, its cross-layer equalization off, or any preset as it is.
 
-python quark_worker.py MODEL OUTPUT SAMPLES.npy
+python quark_worker.py MODEL OUTPUT SAMPLES.npy [PRESET]
+
+Executed by Quark's own Python, and with a preset by `detent run --as-quark` as well.
 """
 
 import resource
@@ -26,10 +28,10 @@ def main():
     import onnx
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    model, output, samples = sys.argv[1:]
+    model, output, samples, *preset = sys.argv[1:]
     name = onnx.load(model).graph.input[0].name
-    config = get_default_config("XINT8")
-    config.include_cle = False
+    config = get_default_config(*preset or ["XINT8"])
+    config.include_cle = config.include_cle and bool(preset)
     ModelQuantizer(Config(global_quant_config=config)).quantize_model(model, output, Reader(name, np.load(samples)))
 
 

@@ -85,7 +85,7 @@ class OldName:
 
 
 # Every command that prints a result has it; the Python calls do not, since they print nothing.
-VERBOSE = Flag("Print every table, not only a short answer.", "--verbose", default=False)
+VERBOSE = Flag("Print every table, not only the summary.", "--verbose", default=False)
 
 
 class ShapeOptions(TypedDict, total=False):
@@ -211,6 +211,15 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
 
     example_inputs: Annotated[
         Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
+    ]
+    feedback: Annotated[
+        Names,
+        Flag(
+            "A state: samples are the steps of a sequence, and INPUT is what OUTPUT was in the step before.",
+            reads=list[str],
+            default=(),
+            metavar="INPUT=OUTPUT",
+        ),
     ]
     keep_batch: Annotated[
         bool, Flag("Keep a dynamic batch dimension. Default: 1 for NPUs.", "--keep-batch", default=False)
@@ -491,7 +500,11 @@ class JudgeOptions(TypedDict, total=False):
 
     metric: Annotated[
         Metric | PathText | None,
-        Flag("A Python file with score(outputs, sample) or metric(outputs, labels).", reads=Path, python="or a Metric"),
+        Flag(
+            "A Python file with score(outputs, sample) or metric(outputs, labels); or perplexity, of token ids.",
+            reads=Path,
+            python="or a Metric",
+        ),
     ]
 
 

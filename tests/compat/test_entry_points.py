@@ -22,9 +22,9 @@ from detent.compat.entry_points import quark_quantize_dynamic as quark_dynamic
 from detent.compat.entry_points import quark_quantize_static as quark_static
 from detent.compat.enums import CalibrationMethod, PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
 from detent.compat.option_rows import ScriptNote
-from detent.errors import UsageError
+from detent.errors import DetentError, UsageError
 from tests.conftest import tiny_model
-from tests.models import build, node, run
+from tests.models import build, info, node, run
 
 
 class Reader:
@@ -168,6 +168,15 @@ def test_every_sample_calibrates(tiny, samples, tmp_path, kind):
     read = next(node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
     scale = {each.name: onnx.numpy_helper.to_array(each) for each in made.graph.initializer}[read.input[1]]
     assert scale == pytest.approx((100.0 - min(0, float(many.min()))) / 255, rel=1e-5)
+
+
+def test_messages_speak_of_what_a_script_can_change():
+    """Random data needs the sizes of an open input, which a command would be given by a flag."""
+    model = build([node("Relu", "x", "y")], "y", {}, [info("x", (1, 3, "height", 8))])
+    with pytest.raises(DetentError) as raised:
+        ModelQuantizer(_quiet("S8S8_AAWS")).quantize_model(model)
+    assert "FixShapes" in str(raised.value)
+    assert "--" not in str(raised.value)
 
 
 def test_a_reader_whose_rewind_does_not_work_is_read_once(tiny, samples):

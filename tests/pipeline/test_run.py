@@ -89,7 +89,7 @@ def test_the_report_has_every_node_and_tensor(report):
 
 def test_the_figures_are_measured_on_held_out_samples(report):
     assert not report.in_sample
-    assert report.fidelity.samples == 8
+    assert (report.fidelity.samples, report.fidelity.counted) == (32, 24)  # those that only gave ranges fill it up
     assert report.calibration.samples == 56
     assert report.fidelity.outputs["logits"].sqnr_db > 12
     assert report.worst_tensors()[0].closeness.sqnr_db <= report.worst_tensors()[-1].closeness.sqnr_db

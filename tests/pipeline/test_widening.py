@@ -80,3 +80,13 @@ def test_the_entries_of_a_table_have_a_scale_each(reports):
     arrays = {each.name: each for each in reports[0].model.graph.initializer}
     assert reader.op_type == "DequantizeLinear"
     assert np.prod(arrays[reader.input[1]].dims) == 32
+
+
+def test_an_input_with_outlying_channels_gets_16_bits_too():
+    nodes = [node("LayerNormalization", "x g", "n", axis=-1), node("MatMul", "n w", "y")]
+    others = (np.arange(16) != 3).astype(np.float32)  # what the outlying channel hides is all that counts
+    constants = {"g": others, "w": normal(16, 16)}
+    proto = build(nodes, "y", constants, inputs=[info("x", (1, 8, 16))])
+    data = [{"x": normal(1, 8, 16, seed=seed) * (500 - 499 * others)} for seed in range(8)]
+    widened = detent.quantize(proto, calibration=data, recipe="A8W8").widening
+    assert "x" in widened.names

@@ -161,3 +161,21 @@ def test_default_epsilon_is_the_standards():
     done = check(FoldBatchNorm(), make([node("Conv", "x w", "a"), bn()], {"x": [1, 1, 2, 2]}, {"y": None}, constants))
     (weight,) = [array for name, array in done.constants.items() if name.endswith("weight")]
     assert weight.item() == pytest.approx(1 / np.sqrt(1e-5), rel=1e-6)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_matmul_before_a_reshape_that_joins_all_but_the_channels(shift):
+    constants = {"w": f32(4, 6), "rows": np.array([-1, 6]), **bn_constants(6, shift=shift)}
+    nodes = [node("MatMul", "x w", "p", name="mm"), node("Reshape", "p rows", "a"), bn()]
+    known = [info("p", [2, 5, 6]), info("a", [10, 6])]
+    done = check(FoldBatchNorm(), make(nodes, {"x": [2, 5, 4]}, {"y": None}, constants, value_info=known))
+    assert done.ops == (["MatMul", "Add", "Reshape"] if shift else ["MatMul", "Reshape"])
+
+
+@pytest.mark.parametrize("rows", [[-1, 3], [2, 30]])
+def test_a_reshape_that_moves_the_channels_is_in_the_way(rows):
+    constants = {"w": f32(4, 6), "rows": np.array(rows), **bn_constants(rows[1])}
+    nodes = [node("MatMul", "x w", "p"), node("Reshape", "p rows", "a"), bn()]
+    known = [info("p", [2, 5, 6]), info("a", [60 // rows[1], rows[1]])]
+    done = check(FoldBatchNorm(), make(nodes, {"x": [2, 5, 4]}, {"y": None}, constants, value_info=known))
+    assert "leave the last dimension" in done.why

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from detent.prepare import TakeApart, prepare
+from detent.prepare import InferShapes, TakeApart, prepare
 from tests.prepare.equivalence import f32, info, make, node, run
 
 MS = "com.microsoft"
@@ -140,3 +140,23 @@ def test_what_stays_whole_says_why_and_leaves_nothing_behind(nodes, inputs, why)
     assert why in step.declined[0].what
     assert set(values.graph.initializers) == {"c", "b"}
     assert len(values.graph) == 1
+
+
+def test_the_simple_norm_that_onnx_does_not_have():
+    nodes = [node("SimplifiedLayerNormalization", "x g", "y", axis=-1, epsilon=1e-3)]
+    taken_apart(model(nodes, {"x": [2, 5, 8]}, {"g": f32(8, seed=2)}), {"x": f32(2, 5, 8)})
+
+
+def test_types_behind_an_operator_that_stays_whole_are_asked_of_onnxruntime():
+    nodes = [
+        node("Attention", "x c b", "a present", domain=MS, num_heads=2),
+        node("MatMul", "a w", "y"),
+    ]
+    proto = model(
+        nodes, {"x": [1, 3, 6]}, {"c": f32(6, 18), "b": f32(18, seed=1), "w": f32(6, 2)}, outputs=("y", "present")
+    )
+    values = ir.from_proto(proto)
+    prepare(values, [InferShapes()])
+    (result,) = [each.outputs[0] for each in values.graph if each.op_type == "MatMul"]
+    assert result.dtype == ir.DataType.FLOAT
+    assert list(result.shape) == [1, 3, 2]

@@ -31,7 +31,7 @@ from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable
 from detent.compat.translate import translate
 from detent.convert.conversion import parse_step
 from detent.convert.step import ConversionNotes, ConversionStep
-from detent.errors import DataError, UsageError, nearest
+from detent.errors import DataError, DetentError, UsageError, nearest
 from detent.graph.load import ModelLike, load, read
 from detent.graph.save import check_output, save
 from detent.observe.sources import input_specs, open_source
@@ -251,7 +251,10 @@ def _quantize(
     later = bool(request.conversions) or _overwrites(output, model)
     if later and output is not None:
         check_output(Path(output))  # before the work, not after it
-    report = _run(request, model, None if later else output, path if reader is None else reader)
+    try:
+        report = _run(request, model, None if later else output, path if reader is None else reader)
+    except DetentError as error:
+        raise type(error)(_in_script_words(str(error))) from error
     result = report.model
     if later and result is not None:
         result = _converted(result, request.conversions, None if output is None else Path(output))
@@ -260,6 +263,22 @@ def _quantize(
     if request.summary:
         sys.stdout.write(f"{report}\n")
     return result if output is None else None
+
+
+# Flags of Detent's own commands that a message may name, as what a script has for them.
+_IN_A_SCRIPT = {
+    **{"--calib": "calibration_data_reader", "--exclude": "nodes_to_exclude", "--include": "nodes_to_quantize"},
+    **{"--from": "input_nodes", "--to": "output_nodes", "--format": "quant_format", "--recipe": "get_default_config"},
+    **{"--fix-shape": "the option FixShapes", "--opset": "the option ConvertOpsetVersion", "--limit": "CalibDataSize"},
+    **{"--stats": "the option SaveAndRestore", "--save-stats": "the option SaveAndRestore", "--smooth": "include_sq"},
+    **{"--refine": "include_fast_ft", "--no-equalize": "include_cle=False", "--equalize": "include_cle"},
+    **{"--target": "enable_npu_cnn", "--device": "enable_npu_cnn", "--providers": "execution_providers"},
+}
+
+
+def _in_script_words(message: str) -> str:
+    """Return a message that speaks of what scripts can change, not of flags that they do not have."""
+    return re.sub(r"(?<![\w-])--[a-z][a-z-]*", lambda flag: _IN_A_SCRIPT.get(flag[0], flag[0]), message)
 
 
 def _overwrites(output: str | Path | None, model: ModelLike) -> bool:

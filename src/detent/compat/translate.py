@@ -35,6 +35,7 @@ from detent.compat.option_rows import apply_rows, boolean, honoured, note, noted
 from detent.compat.option_rules import METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
 from detent.compat.table import OPTIONS, apply_options
+from detent.convert.quantizing_nodes import WithoutClippedRelu
 from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
@@ -103,7 +104,12 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
         request = request.with_recipe(format="extended-qdq")
     request = request.with_recipe(opset=_sufficient_opset(request.recipe))
     if as_quark:
-        return request.replace(recipe=_as_quark(request.recipe, options), postprocessing="keep")
+        # onnxruntime's quantizer, which Quark builds on, takes a Relu out where codes begin at zero.
+        relu = () if options.get("QDQKeepRemovableActivations") else (WithoutClippedRelu(),)
+        conversions = (*request.conversions, *relu)
+        return request.replace(
+            recipe=_as_quark(request.recipe, options), postprocessing="keep", conversions=conversions
+        )
     return request.replace(recipe=_named(request.recipe, older))
 
 

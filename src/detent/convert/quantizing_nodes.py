@@ -26,7 +26,7 @@ from detent.emit.qoperator_form import ToQOperator
 from detent.errors import UsageError
 from detent.graph.load import change_opset
 from detent.graph.session import Runner
-from detent.graph.values import Names, add_initializer, constant, cut_inputs, is_unused, made_by
+from detent.graph.values import Names, add_initializer, constant, cut_inputs, is_unused, made_by, take_over
 from detent.prepare.base import main_opset
 from detent.qdq import families
 from detent.qdq.builder import FixNeuronWriter, GraphWriter, PairWriter, retarget
@@ -427,6 +427,34 @@ class WithoutOutputQdq(NodeStep):
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove rounding that nothing reads any more."""
         remove_unread(edit)
+
+
+@dataclass(frozen=True)
+class WithoutClippedRelu(NodeStep):
+    """Remove a Relu whose result is only rounded to codes of which the least is zero: rounding clips as it did."""
+
+    nothing: ClassVar[str] = "no Relu is before codes that begin at zero."
+
+    def _visit(self, edit: GraphEdit, node: ir.Node) -> str | None:
+        readers = [use.node for use in node.outputs[0].uses()]
+        source = node.inputs[0]
+        if node.op_type != "Relu" or source is None or node.outputs[0].is_graph_output():
+            return None
+        if not readers or not all(families.quantize_family(each) and _begins_at_zero(each) for each in readers):
+            return "its result is not only rounded to codes that begin at zero"
+        edit.changed(node, "clipped by the rounding behind it")
+        if source.producer() is None or len(source.uses()) > 1 or source.is_graph_output():
+            edit.substitute(node, source)
+        else:
+            take_over(node.outputs[0], source)  # under its name, by which scripts know the tensor
+            edit.graph.remove(node, safe=True)
+        return None
+
+
+def _begins_at_zero(node: ir.Node) -> bool:
+    params = params_of(node)
+    integers = params is not None and params.dtype.kind in "iu"
+    return integers and params is not None and bool((params.zero_point == code_range(params.dtype)[0]).all())
 
 
 def _is_quantized(node: ir.Node) -> bool:

@@ -111,8 +111,14 @@ class Metric:
 
 
 def as_metric(given: str | os.PathLike[str] | Metric | None) -> Metric | None:
-    """Return a measure that is given as a file or as itself; None for None."""
-    return given if given is None or isinstance(given, Metric) else load_metric(given)
+    """Return a measure that is given as a file, by the name of one that is built in, or as itself; None for None."""
+    if given is None or isinstance(given, Metric):
+        return given
+    if str(given) == "perplexity":
+        from detent.evaluation.perplexity import PERPLEXITY  # it is made of what is here
+
+        return PERPLEXITY
+    return load_metric(given)
 
 
 def load_metric(path: str | os.PathLike[str]) -> Metric:

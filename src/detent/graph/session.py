@@ -53,6 +53,16 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
+_TYPES = {
+    "tensor(float)": ir.DataType.FLOAT,
+    "tensor(int64)": ir.DataType.INT64,
+    "tensor(int32)": ir.DataType.INT32,
+    "tensor(bool)": ir.DataType.BOOL,
+}
+
+EXPERIMENTAL = ("SimplifiedLayerNormalization",)
+"""What onnxruntime has in the standard domain, and ONNX has not."""
+
 CONTAINER = Path("/sys/fs/cgroup")
 """Where Linux says what a container may use; the second version of that interface, and of memory the first as well."""
 
@@ -201,6 +211,12 @@ class Runner:
         self._source = None
         return results
 
+    @property
+    def types(self) -> dict[str, tuple[ir.DataType, list[int | str | None]]]:
+        """The type and shape of each output that is a tensor, as onnxruntime infers them, which knows its operators."""
+        found = {each.name: (_TYPES.get(each.type), each.shape) for each in self._session.get_outputs()}
+        return {name: (dtype, shape) for name, (dtype, shape) in found.items() if dtype is not None}
+
     def _unoptimized(self, failed: onnxruntime.InferenceSession) -> bool:
         """Replace a session whose first run failed by one of the model as it is; return whether there is another one.
 
@@ -222,7 +238,7 @@ def check_operators(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         standard = node.domain in ("", "ai.onnx")
         known = node.domain in RUNTIME_DOMAINS or (node.domain, node.op_type) in functions
-        if known or (standard and onnx.defs.has(node.op_type)):
+        if known or (standard and (onnx.defs.has(node.op_type) or node.op_type in EXPERIMENTAL)):
             continue
         operator = node.op_type if standard else f"{node.domain}::{node.op_type}"
         raise ModelError(

@@ -104,7 +104,10 @@ def check_names(found: Iterable[str], inputs: Sequence[InputSpec], origin: str) 
     for name in known:
         if name not in names:
             found_text = ", ".join(f"'{name}'" for name in names) or "none"
-            raise DataError(f"{origin}: there is no data for input '{name}'. Expected {listed}, found {found_text}.")
+            raise DataError(
+                f"{origin}: there is no data for input '{name}'. Expected {listed}, found {found_text}. "
+                f"If it is a state that an output hands on: --feedback {name}=OUTPUT."
+            )
 
 
 def check_feeds(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:

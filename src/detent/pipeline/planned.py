@@ -119,6 +119,8 @@ class _Measured:
 
 def _channel_ratios(model: ir.Model, names: Sequence[str], samples: Sequence[PendingSample]) -> dict[str, float]:
     """Return for each value how many times as large its largest channel is as the middle one, along its last axis."""
+    given = {value.name for value in model.graph.inputs}  # which is no answer of the model, and need not be asked for
+    names = [name for name in names if name not in given]
     if not names:
         return {}
     runner = Runner(model, list(names))

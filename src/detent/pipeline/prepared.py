@@ -33,11 +33,12 @@ from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators, return_memory
 from detent.graph.values import constant
+from detent.observe.feedback import FeedbackSource, initial_states, states_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
 from detent.observe.store import fingerprint_of
 from detent.observe.sweep import Observation
-from detent.option_values import fixing_of
+from detent.option_values import fixing_of, names_of
 from detent.pipeline.job import Job
 from detent.plan.layout import Layout, Role
 from detent.plan.mixed import arrange
@@ -285,15 +286,26 @@ def _open_data(job: Job, model: ir.Model, layout: Layout) -> Source | None:
 
 
 def _source_of(job: Job, model: ir.Model) -> Source:
-    return open_source(
+    specs, states = input_specs(model), states_of(names_of(job.options["feedback"]), model)
+    if states and (job.collecting.executor is not None or job.options["batch"] not in (None, 1)):
+        raise UsageError("--feedback runs one step after the other: leave --workers, --dask and --batch out.")
+    source = open_source(
         job.calibration,
-        input_specs(model),
+        [spec for spec in specs if spec.name not in states],
         preprocess=job.preprocess,
         limit=job.options["limit"],
         hold_out=job.options["hold_out"],
         seed=job.options["seed"],
         batch=job.options["batch"],
     )
+    if not states:
+        return source
+    runner = Runner(model)
+
+    def step(feeds: Mapping[str, npt.NDArray[Any]], origin: str) -> dict[str, npt.NDArray[Any]]:
+        return dict(zip(runner.outputs, runner(feeds, origin), strict=True))
+
+    return FeedbackSource(source, states, initial_states(model, specs, states), step)
 
 
 def purpose_of(model: ir.Model, named: str | None) -> Purpose:

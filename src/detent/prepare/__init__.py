@@ -19,7 +19,13 @@ from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHa
 from detent.prepare.half_to_float import HalfToFloat
 from detent.prepare.inline_functions import InlineFunctions
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
-from detent.prepare.replaced_operators import GatherToSlice, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
+from detent.prepare.replaced_operators import (
+    EinsumToMatMul,
+    GatherToSlice,
+    ReduceMeanToPool,
+    SplitGlobalPool,
+    SplitToSlice,
+)
 from detent.prepare.shapes import FixBatch, FixShapes, InferShapes
 from detent.prepare.write_attributes import WriteAttributes
 
@@ -27,6 +33,7 @@ __all__ = [
     "LEAVABLE",
     "BatchNormToConv",
     "Change",
+    "EinsumToMatMul",
     "FixBatch",
     "FixShapes",
     "FoldAffine",
@@ -64,6 +71,7 @@ __all__ = [
 LEAVABLE: tuple[type[Pass], ...] = (
     RemoveIdentity,
     TakeApart,
+    EinsumToMatMul,
     FuseLayerNorm,
     FuseInstanceNorm,
     FuseL2Norm,
@@ -105,6 +113,7 @@ def default_passes(
         FixShapes(fix_shapes) if fix_shapes else InferShapes(),
         *([FixBatch()] if fix_batch else []),
         TakeApart(),
+        EinsumToMatMul(),
         FoldConstants(),
         RemoveIdentity(),
         InferShapes(),

@@ -7,7 +7,8 @@ At inference it is an affine map per channel:
 with scale = gamma / sqrt(var + epsilon) and shift = beta - mean * scale. The default of epsilon is 1e-5.
 
 FoldBatchNorm: a linear layer next to it absorbs the map by the algebra of `affine`: the weight is scaled, the bias is
-moved, and one node is gone. Channels are dimension 1, so Gemm and MatMul take part with rank 2 only.
+moved, and one node is gone. Channels are dimension 1, so Gemm and MatMul take part with rank 2 only; or with a Reshape
+in between that joins all dimensions before the last, x W -> (rows, channels): channels are the last of both.
 
 BatchNormToConv: if no layer can absorb it, a Conv with one group per channel and a kernel of one element multiplies
 every channel by its weight and adds its bias: the same function, in an operator that NPUs run.
@@ -54,6 +55,7 @@ class FoldBatchNorm(OperatorPass):
     - else forwards into Conv, Gemm or MatMul of rank 2, when that is the only reader. A Conv that pads with zeros only
       takes it when the shift is zero;
     - MatMul that needs a bias for it becomes Gemm;
+    - backwards through a Reshape to rank 2 into a MatMul of any rank, with an Add behind this, if a shift is left;
     - in training mode, with parameters that are not constant, or between two other things: declined.
     """
 
@@ -76,6 +78,8 @@ class FoldBatchNorm(OperatorPass):
         if source is None:
             return "it has no input"
         layer = source.producer()
+        if layer is not None and values.is_standard(layer, "Reshape"):
+            return self._through_reshape(model, node, layer, affine)
         if layer is None or not values.is_standard(layer, "Conv", "ConvTranspose", "Gemm", "MatMul"):
             return f"'{source.name}' comes from {'the outside' if layer is None else layer.op_type}"
         if values.sole_use(source, model.graph) is None:
@@ -86,6 +90,32 @@ class FoldBatchNorm(OperatorPass):
         if reason is None:
             self.absorbed(model, node, layer, f"folded into {layer.op_type} '{layer.name}' before it")
         return reason
+
+    def _through_reshape(self, model: ir.Model, node: ir.Node, reshape: ir.Node, affine: Affine) -> str | None:
+        """Fold into the MatMul before a Reshape that leaves the last dimension; the reason if that is not possible."""
+        product, rows = reshape.inputs[0], reshape.outputs[0]
+        layer = values.made_by(product, "MatMul")
+        weight = None if layer is None else values.constant(layer.inputs[1])
+        if product is None or layer is None or weight is None or weight.ndim != 2:
+            return "before the Reshape is no MatMul with a constant weight"
+        for value in (product, rows):
+            if values.sole_use(value, model.graph) is None:
+                return values.why_not_sole(value)
+        channels, shapes = weight.shape[1], [values.static_shape(value) for value in (product, rows)]
+        if any(not shape or shape[-1] != channels for shape in shapes) or values.rank(rows) != 2:
+            return "the Reshape between them is not known to leave the last dimension"
+        scaled = (as_float64(weight) * affine.over(channels).scale).astype(weight.dtype)
+        values.set_input(layer, 1, self.initializer(model, layer, "scaled_weight", scaled))
+        shift = affine.over(channels).shift
+        if shift.any():
+            term = self.initializer(model, node, "shift", shift.astype(weight.dtype))
+            added = ir.node("Add", [product, term], name=self.fresh(model, node, "add"))
+            added.outputs[0].name = self.fresh(model, node, "shifted")
+            added.outputs[0].type, added.outputs[0].shape = product.type, product.shape
+            model.graph.insert_before(reshape, added)
+            reshape.replace_input_with(0, added.outputs[0])
+        self.absorbed(model, node, reshape, f"folded into MatMul '{layer.name}' before the Reshape")
+        return None
 
     def _forward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
         """Fold into the only reader; the reason if that is not possible."""

@@ -6,7 +6,7 @@ A quantizer has no grid for what goes on inside such an operator, and no NPU has
     FastGelu                u / 2 * (1 + tanh(sqrt(2 / pi) * (u + 0.044715 u^3)))
     QuickGelu               x * sigmoid(alpha x)
     FusedMatMul             alpha * A' B', A' and B' transposed where it says so
-    SkipLayerNormalization  LayerNormalization(x + skip + bias); SkipSimplified: the norm without mean and term
+    SkipLayerNormalization  LayerNormalization(x + skip + bias); Simplified: the norm without mean and term
     EmbedLayerNormalization LayerNormalization(words[ids] + positions[0 ... length) + segments[segment ids])
     Attention               softmax(q k' * scale + mask) v for each head; q, k and v are thirds of x W + b
     MultiHeadAttention      the same of a query, a key and a value that are given
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.graph.session import EXPERIMENTAL
 from detent.graph.values import constant, drop_if_unused, input_at, is_unused, rank, remove_node, take_over
 from detent.prepare.base import Pass, int_attribute, main_opset
 from detent.prepare.shapes import infer
@@ -50,8 +51,9 @@ class TakeApart(Pass):
     def run(self, model: ir.Model) -> None:
         """Visit embeddings first: the masks that they hand on have shapes only then."""
         for wanted in (("EmbedLayerNormalization",), tuple(_RULES)):
-            for node in [each for each in model.graph if each.domain == DOMAIN and each.op_type in wanted]:
-                self._visit(model, node)
+            for node in list(model.graph):
+                if node.op_type in wanted and (node.domain == DOMAIN or node.op_type in EXPERIMENTAL):
+                    self._visit(model, node)
             if self.changes:
                 infer(model)
 
@@ -167,6 +169,13 @@ def _skip_norm(write: _Writer, node: ir.Node) -> Parts | str:
     bias = input_at(node, 3 if simple else 4)
     total = write.sum(node.inputs[0], node.inputs[1], bias)
     return {0: write.norm(total, node, gamma, beta, simple), 3: total}
+
+
+def _simple_norm(write: _Writer, node: ir.Node) -> Parts | str:
+    x, axis = node.inputs[0], int_attribute(node, "axis", -1)
+    if x is None or axis not in (-1, (rank(x) or 0) - 1):
+        return "it is not over the last axis"
+    return {0: write.norm(x, node, node.inputs[1], None, simple=True)}
 
 
 def _embeddings(write: _Writer, node: ir.Node) -> Parts | str:
@@ -291,6 +300,7 @@ _RULES: dict[str, Callable[[_Writer, ir.Node], Parts | str]] = {
     "QuickGelu": _quick_gelu,
     "FusedMatMul": _fused_matmul,
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_norm),
+    "SimplifiedLayerNormalization": _simple_norm,
     "EmbedLayerNormalization": _embeddings,
     "Attention": _attention,
     "MultiHeadAttention": _multi_head,

@@ -14,6 +14,8 @@ smaller than what it is taken over and wants its own.
 SplitGlobalPool: with H = h1 * h2 and W = w1 * w2, the mean over H x W is the mean over h2 x w2 tiles of the means over
 the h1 x w1 entries of each, because all tiles have the same size. An NPU sums at most 512 entries at a time, so each of
 the two parts has to stay within that.
+
+EinsumToMatMul: an Einsum of two operands that sums over one letter is a MatMul of transposed operands.
 """
 
 from __future__ import annotations
@@ -231,3 +233,70 @@ class SplitGlobalPool(OperatorPass):
 def _divisor(size: int) -> int:
     """Return the largest divisor that is at most the square root."""
     return next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
+
+
+class EinsumToMatMul(OperatorPass):
+    """Replace Einsum of two operands by MatMul, with a Transpose where an operand or the result has another order.
+
+    Letters are those of both operands and the result (batch), of both alone (summed), and of one operand and the
+    result (row, column): the sum is MatMul of (batch, row, summed) and (batch, summed, column).
+
+    Cases:
+    - one letter is summed, one is a row and one a column; any number are batch; constants are transposed at once;
+    - declined: other numbers of letters, a letter twice in one operand, an ellipsis, sums over one operand alone.
+    """
+
+    operators = ("Einsum",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Write the MatMul under the node's name, and the Transposes around it."""
+        equation = node.attributes.get_string("equation", "") or ""
+        terms, arrow, result = equation.replace(" ", "").partition("->")
+        left, comma, right = terms.partition(",")
+        if not arrow or not comma or "," in right or "." in equation:
+            return f"'{equation}' is not of two operands whose letters are all there"
+        batch = [letter for letter in result if letter in left and letter in right]
+        summed = [letter for letter in left if letter in right and letter not in result]
+        row, column = ([x for x in side if x not in batch and x not in summed] for side in (left, right))
+        if not len(summed) == len(row) == len(column) == 1 or len({*result}) != len(result):
+            return f"'{equation}' is not one sum over rows and columns"
+        if sorted(left) != sorted([*batch, *row, *summed]) or sorted(right) != sorted([*batch, *summed, *column]):
+            return f"'{equation}' has a letter twice in one operand"
+        if sorted(result) != sorted([*batch, *row, *column]):
+            return f"'{equation}' sums over one operand alone"
+        orders = ((left, [*batch, *row, *summed]), (right, [*batch, *summed, *column]))
+        operands = [
+            self._ordered(model, node, value, [letters.index(letter) for letter in order], role)
+            for value, (letters, order), role in zip(node.inputs, orders, ("left", "right"), strict=True)
+        ]
+        made, back = [*batch, *row, *column], node.outputs[0]
+        product = ir.node("MatMul", operands, name=node.name)
+        product.outputs[0].type = back.type
+        model.graph.insert_before(node, product)
+        if made == [*result]:
+            values.take_over(back, product.outputs[0])
+        else:
+            product.outputs[0].name = self.fresh(model, node, "product")
+            perm = [made.index(letter) for letter in result]
+            turned = ir.node("Transpose", product.outputs, {"perm": perm}, name=self.fresh(model, node, "turn"))
+            model.graph.insert_before(node, turned)
+            values.take_over(back, turned.outputs[0])
+        values.remove_node(model.graph, node)
+        self.replaced(node, product)
+        self.changed(product, f"Einsum '{equation}' became MatMul")
+        return None
+
+    def _ordered(
+        self, model: ir.Model, node: ir.Node, value: ir.Value | None, perm: list[int], role: str
+    ) -> ir.Value | None:
+        """Return the operand with its axes in that order."""
+        array = values.constant(value)
+        if value is None or perm == sorted(perm):
+            return value
+        if array is not None:
+            return self.initializer(model, node, role, np.ascontiguousarray(array.transpose(perm)))
+        turned = ir.node("Transpose", [value], {"perm": perm}, name=self.fresh(model, node, f"turn_{role}"))
+        turned.outputs[0].name = self.fresh(model, node, role)
+        turned.outputs[0].type = value.type
+        model.graph.insert_before(node, turned)
+        return turned.outputs[0]

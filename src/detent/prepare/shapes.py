@@ -18,8 +18,10 @@ from collections.abc import Mapping, Sequence
 import onnx.shape_inference
 import onnx_ir as ir
 
-from detent.errors import UsageError, nearest
+from detent.errors import ModelError, UsageError, nearest
 from detent.graph.load import light_proto
+from detent.graph.message import RUNTIME_DOMAINS
+from detent.graph.session import Runner
 from detent.prepare.base import Pass
 
 
@@ -40,7 +42,26 @@ class InferShapes(Pass):
 
 
 def infer(model: ir.Model) -> str | None:
-    """Infer shapes; return the reason if inference as a whole failed and nothing was changed."""
+    """Infer shapes; return the reason if inference as a whole failed and nothing was changed.
+
+    What operators of onnxruntime's own compute is asked of it, once, and followed from there.
+    """
+    reason = _infer(model)
+    values = [value for node in model.graph if node.domain in RUNTIME_DOMAINS for value in node.outputs]
+    unknown = {str(value.name): value for value in values if value.name and value.dtype is None}
+    if reason is not None or not unknown:
+        return reason
+    try:
+        answers = Runner(model, list(unknown)).types
+    except ModelError as error:
+        return str(error)
+    for name in answers.keys() & unknown.keys():
+        dtype, shape = answers[name]
+        unknown[name].dtype, unknown[name].shape = dtype, ir.Shape(shape)
+    return _infer(model)
+
+
+def _infer(model: ir.Model) -> str | None:
     try:
         light = light_proto(model)
         proto = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=False, data_prop=True)

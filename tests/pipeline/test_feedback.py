@@ -1,0 +1,71 @@
+"""Models with state: y = state * 0.5 + x, and the next state is y. Known answers: a sum of halves."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import detent
+from detent.errors import DataError, UsageError
+from detent.pipeline.job import make_job
+from detent.pipeline.prepared import Stopwatch, prepare_model
+from detent.progress import silent
+from tests.prepare.equivalence import info, make, node
+
+
+def model():
+    constants = {"half": np.full((1, 4), 0.5, np.float32), "w": np.eye(4, dtype=np.float32)}
+    nodes = [node("Mul", "state half", "kept"), node("Gemm", "x w", "seen"), node("Add", "kept seen", "y")]
+    nodes.append(node("Identity", "y", "next"))
+    inputs, outputs = ([info(name, [1, 4]) for name in names] for names in (("x", "state"), ("y", "next")))
+    return make(nodes, inputs, outputs, constants)
+
+
+def samples(folder, count=16):
+    for index in range(count):
+        np.savez(folder / f"{index:02}.npz", x=np.full((1, 4), index + 1, np.float32))
+    return folder
+
+
+def test_each_step_starts_from_what_the_last_one_handed_on(tmp_path):
+    job = make_job(model(), samples(tmp_path, 4), "A8W8", feedback="state=next", hold_out=0)
+    source = prepare_model(job, Stopwatch(silent)).source
+    states = [float(pending.load().feeds["state"][0, 0]) for pending in source]
+    assert states == [0, 1, 2.5, 4.25]
+    assert [float(pending.load().feeds["state"][0, 0]) for pending in source] == states, "a second pass starts anew"
+    assert "state fed back" in source.describe
+
+
+def test_a_model_with_state_is_quantized(tmp_path):
+    report = detent.quantize(model(), calibration=samples(tmp_path), recipe="A8W8", feedback=["state=next"])
+    assert report.fidelity is not None
+    assert "fed back" in str(report)
+
+
+def test_keys_and_values_grow_from_nothing(tmp_path):
+    nodes = [node("Concat", "past x", "present", axis=1), node("ReduceMean", "present", "y", axes=[1])]
+    values = [info("x", [1, 1, 4]), info("past", [1, "past_length", 4])]
+    growing = make(nodes, values, [info("present", [1, "length", 4]), info("y", [1, 1, 4])])
+    for index in range(3):
+        np.savez(tmp_path / f"{index}.npz", x=np.ones((1, 1, 4), np.float32))
+    job = make_job(growing, tmp_path, "A8W8", feedback="past=present", hold_out=0)
+    prepared = prepare_model(job, Stopwatch(silent))
+    assert [pending.load().feeds["past"].shape[1] for pending in prepared.source] == [0, 1, 2]
+    assert isinstance(prepared.model.graph.inputs[1].shape[1], ir.SymbolicDim)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, DataError, "--feedback state=OUTPUT"),
+        ({"feedback": "state"}, UsageError, "expected INPUT=OUTPUT"),
+        ({"feedback": "stat=next"}, UsageError, "no input 'stat'. Did you mean 'state'"),
+        ({"feedback": "state=nxt"}, UsageError, "no output 'nxt'"),
+        ({"feedback": ["state=next", "x=y"]}, UsageError, "every input"),
+        ({"feedback": "state=next", "batch": 2}, UsageError, "one step after the other"),
+    ],
+)
+def test_what_cannot_be_fed_back(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        detent.quantize(model(), calibration=samples(tmp_path), recipe="A8W8", **options)
