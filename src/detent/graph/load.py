@@ -62,10 +62,12 @@ def checker_complaint(model: ir.Model) -> str | None:
     for full in (True, False):
         try:
             onnx.checker.check_model(proto, full_check=full)
-        except onnx.shape_inference.InferenceError:
-            continue
         except onnx.checker.ValidationError as error:
             return None if _UNKNOWN_RANK in str(error) else str(error)
+        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:  # the last two are C++'s own
+            if not full:
+                return str(error)
+            continue
         break
     return None
 
