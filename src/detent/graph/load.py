@@ -351,11 +351,9 @@ def _refuse_malformed(model: ir.Model, where: str) -> None:
         if len(node.outputs) < schema.min_output:
             wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output}"
         for name, attribute in node.attributes.items():
-            wanted = schema.attributes.get(name)
-            if wanted is not None and wanted.type.value != attribute.type.value and not attribute.is_ref():
-                wrong = (
-                    f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.type.name}"
-                )
+            wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
+            if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
+                wrong = f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
         if wrong:
             raise ModelError(f"Node '{node.name}' ({node.op_type}) of {where} has {wrong}. Export the model again.")
 
