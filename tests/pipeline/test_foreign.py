@@ -167,3 +167,10 @@ def test_what_onnx_itself_cannot_infer_is_no_reason_to_refuse():
     """Of onnx 1.23 the function of MeanVarianceNormalization fails its own strict inference."""
     nodes = [conv(), helper.make_node("MeanVarianceNormalization", ["c"], ["y"], name="norm")]
     assert opened(detent.quantize(model_of(nodes, WEIGHT, 13), None, IMAGES, "BF16"))
+
+
+def test_an_input_without_axes_is_walked_through():
+    model = model_of([helper.make_node("Mul", ["x", "s"], ["m"], name="scale"), conv("m", "y")], WEIGHT)
+    model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, []))
+    data = [{"x": image, "s": np.array(2, np.float32)} for image in IMAGES]
+    assert detent.quantize(model, None, data, "BF16").model is not None

@@ -88,7 +88,9 @@ class Program:
     def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
         """Return the outputs. Raises DataError, naming the node and the sample."""
         try:
-            results: list[Any] = self._session.run(self._outputs, dict(feeds))
+            # Arithmetic makes numbers of arrays without axes.
+            arrays = {name: np.asarray(array) for name, array in feeds.items()}
+            results: list[Any] = self._session.run(self._outputs, arrays)
         except RUNTIME_ERRORS as error:
             raise DataError(f"onnxruntime could not run {self._where} on {origin}: {first_line(str(error))}") from error
         return results
