@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--quark", help="the Python of a venv that has AMD Quark")
     options = parser.parse_args()
+    options.folder = options.folder.resolve()
     makers = ("Detent", "Quark") if options.quark else ("Detent",)
     rows = []
     for seen in OBSERVED:

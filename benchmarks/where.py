@@ -40,7 +40,8 @@ CAUSES = ("create session", "run session", "compile or load loops", "serialize")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Processor time and memory of quantize(), by stage and by cause.")
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    present = [name for name, (model, _) in MODELS.items() if model.exists()]
+    parser.add_argument("--models", nargs="*", default=present, choices=list(MODELS))
     parser.add_argument("--model", type=Path, help="another model; with --data")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--samples", type=int, default=64)

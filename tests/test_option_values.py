@@ -5,13 +5,34 @@ import pytest
 import detent
 from detent.errors import UsageError
 from detent.observe.preprocess import PreprocessOptions
-from detent.option_values import image_options, names_of, noise_of, shapes_of
+from detent.option_values import image_options, names_of, noise_of, providers_of, shapes_of
 from detent.options import ImageOptions, QuantizeOptions, TuneOptions, settled
 from tests.conftest import tiny_model
 
 
 def images(**given):
     return image_options(settled(ImageOptions, given))
+
+
+def test_options_are_those_of_the_first_provider():
+    assert providers_of("A") == ("A",)
+    assert providers_of(()) == ("CPUExecutionProvider",)
+    assert providers_of(["A", "B"], ["x=1", "y=C:\\z"]) == ("A:x=1,y=C:\\z", "B")
+    assert providers_of("A:x=1", "y=2") == ("A:x=1,y=2",)
+
+
+def test_providers_are_given_their_options(monkeypatch):
+    import onnxruntime
+
+    from detent.graph.session import open_session, session_options
+
+    asked = []
+    real = onnxruntime.InferenceSession
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda *given, **named: asked.append(named["providers"]) or real(given[0])
+    )
+    open_session(tiny_model().SerializeToString(), session_options(), ["CPUExecutionProvider:use_arena=0,path=C:\\x"])
+    assert asked == [[("CPUExecutionProvider", {"use_arena": "0", "path": "C:\\x"})]]
 
 
 def test_images_as_written_and_as_meant():

@@ -239,7 +239,7 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
         limit=given["limit"],
         batch=given["batch"],
         threads=given["threads"],
-        providers=providers_of(given["providers"]),
+        providers=providers_of(given["providers"], given["provider_options"]),
         emulate=given["emulate"] or _emulated_for(given["device"]),
         task=given["task"],
         progress=given["progress"] or silent,
@@ -330,7 +330,7 @@ def compare(
         limit=given["limit"],
         batch=given["batch"],
         threads=given["threads"],
-        providers=providers_of(given["providers"]),
+        providers=providers_of(given["providers"], given["provider_options"]),
         inner=given["inner"],
         progress=given["progress"] or silent,
     )
@@ -364,7 +364,7 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
         limit=given["limit"],
         batch=given["batch"],
         threads=given["threads"],
-        providers=providers_of(given["providers"]),
+        providers=providers_of(given["providers"], given["provider_options"]),
         progress=given["progress"] or silent,
     )
 

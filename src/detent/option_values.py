@@ -17,9 +17,15 @@ def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def providers_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return onnxruntime's execution providers; without any, the CPU."""
-    return names_of(given) or tuple(DEFAULT_PROVIDERS)
+def providers_of(given: str | Sequence[str], options: str | Sequence[str] = ()) -> tuple[str, ...]:
+    """Return onnxruntime's execution providers; without any, the CPU. `options`, KEY=VALUE, are those of the first."""
+    first, *others = names_of(given) or tuple(DEFAULT_PROVIDERS)
+    own = ",".join(names_of(options))
+    if not own:
+        return first, *others
+    if not names_of(given):
+        raise UsageError(f"--provider-options {own}: name the provider that they are for with --providers.")
+    return f"{first}{',' if ':' in first else ':'}{own}", *others
 
 
 def image_options(given: ImageOptions) -> PreprocessOptions:

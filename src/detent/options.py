@@ -234,6 +234,9 @@ class RunningOptions(
     providers: Annotated[
         Names, Flag("onnxruntime execution providers.", reads=list[str], default=(), metavar="PROVIDER")
     ]
+    provider_options: Annotated[
+        Names, Flag("Options of the first provider.", reads=list[str], default=(), metavar="KEY=VALUE")
+    ]
     tail: Annotated[
         PathText | None,
         Flag("Second part of a split model; it continues the models that end where it begins.", reads=Path),

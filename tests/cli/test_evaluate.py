@@ -57,6 +57,12 @@ def test_a_file_of_labels(detent, arguments, tmp_path):
         (["--no-labels", "--label-offset", 1], 2, "there are no labels"),
         (["--report", MODEL], 5, "would overwrite"),
         (["--providers", "NoneProvider"], 2, "has no provider 'NoneProvider'"),
+        (["--provider-options", "a=1"], 2, "name the provider that they are for"),
+        (
+            ["--providers", "CPUExecutionProvider", "--provider-options", "a"],
+            2,
+            "has the option 'a': expected KEY=VALUE",
+        ),
         (["missing.onnx"], 3, "There is no file missing.onnx"),
         (["--mean", "x"], 2, "--mean 'x'"),
     ],

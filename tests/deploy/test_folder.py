@@ -151,6 +151,16 @@ def test_a_model_that_would_end_the_process(tmp_path):
     assert deploy(tmp_path / "m.onnx", tmp_path / "out", "strix-halo", force=True).samples == 4
 
 
+def test_a_convolution_without_its_attributes_is_refused_where_it_ends_the_process(quantized, tmp_path):
+    model = onnx.load(quantized)
+    conv = next(each for each in model.graph.node if each.op_type == "Conv")
+    del conv.attribute[:]
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=conv.name):
+        deploy(tmp_path / "m.onnx", tmp_path / "out", "strix-halo")
+    assert deploy(tmp_path / "m.onnx", tmp_path / "out", "phx").check.accepted  # which was seen to take such files
+
+
 def test_the_command(detent, quantized, tmp_path):
     np.save(tmp_path / "data.npy", DATA)
     outcome = detent("deploy", quantized, tmp_path / "out", "--device", "stx", "--data", tmp_path / "data.npy")

@@ -414,7 +414,7 @@ def test_json():
     found = detent.check(conv_relu_conv())
     plain = json.loads(found.to_json())
     assert (plain["verdict"], plain["subgraphs"], len(plain["nodes"])) == ("accepted", 1, 3)
-    assert set(plain["findings"][0]) == {"level", "node", "op_type", "what", "why", "fix", "whole"}
+    assert set(plain["findings"][0]) == {"level", "node", "op_type", "what", "why", "fix", "whole", "crashes"}
     report = detent.quantize(conv_relu_conv(), calibration=DATA)
     assert json.loads(report.to_json())["device"]["verdict"] == "accepted"
     assert "npu-xint8 takes all of it: 3 of 3 nodes" in str(report)

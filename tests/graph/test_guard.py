@@ -51,6 +51,7 @@ def test_a_sound_model_passes_its_trial(untrusted, path):
 def test_a_crash_a_hang_and_too_much_memory_are_model_errors(untrusted, path, acting, monkeypatch, code, said):
     acting(code)
     monkeypatch.setattr(guard, "SECONDS", 0.5 if said == "seconds" else 60.0)
+    monkeypatch.setattr(guard, "PATIENCE", 1)
     with guarded(path), pytest.raises(ModelError, match=f"m.onnx.*thinking.*{said}"):
         load(path)
 
@@ -81,7 +82,7 @@ def test_a_trial_that_nobody_asked_after_ends_with_its_block(untrusted, path, ac
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux")
 def test_memory_is_limited():
-    code = "import trial; trial.limit_memory(300 << 20); trial.attempt('growing', lambda: bytearray(400 << 20))"
+    code = "import trial; trial.limit(300 << 20, 60); trial.attempt('growing', lambda: bytearray(400 << 20))"
     folder = trial.__file__.rpartition("trial")[0]
     child = subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": folder})
     assert child.returncode == trial.OUT_OF_MEMORY
@@ -105,3 +106,14 @@ def test_what_was_made_here_is_tried_too(untrusted, path, acting):
     with guarded(path, trust=True):
         convert(path, path.with_name("half.onnx"), "float16")
     assert path.with_name("half.onnx").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processor time is limited on Linux")
+def test_seconds_are_those_of_the_processor(untrusted, path, acting, monkeypatch):
+    acting("import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 9))\nwhile True: pass")
+    with guarded(path), pytest.raises(ModelError, match="m.onnx.*thinking.*seconds"):
+        load(path)
+    monkeypatch.setattr(guard, "SECONDS", 0.5)
+    acting("time.sleep(1)")  # as a busy machine does
+    with guarded(path):
+        load(path)

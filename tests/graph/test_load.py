@@ -188,3 +188,14 @@ def test_a_hardmax_that_means_what_it_does_today_is_kept():
         model.graph.node[1].CopyFrom(helper.make_node("Hardmax", ["c1"], ["r1"], name="hard", axis=axis))
         model.graph.value_info.append(helper.make_tensor_value_info("c1", TensorProto.FLOAT, ["N", 4, 8, 8]))
         assert load(model).opset_imports[""] == 17
+
+
+def test_a_node_that_its_operator_does_not_take_is_named():
+    for spoil, said in (
+        (lambda node: node.input.pop(), "1 inputs"),
+        (lambda node: node.attribute.append(helper.make_attribute("group", "two")), "'group' of type STRING"),
+    ):
+        model = tiny_model()
+        spoil(model.graph.node[2])
+        with pytest.raises(ModelError, match=f"'second'.*{said}"):
+            load(model)

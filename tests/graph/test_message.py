@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -154,3 +155,15 @@ def test_a_value_that_comes_from_nowhere_is_named():
     for model, named in ((reads, "'nowhere'"), (answers, "'nothing'")):
         with pytest.raises(ModelError, match=named):
             load(model)
+
+
+def test_bytes_that_are_no_text_are_spelled_out(tmp_path):
+    """onnxruntime runs such files; exporters with names in another encoding write them."""
+    data = tiny_model().SerializeToString().replace(b"\x02c1", b"\x02\xde1").replace(b"second", b"sec\xffnd")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    assert onnxruntime.InferenceSession(str(path))
+    model = load(path)
+    assert {node.name for node in model.graph} == {"first", "relu", "sec\\xffnd"}
+    assert model.graph.node(0).outputs[0].name == "\\xde1"
+    assert onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())

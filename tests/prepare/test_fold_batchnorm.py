@@ -164,12 +164,13 @@ def test_default_epsilon_is_the_standards():
 
 
 @pytest.mark.parametrize("shift", [False, True])
-def test_matmul_before_a_reshape_that_joins_all_but_the_channels(shift):
+@pytest.mark.parametrize("joining", [node("Reshape", "p rows", "a"), node("Flatten", "p", "a", axis=2)])
+def test_matmul_before_a_reshape_that_joins_all_but_the_channels(shift, joining):
     constants = {"w": f32(4, 6), "rows": np.array([-1, 6]), **bn_constants(6, shift=shift)}
-    nodes = [node("MatMul", "x w", "p", name="mm"), node("Reshape", "p rows", "a"), bn()]
+    nodes = [node("MatMul", "x w", "p", name="mm"), joining, bn()]
     known = [info("p", [2, 5, 6]), info("a", [10, 6])]
     done = check(FoldBatchNorm(), make(nodes, {"x": [2, 5, 4]}, {"y": None}, constants, value_info=known))
-    assert done.ops == (["MatMul", "Add", "Reshape"] if shift else ["MatMul", "Reshape"])
+    assert done.ops == (["MatMul", "Add", joining.op_type] if shift else ["MatMul", joining.op_type])
 
 
 @pytest.mark.parametrize("rows", [[-1, 3], [2, 30]])

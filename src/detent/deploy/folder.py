@@ -134,6 +134,12 @@ def _refuse_harmful(model: Path, checked: DeviceCheck) -> None:
             f"{model} has {crashing.op_type} '{crashing.node}', which was seen to end the process when a session is "
             "made. Cut the model before it (`detent split --at VALUE`), or give --force."
         )
+    ending = next((finding for finding in checked.errors if finding.crashes and checked.quantized), None)
+    if ending is not None:
+        raise ModelError(
+            f"{model}: {ending.op_type} '{ending.node}': {ending.what}; {ending.why}. Fix: {ending.fix}. Or give "
+            "--force."
+        )
     if checked.verdict == "rejected":
         first = checked.errors[0]
         raise ModelError(

@@ -275,18 +275,20 @@ def _why_and_fix(node: ir.Node, network: CheckedNetwork) -> tuple[str, str]:
     return device.refused.get(op_type, unlisted), _REPLACEMENTS.get(op_type, otherwise)
 
 
-def _writes_attributes_out(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:  # noqa: ARG001
-    if not is_standard(node, "Conv", "ConvTranspose"):
+def _writes_attributes_out(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+    """Find attributes that only Phoenix's compiler was seen to do without."""
+    if not is_standard(node, "Conv", "ConvTranspose") or network.device.all_or_nothing:
         return
     missing = [name for name in WRITTEN_OUT if name not in node.attributes]
     automatic = (node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET") != "NOTSET"
     if missing or automatic:
-        yield _error(
+        found = _error(
             node,
             f"it relies on the default of {', '.join(missing)}" if missing else "its padding is automatic",
-            "the device's compiler stops where these are not written out",
-            "`detent quantize` writes them out",
+            "the device's compiler ends the process where these are not written out",
+            "`detent quantize` of the float model writes them out",
         )
+        yield replace(found, crashes=True)
 
 
 def _rounds_its_size_down(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:

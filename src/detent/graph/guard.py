@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,8 @@ from detent.errors import ModelError
 from detent.graph.trial import OUT_OF_MEMORY
 
 ENVIRONMENT = "DETENT_TRUST"
-SECONDS, SECONDS_PER_BYTE = 60.0, 1e-7  # a sound model needs a fraction of it
+SECONDS, SECONDS_PER_BYTE = 60.0, 1e-7  # of processor time: on a busy machine one of them takes many
+PATIENCE = 10  # seconds to wait for one of them
 MEMORY, MEMORY_PER_BYTE = 4 << 30, 6  # several copies of the weights are alive at once
 OPSET = 17
 
@@ -71,8 +73,8 @@ def finish_trial(path: Path, name: str = "") -> None:
     if process is None:
         return
     try:
-        seconds = SECONDS + SECONDS_PER_BYTE * path.stat().st_size
-        printed, _ = process.communicate(timeout=seconds)
+        seconds = _seconds(path)
+        printed, _ = process.communicate(timeout=PATIENCE * seconds)
     except OSError:  # the file went away; loading it says so
         process.kill()
         process.communicate()
@@ -82,6 +84,8 @@ def finish_trial(path: Path, name: str = "") -> None:
         printed, _ = process.communicate()
         raise ModelError(_message(name or str(path), printed, f"took more than {seconds:.0f} seconds")) from None
     code = process.returncode
+    if code == -getattr(signal, "SIGXCPU", 0):
+        raise ModelError(_message(name or str(path), printed, f"took more than {seconds:.0f} seconds"))
     if code == OUT_OF_MEMORY:
         raise ModelError(_message(name or str(path), printed, "asked for more than 4 GB of memory"))
     if code not in (0, 1):  # 1: Python could not start it, which says nothing about the model
@@ -95,6 +99,10 @@ def _message(name: str, printed: bytes, what: str) -> str:
         f"{name} is not safe to work with: {step}, in a process of its own, {what}. The file is damaged, or it meets a "
         "fault of onnx or onnxruntime. Export it again, with opset 17 or newer; --trust goes on without this trial."
     )
+
+
+def _seconds(path: Path) -> float:
+    return SECONDS + SECONDS_PER_BYTE * path.stat().st_size
 
 
 def _begin(model: object) -> Path | None:
@@ -112,6 +120,7 @@ def _begin(model: object) -> Path | None:
         "model": str(path),
         "opset": OPSET,
         "memory": MEMORY + MEMORY_PER_BYTE * path.stat().st_size,
+        "seconds": _seconds(path),
     }
     script = str(Path(__file__).with_name("trial.py"))
     process = subprocess.Popen(

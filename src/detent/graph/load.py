@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,12 @@ def checker_complaint(model: ir.Model) -> str | None:
     for full in (True, False):
         try:
             onnx.checker.check_model(proto, full_check=full)
-        except onnx.shape_inference.InferenceError:
-            continue
         except onnx.checker.ValidationError as error:
             return None if _UNKNOWN_RANK in str(error) else str(error)
+        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:  # the last two are C++'s own
+            if not full:
+                return str(error)
+            continue
         break
     return None
 
@@ -287,6 +290,7 @@ def _deserialize(proto: onnx.ModelProto, where: str, folder: Path | None) -> ir.
     except UNREADABLE as error:
         raise ModelError(f"{where} cannot be understood as an ONNX graph: {_root_cause(error)}") from error
     _refuse_dangling(model, where)
+    _refuse_malformed(model, where)
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, str(folder) or ".")
     return model
@@ -329,6 +333,38 @@ def _refuse_unknown(proto: onnx.ModelProto, where: str) -> None:
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
         raise ModelError(f"Initializer '{name}' of {where} is sparse. Export the model with dense weights.")
+
+
+def _refuse_malformed(model: ir.Model, where: str) -> None:
+    """Refuse, naming the node, what its operator does not take: too few or many inputs, an attribute of another type.
+
+    onnxruntime refuses it as well. What is checked here, no later step has to.
+    """
+    for node in model.graph.all_nodes():
+        schema = _schema(node.op_type, model.opset_imports.get("", 0)) if node.domain == "" else None
+        if schema is None or node.op_identifier() in model.functions:
+            continue
+        count, wrong = len(node.inputs), ""
+        given = [index for index, value in enumerate(node.inputs) if value is not None]
+        if not schema.min_input <= count <= schema.max_input or len(given) < min(schema.min_input, 1):
+            wrong = f"{count} inputs, and the operator takes {schema.min_input} to {schema.max_input}"
+        if len(node.outputs) < schema.min_output:
+            wrong = f"{len(node.outputs)} outputs, and the operator makes {schema.min_output}"
+        for name, attribute in node.attributes.items():
+            wanted: Any = getattr(schema.attributes.get(name), "type", None)  # its stubs know no members
+            if wanted is not None and wanted.value != attribute.type.value and not attribute.is_ref():
+                wrong = f"an attribute '{name}' of type {attribute.type.name}, and the operator takes {wanted.name}"
+        if wrong:
+            raise ModelError(f"Node '{node.name}' ({node.op_type}) of {where} has {wrong}. Export the model again.")
+
+
+@cache
+def _schema(operator: str, version: int) -> onnx.defs.OpSchema | None:
+    """Return what an operator takes in a version of the standard operators; None if that is not known."""
+    try:
+        return onnx.defs.get_schema(operator, version, "")
+    except onnx.defs.SchemaError:
+        return None
 
 
 def _refuse_dangling(model: ir.Model, where: str) -> None:

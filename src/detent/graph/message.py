@@ -9,17 +9,19 @@ Mended, because onnxruntime takes it and exporters write it; nothing that is com
 - a dimension below zero is one that is not known;
 - the domain "ai.onnx" is the standard one, "";
 - operators that onnxruntime brings along need no import of their domain;
-- a graph without a name gets one.
+- a graph without a name gets one;
+- bytes that are no UTF-8, in a name or a note, are spelled out: \\xde.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import Message
 from onnx import TensorProto
 
 from detent.errors import ModelError
@@ -206,6 +208,7 @@ def mended(proto: onnx.ModelProto, *, owned: bool) -> onnx.ModelProto:
         copy = onnx.ModelProto()
         copy.CopyFrom(proto)
         proto = copy
+    _spell_out(proto)
     proto.graph.name = proto.graph.name or "graph"
     _use_standard_domain(proto)
     _import_domains(proto)
@@ -222,10 +225,39 @@ def _needs_mending(proto: onnx.ModelProto) -> bool:
     imported = {entry.domain for entry in proto.opset_import}
     return (
         not proto.graph.name
+        or not all(isinstance(text, str) for text in _texts(proto, graphs))
         or "ai.onnx" in imported | domains
         or any(domain in RUNTIME_DOMAINS for domain in domains - imported)
         or any(dim.dim_value < 0 for graph in graphs for dim in _dimensions(graph))
     )
+
+
+def _texts(proto: onnx.ModelProto, graphs: Sequence[Any]) -> Iterator[str | bytes]:
+    """Yield the texts that are worked with. What is no UTF-8 comes as bytes."""
+    yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
+    yield from (text for entry in proto.metadata_props for text in (entry.key, entry.value))
+    for graph in graphs:
+        yield from (graph.name, graph.doc_string)
+        for node in graph.node:
+            yield from (node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output)
+        for value in (*graph.input, *graph.output, *graph.value_info, *getattr(graph, "initializer", ())):
+            yield getattr(value, "name", value)  # inputs of a function are names
+
+
+def _spell_out(message: Message) -> None:
+    """Make text of bytes that are no UTF-8, in all fields that hold text, the same for the same bytes."""
+    for field, value in message.ListFields():
+        if isinstance(value, Message):
+            _spell_out(value)
+        elif field.type == field.TYPE_MESSAGE:
+            for each in value:
+                _spell_out(each)
+        elif field.type == field.TYPE_STRING and isinstance(value, bytes):
+            setattr(message, field.name, value.decode(errors="backslashreplace"))
+        elif field.type == field.TYPE_STRING and not isinstance(value, str):
+            for index, each in enumerate(value):
+                if isinstance(each, bytes):
+                    value[index] = each.decode(errors="backslashreplace")
 
 
 def _domains(proto: onnx.ModelProto) -> set[str]:

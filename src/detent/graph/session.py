@@ -125,12 +125,13 @@ def open_session(
 ) -> onnxruntime.InferenceSession:
     """Return a session on these execution providers. What they cannot compute, onnxruntime computes on the CPU."""
     check_providers(providers)
+    named = [_provider(each) for each in providers]
     try:
         # Without the fallback: it would print to the terminal and go on with the CPU alone.
-        session = onnxruntime.InferenceSession(source, options, providers=list(providers), enable_fallback=0)
+        session = onnxruntime.InferenceSession(source, options, providers=named, enable_fallback=0)
     except RUNTIME_ERRORS as error:
         raise ModelError(f"onnxruntime cannot load the model: {first_line(str(error))}") from error
-    missing = [name for name in providers if name not in session.get_providers()]
+    missing = [name for name, _ in named if name not in session.get_providers()]
     if missing:
         raise UsageError(
             f"onnxruntime could not start the provider {missing[0]}: its driver or a library that it needs is not "
@@ -139,10 +140,20 @@ def open_session(
     return session
 
 
+def _provider(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the options of a provider that is written NAME or NAME:KEY=VALUE,KEY=VALUE."""
+    name, _, given = text.partition(":")
+    pairs = [pair.partition("=") for pair in given.split(",") if pair]
+    for key, equals, value in pairs:
+        if not key or not equals:
+            raise UsageError(f"Provider {name} has the option '{key}{equals}{value}': expected KEY=VALUE.")
+    return name, {key: value for key, _, value in pairs}
+
+
 def check_providers(names: Sequence[str]) -> None:
     """Raise UsageError, listing the available ones, for an execution provider that is not in this onnxruntime."""
     available = onnxruntime.get_available_providers()
-    for name in names:
+    for name, _ in map(_provider, names):
         if name not in available:
             raise UsageError(
                 f"This onnxruntime has no provider '{name}'.{nearest(name, available)} It has: {', '.join(available)}."

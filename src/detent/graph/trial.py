@@ -31,17 +31,18 @@ def compiled_onnx() -> tuple[Any, Any]:
     return onnx_ml_pb2.ModelProto, onnx_cpp2py_export
 
 
-def limit_memory(more: int) -> None:
-    """Allow this process so many bytes beyond what it has, where the system can do that."""
+def limit(more: int, seconds: float) -> None:
+    """Allow this process so many bytes beyond what it has, and seconds of processor time, if the system can do that."""
     try:
         import resource
         from pathlib import Path
 
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.getrlimit(resource.RLIMIT_CPU)[1]))
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         wanted = pages * resource.getpagesize() + more
         resource.setrlimit(resource.RLIMIT_AS, (wanted, resource.getrlimit(resource.RLIMIT_AS)[1]))
     except (ImportError, OSError, ValueError):
-        return  # Windows, macOS: time alone is limited
+        return  # Windows has neither, macOS no limit of memory
 
 
 def light(proto: Any) -> bytes:
@@ -94,13 +95,13 @@ def attempt(step: str, function: Callable[[], object]) -> None:
             sys.exit(OUT_OF_MEMORY)
 
 
-def main(path: str, opset: int, memory: int) -> None:
+def main(path: str, opset: int, memory: int, seconds: float) -> None:
     """Convert the opset of a model, infer its shapes and open a session on it."""
     import onnxruntime
 
     ModelProto, native = compiled_onnx()
 
-    limit_memory(memory)
+    limit(memory, seconds)
     proto = ModelProto()
     with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not needed for anything else here
         proto.ParseFromString(file.read())
@@ -125,7 +126,7 @@ if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     sys.path[:] = given["path"]  # as the asking process has it; a script's own folder is not to be searched
     try:
-        main(given["model"], given["opset"], given["memory"])
+        main(given["model"], given["opset"], given["memory"], given["seconds"])
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)
     except Exception:  # noqa: BLE001 - see above

@@ -8,7 +8,7 @@ with scale = gamma / sqrt(var + epsilon) and shift = beta - mean * scale. The de
 
 FoldBatchNorm: a linear layer next to it absorbs the map by the algebra of `affine`: the weight is scaled, the bias is
 moved, and one node is gone. Channels are dimension 1, so Gemm and MatMul take part with rank 2 only; or with a Reshape
-in between that joins all dimensions before the last, x W -> (rows, channels): channels are the last of both.
+or Flatten in between that joins all dimensions before the last, x W -> (rows, channels): channels are the last of both.
 
 BatchNormToConv: if no layer can absorb it, a Conv with one group per channel and a kernel of one element multiplies
 every channel by its weight and adds its bias: the same function, in an operator that NPUs run.
@@ -55,7 +55,7 @@ class FoldBatchNorm(OperatorPass):
     - else forwards into Conv, Gemm or MatMul of rank 2, when that is the only reader. A Conv that pads with zeros only
       takes it when the shift is zero;
     - MatMul that needs a bias for it becomes Gemm;
-    - backwards through a Reshape to rank 2 into a MatMul of any rank, with an Add behind this, if a shift is left;
+    - backwards through a Reshape or Flatten to rank 2 into a MatMul of any rank, with an Add if a shift is left;
     - in training mode, with parameters that are not constant, or between two other things: declined.
     """
 
@@ -78,7 +78,7 @@ class FoldBatchNorm(OperatorPass):
         if source is None:
             return "it has no input"
         layer = source.producer()
-        if layer is not None and values.is_standard(layer, "Reshape"):
+        if layer is not None and values.is_standard(layer, "Reshape", "Flatten"):
             return self._through_reshape(model, node, layer, affine)
         if layer is None or not values.is_standard(layer, "Conv", "ConvTranspose", "Gemm", "MatMul"):
             return f"'{source.name}' comes from {'the outside' if layer is None else layer.op_type}"

@@ -35,6 +35,8 @@ class Finding:
     fix: str
     whole: bool = False
     """Whether it keeps the whole model off the device, though it is about one node."""
+    crashes: bool = False
+    """Whether it was seen to end the process that makes a session."""
 
 
 @dataclass(frozen=True)
