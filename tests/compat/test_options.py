@@ -395,7 +395,6 @@ def test_a_noted_option_says_that_it_is_not_done(name):
         ({"TensorQuantOverrides": {"x": []}}, "one entry for each tensor"),
         ({"NumBins": "many"}, "NumBins='many'.*number"),
         ({"CalibDataSize": 1.5}, "CalibDataSize=1.5.*whole number"),
-        ({"CalibWorkerNum": None}, "CalibWorkerNum=None.*number"),
     ],
 )
 def test_bad_values_are_named(options, message):

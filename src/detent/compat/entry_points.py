@@ -210,12 +210,13 @@ DynamicQuantConfig = _record("DynamicQuantConfig", f"weight_type {_KEPT} extra_o
 
 def quantize(model_input: ModelLike, model_output: str | Path, quant_config: Any) -> None:
     """Quantize with the arguments in a StaticQuantConfig or a DynamicQuantConfig."""
-    functions = {StaticQuantConfig: quantize_static, DynamicQuantConfig: quantize_dynamic}
-    if type(quant_config) not in functions:
+    # By name: onnxruntime's own functions make its own classes of these names.
+    functions = {"StaticQuantConfig": quantize_static, "DynamicQuantConfig": quantize_dynamic}
+    if type(quant_config).__name__ not in functions:
         raise UsageError(
             f"quantize takes a StaticQuantConfig or a DynamicQuantConfig, not {type(quant_config).__name__}."
         )
-    functions[type(quant_config)](model_input, model_output, **vars(quant_config))
+    functions[type(quant_config).__name__](model_input, model_output, **vars(quant_config))
 
 
 def dump_model(

@@ -10,6 +10,7 @@ are its own.
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import runpy
 import sys
@@ -53,7 +54,8 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
             raise UsageError(
                 f"{name} is not a tool that can be run. `detent run SCRIPT.py` runs a script that uses it."
             )
-        module.main(list(arguments))
+        # What is onnxruntime's own reads sys.argv.
+        module.main(*[list(arguments)] if inspect.signature(module.main).parameters else [])
 
 
 @contextmanager

@@ -333,7 +333,7 @@ def apply_options(request: Request, options: Mapping[str, Any]) -> Request:
     for name in options:
         if name not in OPTIONS:
             note(f"There is no option '{name}'.{nearest(name, OPTIONS)} It is passed over.")
-    known = {name: value for name, value in options.items() if name in OPTIONS}
+    known = {name: value for name, value in options.items() if name in OPTIONS and value is not None}  # None: not set
     try:
         changed: Request = apply_rows(OPTIONS, request, known)
     except UsageError as error:
