@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from detent.errors import DataError, OutputError
-from detent.graph.save import write_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir  # reading data does not load onnx
@@ -202,6 +201,8 @@ def seal(kind: FileKind, body: bytes, level: int = 6) -> bytes:
 
 def write_sealed(path: Path, kind: FileKind, body: bytes, level: int = 6) -> None:
     """Write a file, complete or not at all. Raise OutputError."""
+    from detent.graph.save import write_bytes  # with it comes onnx, which readers of data do without
+
     write_bytes(seal(kind, body, level), path)
 
 

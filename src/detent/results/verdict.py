@@ -267,6 +267,12 @@ def warnings_for(report: Report) -> list[str]:
             if report.calibration.samples
             else "Measured on random data, so how close it is to float is not real. Give --calib."
         )
+    hardened = [change.node for change in report.changes if change.by == "SigmoidToHardSigmoid"]
+    if hardened:
+        found.append(
+            f"{len(hardened)} Sigmoid became HardSigmoid, the one that XINT8's device has ('{hardened[0]}'). They differ "
+            "by up to 0.07, and part of the loss is due to that; recipe A8W8 keeps Sigmoid (--device stx)."
+        )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
         found.append(f"Left float: the graphs inside {', '.join(repr(name) for name in inside)} (If, Loop or Scan).")
