@@ -28,8 +28,9 @@ DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 
 Feeds = Mapping[str, npt.NDArray[Any]]
 
-WORTH_COLLECTING = 400 << 20
-"""Bytes in memory from which on a look for what nobody refers to is worth its tenth of a second."""
+# Bytes that memory must have grown by since the last look for what nobody refers to, which takes a tenth of a second
+# and, in a process with many objects, several.
+WORTH_COLLECTING = 64 << 20
 
 LARGE_MODEL = 32 << 20
 _LARGE_MODEL = Lock()
@@ -89,17 +90,31 @@ def _container_says(name: str) -> str:
         return ""
 
 
+_resident_after: list[int] = [0]  # bytes in memory after the last look
+
+
 def return_memory(*, collect: bool = True) -> None:
-    """Give free memory back to the system: graphs are circles that wait for Python's collector, and the allocator of
-    Linux keeps what sessions and arrays left. Elsewhere it does nothing.
+    """Give free memory back to the system if there is more of it in use than last time.
+
+    Graphs are circles that wait for Python's collector, and the allocator of Linux keeps what sessions and arrays left.
+    Elsewhere it does nothing.
     """
     trim = getattr(_C_LIBRARY, "malloc_trim", None)
     if trim is None:
         return
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    if collect and pages * os.sysconf("SC_PAGE_SIZE") >= WORTH_COLLECTING:
+    resident = _resident()
+    if resident < _resident_after[0] + WORTH_COLLECTING:
+        _resident_after[0] = min(resident, _resident_after[0])
+        return
+    if collect:
         gc.collect()
     trim(0)
+    _resident_after[0] = _resident()
+
+
+def _resident() -> int:
+    """Return the bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def session_options() -> onnxruntime.SessionOptions:

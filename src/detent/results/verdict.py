@@ -270,8 +270,8 @@ def warnings_for(report: Report) -> list[str]:
     hardened = [change.node for change in report.changes if change.by == "SigmoidToHardSigmoid"]
     if hardened:
         found.append(
-            f"{len(hardened)} Sigmoid became HardSigmoid, the one that XINT8's device has ('{hardened[0]}'). They differ "
-            "by up to 0.07, and part of the loss is due to that; recipe A8W8 keeps Sigmoid (--device stx)."
+            f"{len(hardened)} Sigmoid became HardSigmoid, the one that XINT8's device has ('{hardened[0]}'). They "
+            "differ by up to 0.07, and part of the loss is due to that; recipe A8W8 keeps Sigmoid (--device stx)."
         )
     inside = [node.node for node in report.nodes if node.reason.startswith("control flow")]
     if inside:
