@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,6 +22,7 @@ from detent.cli.quantizing import demo, devices, mix, quantize, recipes, tune
 from detent.compat.script_runner import PASS_THROUGH, run
 from detent.errors import DetentError, ModelError, OutputError
 
+NOTHING_WRITTEN = "Interrupted. Nothing was written."
 INTERRUPTED = 130  # what shells report after Ctrl-C: 128 + SIGINT
 
 # Commands as `detent --help` lists them, the most wanted ones first.
@@ -56,8 +60,11 @@ def main() -> None:
         app()
     except SystemExit as stop:
         if stop.code == INTERRUPTED:  # the command-line library exits without a message on Ctrl-C
-            stderr().print("Interrupted. Nothing was written.")
+            stderr().print(NOTHING_WRITTEN)
         raise
+    except KeyboardInterrupt:  # before the command-line library began
+        stderr().print(NOTHING_WRITTEN)
+        sys.exit(INTERRUPTED)
     except InterruptedRunError as error:
         stderr().print(str(error), markup=False, soft_wrap=True)
         sys.exit(INTERRUPTED)
@@ -76,8 +83,14 @@ def main() -> None:
         sys.exit(OutputError.exit_code)
 
 
-def _interrupt_once(*_: object) -> None:
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
     """Let the first Ctrl-C stop the work, and ignore those that follow while files are cleaned up."""
+    while frame is not None:
+        # Half of a module would be left, and the libraries around it report that as some other error. So a bit later.
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            threading.Timer(0.02, _thread.interrupt_main, (number,)).start()
+            return
+        frame = frame.f_back
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.SIG_IGN)
     raise KeyboardInterrupt

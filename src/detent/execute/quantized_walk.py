@@ -89,7 +89,7 @@ class Program:
         """Return the outputs. Raises DataError, naming the node and the sample."""
         try:
             # Arithmetic makes numbers of arrays without axes.
-            arrays = {name: np.asarray(array) for name, array in feeds.items()}
+            arrays = {name: np.asarray(it) if isinstance(it, np.generic) else it for name, it in feeds.items()}
             results: list[Any] = self._session.run(self._outputs, arrays)
         except RUNTIME_ERRORS as error:
             raise DataError(f"onnxruntime could not run {self._where} on {origin}: {first_line(str(error))}") from error
