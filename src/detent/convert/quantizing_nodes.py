@@ -390,7 +390,6 @@ class WithoutQdqBetween(NodeStep):
         return None
 
     def _clean_up(self, edit: GraphEdit) -> None:
-        """Remove rounding that nothing reads any more."""
         remove_unread(edit)
 
 
@@ -425,7 +424,6 @@ class WithoutOutputQdq(NodeStep):
         return edit.changed(source, f"not rounded behind {producer.op_type}")
 
     def _clean_up(self, edit: GraphEdit) -> None:
-        """Remove rounding that nothing reads any more."""
         remove_unread(edit)
 
 

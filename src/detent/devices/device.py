@@ -314,6 +314,11 @@ class Device:
         return self.accelerated and "bfloat16" not in self.types.get("activations", ())
 
     @property
+    def float_scales(self) -> bool:
+        """Whether the device computes on codes whose scales are any numbers."""
+        return self.integers and not self.shifts
+
+    @property
     def checkable(self) -> bool:
         """Whether enough is known to say which nodes the device takes."""
         return bool(self.operators) or not self.accelerated

@@ -265,7 +265,6 @@ def _domains(proto: onnx.ModelProto) -> set[str]:
 
 
 def _dimensions(graph: Any) -> Iterator[Any]:
-    """Yield every dimension that a graph declares."""
     for value in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *getattr(graph, "value_info", ())):
         kind = getattr(value, "type", None)  # inputs of a function are names
         while kind is not None and kind.WhichOneof("value") in ("sequence_type", "optional_type"):

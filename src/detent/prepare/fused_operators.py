@@ -49,7 +49,7 @@ class TakeApart(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Visit embeddings first: the masks that they hand on have shapes only then."""
+        # Embeddings first: the masks that they hand on have shapes only then.
         for wanted in (("EmbedLayerNormalization",), tuple(_RULES)):
             for node in list(model.graph):
                 if node.op_type in wanted and (node.domain == DOMAIN or node.op_type in EXPERIMENTAL):

@@ -40,7 +40,6 @@ class FuseGelu(OperatorPass):
     operators = ("Erf", "Tanh")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the Gelu around the node, if what is around it computes one."""
         found = function_around(node, _gelu(node.op_type == "Tanh"))
         approximate = "tanh" if node.op_type == "Tanh" else "none"
         return None if found is None else fuse(self, model, found, "Gelu", {"approximate": approximate})
@@ -67,7 +66,6 @@ class FuseHardSwish(OperatorPass):
     operators = ("Clip",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the HardSwish around the node, if what is around it computes one."""
         if (constant_scalar(node, 1), constant_scalar(node, 2)) not in ((0.0, 6.0), (0.0, 1.0)):
             return None
         found = function_around(node, _HARD_SWISH)
@@ -80,7 +78,6 @@ class HardSwishToHardSigmoid(OperatorPass):
     operators = ("HardSwish",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write the two nodes; the product has the name of the node."""
         source, result = node.inputs[0], node.outputs[0]
         gate = ir.node("HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, name=self.fresh(model, node, "gate"))
         gate.outputs[0].name = self.fresh(model, node, "gated_by")
@@ -105,7 +102,6 @@ class SetHardSigmoidSlope(OperatorPass):
     operators = ("HardSigmoid",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write what differs before the node: a Mul, an Add, or both."""
         slope, offset = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
         source = node.inputs[0]
         if math.isclose(slope, 1 / 6, abs_tol=1e-6) and math.isclose(offset, 0.5, abs_tol=1e-6):

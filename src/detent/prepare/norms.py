@@ -112,7 +112,6 @@ class FuseLayerNorm(OperatorPass):
     operators = ("Div", "Mul")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the normalization whose division the node is."""
         found = match_normalization(node, model.graph)
         if found is None:
             return None
@@ -169,7 +168,6 @@ class FuseInstanceNorm(OperatorPass):
     operators = ("Div", "Mul")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the normalization whose division the node is."""
         found = match_normalization(node, model.graph)
         shape = None if found is None else static_shape(found.source)
         if found is None or shape is None or not _is_spatial(found, len(shape)):
@@ -220,7 +218,6 @@ class FuseL2Norm(OperatorPass):
     operators = ("Div", "Mul")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the division of a vector by its length."""
         for source, length, nodes in patterns.divisions(node):
             found = _Length(source)
             if not found.match(length):

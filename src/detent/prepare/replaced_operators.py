@@ -44,7 +44,6 @@ class SplitToSlice(OperatorPass):
     operators = ("Split",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write one Slice for each output that is read."""
         sizes = _sizes(node, main_opset(model))
         if isinstance(sizes, str):
             return sizes
@@ -113,7 +112,6 @@ class GatherToSlice(OperatorPass):
     operators = ("Gather",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write the Slice, and the Squeeze under the node's name."""
         source, index = node.inputs[0], values.constant(node.inputs[1])
         if source is None or source.dtype != ir.DataType.FLOAT or values.is_constant(source):
             return None
@@ -149,7 +147,6 @@ class ReduceMeanToPool(OperatorPass):
     operators = ("ReduceMean",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Rename the operator, and drop the axes."""
         reason = _why_not(node)
         if reason is None:
             node.op_type = "GlobalAveragePool"
@@ -190,7 +187,6 @@ class SplitGlobalPool(OperatorPass):
     operators = ("GlobalAveragePool",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Insert an AveragePool over tiles before it."""
         source = node.inputs[0]
         shape = values.static_shape(source)
         if source is None or shape is None:
@@ -242,7 +238,6 @@ class EinsumToMatMul(OperatorPass):
     operators = ("Einsum",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write the MatMul under the node's name, and the Transposes around it."""
         equation = node.attributes.get_string("equation", "") or ""
         terms, arrow, result = equation.replace(" ", "").partition("->")
         left, comma, right = terms.partition(",")
@@ -282,7 +277,6 @@ class EinsumToMatMul(OperatorPass):
     def _ordered(
         self, model: ir.Model, node: ir.Node, value: ir.Value | None, perm: list[int], role: str
     ) -> ir.Value | None:
-        """Return the operand with its axes in that order."""
         array = values.constant(value)
         if value is None or perm == sorted(perm):
             return value

@@ -284,7 +284,6 @@ class RotateResiduals(Pass):
     """Spread the channels of residual streams over each other. Done on request: `also = ["rotate_residuals"]`."""
 
     def run(self, model: ir.Model) -> None:
-        """Rotate every stream that can be."""
         seen: set[ir.Value] = set()
         for node in list(model.graph):
             value = node.inputs[0] if node.op_type in (*NORMS, *SKIP_NORMS) or _begins_mean_square(node) else None

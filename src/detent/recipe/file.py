@@ -301,7 +301,6 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
 
 
 def _described(hint: Any) -> str:
-    """Describe what a field holds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return " or ".join(map(repr, arguments))
