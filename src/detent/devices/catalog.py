@@ -21,8 +21,13 @@ from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, 
 from detent.errors import UsageError, nearest
 from detent.prepare import LEAVABLE, Pass
 from detent.prepare.base import OperatorPass
-from detent.prepare.gelu_and_swish import HardSwishToHardSigmoid
-from detent.prepare.replaced_operators import GatherToSlice, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
+from detent.prepare.replaced_operators import (
+    GatherToSlice,
+    HardSwishToHardSigmoid,
+    ReduceMeanToPool,
+    SplitGlobalPool,
+    SplitToSlice,
+)
 from detent.prepare.rotation import RotateResiduals
 from detent.recipe import Recipe
 
