@@ -426,7 +426,7 @@ class WithoutOutputQdq(NodeStep):
 
 @dataclass(frozen=True)
 class WithoutClippedRelu(NodeStep):
-    """Remove a Relu whose result is only rounded to codes of which the least is zero: rounding clips as it did."""
+    """Remove a Relu whose result is only rounded to codes that begin at zero: rounding clips as it did."""
 
     nothing: ClassVar[str] = "no Relu is before codes that begin at zero."
 

@@ -218,7 +218,7 @@ def _has_open_shapes(model: ir.Model) -> bool:
 
 
 def _has_codes(model: ir.Model, found: bool) -> bool:
-    """Return whether a model is quantized, be it with operators on codes."""
+    """Return whether a model is quantized, with Q/DQ or with operators on codes."""
     return found or any("Linear" in node.op_type or node.op_type.endswith("Integer") for node in model.graph)
 
 

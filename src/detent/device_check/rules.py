@@ -495,7 +495,7 @@ def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _wide_device(network: CheckedNetwork) -> Device | None:
-    """Return the device that computes single tensors with more bits; None if all have more, or there is no such."""
+    """Return the device whose types single tensors may have; None if all tensors have these, or there is none."""
     mixed = bool(network.activation_types.intersection(network.device.types.get("activations", ())))
     return DEVICES[network.device.wide] if network.device.wide and mixed else None
 

@@ -77,7 +77,7 @@ def _published(name: str) -> frozenset[str]:
 
 
 def _types(activations: str, weights: str, biases: str) -> dict[str, tuple[str, ...]]:
-    """Return the number types of each role from lists in words; the first is the usual one."""
+    """Return the number types of each role, given as words in a row; the first is the usual one."""
     given = {"activations": activations, "weights": weights, "biases": biases}
     return {role: tuple(listed.split()) for role, listed in given.items()}
 

@@ -110,7 +110,7 @@ def _tensor(torch: Any, value: Any) -> Any:
 def _exported(torch: Any, model: Any, positional: Any, named: Any, name: str) -> onnx.ModelProto:
     try:
         with _quiet():
-            if isinstance(model, torch.jit.ScriptModule):  # of which the newer exporter takes none
+            if isinstance(model, torch.jit.ScriptModule):  # the newer exporter takes Python code only
                 file = io.BytesIO()
                 torch.onnx.export(model, positional, file, dynamo=False, verbose=False)
                 return onnx.load_from_string(file.getvalue())

@@ -58,7 +58,7 @@ def constant_ints(value: ir.Value | None) -> list[int] | None:
 
 
 def constant_scalar(node: ir.Node, index: int) -> float | None:
-    """Return the single number at an input, or None if there is none."""
+    """Return the single constant number at an input, or None."""
     return scalar_of(input_at(node, index))
 
 

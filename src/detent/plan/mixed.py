@@ -55,7 +55,7 @@ def arrange(
 
 
 def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe, became: Became = NOTHING) -> int:
-    """Insert an Identity wherever a value is read in another format than it has; the number of these.
+    """Insert an Identity wherever a value is read in another format than it has; return how many.
 
     The layout is of the model before, and has to be made again after.
     """

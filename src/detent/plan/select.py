@@ -129,7 +129,7 @@ def _matching(
 ) -> dict[str, str]:
     """Return each matched name with the pattern that matched it.
 
-    With `needed`, a pattern that leads only to nodes of which nothing is left is an error.
+    With `needed`, it is an error if a pattern matches only nodes that preparation has removed.
     """
     matched: dict[str, str] = {}
     for pattern in patterns:

@@ -116,7 +116,7 @@ POINTS: Floats = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])  # wher
 
 
 def function_around(center: ir.Node, expected: Floats) -> Subgraph | None:
-    """Return the subgraph around a node that computes what is expected at POINTS; None if there is no such."""
+    """Return the subgraph around a node that computes what is expected at POINTS, or None."""
     for result in _values_after(center):
         for source in _values_before(center):
             nodes = _nodes_between(source, result)

@@ -76,7 +76,7 @@ class TakeApart(Pass):
 
 
 class _Writer:
-    """Makes nodes in the place of one, and constants; nothing is in the graph before all of them are made."""
+    """Makes the nodes and constants that replace one node; nothing enters the graph before all of them are made."""
 
     def __init__(self, owner: Pass, model: ir.Model, node: ir.Node) -> None:
         self.nodes: list[ir.Node] = []
