@@ -23,13 +23,14 @@ from detent.prepare.replaced_operators import (
     SplitGlobalPool,
     SplitToSlice,
 )
-from detent.prepare.shapes import FixBatch, FixShapes, InferShapes
+from detent.prepare.shapes import FixBatch, FixInputs, FixShapes, InferShapes
 from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
 from detent.prepare.take_apart import TakeApart
 
 __all__ = [
     "LEAVABLE",
     "FixBatch",
+    "FixInputs",
     "FixShapes",
     "FoldConstants",
     "InferShapes",
