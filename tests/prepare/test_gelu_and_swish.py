@@ -6,7 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.prepare import FoldAffine, FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope, prepare
+from detent.prepare import FoldAffine, prepare
+from detent.prepare.replaced_operators import HardSwishToHardSigmoid, SetHardSigmoidSlope
+from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
 from tests.prepare.equivalence import check, f32, info, make, node, run
 
 CONSTANTS = {

@@ -19,16 +19,15 @@ from detent.devices import rewrites
 from detent.devices.constraints import CONCATS, SHIFTS
 from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, dtype_of, instead_of_shifts
 from detent.errors import UsageError, nearest
-from detent.prepare import (
-    LEAVABLE,
+from detent.prepare import LEAVABLE, Pass
+from detent.prepare.base import OperatorPass
+from detent.prepare.replaced_operators import (
     GatherToSlice,
     HardSwishToHardSigmoid,
-    Pass,
     ReduceMeanToPool,
     SplitGlobalPool,
     SplitToSlice,
 )
-from detent.prepare.base import OperatorPass
 from detent.prepare.rotation import RotateResiduals
 from detent.recipe import Recipe
 
@@ -78,7 +77,7 @@ def _published(name: str) -> frozenset[str]:
 
 
 def _types(activations: str, weights: str, biases: str) -> dict[str, tuple[str, ...]]:
-    """Return the number types of each role from lists in words; the first is the usual one."""
+    """Return the number types of each role, given as words in a row; the first is the usual one."""
     given = {"activations": activations, "weights": weights, "biases": biases}
     return {role: tuple(listed.split()) for role, listed in given.items()}
 

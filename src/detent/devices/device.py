@@ -64,7 +64,7 @@ class CostModel:
 class Generation:
     """A generation of devices.
 
-    `flows` are the ways of running a model that it has, by the names of `catalog`, the first for want of another.
+    `flows` are its ways of running a model, by their names in `catalog`; the first is the default.
     `left` are operators that run on the CPU, and `left_shifted` those that do in models with power-of-two scales.
     `taken` are operators that it takes though the published list leaves them out. `left_behind_depthwise` names, for
     each recipe, the activations with which a depthwise Conv runs on the CPU; `logged_with` is the software that this
@@ -314,6 +314,11 @@ class Device:
         return self.accelerated and "bfloat16" not in self.types.get("activations", ())
 
     @property
+    def float_scales(self) -> bool:
+        """Whether the device computes on codes whose scales are any numbers."""
+        return self.integers and not self.shifts
+
+    @property
     def checkable(self) -> bool:
         """Whether enough is known to say which nodes the device takes."""
         return bool(self.operators) or not self.accelerated
@@ -380,11 +385,8 @@ class Rules:
 
 def role_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat | None]]:
     """Yield each role, the words that name the part of the model (empty: all of it), and the format it has there."""
-    for role, fmt in recipe.formats.items():
-        yield role, "", fmt
-    for override in recipe.overrides:
-        given = {"activations": override.activations, "weights": override.weights, "biases": override.biases}
-        yield from ((role, f" for {override.part}", fmt) for role, fmt in given.items() if fmt is not None)
+    for role, override, fmt in recipe.every_format():
+        yield role, "" if override is None else f" for {override.part}", fmt
 
 
 def dtype_of(fmt: NumberFormat | None) -> str:

@@ -13,19 +13,30 @@ a constant close to 1, within the rounding of the same value, so the factor has 
 The other passes are about Clips. The device computes Relu, and Clip at 0 and 6 or 0 and 1. Equalization gives Clips
 other bounds b, such that b itself has the largest code of all. Then a Relu gives the same codes, because whatever is
 beyond the bound gets the largest code either way.
+
+GuardDivisors: divisors never round to zero. One that was positive on every sample may still be less than half a step of
+its grid somewhere: its code is then that of zero, the quotient infinite or NaN, and what QuantizeLinear makes of that
+has nothing to do with the model. Attention with a linear kernel divides by such sums. There
+
+    a / d    becomes    a / max(d, s)    with s one step of d's grid
+
+which is what rounding up instead of down would do. The maximum lives on the same grid as d.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from detent.graph.values import constant_scalar, cut_inputs, input_at, set_input, static_shape
-from detent.numerics.formats import holds_integers
+from detent.numerics.formats import QuantParams, holds_integers
+from detent.observe.statistics import TensorStatistics
+from detent.plan.layout import Decision, Role, Site
 from detent.plan.operators import DEVICE_CLIPS
 from detent.plan.plan import Plan
 from detent.prepare.base import OperatorPass, axes_of, ints_attribute
@@ -59,7 +70,6 @@ class RoundLeakySlope(OperatorPass):
     operators = ("LeakyRelu",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Round the slope."""
         slope = node.attributes.get_float("alpha", 0.01)
         rounded = round(256 * slope) / 256
         if rounded != slope:
@@ -74,7 +84,6 @@ class SigmoidToHardSigmoid(OperatorPass):
     operators = ("Sigmoid",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Replace a Sigmoid by a HardSigmoid, under the same names."""
         node.op_type = "HardSigmoid"
         node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
         node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
@@ -86,7 +95,6 @@ class _FactorPass(OperatorPass):
     """Multiply a node's result by a constant; the product takes over the result's name."""
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Insert the multiplication where the factor is not 1."""
         factor = self.factor(node)
         if isinstance(factor, str) or factor == 1.0:
             return factor if isinstance(factor, str) else None
@@ -114,7 +122,6 @@ class ScaleHardSigmoid(_FactorPass):
     operators = ("HardSigmoid",)
 
     def factor(self, node: ir.Node) -> float | str:  # noqa: ARG002
-        """Return the same factor for every node."""
         return HARD_SIGMOID_FACTOR
 
 
@@ -124,7 +131,6 @@ class ScalePools(_FactorPass):
     operators = ("AveragePool", "GlobalAveragePool")
 
     def factor(self, node: ir.Node) -> float | str:
-        """Return the factor of the window, which for a global pool is the whole map."""
         if node.op_type == "AveragePool":
             window = ints_attribute(node, "kernel_shape")
         else:
@@ -141,7 +147,6 @@ class ScaleReduceMean(_FactorPass):
     operators = ("ReduceMean",)
 
     def factor(self, node: ir.Node) -> float | str:
-        """Return the factor of the number of elements that are averaged."""
         shape = static_shape(node.inputs[0])
         axes = axes_of(node)
         unknown = shape is None or (input_at(node, 1) is not None and axes is None)
@@ -161,7 +166,6 @@ class SaturatingClip(OperatorPass):
         self._plan, self._kept = plan, kept
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Make the node a Relu, under the same names."""
         result, low, high = str(node.outputs[0].name), constant_scalar(node, 1), constant_scalar(node, 2)
         if result not in self._plan.layout.sites or low != 0.0 or high is None or (low, high) in self._kept:
             return None
@@ -179,7 +183,6 @@ class ClipToRelu(OperatorPass):
     operators = ("Clip",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Make the node a Relu, under the same names."""
         low, high = constant_scalar(node, 1), constant_scalar(node, 2)
         if low != 0.0:
             return f"its lower bound is {'none' if low is None else f'{low:g}'}, not 0"
@@ -195,7 +198,6 @@ class WholeClip(OperatorPass):
     operators = ("Clip",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Round the bounds; one that is missing becomes the end of the range."""
         if any(input_at(node, index) is not None and constant_scalar(node, index) is None for index in (1, 2)):
             return "one of its bounds is not a constant"
         for index, (role, end) in enumerate((("low", -128.0), ("high", 127.0)), start=1):
@@ -206,3 +208,62 @@ class WholeClip(OperatorPass):
                 before = "none" if bound is None else f"{bound:g}"
                 self.changed(node, f"its {role} bound, {before}, became {whole:g}")
         return None
+
+
+_DIVISORS = {"Div": 1, "Reciprocal": 0}
+
+
+class GuardDivisors(OperatorPass):
+    """Put a Max before quantized nodes that divide by what would round to zero. `plan` is then that of the new graph.
+
+    Left alone are constants, divisors that were 0 or below on a sample, and those whose smallest value has a code of
+    its own.
+    """
+
+    operators = tuple(_DIVISORS)
+
+    def __init__(self, plan: Plan, statistics: Mapping[str, TensorStatistics]) -> None:
+        super().__init__(plan.layout.quantizes)
+        self.plan = plan
+        self._statistics = statistics
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        index = _DIVISORS[node.op_type]
+        divisor = input_at(node, index)
+        params = None if divisor is None else self._rounding_to_zero(str(divisor.name))
+        if divisor is None or params is None:
+            return None
+        step = float(params.scale.max())
+        least = self.initializer(model, node, "least_divisor", np.array(step, np.float32))
+        guard = ir.node("Max", [divisor, least], name=self.fresh(model, node, "guard"))
+        guard.outputs[0].name = self.fresh(model, node, "guarded_divisor")
+        guard.outputs[0].type, guard.outputs[0].shape = divisor.type, divisor.shape
+        model.graph.insert_before(node, guard)
+        node.replace_input_with(index, guard.outputs[0])
+        self.plan = _on_one_grid(self.plan, str(divisor.name), guard, least)
+        self.changed(node, f"divides by max('{divisor.name}', {step:g}): smaller ones would be rounded to 0")
+        return None
+
+    def _rounding_to_zero(self, name: str) -> QuantParams | None:
+        """Return the grid of a divisor that was positive on all samples, and would not be on its grid; else None."""
+        statistics = self._statistics.get(self.plan.layout.leader(name))
+        params = self.plan.of(name) if name in self.plan.layout.sites else None
+        if params is None or not holds_integers(params) or statistics is None:
+            return None
+        least = statistics.histogram.minimum
+        return params if least > 0 and bool((params.decode(params.encode(least)) <= 0).all()) else None
+
+
+def _on_one_grid(plan: Plan, divisor: str, guard: ir.Node, least: ir.Value) -> Plan:
+    """Return the plan with a Max of the divisor and a constant: both, and the result, have the divisor's grid."""
+    layout, name = plan.layout, str(guard.name)
+    new = {str(guard.outputs[0].name): Role.ACTIVATION, str(least.name): Role.WEIGHT}
+    summed = layout.sites[divisor].summed
+    layout = replace(
+        layout,
+        sites={**layout.sites, **{value: Site(value, role, name, summed=summed) for value, role in new.items()}},
+        leaders={**layout.leaders, **dict.fromkeys(new, layout.leader(divisor))},
+        formats={**layout.formats, **dict.fromkeys(new, layout.formats[divisor])},
+        decisions={**layout.decisions, name: Decision(name, "Max", True, "quantized")},
+    )
+    return replace(plan, layout=layout)

@@ -50,19 +50,9 @@ from detent.emit.coded_node import (
     clip_bounds,
     grid_of,
 )
-from detent.graph.values import (
-    bypass,
-    constant,
-    constant_ints,
-    input_at,
-    is_standard,
-    is_unused,
-    rank,
-    remove_node,
-    take_over,
-)
+from detent.graph.values import bypass, constant, input_at, is_standard, is_unused, rank, remove_node, take_over
 from detent.numerics.formats import LEAST_SCALE
-from detent.prepare.base import Change, Pass, main_opset
+from detent.prepare.base import Change, Pass, axes_of, main_opset
 from detent.prepare.shapes import InferShapes
 from detent.qdq.families import MICROSOFT, MOVES_CODES, is_native_dequantize, is_native_quantize
 from detent.qdq.reader import dequantized
@@ -175,12 +165,10 @@ POOL_ATTRIBUTES = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape",
 
 
 def _on_one(op_type: str, attributes: tuple[str, ...] = ()) -> Rule:
-    """Return the rule of an operator with one input."""
     return lambda coded: _of_one(coded, op_type, coded.attributes(attributes))
 
 
 def _on_two(op_type: str) -> Rule:
-    """Return the rule of an operator with two inputs."""
     return lambda coded: Operation(
         op_type, [*coded.like_result(0).operands, *coded.like_result(1).operands, *coded.result.grid.operands]
     )
@@ -195,9 +183,7 @@ def average_pool(coded: CodedNode) -> Operation:
 
 def reduce_mean(coded: CodedNode) -> Operation:
     """Write QLinearGlobalAveragePool, if the mean is over all axes from the third on."""
-    node, axes_value = coded.node, input_at(coded.node, 1)
-    axes = node.attributes.get_ints("axes") if axes_value is None else constant_ints(axes_value)
-    dims = rank(coded.node.inputs[0])
+    node, axes, dims = coded.node, axes_of(coded.node), rank(coded.node.inputs[0])
     if dims is None or dims < 3 or axes is None or sorted(axis % dims for axis in axes) != list(range(2, dims)):
         raise DeclinedError("there is an integer operator only for the mean over height and width")
     pool = _of_one(coded, "QLinearGlobalAveragePool")

@@ -5,6 +5,7 @@ Names: `repair_names` gives everything in a model a unique one, `Names` makes ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def constant_ints(value: ir.Value | None) -> list[int] | None:
 
 
 def constant_scalar(node: ir.Node, index: int) -> float | None:
-    """Return the single number at an input, or None if there is none."""
+    """Return the single constant number at an input, or None."""
     return scalar_of(input_at(node, index))
 
 
@@ -94,6 +95,12 @@ def static_shape(value: ir.Value | None) -> list[int | None] | None:
     return [dim if isinstance(dim, int) else None for dim in value.shape]
 
 
+def shape_of(value: ir.Value | None) -> list[int | None] | None:
+    """Return the shape of a constant's tensor, which is always known, or else the static shape."""
+    tensor = tensor_of(value)
+    return static_shape(value) if tensor is None else [*tensor.shape.numpy()]
+
+
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
     """Return the input at an index, or None if it is absent or left empty."""
     return node.inputs[index] if index < len(node.inputs) else None
@@ -108,6 +115,13 @@ def bodies_of(node: ir.Node) -> list[ir.Graph]:
         elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
             found += attribute.as_graphs()
     return found
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the nodes of the graph, of the functions, and of all bodies in them."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
 
 
 def read_values(node: ir.Node) -> list[ir.Value]:
@@ -125,6 +139,13 @@ def captured_values(node: ir.Node) -> list[ir.Value]:
         read = (value for each in inner for value in each.inputs)
         found |= {value: None for value in read if value is not None and value.graph not in own}
     return list(found)
+
+
+def is_square(node: ir.Node) -> bool:
+    """Return whether a node computes the square of its first input, as x * x or x ^ 2."""
+    if is_standard(node, "Mul"):
+        return node.inputs[0] is node.inputs[1]
+    return is_standard(node, "Pow") and constant_scalar(node, 1) == 2.0
 
 
 def is_unused(value: ir.Value) -> bool:
@@ -240,11 +261,16 @@ def repair_names(model: ir.Model) -> None:
 
 
 class Names:
-    """The names of all values and nodes of a model, and new ones that collide with none of them."""
+    """The names of all values and nodes of a model, and new ones that collide with none of them.
 
-    def __init__(self, model: ir.Model) -> None:
+    `apart_from` are graphs inside it whose own names may be given anew.
+    """
+
+    def __init__(self, model: ir.Model, apart_from: Sequence[ir.Graph] = ()) -> None:
         self._used: set[str] = set()
         for graph in model.graphs():
+            if graph in apart_from:
+                continue
             self._used.update(value.name for value in graph.inputs if value.name)
             self._used.update(graph.initializers)
             for node in graph:

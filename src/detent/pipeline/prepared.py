@@ -33,10 +33,10 @@ from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators, return_memory
 from detent.graph.values import constant
-from detent.observe.feedback import FeedbackSource, initial_states, states_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
 from detent.observe.store import fingerprint_of
+from detent.observe.streams import FeedbackSource, initial_states, states_of
 from detent.observe.sweep import Observation
 from detent.option_values import fixing_of, names_of
 from detent.pipeline.job import Job
@@ -45,7 +45,8 @@ from detent.plan.mixed import arrange
 from detent.plan.plan import check_methods, needs_statistics
 from detent.plan.postprocessing import Postprocessing, find_postprocessing
 from detent.plan.select import Selection, check_operator_types
-from detent.prepare import default_passes, prepare, successors
+from detent.prepare import FixInputs, FoldConstants, default_passes, prepare, successors
+from detent.prepare.shapes import constant_inputs
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
@@ -135,11 +136,13 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         purpose = purpose_of(model, job.options["task"])
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
+        # Folded at once: onnxruntime would take branches out of an If by itself, under names of its own.
+        settled = prepare(model, [FixInputs(job.constants), FoldConstants()]) if job.constants else []
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
         shapes, unfixed = (job.shapes, ()) if job.shapes else _shapes_of_samples(job, model, target)
         passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
-        notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
+        notes = Notes([*settled, *prepare(model, passes)], [note for step in passes for note in step.declined])
         became = successors(names, model.graph, passes)
         found = find_postprocessing(model.graph)
         tail = _float_tail(job, found)
@@ -315,8 +318,8 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
     return Purpose(task, why, class_count(metadata), image_size(model.graph))
 
 
-ANSWER_BYTES = 1 << 20
-"""The outputs of one sample that are kept: those of a few hundred samples are then in no way."""
+ANSWER_BYTES = 64 << 20
+"""The outputs of samples that are kept: of the largest detectors those of a few, of a classifier all."""
 
 
 class Original:
@@ -328,6 +331,7 @@ class Original:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._answers: dict[int, dict[str, npt.NDArray[Any]]] = {}
+        self._room = ANSWER_BYTES
         self._lock = Lock()
         self._opened: tuple[ir.Model, Runner] | None = None
 
@@ -345,8 +349,9 @@ class Original:
 
     def keep(self, samples: Sequence[PendingSample]) -> None:
         """Answer all samples that may still be asked about, and give up the model if all answers could be kept."""
-        for _ in map_in_order(self, samples, self._job.collecting.threads):
-            pass
+        for pending, _ in map_in_order(self, samples, self._job.collecting.threads):
+            if pending.index not in self._answers:  # no room: then others are answered when they are asked about
+                break
         if all(pending.index in self._answers for pending in samples):
             self._opened = None
 
@@ -366,9 +371,11 @@ class Original:
         if known is None:
             sample = pending.load()
             known = self._run(sample.feeds, sample.origin)
-            if sum(array.nbytes for array in known.values()) <= ANSWER_BYTES:
+            size = sum(array.nbytes for array in known.values())
+            if size <= self._room:
                 # A copy: an array of onnxruntime's keeps the whole region of memory that it is in.
                 self._answers[pending.index] = {name: array.copy() for name, array in known.items()}
+                self._room -= size
         return dict(known)
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -380,8 +387,10 @@ class Original:
         return dict(zip(runner.outputs, runner(self._feeds(feeds), origin), strict=True))
 
     def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        types = {str(each.name): each.dtype.numpy() for each in self._model.graph.inputs if each.dtype is not None}
-        return {name: array.astype(types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
+        graph = self._model.graph
+        types = {str(each.name): each.dtype.numpy() for each in graph.inputs if each.dtype is not None}
+        given = {name: array.astype(types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
+        return {**given, **constant_inputs(graph, self._job.constants)}
 
     def ranks_alike(self, prepared: ir.Model, sample: Sample) -> bool:
         """Return whether a TopK of both models gets the same scores, so that only ties are decided differently."""

@@ -2,7 +2,8 @@
 
 FoldConstants: a node whose inputs are all constants gives the same result in every run, so an initializer with that
 result replaces it. All such nodes are cut out into one small model, which onnxruntime runs once with the kernels that
-would have run them every time. The shape of a value whose dimensions are all known is a constant as well.
+would have run them every time. The shape of a value whose dimensions are all known is a constant as well. An If with a
+constant condition always runs the same branch, whose nodes stand in its place then.
 
 RemoveIdentity: Identity copies its input, and at inference so does Dropout. So do x * 1, x / 1, x + 0 and x - 0, which
 would cost a rounding each. Readers of the copy read the original.
@@ -26,7 +27,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from detent.graph import values
 from detent.graph.runtime import onnxruntime
 from detent.graph.session import RUNTIME_ERRORS, first_line, session_options
-from detent.prepare.base import Pass
+from detent.graph.values import Names
+from detent.prepare.base import Pass, label_of
 from detent.prepare.shapes import infer
 
 _INLINE_LIMIT = 1024  # bytes; larger constants are fed as inputs
@@ -100,19 +102,18 @@ class FoldConstants(Pass):
     """Turn everything constant into initializers, and remove what nothing needs.
 
     Cases:
-    - an initializer that is listed as a graph input as well (old exporters list all) is taken off that list;
     - Constant nodes become initializers of the same name;
     - Shape and Size of a value with a static shape (`start` and `end` respected);
     - nodes of the standard domain all of whose inputs are constant, in one onnxruntime session. Not: random operators,
       control flow, QuantizeLinear and DequantizeLinear, and results over 16 MiB that outgrow their inputs;
     - Cast to the type that its input has already;
+    - an If whose condition is constant, as many are once shapes are: the branch that it chooses takes its place;
     - a constant that is itself a graph output keeps its node;
     - while Shape nodes are left, shapes are inferred again from what was folded, and the search is repeated;
     - then nodes and initializers without a use are removed.
     """
 
     def run(self, model: ir.Model) -> None:
-        """Lift, evaluate, then clean up."""
         removed = 0
         for _ in range(MAX_ROUNDS):
             before = len(self.changes)
@@ -126,10 +127,13 @@ class FoldConstants(Pass):
                 elif values.is_standard(node, "Cast"):
                     self._drop_cast(model.graph, node)
             self._evaluate(model)
-            removed += _remove_unused(model)  # first: what is left of large models is inferred several times as fast
-            # A shape that is not known yet would make further constants.
-            if len(self.changes) == before or not any(
-                values.is_standard(node, "Shape", "Size") for node in model.graph
+            count = len(model.graph)
+            RemoveUnusedNodesPass()(model)  # first: what is left of large models is inferred several times as fast
+            removed += count - len(model.graph)
+            # A shape that is not known yet would make further constants, and so may what stood in a branch.
+            taken = [self._take_branch(model, node) for node in model.graph if values.is_standard(node, "If")]
+            if len(self.changes) == before or not (
+                any(taken) or any(values.is_standard(node, "Shape", "Size") for node in model.graph)
             ):
                 break
             reason = infer(model)
@@ -139,7 +143,6 @@ class FoldConstants(Pass):
             self.changed("model", f"{removed} nodes without a use removed")
 
     def _lift(self, graph: ir.Graph, node: ir.Node) -> None:
-        """Replace a Constant node by an initializer of the same name."""
         (output,) = node.outputs
         if output.is_graph_output():
             self.decline(node, f"its result '{output.name}' is a graph output")
@@ -148,9 +151,7 @@ class FoldConstants(Pass):
         if tensor is None:
             self.decline(node, "it is sparse, or refers to a function's parameter")
             return
-        value = ir.Value(
-            name=output.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
+        value = _initializer(tensor)
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)
         graph.register_initializer(value)
@@ -182,10 +183,47 @@ class FoldConstants(Pass):
         else:
             self.decline(node, reason)
 
+    def _take_branch(self, model: ir.Model, node: ir.Node) -> bool:
+        """Write the branch of an If in its place, if the condition is constant. Return whether it is."""
+        condition = values.constant(node.inputs[0])
+        if condition is None or condition.size != 1:
+            return False
+        chosen, other = ("then_branch", "else_branch")[:: 1 if condition.item() else -1]
+        branch = node.attributes[chosen].as_graph()
+        for each in node.attributes[other].as_graph().all_nodes():
+            for index in range(len(each.inputs)):
+                each.replace_input_with(index, None)  # what only the other branch reads has no use any more
+        results = list(branch.outputs)
+        branch.outputs.clear()
+        # Names are unique along a path of graphs, not across branches: those of two may be the same.
+        names = Names(model, apart_from=[each.as_graph() for each in node.attributes.values()])
+        for initializer in list(branch.initializers.values()):
+            assert initializer.const_value is not None, "an initializer is constant"
+            moved = _initializer(_own_tensor(initializer.const_value, names.fresh(str(initializer.name))))
+            initializer.replace_all_uses_with(moved)
+            results = [moved if value is initializer else value for value in results]
+            model.graph.register_initializer(moved)
+        nodes = list(branch)
+        branch.remove(nodes)
+        for each in nodes:
+            each.name = names.fresh(label_of(each))
+            for value in each.outputs:
+                value.name = names.fresh(str(value.name)) if value.name else value.name
+        model.graph.insert_before(node, nodes)
+        for outer, inner in zip(node.outputs, results, strict=True):
+            copy = ir.node("Identity", [inner], name=names.fresh(f"{label_of(node)}/result"))
+            model.graph.insert_before(node, copy)
+            values.take_over(outer, copy.outputs[0])
+        self._names = None  # there are others now
+        self.replaced(node, *nodes)
+        model.graph.remove(node, safe=True)
+        self.changed(node, f"If with a constant condition: its {chosen} took its place")
+        return True
+
     def _evaluate(self, model: ir.Model) -> None:
-        """Evaluate what is constant, and replace the nodes by the results."""
         folded, sizes = self._find(model.graph)
-        wanted = [value for node in folded for value in node.outputs if _leaves(value, folded)]
+        results_of = (value for node in folded for value in node.outputs)
+        wanted = [value for value in results_of if any(use.node not in folded for use in value.uses())]
         if not wanted:
             return
         results = run_constants(model, list(folded), wanted)
@@ -237,11 +275,16 @@ class FoldConstants(Pass):
             value.name = self.fresh(model, node, "unused")
 
 
-def _remove_unused(model: ir.Model) -> int:
-    """Remove nodes and initializers without a use, and return how many nodes."""
-    before = len(model.graph)
-    RemoveUnusedNodesPass()(model)
-    return before - len(model.graph)
+def _own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    """Return a tensor with the same numbers and its own name: another name would be written into the caller's file."""
+    if tensor.dtype == ir.DataType.STRING:
+        return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
+def _initializer(tensor: ir.TensorProtocol) -> ir.Value:
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.Value(name=tensor.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
 
 
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
@@ -253,10 +296,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     if attribute.is_ref():
         return None
     if kind == "value":
-        tensor: ir.TensorProtocol = attribute.value
-        if tensor.dtype == ir.DataType.STRING:
-            return ir.StringTensor(tensor.numpy(), shape=ir.Shape(tensor.shape.numpy()), name=name)
-        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+        return _own_tensor(attribute.value, name)
     if kind in ("value_int", "value_ints"):
         return ir.Tensor(np.array(attribute.value, np.int64), name=name)
     if kind in ("value_float", "value_floats"):
@@ -292,11 +332,6 @@ def _known_bytes(node: ir.Node) -> int:
     )
 
 
-def _leaves(value: ir.Value, folded: dict[ir.Node, None]) -> bool:
-    """Return whether something that is not evaluated reads the value."""
-    return any(use.node not in folded for use in value.uses())
-
-
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
 
 
@@ -313,7 +348,6 @@ class RemoveIdentity(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Look at every Identity and Dropout of the main graph, and at arithmetic with constants."""
         for node in model.graph:
             if not values.is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
                 continue
@@ -328,7 +362,7 @@ class RemoveIdentity(Pass):
 
 
 def _is_neutral(node: ir.Node) -> bool:
-    """Return whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape alone."""
+    """Return whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape as it is."""
     if not values.is_standard(node, *_NEUTRAL) or node.inputs[0] is None:
         return False
     array, dims = values.constant(values.input_at(node, 1)), values.rank(node.inputs[0])
@@ -338,7 +372,6 @@ def _is_neutral(node: ir.Node) -> bool:
 
 
 def _why_trains(node: ir.Node) -> str | None:
-    """Return why a Dropout does more than pass its input on, or None."""
     if any(not values.is_unused(value) for value in node.outputs[1:]):
         return "the mask of Dropout is used"
     training = values.input_at(node, 2)
@@ -361,7 +394,6 @@ class SeparateInitializers(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Walk all inputs of the main graph once."""
         shared = self._shared(model.graph)
         # The original is needed where this pass does not look: as a graph output, or in a body.
         taken = {value for value in shared if any(use.node.graph is not model.graph for use in value.uses())}
@@ -369,12 +401,10 @@ class SeparateInitializers(Pass):
         copies: dict[ir.Value, int] = {}
         for node in model.graph:
             for index, value in enumerate(node.inputs):
-                if value is None or value not in shared or node.op_type == "Clip":
+                if value is None or value not in shared or value.const_value is None or node.op_type == "Clip":
                     continue
                 if value not in taken:
                     taken.add(value)
-                    continue
-                if value.const_value is None:
                     continue
                 name = self.fresh(model, node, str(value.name).lstrip("/"))
                 copy = values.add_initializer(model.graph, name, value.const_value.numpy())
@@ -384,7 +414,6 @@ class SeparateInitializers(Pass):
             self.changed(str(value.name), f"{count} more uses got copies of it")
 
     def _shared(self, graph: ir.Graph) -> set[ir.Value]:
-        """Return the float initializers with more than one use."""
         shared = set()
         for value in graph.initializers.values():
             if value.dtype != ir.DataType.FLOAT or sum(use.node.op_type != "Clip" for use in value.uses()) < 2:

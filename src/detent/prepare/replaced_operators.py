@@ -16,6 +16,11 @@ the h1 x w1 entries of each, because all tiles have the same size. An NPU sums a
 the two parts has to stay within that.
 
 EinsumToMatMul: an Einsum of two operands that sums over one letter is a MatMul of transposed operands.
+
+HardSwishToHardSigmoid: for devices that have HardSigmoid alone, x * HardSigmoid(x), with slope 1/6.
+
+SetHardSigmoidSlope: clip(a x + b, 0, 1) is clip(x'/6 + 1/2, 0, 1) of x' = 6 a x + 6 b - 3, so that a HardSigmoid of any
+slope becomes one of slope 1/6, the only one that devices have. The map before it goes into the layer that computes x.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph import values
-from detent.prepare.base import OperatorPass, axes_of, int_attribute, main_opset
+from detent.prepare.base import OperatorPass, Pass, axes_of, main_opset
 
 
 class SplitToSlice(OperatorPass):
@@ -44,11 +49,10 @@ class SplitToSlice(OperatorPass):
     operators = ("Split",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write one Slice for each output that is read."""
         sizes = _sizes(node, main_opset(model))
         if isinstance(sizes, str):
             return sizes
-        axis = int_attribute(node, "axis", 0)
+        axis = node.attributes.get_int("axis", 0)
         shape = values.static_shape(node.inputs[0])
         if axis < 0 and shape is not None:
             axis += len(shape)
@@ -57,8 +61,8 @@ class SplitToSlice(OperatorPass):
         for index, output in enumerate(node.outputs):
             if values.is_unused(output):
                 continue
-            start, end = ends[index] - sizes[index], ends[index]
-            piece = self._slice(model, node, (start, end, axis), f"slice{index}")
+            where = (ends[index] - sizes[index], ends[index], axis)
+            piece = _slice(self, model, node, where, f"slice{index}", f"slice{index}_")
             model.graph.insert_before(node, piece)
             values.take_over(output, piece.outputs[0])
             pieces.append(piece)
@@ -67,15 +71,14 @@ class SplitToSlice(OperatorPass):
         self.changed(node, f"Split into sizes {sizes} became Slices")
         return None
 
-    def _slice(self, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str) -> ir.Node:
-        start, end, axis = where
-        name = self.fresh(model, node, role)
-        fields = {"starts": start, "ends": end, "axes": axis, "steps": 1}
-        inputs = [
-            self.initializer(model, node, f"{role}_{key}", np.array([number], np.int64))
-            for key, number in fields.items()
-        ]
-        return ir.Node("", "Slice", [node.inputs[0], *inputs], name=name)
+
+def _slice(
+    owner: Pass, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str, prefix: str = ""
+) -> ir.Node:
+    """Make a Slice of the node's first input: `where` is start, end and axis. It is in no graph yet."""
+    fields = zip(("starts", "ends", "axes", "steps"), (*where, 1), strict=True)
+    inputs = [owner.initializer(model, node, f"{prefix}{key}", np.array([number], np.int64)) for key, number in fields]
+    return ir.Node("", "Slice", [node.inputs[0], *inputs], name=owner.fresh(model, node, role))
 
 
 def _sizes(node: ir.Node, opset: int) -> list[int] | str:
@@ -87,7 +90,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
         if given is None:
             return f"its sizes '{value.name}' are not constant"
         return given if len(given) == count else f"it has {count} outputs and {len(given)} sizes"
-    axis, shape = int_attribute(node, "axis", 0), values.static_shape(node.inputs[0])
+    axis, shape = node.attributes.get_int("axis", 0), values.static_shape(node.inputs[0])
     dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     if dim is None:
         return f"the size of dimension {axis} of its input is not known"
@@ -114,20 +117,13 @@ class GatherToSlice(OperatorPass):
     operators = ("Gather",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write the Slice, and the Squeeze under the node's name."""
         source, index = node.inputs[0], values.constant(node.inputs[1])
-        if (
-            source is None
-            or source.dtype != ir.DataType.FLOAT
-            or values.is_constant(source)
-            or index is None
-            or index.ndim
-        ):
+        if source is None or source.dtype != ir.DataType.FLOAT or values.is_constant(source):
             return None
-        start, axis = int(index), int_attribute(node, "axis", 0)
-        fields = {"starts": start, "ends": _LAST if start == -1 else start + 1, "axes": axis, "steps": 1}
-        inputs = [self.initializer(model, node, key, np.array([number])) for key, number in fields.items()]
-        piece = ir.node("Slice", [source, *inputs], name=self.fresh(model, node, "slice"))
+        if index is None or index.ndim:
+            return None
+        start, axis = int(index), node.attributes.get_int("axis", 0)
+        piece = _slice(self, model, node, (start, _LAST if start == -1 else start + 1, axis), "slice")
         piece.outputs[0].name = self.fresh(model, node, "sliced")
         piece.outputs[0].type = source.type
         if source.shape is not None:
@@ -156,7 +152,6 @@ class ReduceMeanToPool(OperatorPass):
     operators = ("ReduceMean",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Rename the operator, and drop the axes."""
         reason = _why_not(node)
         if reason is None:
             node.op_type = "GlobalAveragePool"
@@ -175,7 +170,7 @@ def _why_not(node: ir.Node) -> str | None:
         return "its input is not known to have rank 4"
     if axes is None or {axis % 4 for axis in axes} != {2, 3}:
         return f"it reduces over {axes or 'all axes'}, not over height and width"
-    if int_attribute(node, "keepdims", 1) == 0:
+    if node.attributes.get_int("keepdims", 1) == 0:
         return "keepdims is 0: a pool would tie the scale of its output to that of its input"
     if source is None or source.dtype != ir.DataType.FLOAT:
         return "its input is not known to be float32"
@@ -197,7 +192,6 @@ class SplitGlobalPool(OperatorPass):
     operators = ("GlobalAveragePool",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Insert an AveragePool over tiles before it."""
         source = node.inputs[0]
         shape = values.static_shape(source)
         if source is None or shape is None:
@@ -249,7 +243,6 @@ class EinsumToMatMul(OperatorPass):
     operators = ("Einsum",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write the MatMul under the node's name, and the Transposes around it."""
         equation = node.attributes.get_string("equation", "") or ""
         terms, arrow, result = equation.replace(" ", "").partition("->")
         left, comma, right = terms.partition(",")
@@ -289,7 +282,6 @@ class EinsumToMatMul(OperatorPass):
     def _ordered(
         self, model: ir.Model, node: ir.Node, value: ir.Value | None, perm: list[int], role: str
     ) -> ir.Value | None:
-        """Return the operand with its axes in that order."""
         array = values.constant(value)
         if value is None or perm == sorted(perm):
             return value
@@ -300,3 +292,58 @@ class EinsumToMatMul(OperatorPass):
         turned.outputs[0].type = value.type
         model.graph.insert_before(node, turned)
         return turned.outputs[0]
+
+
+class HardSwishToHardSigmoid(OperatorPass):
+    """Replace HardSwish(x) by x * HardSigmoid(x)."""
+
+    operators = ("HardSwish",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        source, result = node.inputs[0], node.outputs[0]
+        gate = ir.node("HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, name=self.fresh(model, node, "gate"))
+        gate.outputs[0].name = self.fresh(model, node, "gated_by")
+        gate.outputs[0].type, gate.outputs[0].shape = result.type, result.shape
+        product = ir.node("Mul", [source, gate.outputs[0]], name=node.name)
+        model.graph.insert_before(node, [gate, product])
+        values.take_over(result, product.outputs[0])
+        model.graph.remove(node, safe=True)
+        self.replaced(node, gate, product)
+        self.changed(product, "HardSwish became x * HardSigmoid(x)")
+        return None
+
+
+class SetHardSigmoidSlope(OperatorPass):
+    """Give a HardSigmoid the slope 1/6 and the offset 1/2, by a factor and a term before it.
+
+    Cases:
+    - one with that slope and offset already is left alone;
+    - declined: a slope of 0 or below, and an input that is not float32.
+    """
+
+    operators = ("HardSigmoid",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        slope, offset = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+        source = node.inputs[0]
+        if math.isclose(slope, 1 / 6, abs_tol=1e-6) and math.isclose(offset, 0.5, abs_tol=1e-6):
+            return None
+        if slope <= 0:
+            return f"its slope is {slope:g}"
+        if source is None or source.dtype != ir.DataType.FLOAT:
+            return "its input is not known to be float32"
+        for op_type, role, number, neutral in (
+            ("Mul", "slope", 6 * slope, 1.0),
+            ("Add", "offset", 6 * offset - 3, 0.0),
+        ):
+            if not math.isclose(number, neutral, abs_tol=1e-6):
+                operand = self.initializer(model, node, role, np.array(number, np.float32))
+                before = ir.node(op_type, [source, operand], name=self.fresh(model, node, f"{role}_before"))
+                before.outputs[0].name = self.fresh(model, node, f"with_{role}")
+                before.outputs[0].type, before.outputs[0].shape = source.type, source.shape
+                model.graph.insert_before(node, before)
+                source = before.outputs[0]
+        node.replace_input_with(0, source)
+        node.attributes["alpha"], node.attributes["beta"] = ir.AttrFloat32("alpha", 1 / 6), ir.AttrFloat32("beta", 0.5)
+        self.changed(node, f"slope {slope:g} and offset {offset:g} became 1/6 and 1/2, with an affine map before it")
+        return None

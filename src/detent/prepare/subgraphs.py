@@ -1,8 +1,15 @@
-"""Match subgraphs and replace each by one operator: what the fusing passes share.
+"""Match subgraphs and replace each by one operator: what the fusing passes share, and those of activation functions.
 
 A subgraph may be replaced when nothing outside of it reads a value inside of it, other than its result.
 
-`function_around` finds subgraphs that compute a function of one number, whatever the order of their nodes is.
+    Gelu, exact:           x / 2 * (1 + erf(x / sqrt 2))
+    Gelu, approximated:    x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+    HardSwish:             x * clip(x + 3, 0, 6) / 6
+
+The factors and terms come in any order and grouping, so the subgraph is not compared with a drawing: whatever computes
+one number from one number x by arithmetic with constants, around an Erf, a Tanh or a Clip, is evaluated in double
+precision over a range, and is the function if it agrees. The two forms of Gelu differ by up to 5e-4, constants that
+were rounded to float32 by 1e-7, and so each is told from the other and from anything else.
 """
 
 from __future__ import annotations
@@ -16,8 +23,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import input_at, is_standard, is_unused, made_by, remove_node, scalar_of, take_over
-from detent.prepare.base import Pass, axes_of, int_attribute, main_opset
+from detent.graph.values import (
+    constant_scalar,
+    input_at,
+    is_square,
+    is_standard,
+    is_unused,
+    made_by,
+    remove_node,
+    scalar_of,
+    take_over,
+)
+from detent.prepare.base import OperatorPass, Pass, axes_of, main_opset
 
 
 def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
@@ -52,18 +69,15 @@ def divisions(node: ir.Node) -> list[tuple[ir.Value, ir.Value, tuple[ir.Node, ..
 
 def square_of(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
     """Return what a value is the square of, as x * x or x ^ 2, and the node that computes it."""
-    node = made_by(value, "Mul", "Pow")
+    node = made_by(value)
     source = None if node is None else node.inputs[0]
-    if node is None or source is None:
-        return None
-    squares = node.inputs[1] is source if node.op_type == "Mul" else scalar_of(node.inputs[1]) == 2.0
-    return (source, node) if squares else None
+    return (source, node) if node is not None and source is not None and is_square(node) else None
 
 
 def reduced_axes(node: ir.Node, dims: int | None) -> list[int] | None:
     """Return the axes, of `dims`, that a node reduces, counted from the end; None if unknown or not kept."""
     given = axes_of(node)
-    if not given or not int_attribute(node, "keepdims", 1):
+    if not given or not node.attributes.get_int("keepdims", 1):
         return None
     if all(axis < 0 for axis in given):
         return sorted(given)
@@ -102,7 +116,7 @@ POINTS: Floats = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])  # wher
 
 
 def function_around(center: ir.Node, expected: Floats) -> Subgraph | None:
-    """Return the subgraph around a node that computes what is expected at POINTS; None if there is no such."""
+    """Return the subgraph around a node that computes what is expected at POINTS, or None."""
     for result in _values_after(center):
         for source in _values_before(center):
             nodes = _nodes_between(source, result)
@@ -125,16 +139,13 @@ def _values_after(node: ir.Node) -> Iterator[ir.Value]:
 def _values_before(node: ir.Node) -> list[ir.Value]:
     """Return the values that the node's input is computed from, nearest first."""
     found: dict[ir.Value, None] = {}
-    level = [node.inputs[0]]
+    level = [value for value in node.inputs[:1] if value is not None]
     for _ in range(STEPS_BEFORE):
         makers = [maker for value in level if (maker := made_by(value)) is not None]
-        level = [value for maker in makers for value in maker.inputs if _varies(value)]
-        found.update({value: None for value in level if value is not None})
+        values = [value for maker in makers for value in maker.inputs if value is not None]
+        level = [value for value in values if not value.is_initializer() and scalar_of(value) is None]
+        found.update(dict.fromkeys(level))
     return list(found)
-
-
-def _varies(value: ir.Value | None) -> bool:
-    return value is not None and not value.is_initializer() and scalar_of(value) is None
 
 
 def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
@@ -157,7 +168,6 @@ def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
 
 
 def _agrees(nodes: list[ir.Node], source: ir.Value, result: ir.Value, expected: Floats) -> bool:
-    """Return whether the nodes compute what is expected, all over the range."""
     known: dict[ir.Value | None, Any] = {source: POINTS}
     with np.errstate(all="ignore"):  # other subgraphs may divide by zero
         for node in nodes:
@@ -183,9 +193,9 @@ def fuse(
         return f"{op_type} exists from opset {first} on, and the model has {opset}"
     if found.source.dtype != ir.DataType.FLOAT:
         return f"'{found.source.name}' is not known to be float32"
-    reason = _why_it_escapes(found)
-    if reason is not None:
-        return reason
+    for value in (value for node in found.nodes for value in node.outputs if value is not found.result):
+        if value.is_graph_output() or any(use.node not in found.nodes for use in value.uses()):
+            return f"'{value.name}', a value inside of it, is used elsewhere"
     last = found.result.producer()
     assert last is not None, "a result of nodes has a producer"
     # Not earlier: a subgraph that stays must leave no initializer behind.
@@ -201,14 +211,6 @@ def fuse(
     return None
 
 
-def _why_it_escapes(found: Subgraph) -> str | None:
-    """Return why the nodes cannot be replaced: a value of theirs, other than the result, is read elsewhere."""
-    for value in (value for node in found.nodes for value in node.outputs if value is not found.result):
-        if value.is_graph_output() or any(use.node not in found.nodes for use in value.uses()):
-            return f"'{value.name}', a value inside of it, is used elsewhere"
-    return None
-
-
 def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
     """Remove a node, and everything before it that nobody reads any more."""
     sources = [value.producer() for value in node.inputs if value is not None]
@@ -217,3 +219,48 @@ def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
     for source in dict.fromkeys(sources):
         if source is not None and source.graph is graph and all(is_unused(value) for value in source.outputs):
             _remove_unread(graph, source)
+
+
+class FuseGelu(OperatorPass):
+    """Replace the subgraph by Gelu.
+
+    Cases:
+    - the exact form around an Erf, and the approximated one around a Tanh, in every order of their factors;
+    - declined: an opset before 20, which has no such operator; a value inside that is used elsewhere; an input that is
+      not float32;
+    - left alone without a note: an Erf or Tanh that is part of something else.
+    """
+
+    operators = ("Erf", "Tanh")
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        found = function_around(node, _gelu(node.op_type == "Tanh"))
+        approximate = "tanh" if node.op_type == "Tanh" else "none"
+        return None if found is None else fuse(self, model, found, "Gelu", {"approximate": approximate})
+
+
+def _gelu(approximated: bool) -> Floats:
+    x = POINTS
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3) if approximated else x / math.sqrt(2)
+    gate: Floats = np.tanh(inner) if approximated else erf(inner)
+    return x / 2 * (1 + gate)
+
+
+_HARD_SWISH: Floats = POINTS * np.clip(POINTS + 3, 0, 6) / 6
+
+
+class FuseHardSwish(OperatorPass):
+    """Replace x * clip(x + 3, 0, 6) / 6, in every order of its factors, by HardSwish.
+
+    Cases:
+    - declined: a value inside that is used elsewhere; an input that is not float32;
+    - left alone without a note: a Clip that is part of something else, and x * HardSigmoid(x), which devices know.
+    """
+
+    operators = ("Clip",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        if (constant_scalar(node, 1), constant_scalar(node, 2)) not in ((0.0, 6.0), (0.0, 1.0)):
+            return None
+        found = function_around(node, _HARD_SWISH)
+        return None if found is None else fuse(self, model, found, "HardSwish", {})
