@@ -1,8 +1,8 @@
 """Let native code see an untrusted model for the first time; run as a script, in a process of its own (see guard.py).
 
 It imports onnxruntime and the compiled part of onnx alone, to start quickly. What it prints is the step that it is at.
-Exceptions are no concern of a trial: the process that asked meets them again, and words them. Only how this process
-ends counts.
+A trial ignores exceptions: the process that asked for it meets them again, and turns them into messages. Only how this
+process ends counts.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Recipe:
 
     @property
     def emulated(self) -> DeviceRounding | None:
-        """The rounding to emulate where a result is judged; None where onnxruntime computes what the device does."""
+        """The rounding to emulate when a result is judged; None if onnxruntime computes what the device does."""
         return None if self.rounding == "half-even" else self.rounding
 
     @property
