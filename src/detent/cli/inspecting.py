@@ -159,7 +159,7 @@ def stats(
 ) -> None:
     """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
     from detent.observe.statistics_file import load_statistics
-    from detent.report.charts import plot_statistics
+    from detent.report.statistics_plots import plot_statistics
     from detent.results.summarized import choices_of, view_statistics
 
     loaded = load_statistics(file)

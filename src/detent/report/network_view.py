@@ -18,8 +18,8 @@ from detent.report.charts import tag
 from detent.report.figures import decibels, in_the_middle
 from detent.report.layer_table import LayerRow
 from detent.report.layered_layout import HEIGHT, WIDTH, draw_layered
-from detent.results.network_nodes import NetworkNode
 from detent.results.quantized import Report
+from detent.results.tensors import NetworkNode
 
 ERRORS = ((40.0, "40 dB and more"), (30.0, "30 to 40 dB"), (20.0, "20 to 30 dB"), (10.0, "10 to 20 dB"))
 """The least SQNR of each color but the last, which is for all below."""
