@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -73,11 +74,7 @@ def _tell_report(model: Path, result: DeviceCheck, file: Path, printing: PrintOp
     if file.is_dir():
         typer.echo(report_table(file))
         return
-    found = compare_report(model, result, file)
-    if printing.json:
-        echo_json(found.to_json())
-    else:
-        typer.echo(str(found))
+    printing.tell_text(compare_report(model, result, file))
 
 
 def deploy(
@@ -107,21 +104,8 @@ def deploy(
     from detent.option_values import image_options
 
     images = image_options(settled(ImageOptions, options))
-    done = run(
-        model,
-        folder,
-        device,
-        tail=tail,
-        data=data,
-        samples=samples,
-        software=software,
-        force=force,
-        preprocess=images,
-    )
-    if printing.json:
-        echo_json(done.to_json())
-    else:
-        typer.echo(str(done))
+    sampled = partial(run, data=data, samples=samples, preprocess=images)
+    printing.tell_text(sampled(model, folder, device, tail=tail, software=software, force=force))
 
 
 def inspect(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typing_extensions import Unpack
@@ -14,6 +14,9 @@ from detent import api
 from detent.cli import console as ui
 from detent.errors import UsageError
 from detent.options import VERBOSE, MixOptions, QuantizeOptions, SettingOptions, TuneOptions
+
+if TYPE_CHECKING:
+    from detent.results.searched import StepOutcome
 
 MISSED = 6  # the exit code if a result was found, but none loses as little as was asked for
 
@@ -40,12 +43,9 @@ def quantize(
     """
     if output is None and not options.get("dry_run"):
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
-
     results.check(model, output, options.get("stats"), options.get("save_stats"))
-    with _saying_what_is_kept(output), ui.working() as progress:
-        options["progress"] = progress
-        options["try_advice"] = True
-        result = api.quantize(model, output, calib, recipe, **options)
+    with _saying_what_is_kept(output):
+        result = ui.run(api.quantize, model, output, calib, recipe, try_advice=True, **options)
     results.tell(result, options.get("save_stats"))
 
 
@@ -87,12 +87,11 @@ def tune(
 
     results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
     console = ui.stderr() if results.page.printing.json else ui.stdout()
-    with ui.working() as progress:
-        options["progress"], options["on_step"] = (
-            progress,
-            lambda outcome: console.print(step_line(outcome), markup=False),
-        )
-        tuning = api.tune(model, output, calib, recipe, **options)
+
+    def print_step(outcome: StepOutcome) -> None:
+        console.print(step_line(outcome), markup=False)
+
+    tuning = ui.run(api.tune, model, output, calib, recipe, on_step=print_step, **options)
     results.tell(tuning)
     if not tuning.met:
         raise typer.Exit(MISSED)
@@ -114,9 +113,7 @@ def mix(
     Example: detent mix model.onnx --calib images/ --candidates int4,int8 --max-error -30dB --toml mixed.toml
     """
     ui.check_file(toml, model)
-    with ui.working() as progress:
-        options["progress"] = progress
-        report = api.mix(model, calib, recipe, **options)
+    report = ui.run(api.mix, model, calib, recipe, **options)
     printing.tell(report if toml is None else report.with_file(toml))
     if not report.reached:
         raise typer.Exit(MISSED)
@@ -204,6 +201,4 @@ def demo(
     if files is not None:
         copy_files(files)
         return
-    with ui.working() as progress:
-        result = run_demo(output, progress)
-    result.show(ui.stdout(), verbose=verbose)
+    ui.run(run_demo, output).show(ui.stdout(), verbose=verbose)

@@ -219,7 +219,7 @@ def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:
 
 
 def _score_column(
-    title: str, get: doc.Getter, form: str, interval: Callable[[Any], Interval | None], meaning: str = "", **more: bool
+    title: str, get: doc.Getter, form: str, interval: Callable[[Any], Interval | None], meaning: str = "", **more: Any
 ) -> doc.Column:
     """Return a column of scores, each with its interval below it."""
     explained = f"{meaning} {INTERVAL_MEANING}".strip()
