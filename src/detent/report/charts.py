@@ -279,7 +279,7 @@ class IntervalChart:
             for loss in self.losses
         ]
         scale = tag("svg", *_vertical_labels(axis, grid=False), class_="interval scale", aria_hidden="true")
-        names = [] if self.limit is None else [_key("range", "the loss to accept")]
+        names = [] if self.limit is None else [legend_key("range", "the loss to accept")]
         return tag(
             "figure",
             *rows,
@@ -366,10 +366,11 @@ def _figure(parts: Sequence[Markup], style: str, label: str, legend: Markup | No
 
 
 def _legend(names: Sequence[str], styles: Sequence[str]) -> Markup:
-    return joined(_key(style, name) for name, style in zip(names, styles, strict=False))
+    return joined(legend_key(style, name) for name, style in zip(names, styles, strict=False))
 
 
-def _key(style: str, name: str) -> Markup:
+def legend_key(style: str, name: str) -> Markup:
+    """Return a patch in the color of a style, and what it stands for."""
     return tag("span", tag("svg", tag("rect", width="100%", height="100%"), class_=style), name, class_="key")
 
 
