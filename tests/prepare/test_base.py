@@ -5,7 +5,8 @@ import onnx_ir as ir
 import pytest
 
 from detent.graph.values import Names
-from detent.prepare import Change, Pass, RemoveIdentity, default_passes, prepare
+from detent.prepare import Pass, RemoveIdentity, default_passes, prepare
+from detent.prepare.base import Change
 from tests.prepare.equivalence import f32, make, node
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from detent.prepare.affine import Affine
-from detent.prepare.batchnorm import read_batchnorm
+from detent.prepare.affine import Affine, read_batchnorm
 from tests.prepare.equivalence import bn_constants, make, node
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from detent.prepare import FoldAffine, FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope, prepare
+from detent.prepare import FoldAffine, prepare
+from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
 from tests.prepare.equivalence import check, f32, info, make, node, run
 
 CONSTANTS = {

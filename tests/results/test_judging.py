@@ -90,6 +90,16 @@ def test_an_output_that_is_next_to_nothing_in_float_tells_nothing():
     assert dead_parts(faint) == []
 
 
+@pytest.mark.parametrize("task", ["segment", "detect"])
+def test_a_dead_output_is_never_close_whatever_the_answers_say(task):
+    agree = answers(task, 0.0, (0.0, 0.0), confident=1.0)
+    dead = fidelity(0.0, 30.0, agreement=agree)
+    assert judge(dead).level == "broken" and "'y0'" in judge(dead).reason and len(dead_parts(dead)) == 1
+    # A score map that is 0 throughout, and in which float itself is sure of nothing, was not exercised.
+    unseen = fidelity(0.0, 30.0, silent={"y0": 0.02}, agreement=agree)
+    assert judge(unseen).level == "unclear" and "'y0'" in judge(unseen).reason and not dead_parts(unseen)
+
+
 def test_a_dead_part_is_named_with_its_cause():
     joined = fidelity(30.0, parts={"y0": [part("boxes", 30.0, 640.0), part("scores", 0.0, 0.9, constant=True)]})
     (text,) = dead_parts(joined)

@@ -52,6 +52,16 @@ def test_tokens_are_embedded_or_classified() -> None:
     assert recognise_task(ir.from_proto(outputs(("y", ("n", 2)), inputs=TOKENS)).graph, {})[0] is Task.CLASSIFY
 
 
+def test_a_softmax_that_is_written_out_is_one() -> None:
+    """exp(x) / sum(exp(x)) of 200 classes: scores, though a row that long would else be a vector."""
+    parts = [node("Cast", "ids", "f", to=TensorProto.FLOAT), node("Exp", "f", "e"), node("ReduceSum", "e", "s")]
+    for divided, task in (("e", Task.CLASSIFY), ("f", Task.EMBED)):
+        nodes = [*parts, node("Identity", "s", "t"), node("Div", f"{divided} t", "y")]
+        graph = onnx.helper.make_graph(nodes, "g", [info("ids", (1, 200), TensorProto.INT64)], [info("y", (1, 200))])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+        assert recognise_task(ir.from_proto(model).graph, {})[0] is task
+
+
 def test_metadata_decide() -> None:
     model = as_ir(build([node("Relu", "x", "y")], "y"))
     assert recognise_task(model.graph, {"task": "detect"}) == (Task.DETECT, "the file's metadata say task: detect")

@@ -40,8 +40,8 @@ from detent.convert.step import ConversionNotes, ConversionStep, cast_node, cast
 from detent.errors import ModelError, UsageError
 from detent.graph.load import raise_opset
 from detent.graph.values import Names, add_initializer, bypass, constant, drop_if_unused, is_standard, values_of
-from detent.prepare import HalfToFloat, InlineFunctions
 from detent.prepare.base import main_opset
+from detent.prepare.plain_forms import HalfToFloat, InlineFunctions
 from detent.prepare.shapes import infer
 from detent.qdq.families import is_quantizing, quantize_family
 from detent.qdq.reader import largest_of, params_of

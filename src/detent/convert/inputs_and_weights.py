@@ -16,7 +16,8 @@ import onnx_ir as ir
 from detent.convert.step import ConversionNotes, ConversionStep
 from detent.errors import UsageError
 from detent.graph.values import Names, is_standard
-from detent.prepare import FixShapes, SeparateInitializers
+from detent.prepare.constants import SeparateInitializers
+from detent.prepare.shapes import FixShapes
 from detent.qdq.reader import largest_of
 
 _TO_NCHW = (0, 3, 1, 2)  # the permutations of a Transpose

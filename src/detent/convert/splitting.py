@@ -34,10 +34,8 @@ from detent.graph.save import check_output, complete_proto, save_together, seria
 from detent.graph.session import DEFAULT_PROVIDERS, RUNTIME_ERRORS, Runner, first_line, open_session
 from detent.graph.values import drop_if_unused, read_values, values_of
 from detent.plan.postprocessing import find_postprocessing, is_trained
-from detent.prepare import prepare
-from detent.prepare.constants import FoldConstants
-from detent.prepare.inline_functions import InlineFunctions
-from detent.prepare.shapes import FixShapes, InferShapes
+from detent.prepare import FixShapes, FoldConstants, InferShapes, prepare
+from detent.prepare.plain_forms import InlineFunctions
 from detent.qdq.families import dequantize_family, quantize_family
 from detent.settings import parse_json
 

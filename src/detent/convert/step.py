@@ -10,25 +10,12 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from detent.graph.values import Names, is_standard, is_unused, remove_node, take_over
-from detent.prepare.base import Change, Pass, main_opset
+from detent.prepare.base import Pass, RewriteNotes, main_opset
 from detent.qdq.functions import settle_domains
 
 
-class ConversionNotes:
-    """What one step did, and what it looked at and left, with the reason."""
-
-    def __init__(self, by: str) -> None:
-        self.by = by
-        self.changes: list[Change] = []
-        self.declined: list[Change] = []
-
-    def changed(self, where: ir.Node | ir.Value | str, what: str) -> None:
-        """Note a change."""
-        self.changes.append(Change(_label(where), what, self.by))
-
-    def decline(self, where: ir.Node | ir.Value | str, why: str) -> None:
-        """Note that something was left as it was, and why."""
-        self.declined.append(Change(_label(where), why, self.by))
+class ConversionNotes(RewriteNotes):
+    """The notes of one step."""
 
     def run(self, step: Pass, model: ir.Model) -> None:
         """Run a pass of `prepare`, and take its notes over."""
@@ -153,11 +140,3 @@ def readers_of(value: ir.Value) -> list[str]:
 def casts_to(node: ir.Node, target: ir.DataType) -> bool:
     """Return whether a node is a Cast to a type."""
     return is_standard(node, "Cast") and node.attributes.get_int("to", 0) == target
-
-
-def _label(where: ir.Node | ir.Value | str) -> str:
-    if isinstance(where, str):
-        return where
-    if isinstance(where, ir.Value):
-        return str(where.name)
-    return where.name or next((value.name for value in where.outputs if value.name), where.op_type)

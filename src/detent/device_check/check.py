@@ -42,7 +42,8 @@ from detent.observe.sources import input_specs
 from detent.plan.mixed import arrange
 from detent.plan.postprocessing import find_postprocessing
 from detent.plan.select import Selection
-from detent.prepare import FoldConstants, InferShapes, InlineFunctions, prepare
+from detent.prepare import FoldConstants, InferShapes, prepare
+from detent.prepare.plain_forms import InlineFunctions
 from detent.qdq.float_network import read_codes
 from detent.qdq.functions import take_out_functions
 from detent.recipe import Recipe

@@ -27,7 +27,7 @@ from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.values import input_at, is_constant, is_standard, rank, static_shape
 from detent.plan.layout import bias_input
 from detent.plan.operators import OPERATORS, operator_of
-from detent.prepare.base import int_attribute, main_opset
+from detent.prepare.base import main_opset
 from detent.qdq.families import DYNAMIC, FOREIGN_DOMAINS
 from detent.qdq.float_network import ValueCodes
 from detent.results.checked import MODEL, Finding, Level
@@ -292,7 +292,11 @@ def _writes_attributes_out(node: ir.Node, network: CheckedNetwork) -> Iterator[F
 
 
 def _rounds_its_size_down(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    if network.device.shifts and is_standard(node, "MaxPool", "AveragePool") and int_attribute(node, "ceil_mode", 0):
+    if (
+        network.device.shifts
+        and is_standard(node, "MaxPool", "AveragePool")
+        and node.attributes.get_int("ceil_mode", 0) != 0
+    ):
         yield _warning(
             node,
             "it rounds its output size up (ceil_mode)",
@@ -388,7 +392,7 @@ def _has_rank(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _is_depthwise(node: ir.Node | None) -> bool:
-    groups = 1 if node is None or not is_standard(node, "Conv") else int_attribute(node, "group", 1)
+    groups = 1 if node is None or not is_standard(node, "Conv") else node.attributes.get_int("group", 1)
     dims = None if node is None or groups == 1 else static_shape(node.inputs[0])
     return dims is not None and len(dims) > 1 and dims[1] == groups
 

@@ -19,16 +19,10 @@ from detent.devices import rewrites
 from detent.devices.constraints import CONCATS, SHIFTS
 from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, dtype_of, instead_of_shifts
 from detent.errors import UsageError, nearest
-from detent.prepare import (
-    LEAVABLE,
-    GatherToSlice,
-    HardSwishToHardSigmoid,
-    Pass,
-    ReduceMeanToPool,
-    SplitGlobalPool,
-    SplitToSlice,
-)
+from detent.prepare import LEAVABLE, Pass
 from detent.prepare.base import OperatorPass
+from detent.prepare.gelu_and_swish import HardSwishToHardSigmoid
+from detent.prepare.replaced_operators import GatherToSlice, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
 from detent.prepare.rotation import RotateResiduals
 from detent.recipe import Recipe
 

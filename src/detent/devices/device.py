@@ -380,11 +380,8 @@ class Rules:
 
 def role_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat | None]]:
     """Yield each role, the words that name the part of the model (empty: all of it), and the format it has there."""
-    for role, fmt in recipe.formats.items():
-        yield role, "", fmt
-    for override in recipe.overrides:
-        given = {"activations": override.activations, "weights": override.weights, "biases": override.biases}
-        yield from ((role, f" for {override.part}", fmt) for role, fmt in given.items() if fmt is not None)
+    for role, override, fmt in recipe.every_format():
+        yield role, "" if override is None else f" for {override.part}", fmt
 
 
 def dtype_of(fmt: NumberFormat | None) -> str:

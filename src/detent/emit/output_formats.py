@@ -16,7 +16,7 @@ in `detent.qdq.families`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -77,16 +77,16 @@ class FormatSpec:
             return "has no scales per group. Choose per_channel, or format qdq."
         if fmt.kind == "float" and fmt.bits == 8 and not self.float8:
             return "has no operator for them. Choose bfloat16 or float16, or format qdq."
-        return (
-            "has no operator that clips them. Say clip = false, or format qdq." if fmt.clip and not self.clips else None
-        )
+        if fmt.clip and not self.clips:
+            return "has no operator that clips them. Say clip = false, or format qdq."
+        return None
 
 
 def _own_operators(family: Family) -> FormatSpec:
     """Return the format of a generation of the tools' own operators."""
     return FormatSpec(
         family,
-        EXTENDED if family is EXTENDED else VITIS,
+        family,
         integers=dict.fromkeys(("activations", "weights", "biases"), _WIDE),
         other_integers="has no operator for them. Choose from {types}, or format qdq.",
         groups=False,
@@ -130,7 +130,10 @@ OUTPUT_FORMATS: Mapping[OutputFormat, FormatSpec] = MappingProxyType(
 def check_formats(recipe: Recipe) -> None:
     """Raise UsageError if a recipe asks for numbers that cannot be written in its output format."""
     spec = OUTPUT_FORMATS[recipe.format]
-    for where, role, fmt in _all_formats(recipe):
+    for role, override, fmt in recipe.every_format():
+        if fmt is None:
+            continue
+        where = f"The {role} of {f'recipe {recipe.name}' if override is None else f'the override of {override.part}'}"
         _check_scales(where, role, fmt)
         reason = spec.why_not(role, fmt)
         if reason is not None:
@@ -140,7 +143,12 @@ def check_formats(recipe: Recipe) -> None:
             has, least = fmt.granularity if fmt.group_size else fmt.label, fmt.least_opset
             given = "" if recipe.opset is None else f", and opset is {recipe.opset}"
             raise UsageError(f"{where} are {has}, which needs opset {least}{given}. Give --opset {least} or newer.")
-    _check_opset(recipe)
+    newest = onnx_opset_version()
+    if recipe.opset is not None and not 1 <= recipe.opset <= newest:
+        raise UsageError(
+            f"opset of recipe {recipe.name} is {recipe.opset}, and the installed onnx knows 1 to {newest}. Choose one "
+            "of these; without, the model keeps its own (17 at least)."
+        )
     _check_products(recipe)
     if recipe.format == "qoperator":
         _check_narrow_biases(recipe)
@@ -148,18 +156,6 @@ def check_formats(recipe: Recipe) -> None:
         _check_whole_model(recipe)
     if recipe.dynamic:
         _check_dynamic(recipe)
-
-
-def _all_formats(recipe: Recipe) -> Iterator[tuple[str, str, NumberFormat]]:
-    """Yield every format of a recipe: what to call it, its role, and the format."""
-    for role, fmt in recipe.formats.items():
-        if fmt is not None:
-            yield f"The {role} of recipe {recipe.name}", role, fmt
-    for override in recipe.overrides:
-        given = (("activations", override.activations), ("weights", override.weights), ("biases", override.biases))
-        for role, fmt in given:
-            if fmt is not None:
-                yield f"The {role} of the override of {override.part}", role, fmt
 
 
 def _check_scales(where: str, role: str, fmt: NumberFormat) -> None:
@@ -171,15 +167,6 @@ def _check_scales(where: str, role: str, fmt: NumberFormat) -> None:
         raise UsageError(
             f"{where} have power_of_two scales and symmetric=False: with those the zero point is always the middle "
             "code. Choose one of the two."
-        )
-
-
-def _check_opset(recipe: Recipe) -> None:
-    newest = onnx_opset_version()
-    if recipe.opset is not None and not 1 <= recipe.opset <= newest:
-        raise UsageError(
-            f"opset of recipe {recipe.name} is {recipe.opset}, and the installed onnx knows 1 to {newest}. Choose one "
-            "of these; without, the model keeps its own (17 at least)."
         )
 
 

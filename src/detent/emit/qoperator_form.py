@@ -50,19 +50,9 @@ from detent.emit.coded_node import (
     clip_bounds,
     grid_of,
 )
-from detent.graph.values import (
-    bypass,
-    constant,
-    constant_ints,
-    input_at,
-    is_standard,
-    is_unused,
-    rank,
-    remove_node,
-    take_over,
-)
+from detent.graph.values import bypass, constant, input_at, is_standard, is_unused, rank, remove_node, take_over
 from detent.numerics.formats import LEAST_SCALE
-from detent.prepare.base import Change, Pass, main_opset
+from detent.prepare.base import Change, Pass, axes_of, main_opset
 from detent.prepare.shapes import InferShapes
 from detent.qdq.families import MICROSOFT, MOVES_CODES, is_native_dequantize, is_native_quantize
 from detent.qdq.reader import dequantized
@@ -195,9 +185,7 @@ def average_pool(coded: CodedNode) -> Operation:
 
 def reduce_mean(coded: CodedNode) -> Operation:
     """Write QLinearGlobalAveragePool, if the mean is over all axes from the third on."""
-    node, axes_value = coded.node, input_at(coded.node, 1)
-    axes = node.attributes.get_ints("axes") if axes_value is None else constant_ints(axes_value)
-    dims = rank(coded.node.inputs[0])
+    node, axes, dims = coded.node, axes_of(coded.node), rank(coded.node.inputs[0])
     if dims is None or dims < 3 or axes is None or sorted(axis % dims for axis in axes) != list(range(2, dims)):
         raise DeclinedError("there is an integer operator only for the mean over height and width")
     pool = _of_one(coded, "QLinearGlobalAveragePool")

@@ -123,18 +123,19 @@ def multiply(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
             return _multiply_by(builder, builder.integers(other), factor)
     first, second = (builder.integers(value) for value in node.inputs)
     ends = [one * other for one in (first.low, first.high) for other in (second.low, second.high)]
-    wide = first.wide or second.wide or max(map(abs, ends)) >= fixed.NARROW_LIMIT
+    return product(builder, "Mul", first, second, min(ends), max(ends))
+
+
+def product(
+    builder: fixed.ProgramBuilder, op_type: str, first: fixed.Fixed, second: fixed.Fixed, low: int, high: int
+) -> fixed.Fixed:
+    """Multiply two tensors with Mul or MatMul; `low` and `high` bound the result."""
+    wide = first.wide or second.wide or max(abs(low), abs(high)) >= fixed.NARROW_LIMIT
     if wide:
         first, second = builder.widened(first), builder.widened(second)
-    return fixed.Fixed(
-        builder.node("Mul", [first.value, second.value]),
-        first.position + second.position,
-        min(ends),
-        max(ends),
-        shift=first.shift + second.shift,
-        divisor=first.divisor * second.divisor,
-        wide=wide,
-    )
+    value = builder.node(op_type, [first.value, second.value])
+    position, divisor = first.position + second.position, first.divisor * second.divisor
+    return fixed.Fixed(value, position, low, high, shift=first.shift + second.shift, divisor=divisor, wide=wide)
 
 
 def _number(value: ir.Value | None) -> fixed.Constant | None:
@@ -186,7 +187,7 @@ def clip(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 
 
 def _at(bound: float, operand: fixed.Fixed) -> float:
-    """Return a bound in the steps of the operand."""
+    """Return a bound in steps of the operand."""
     return bound * 2.0**operand.position
 
 

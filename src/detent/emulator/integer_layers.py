@@ -26,8 +26,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emulator import fixed
-from detent.emulator.arithmetic import aligned
-from detent.graph.values import constant_ints, constant_scalar, input_at, static_shape
+from detent.emulator.arithmetic import aligned, product
+from detent.graph.values import constant_scalar, input_at, static_shape
+from detent.prepare.base import axes_of
 from detent.qdq.families import is_native_quantize
 
 _FOLLOWED = ("Relu", "Clip", "LeakyRelu", "PRelu")
@@ -75,6 +76,22 @@ class IntegerLayer:
         """Return the bias to add."""
         return fixed.held(self.bias, self.position - self.unit, wide)
 
+    def written(
+        self,
+        builder: fixed.ProgramBuilder,
+        node: ir.Node,
+        original: Callable[[Integers], Integers],
+        *,
+        wide: bool = False,
+        with_bias: bool = True,
+    ) -> fixed.Fixed:
+        """Add the file's operator to the program, on integers, and return the accumulator."""
+        source = builder.widened(self.source) if wide else self.source
+        inputs = [source.value, builder.array(self.held_weights(original, wide))]
+        if with_bias:
+            inputs.append(builder.array(self.held_bias(wide)))
+        return self.result(builder.again(node, inputs)[0], wide)
+
     def result(self, value: ir.Value, wide: bool) -> fixed.Fixed:
         """Return the accumulator, whose numbers are in `value`."""
         low, high = self.range()
@@ -120,9 +137,7 @@ def conv(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """Conv, in parts if one sum would be too long."""
     layer = _layer(builder, node, _as_it_is)
     if layer.exact_in_float32():
-        weights = builder.array(layer.held_weights(_as_it_is, wide=False))
-        bias = builder.array(layer.held_bias(wide=False))
-        return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
+        return layer.written(builder, node, _as_it_is)
     # Slices of input channels would cut through the groups.
     if node.attributes.get_int("group", 1) != 1:
         raise fixed.NotIntegerError("the sums of its groups may need more than 24 bits")
@@ -172,9 +187,7 @@ def conv_transpose(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     layer = _layer(builder, node, channels_first)
     if not layer.exact_in_float32():
         raise fixed.NotIntegerError("its sums may need more than 24 bits")
-    weights = builder.array(layer.held_weights(original, wide=False))
-    bias = builder.array(layer.held_bias(wide=False))
-    return layer.result(builder.again(node, [layer.source.value, weights, bias])[0], wide=False)
+    return layer.written(builder, node, original)
 
 
 def gemm(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
@@ -185,38 +198,21 @@ def gemm(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
         raise fixed.NotIntegerError("its input is transposed")
     order = _as_it_is if node.attributes.get_int("transB", 0) else np.transpose
     layer = _layer(builder, node, order)
-    wide = not layer.exact_in_float32()
-    source = builder.widened(layer.source) if wide else layer.source
-    weights = builder.array(layer.held_weights(order, wide))
-    value = builder.again(node, [source.value, weights, builder.array(layer.held_bias(wide))])[0]
-    return layer.result(value, wide)
+    return layer.written(builder, node, order, wide=not layer.exact_in_float32())
 
 
 def matmul(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """MatMul with a matrix of weights, or of two tensors of codes."""
     if node.inputs[1] in builder.constants and builder.constants[node.inputs[1]].integers.ndim == 2:
         layer = _layer(builder, node, np.transpose)
-        wide = not layer.exact_in_float32()
-        source = builder.widened(layer.source) if wide else layer.source
-        weights = builder.array(layer.held_weights(np.transpose, wide))
-        return layer.result(builder.node("MatMul", [source.value, weights]), wide)
+        return layer.written(builder, node, np.transpose, wide=not layer.exact_in_float32(), with_bias=False)
     first, second = (builder.whole(value) for value in node.inputs)
     shape = static_shape(node.inputs[0])
     length = shape[-1] if shape else None
     if length is None:
         raise fixed.NotIntegerError("the length of its sums is not known")
     reach = length * first.reach * second.reach
-    wide = first.wide or second.wide or reach >= fixed.NARROW_LIMIT
-    if wide:
-        first, second = builder.widened(first), builder.widened(second)
-    return fixed.Fixed(
-        builder.node("MatMul", [first.value, second.value]),
-        first.position + second.position,
-        -reach,
-        reach,
-        shift=first.shift + second.shift,
-        wide=wide,
-    ).checked()
+    return product(builder, node.op_type, first, second, -reach, reach).checked()
 
 
 # A whole number below it is found again by rounding after a division and a multiplication, each off by 2^-24.
@@ -297,27 +293,24 @@ def average_pool(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
 def global_average(builder: fixed.ProgramBuilder, node: ir.Node) -> fixed.Fixed:
     """GlobalAveragePool and ReduceMean over a known number of elements."""
     operand = builder.whole(node.inputs[0])
-    shape = static_shape(node.inputs[0])
-    if shape is None:
+    shape, pools = static_shape(node.inputs[0]), node.op_type == "GlobalAveragePool"
+    axes = [] if shape is None else [*range(2, len(shape))] if pools else _reduced(node, len(shape))
+    sizes = [size for axis in axes if shape is not None and (size := shape[axis]) is not None]
+    if shape is None or len(sizes) < len(axes):
         raise fixed.NotIntegerError("the number of elements it averages is not known")
-    axes = list(range(2, len(shape))) if node.op_type == "GlobalAveragePool" else _reduced(node, len(shape))
-    sizes = [shape[axis] for axis in axes]
-    if None in sizes:
-        raise fixed.NotIntegerError("the number of elements it averages is not known")
-    count = math.prod(size for size in sizes if size is not None)
+    count = math.prod(sizes)
     low, high = operand.low * count, operand.high * count
     if max(-low, high) >= fixed.NARROW_LIMIT:
         operand = builder.widened(operand)
-    keep: int = 1 if node.op_type == "GlobalAveragePool" else node.attributes.get_int("keepdims", 1)
+    keep: int = 1 if pools else node.attributes.get_int("keepdims", 1)
     total = builder.node("ReduceSum", [operand.value, builder.array(np.array(axes, np.int64))], keepdims=keep)
     return fixed.average_of(count, replace(operand, value=total, low=low, high=high))
 
 
 def _reduced(node: ir.Node, rank: int) -> list[int]:
     """Return the axes of a ReduceMean: an attribute, or from opset 18 on an input."""
-    given = input_at(node, 1)
-    axes = constant_ints(given) if given is not None else node.attributes.get_ints("axes", ())
-    if axes is None:
+    axes = axes_of(node)
+    if axes is None and input_at(node, 1) is not None:
         raise fixed.NotIntegerError("its axes are computed while the model runs")
     if not axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
         raise fixed.NotIntegerError("it averages nothing")

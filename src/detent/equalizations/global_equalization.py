@@ -206,6 +206,7 @@ def _loop_of(layer: LayerNoise) -> Callable[[Floats, Floats, Floats], None]:
         layer.energy,
         none if layer.largest is None else layer.largest,
         none if layer.bias is None else layer.bias,
+        np.ones(layer.outputs.shape),
         layer.signal,
     )
 
@@ -220,20 +221,24 @@ def _add_noise(
     energy: Floats,
     largest: Floats,
     bias: Floats,
+    ones: Floats,
     signal: float,
     factors: Floats,
     noises: Floats,
     gradient: Floats,
 ) -> None:
     """Set the noise in one layer's output that comes from weights, activations and bias, and add its derivatives."""
-    e_g, e_h = _gathered(factors, inputs), _gathered(factors, outputs)
+    # Explicit loops throughout: functions of NumPy take Numba seconds to compile.
     by_g, by_h = np.zeros(inputs.shape), np.zeros(outputs.shape)
+    e_g, e_h = np.zeros(inputs.shape), np.zeros(outputs.shape)
+    _gather(factors, inputs, e_g)
+    _gather(factors, outputs, e_h)
     if weight.size:
         noises[0] = _weight_noise(weight, largest_weight, power, e_g, e_h, by_g, by_h) / signal
     if largest.size:
         noises[1] = _step_noise(largest, e_g, energy, by_g) / signal
     if bias.size:
-        noises[2] = _step_noise(bias, e_h, np.ones(outputs.shape), by_h) / signal
+        noises[2] = _step_noise(bias, e_h, ones, by_h) / signal
     for group in range(inputs.shape[0]):
         for i in range(inputs.shape[1]):
             gradient[inputs[group, i]] += by_g[group, i] / signal
@@ -252,33 +257,51 @@ def _weight_noise(
     by_h: Floats,
 ) -> float:
     """Return the noise of weights |w| e^(h - g), and add its derivatives."""
-    share_h, share_g = np.zeros_like(e_h), np.zeros_like(e_g)
-    total = max(_weight_shares(weight, largest, e_g, e_h, share_g, share_h), 1e-300)
-    step = _variance(largest * e_h.max() / e_g.min(), total)
-    spread, received = 1.0 / (e_h * e_h), e_g * e_g * power
-    noise = 0.0
+    share_h, share_g = np.zeros(e_h.shape), np.zeros(e_g.shape)
+    spread, received = np.zeros(e_h.shape), np.zeros(e_g.shape)
+    top_h, low_g = e_h[0, 0], e_g[0, 0]
     for group in range(weight.shape[0]):
-        noise += step * spread[group].sum() * received[group].sum()
-    for group in range(weight.shape[0]):
-        sent, met = spread[group].sum(), received[group].sum()
         for o in range(e_h.shape[1]):
-            by_h[group, o] += 2.0 * (noise * share_h[group, o] / total - step * met * spread[group, o])
+            top_h = e_h[group, o] if e_h[group, o] > top_h else top_h
+            spread[group, o] = 1.0 / (e_h[group, o] * e_h[group, o])
         for i in range(e_g.shape[1]):
-            by_g[group, i] += 2.0 * (step * sent * received[group, i] - noise * share_g[group, i] / total)
+            low_g = e_g[group, i] if e_g[group, i] < low_g else low_g
+            received[group, i] = e_g[group, i] * e_g[group, i] * power[group, i]
+    total = _weight_shares(weight, 1.0 / largest, low_g, top_h, e_g, e_h, share_g, share_h)
+    total = total if total > 1e-300 else 1e-300
+    step = _variance(largest * top_h / low_g, total)
+    sent, met, noise = np.zeros(weight.shape[0]), np.zeros(weight.shape[0]), 0.0
+    for group in range(weight.shape[0]):
+        for o in range(e_h.shape[1]):
+            sent[group] += spread[group, o]
+        for i in range(e_g.shape[1]):
+            met[group] += received[group, i]
+        noise += step * sent[group] * met[group]
+    for group in range(weight.shape[0]):
+        for o in range(e_h.shape[1]):
+            by_h[group, o] += 2.0 * (noise * share_h[group, o] / total - step * met[group] * spread[group, o])
+        for i in range(e_g.shape[1]):
+            by_g[group, i] += 2.0 * (step * sent[group] * received[group, i] - noise * share_g[group, i] / total)
     return noise
 
 
 @compiled_sums
 def _weight_shares(
-    weight: npt.NDArray[np.float32], largest: float, e_g: Floats, e_h: Floats, share_g: Floats, share_h: Floats
+    weight: npt.NDArray[np.float32],
+    unit: float,
+    low_g: float,
+    top_h: float,
+    e_g: Floats,
+    e_h: Floats,
+    share_g: Floats,
+    share_h: Floats,
 ) -> float:
     """Add the share of each channel in the p-norm of the weights to the shares, and return the sum of either kind.
 
     The p-th power of |w| e^(h - g) is the product of three: none but that of |w| is computed for every weight.
     """
-    top_h, low_g = e_h.max(), e_g.min()
-    columns = np.empty(e_g.shape[1])
-    total, unit = 0.0, 1.0 / largest
+    columns = np.zeros(e_g.shape[1])
+    total = 0.0
     for group in range(weight.shape[0]):
         for i in range(e_g.shape[1]):
             columns[i] = _raised(low_g / e_g[group, i])
@@ -299,10 +322,11 @@ def _weight_shares(
 def _step_noise(largest: Floats, factors: Floats, energy: Floats, by: Floats) -> float:
     """Return the noise of values up to `largest` times the factors, which are read with `energy`; add derivatives."""
     top, total, received = 0.0, 0.0, 0.0
-    shares = np.empty_like(largest)
+    shares = np.zeros(largest.shape)
     for group in range(largest.shape[0]):
         for i in range(largest.shape[1]):
-            top = max(top, largest[group, i] * factors[group, i])
+            reached = largest[group, i] * factors[group, i]
+            top = reached if reached > top else top
     for group in range(largest.shape[0]):
         for i in range(largest.shape[1]):
             shares[group, i] = _raised(largest[group, i] * factors[group, i] / top)
@@ -317,12 +341,10 @@ def _step_noise(largest: Floats, factors: Floats, energy: Floats, by: Floats) ->
 
 
 @compiled
-def _gathered(factors: Floats, variables: Variables) -> Floats:
-    found = np.empty(variables.shape)
+def _gather(factors: Floats, variables: Variables, found: Floats) -> None:
     for group in range(variables.shape[0]):
         for i in range(variables.shape[1]):
             found[group, i] = factors[variables[group, i]]
-    return found
 
 
 @compiled

@@ -5,6 +5,7 @@ Names: `repair_names` gives everything in a model a unique one, `Names` makes ne
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,12 @@ def static_shape(value: ir.Value | None) -> list[int | None] | None:
     return [dim if isinstance(dim, int) else None for dim in value.shape]
 
 
+def shape_of(value: ir.Value | None) -> list[int | None] | None:
+    """Return the shape of a constant's tensor, which is always known, or else the static shape."""
+    tensor = tensor_of(value)
+    return static_shape(value) if tensor is None else [*tensor.shape.numpy()]
+
+
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
     """Return the input at an index, or None if it is absent or left empty."""
     return node.inputs[index] if index < len(node.inputs) else None
@@ -108,6 +115,13 @@ def bodies_of(node: ir.Node) -> list[ir.Graph]:
         elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
             found += attribute.as_graphs()
     return found
+
+
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the nodes of the graph, of the functions, and of all bodies in them."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
 
 
 def read_values(node: ir.Node) -> list[ir.Value]:
@@ -125,6 +139,13 @@ def captured_values(node: ir.Node) -> list[ir.Value]:
         read = (value for each in inner for value in each.inputs)
         found |= {value: None for value in read if value is not None and value.graph not in own}
     return list(found)
+
+
+def is_square(node: ir.Node) -> bool:
+    """Return whether a node computes the square of its first input, as x * x or x ^ 2."""
+    if is_standard(node, "Mul"):
+        return node.inputs[0] is node.inputs[1]
+    return is_standard(node, "Pow") and constant_scalar(node, 1) == 2.0
 
 
 def is_unused(value: ir.Value) -> bool:
@@ -160,6 +181,15 @@ def add_initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.V
     value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def insert_behind(graph: ir.Graph, value: ir.Value, nodes: Iterable[ir.Node]) -> None:
+    """Insert nodes right after the one that computes a value, or before all others if none does."""
+    producer = value.producer()
+    if producer is None:
+        graph.insert_before(next(iter(graph)), nodes)
+    else:
+        graph.insert_after(producer, nodes)
 
 
 def drop_if_unused(value: ir.Value | None) -> None:

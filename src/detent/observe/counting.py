@@ -25,34 +25,46 @@ from detent.numerics.compiled import compiled
 _READ, _KEEP_CLOSE, _DATA = 0, 3, 1  # the arguments of LLVM's prefetch
 
 
-def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Emit the address of an element of a contiguous array."""
     data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    return builder.gep(data, [arguments[1]])
+
+
+def _emit_prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [address, number, number, number])
     function = builder.module.declare_intrinsic("llvm.prefetch", [address], kind)
-    where = builder.bitcast(builder.gep(data, [arguments[1]]), address)
+    where = builder.bitcast(_address(context, builder, signature, arguments), address)
     builder.call(function, [where, number(_READ), number(_KEEP_CLOSE), number(_DATA)])
     return context.get_dummy_value()
 
 
-def _prefetch(_context: Any, array: Any, index: Any) -> Any:
-    return types.void(array, index), _emit
-
-
-# In compiled code, `prefetch(array, index)` brings an element of a contiguous array into the cache. That changes no
-# result, and the index may lie behind the end.
-prefetch: Any = intrinsic(_prefetch)
+def _emit_four(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    where = builder.bitcast(_address(context, builder, signature, arguments), ir.IntType(64).as_pointer())
+    return builder.load(where, align=2)
 
 
 def _emit_pointer(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
     return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
 
-def _pointer(_context: Any, address: Any) -> Any:
-    return types.voidptr(address), _emit_pointer
+def _emit_bits(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    return builder.bitcast(arguments[0], ir.IntType(32))
 
 
-_pointer_to: Any = intrinsic(_pointer)
+def _emit_float(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    return builder.bitcast(arguments[0], ir.FloatType())
+
+
+# In compiled code, `prefetch(array, index)` brings an element of a contiguous array into the cache. That changes no
+# result, and the index may lie behind the end.
+prefetch: Any = intrinsic(lambda _context, array, index: (types.void(array, index), _emit_prefetch))
+# Four neighbours of an array of uint16, as one word.
+_four_at: Any = intrinsic(lambda _context, array, index: (types.uint64(array, index), _emit_four))
+_pointer_to: Any = intrinsic(lambda _context, address: (types.voidptr(address), _emit_pointer))
+_bits_of: Any = intrinsic(lambda _context, value: (types.int32(value), _emit_bits))
+_float_of: Any = intrinsic(lambda _context, value: (types.float32(value), _emit_float))
 
 
 @njit(nogil=True)
@@ -75,22 +87,8 @@ ROW = BINS + 16
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _SIGN_SHIFT = np.int32(31)
 _MIDDLE = np.int32(HALF)
+_INDEX = np.uint64(BINS - 1)
 _NO_LOW, _NO_HIGH = np.int32(2**31 - 1), np.int32(-(2**31))
-
-
-@compiled
-def extreme_keys(bits: npt.NDArray[np.int32]) -> tuple[Any, Any]:
-    """Return the least and greatest of float32 values, as order-preserving integer keys of their `bits`.
-
-    Flipping the magnitude bits of negative numbers makes integer order equal to float order, with NaNs beyond the
-    infinities at both ends. Integer minima need no fast-math to be vectorised, and no NaN can hide from them.
-    """
-    low, high = _NO_LOW, _NO_HIGH
-    for i in range(bits.size):
-        key = np.int32(bits[i] ^ np.int32(np.int32(bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
-        low = min(low, key)
-        high = max(high, key)
-    return low, high
 
 
 @compiled
@@ -99,16 +97,20 @@ def find_bins(
 ) -> tuple[Any, Any]:
     """Write the bin of each value to `indices`, and return the extreme keys of `values`.
 
+    A key is the bits of a float32 as an integer, with the magnitude bits of negative numbers flipped. That makes
+    integer order equal to float order, with NaNs beyond the infinities at both ends. Integer minima need no fast-math
+    to be vectorised, and no NaN can hide from them.
+
     `inverse_width` is a power of two, so the product is exact or underflows to zero; a negative value that underflows
     still belongs to the first bin below zero, so the sign is taken from the value and not from the product. What is
     written for a value that does not fit the bins means nothing: look at the keys first.
     """
-    bits = values.view(np.int32)
     low, high = _NO_LOW, _NO_HIGH
     for i in range(values.size):
-        key = np.int32(bits[i] ^ np.int32(np.int32(bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
-        low = min(low, key)
-        high = max(high, key)
+        bits = _bits_of(values[i])
+        key = np.int32(bits ^ np.int32(np.int32(bits >> _SIGN_SHIFT) & _MAGNITUDE))
+        low = key if key < low else low
+        high = key if key > high else high
         # The cast truncates towards zero, so negative values move down by one bin to be floored.
         below = np.int32(np.int32(values[i] * inverse_width) - np.int32(values[i] < 0))
         indices[i] = np.uint16(np.int32(below + _MIDDLE))
@@ -119,64 +121,23 @@ def find_bins(
 def tally(
     indices: npt.NDArray[np.uint16], count: int, tables: npt.NDArray[np.uint32], ahead: npt.NDArray[np.float32]
 ) -> None:
-    """Add the first `count` indices to the tables in turn. Four of them are read as one word.
+    """Add the first `count` indices to the tables in turn.
 
     This keeps the processor busy but not the memory, so meanwhile the values that come next, `ahead`, are fetched.
     """
-    words = indices.view(np.uint64)
-    mask = np.uint64(BINS - 1)
-    for i in range(count // 4):
-        prefetch(ahead, 4 * i)
-        word = words[i]
+    for step in range(count // 4):
+        i = 4 * step
+        prefetch(ahead, i)
+        word = _four_at(indices, i)
         # Four neighbours go to four tables: an activation after Relu is mostly zeros, and increments of one and the
         # same counter would have to wait for each other.
-        tables[0, word & mask] += np.uint32(1)
-        tables[1, (word >> np.uint64(16)) & mask] += np.uint32(1)
-        tables[2, (word >> np.uint64(32)) & mask] += np.uint32(1)
-        tables[3, (word >> np.uint64(48)) & mask] += np.uint32(1)
+        tables[0, word & _INDEX] += np.uint32(1)
+        tables[1, (word >> np.uint64(16)) & _INDEX] += np.uint32(1)
+        tables[2, (word >> np.uint64(32)) & _INDEX] += np.uint32(1)
+        tables[3, (word >> np.uint64(48)) & _INDEX] += np.uint32(1)
     # Only the last block of a tensor has a remainder, since BLOCK is a multiple of four.
     for i in range(count // 4 * 4, count):
-        tables[0, np.uint64(indices[i]) & mask] += np.uint32(1)
-
-
-@compiled
-def largest_magnitude(low: Any, high: Any) -> Any:
-    """Return the bits of the largest magnitude between two extreme keys."""
-    below = np.int32(np.int32(low ^ _MAGNITUDE) & _MAGNITUDE) if low < 0 else np.int32(0)
-    return max(high, below)
-
-
-@compiled
-def count_if_fits(
-    values: npt.NDArray[np.float32],
-    inverse_width: np.float32,
-    limit: int,
-    counts: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.uint16],
-    tables: npt.NDArray[np.uint32],
-) -> tuple[Any, Any, bool]:
-    """Add the bins of `values` to `counts` where all magnitudes are below `limit` (as bits); else nothing.
-
-    Return the extreme keys, of all values in either case, and whether they fitted. `indices` (BLOCK long) and `tables`
-    (TABLES x ROW, zero before and after) are scratch memory. A table holds 2^32, so a tensor up to 2^34 values.
-    """
-    low, high = _NO_LOW, _NO_HIGH
-    start = 0
-    while start < values.size:
-        block = values[start : start + BLOCK]
-        lower, higher = find_bins(block, inverse_width, indices)
-        low, high = min(low, lower), max(high, higher)
-        # Nothing of this tensor may stay in the tables: the caller widens the bins and counts all of it again. The
-        # extremes of the rest are needed for that, so they are found here in the same pass over the cache.
-        if largest_magnitude(lower, higher) >= limit:
-            tables[:] = 0
-            lower, higher = extreme_keys(values[start:].view(np.int32))
-            return min(low, lower), max(high, higher), False
-        start += block.size
-        tally(indices, block.size, tables, values[start:])
-    if start:
-        _empty(tables, low, high, inverse_width, counts)
-    return low, high, True
+        tables[0, np.uint64(indices[i]) & _INDEX] += np.uint32(1)
 
 
 @compiled
@@ -186,38 +147,49 @@ def count_tensors(
     inverse_widths: npt.NDArray[np.float32],
     limits: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
-    found: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.bool_]],
+    found: npt.NDArray[np.int32],
     indices: npt.NDArray[np.uint16],
     tables: npt.NDArray[np.uint32],
 ) -> None:
-    """Do `count_if_fits` for many tensors, given by address and size, each into its row of `counts`.
+    """Add the bins of many tensors, given by address and size, each to its row of `counts`; or nothing of a tensor
+    where a magnitude reaches its limit (as bits).
 
-    `found` takes what it returns for each: the least key, the greatest, and whether the tensor fitted.
+    `found` has a row for each: the least key, the greatest, of all values in either case, and whether they fitted.
+    `indices` (BLOCK long) and `tables` (TABLES x ROW, zero before and after) are scratch memory. A table holds 2^32, so
+    a tensor up to 2^34 values.
     """
-    lows, highs, fitted = found
-    for i in range(addresses.size):
-        values = floats_at(addresses[i], sizes[i])
-        low, high, fits = count_if_fits(values, inverse_widths[i], limits[i], counts[i], indices, tables)
-        lows[i] = low
-        highs[i] = high
-        fitted[i] = fits
+    for tensor in range(addresses.size):
+        values = floats_at(addresses[tensor], sizes[tensor])
+        low, high, fits = _NO_LOW, _NO_HIGH, True
+        start = 0
+        while start < values.size:
+            block = values[start : start + BLOCK]
+            lower, higher = find_bins(block, inverse_widths[tensor], indices)
+            low = lower if lower < low else low
+            high = higher if higher > high else high
+            below = np.int32(low ^ _MAGNITUDE) & _MAGNITUDE if low < 0 else 0
+            # The caller widens the bins and counts all of it again: only the extremes of the rest are needed.
+            fits = fits and high < limits[tensor] and below < limits[tensor]
+            start += block.size
+            if fits:
+                tally(indices, block.size, tables, values[start:])
+        found[tensor, 0], found[tensor, 1], found[tensor, 2] = low, high, fits
+        # Clearing 4 x 16,384 counters for every tensor would take longer than counting a small one: only the bins
+        # between those of the extremes can hold anything. Nothing of a tensor that did not fit may stay in the tables.
+        begin, end = 0, BINS
+        if fits and start:
+            begin, end = _bin_of(low, inverse_widths[tensor]), _bin_of(high, inverse_widths[tensor]) + 1
+        occupied = counts[tensor, begin:end]
+        for table in range(TABLES):
+            taken = tables[table, begin:end]
+            for i in range(occupied.size if fits else 0):
+                occupied[i] += np.int64(taken[i])
+            for i in range(taken.size):
+                taken[i] = 0
 
 
 @compiled
-def _empty(
-    tables: npt.NDArray[np.uint32], low: Any, high: Any, inverse_width: np.float32, counts: npt.NDArray[np.int64]
-) -> None:
-    """Move the tables into `counts`. Only the bins between those of the extreme keys can hold anything."""
-    ends = np.empty(2, np.int32)
-    ends[0] = low ^ ((low >> _SIGN_SHIFT) & _MAGNITUDE)
-    ends[1] = high ^ ((high >> _SIGN_SHIFT) & _MAGNITUDE)
-    bins = np.empty(2, np.uint16)
-    find_bins(ends.view(np.float32), inverse_width, bins)
-    # Clearing 4 x 16,384 counters for every tensor would take longer than counting a small one.
-    begin, end = bins[0], bins[1] + 1
-    occupied = counts[begin:end]
-    for table in range(TABLES):
-        taken = tables[table, begin:end]
-        for i in range(occupied.size):
-            occupied[i] += np.int64(taken[i])
-        taken[:] = 0
+def _bin_of(key: np.int32, inverse_width: np.float32) -> Any:
+    """Return the bin of a value with this key."""
+    value = _float_of(np.int32(key ^ np.int32(np.int32(key >> _SIGN_SHIFT) & _MAGNITUDE)))
+    return np.int64(np.int32(value * inverse_width)) - np.int64(value < 0) + HALF

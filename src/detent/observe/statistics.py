@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.methods.method import Vote
-from detent.observe.counting import BINS, BLOCK, HALF, ROW, TABLES, count_if_fits, count_tensors
+from detent.observe.counting import BINS, BLOCK, HALF, ROW, TABLES, count_tensors
 
 LOWEST_EXPONENT = -100  # from -114 down the inverse of the bin width exceeds float32; such values are nearly zero
 _INFINITY_KEY = 0x7F800000
@@ -53,6 +53,23 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+
+
+def _count(
+    flat: Sequence[npt.NDArray[np.float32]],
+    inverse_widths: npt.NDArray[np.float32],
+    limits: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+) -> list[tuple[int, int, bool]]:
+    """Put all values of each array into its row of bins, or none where one does not fit.
+
+    Return the extreme keys of each, and whether it fitted.
+    """
+    addresses = np.array([each.__array_interface__["data"][0] for each in flat], np.int64)
+    sizes = np.array([each.size for each in flat], np.int64)
+    found = np.zeros((len(flat), 3), np.int32)
+    count_tensors(addresses, sizes, inverse_widths, limits, counts, found, _scratch.indices, _scratch.tables)
+    return [(low, high, bool(fitted)) for low, high, fitted in found.tolist()]
 
 
 class Histogram:
@@ -113,7 +130,8 @@ class Histogram:
 
     def count(self, flat: npt.NDArray[np.float32]) -> tuple[int, int, bool]:
         """Put all values into their bins, or none where one does not fit; their extreme keys, and which it was."""
-        return count_if_fits(flat, self.inverse_width, self.limit, self.counts, _scratch.indices, _scratch.tables)
+        widths, limits = np.array([self.inverse_width], np.float32), np.array([self.limit], np.int64)
+        return _count([flat], widths, limits, self.counts[np.newaxis])[0]
 
     def grow_for(self, low: int, high: int) -> None:
         """Make room for values between two keys. Raise NonFiniteError if one stands for NaN or infinity."""
@@ -246,12 +264,8 @@ class HistogramBank:
         """
         # In a list, because what is counted by its address must stay alive until it is.
         flat = [np.ascontiguousarray(tensor, dtype=np.float32).reshape(-1) for tensor in tensors]
-        addresses = np.array([each.__array_interface__["data"][0] for each in flat], np.int64)
-        sizes = np.array([each.size for each in flat], np.int64)
-        found = np.zeros(len(flat), np.int32), np.zeros(len(flat), np.int32), np.zeros(len(flat), np.bool_)
-        scratch = _scratch.indices, _scratch.tables
-        count_tensors(addresses, sizes, self._inverse_widths, self._limits, self._counts, found, *scratch)
-        for number, (low, high, fitted) in enumerate(zip(*(each.tolist() for each in found), strict=True)):
+        found = _count(flat, self._inverse_widths, self._limits, self._counts)
+        for number, (low, high, fitted) in enumerate(found):
             if not fitted:
                 self._count_wider(number, low, high, flat[number])
             if flat[number].size:

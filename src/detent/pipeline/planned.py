@@ -24,7 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.devices.device import Rules
-from detent.devices.rewrites import SaturatingClip
+from detent.devices.rewrites import GuardDivisors, SaturatingClip
 from detent.execute.probe import Variant
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
@@ -32,8 +32,8 @@ from detent.pipeline.job import Job
 from detent.pipeline.observed import Observed
 from detent.pipeline.prepared import Stopwatch
 from detent.plan.layout import Layout
+from detent.plan.mixed import normalizes, wide_candidates, with_wide
 from detent.plan.plan import Plan, make_plan
-from detent.plan.wide import GuardDivisors, normalizes, wide_candidates, with_wide
 from detent.prepare import Pass, prepare
 from detent.prepare.base import OperatorPass
 from detent.recipe.recipe import WIDENING_SAMPLES

@@ -33,10 +33,10 @@ from detent.graph.load import files_of, load, lower_ir_version, name_of, read
 from detent.graph.save import check_output
 from detent.graph.session import Runner, check_operators, return_memory
 from detent.graph.values import constant
-from detent.observe.feedback import FeedbackSource, initial_states, states_of
 from detent.observe.samples import PendingSample, Sample, Source
 from detent.observe.sources import input_specs, open_source
 from detent.observe.store import fingerprint_of
+from detent.observe.streams import FeedbackSource, initial_states, states_of
 from detent.observe.sweep import Observation
 from detent.option_values import fixing_of, names_of
 from detent.pipeline.job import Job

@@ -31,11 +31,11 @@ from detent.graph.values import (
     constant,
     input_at,
     is_constant,
+    is_square,
     is_standard,
     made_by,
     scalar_of,
-    static_shape,
-    tensor_of,
+    shape_of,
 )
 from detent.numerics.codec import Rounding
 from detent.numerics.interface import NumberFormat
@@ -86,22 +86,16 @@ def _squares_before(root: ir.Node) -> list[ir.Node] | None:
             found[node] = None
             if is_standard(node, "ReduceMean", "ReduceSum", "GlobalAveragePool"):
                 source = node.inputs[0].producer() if node.inputs[0] is not None else None
-                if source is not None and _is_square(source):
+                if source is not None and is_square(source):
                     squares, found = True, {**found, source: None}
-            elif is_standard(node, *_ON_THE_WAY) or _is_square(node) or _is_scaled(node):
+            elif is_standard(node, *_ON_THE_WAY) or is_square(node) or _multiplies_by_constant(node):
                 pending.append(node)
             else:
                 return None
     return list(found) if squares else None
 
 
-def _is_square(node: ir.Node) -> bool:
-    if is_standard(node, "Pow"):
-        return _exponent(node) == 2.0
-    return is_standard(node, "Mul") and node.inputs[0] is node.inputs[1]
-
-
-def _is_scaled(node: ir.Node) -> bool:
+def _multiplies_by_constant(node: ir.Node) -> bool:
     return is_standard(node, "Mul") and any(is_constant(value) for value in node.inputs)
 
 
@@ -125,7 +119,7 @@ def _divisions_after(root: ir.Node) -> list[ir.Node]:
 
 def _products_after(product: ir.Node) -> list[ir.Node]:
     """Return the Muls behind an inverse root that was only multiplied with a constant: 1 / root * gain * x."""
-    if not any(is_constant(value) for value in product.inputs):
+    if not _multiplies_by_constant(product):
         return []
     return [each for each in product.outputs[0].consumers() if is_standard(each, "Mul")]
 
@@ -141,6 +135,11 @@ class Role(Enum):
     ACTIVATION = "activation"
     WEIGHT = "weight"
     BIAS = "bias"
+
+    @property
+    def plural(self) -> str:
+        """The name of the role in a recipe."""
+        return "biases" if self is Role.BIAS else f"{self.value}s"
 
 
 @dataclass(frozen=True)
@@ -312,17 +311,14 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
         return "rounds nothing; between two formats it stands for the conversion"
     if not _is_wanted(node, recipe):
         return f"operator {node.op_type} is not quantized by this recipe"
-    untyped = [
-        value.name
-        for value in (*node.inputs, *node.outputs)
-        if value is not None and value.name and value.dtype is None
-    ]
-    if untyped:
-        return f"the type of '{untyped[0]}' is unknown (shape inference stopped before it)"
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value.name and value.dtype is None:
+            return f"the type of '{value.name}' is unknown (shape inference stopped before it)"
     inputs = data_inputs(node)
     if not inputs:
         return "holds no float data"
-    empty = [value.name for value in inputs if _is_empty(value)]
+    # As in the adapters of a network that was not adapted yet.
+    empty = [value.name for value in inputs if 0 in (shape_of(value) or ())]
     if empty:
         return f"'{empty[0]}' has no elements"
     if all(is_constant(value) for value in inputs) and not _looks_up(node):
@@ -335,14 +331,7 @@ def _reason_to_leave(node: ir.Node, recipe: Recipe) -> str | None:
     return declines(node) if declines else None
 
 
-def _is_empty(value: ir.Value) -> bool:
-    """Return whether a value has no elements: the adapters of a network that was not adapted yet."""
-    tensor = tensor_of(value)
-    return 0 in (tensor.shape.numpy() if tensor is not None else static_shape(value) or ())
-
-
 def _reason_not_dynamic(node: ir.Node) -> str | None:
-    """Return why a node cannot be quantized while the model runs."""
     if node.op_type not in DYNAMIC_OPERATORS:
         return f"only {', '.join(DYNAMIC_OPERATORS)} have integer operators for scales that are found at run time"
     if not is_constant(node.inputs[1]):
@@ -352,7 +341,6 @@ def _reason_not_dynamic(node: ir.Node) -> str | None:
 
 
 def _is_wanted(node: ir.Node, recipe: Recipe) -> bool:
-    """Return whether the recipe quantizes nodes of this type."""
     if node.domain not in ("", "ai.onnx"):
         return False
     if node.op_type in recipe.more_operators or recipe.all_operators:

@@ -8,19 +8,25 @@ own, so it is calibrated, planned and emitted like any other value, and the Iden
 A device may round activations halfway between two codes otherwise than to the even one. The DPU computes
 (X + 2^(cut-1)) >> cut: ties go upwards. Inputs of the model, and results of nodes that stay float, are quantized by the
 host, which rounds half to even.
+
+Single activations may get 16 bits in a plan of 8 bits. A normalization layer divides by what it measures, so training
+does not keep the channels before it, nor the sums around it, alike: in trained transformers a few channels of the
+residual stream are 10 to 1000 times as large as the others, and one 8-bit step for all of them leaves the others
+nothing. No factor can be folded away there, because the sum and the normalization read the same value. With 16 bits the
+step is 1/256 of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.graph.values import Names, values_of
+from detent.graph.values import Names, insert_behind, values_of
 from detent.numerics.codec import DeviceRounding, Rounding
-from detent.numerics.formats import is_integer, is_product_bias
+from detent.numerics.formats import IntegerFormat, is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
 from detent.plan.layout import Layout, Role, lay_out, site_inputs
 from detent.plan.postprocessing import Postprocessing
@@ -30,21 +36,7 @@ from detent.recipe import Override, Recipe
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Where")
 
 
-@dataclass(frozen=True)
-class NodeFormats:
-    """The formats of what one node reads and writes."""
-
-    activations: NumberFormat | None
-    weights: NumberFormat | None
-    biases: NumberFormat | None
-
-    def with_override(self, override: Override) -> NodeFormats:
-        """Return these formats, with those of the override where it gives any."""
-        return NodeFormats(
-            override.activations or self.activations,
-            override.weights or self.weights,
-            override.biases or self.biases,
-        )
+NodeFormats = Mapping[str, NumberFormat | None]  # of what one node reads and writes, by role
 
 
 def arrange(
@@ -77,7 +69,7 @@ def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe, became: 
         own = _format_of_value(value, layout, formats)
         readers: dict[NumberFormat, list[tuple[ir.Node, int]]] = {}
         for node, index in tuple(value.uses()):
-            wanted = formats[str(node.name)].activations if _reads_as_data(node, index, layout) else own
+            wanted = formats[str(node.name)]["activations"] if _reads_as_data(node, index, layout) else own
             if wanted is not None and wanted != own:
                 readers.setdefault(wanted, []).append((node, index))
         for uses in readers.values():
@@ -92,13 +84,11 @@ def assign_formats(model: ir.Model, layout: Layout, recipe: Recipe, became: Beca
     values = {str(value.name): value for value in values_of(model.graph)}
     found: dict[str, NumberFormat] = {}
     for name, site in layout.sites.items():
-        of_node = formats[site.node]
+        chosen = formats[site.node][site.role.plural]
         if site.role is Role.ACTIVATION:
             chosen = _format_of_value(values[name], layout, formats)
-        else:
-            chosen = of_node.weights if site.role is Role.WEIGHT else of_node.biases
-            if recipe.constants_as_activations and _is_operand(values[name], site.role):
-                chosen = of_node.activations
+        elif recipe.constants_as_activations and _is_operand(values[name], site.role):
+            chosen = formats[site.node]["activations"]
         if chosen is not None:
             found[name] = chosen
     layout = _override_tensors(_with_formats(layout, found), recipe.overrides)
@@ -133,15 +123,15 @@ def _is_lone(value: ir.Value, fmt: NumberFormat) -> bool:
 def _formats_of_nodes(model: ir.Model, layout: Layout, recipe: Recipe, became: Became) -> dict[str, NodeFormats]:
     """Return the formats of every node. A fused activation function has those of its layer, a Pad those of its pool."""
     # What is quantized while the model runs has no parameters to plan, and its layers add their biases in float.
-    roles = (None, recipe.weights, None) if recipe.dynamic else (recipe.activations, recipe.weights, recipe.biases)
-    everywhere = NodeFormats(*roles)
+    dynamic = {"activations": None, "weights": recipe.weights, "biases": None}
+    everywhere: NodeFormats = dynamic if recipe.dynamic else recipe.formats
     formats = {str(node.name): everywhere for node in model.graph}
     for override in recipe.overrides:
         if not override.leave_float:
             part = nodes_of(override, model.graph, became)
             _refuse_fused_only(model, layout, override, part)
             for name in part:
-                formats[name] = formats[name].with_override(override)
+                formats[name] = {**formats[name], **override.formats}
     for node in model.graph:
         layer = layout.layer_of(node)
         if layer.op_type == "Pad":
@@ -165,10 +155,10 @@ def _refuse_fused_only(model: ir.Model, layout: Layout, override: Override, part
 def _format_of_value(value: ir.Value, layout: Layout, formats: Mapping[str, NodeFormats]) -> NumberFormat | None:
     producer = value.producer()
     if producer is not None and layout.quantizes(producer):
-        return formats[str(producer.name)].activations
+        return formats[str(producer.name)]["activations"]
     for node, index in value.uses():
         if _reads_as_data(node, index, layout):
-            return formats[str(node.name)].activations
+            return formats[str(node.name)]["activations"]
     return None
 
 
@@ -185,11 +175,7 @@ def _insert_identity(model: ir.Model, value: ir.Value, uses: Sequence[tuple[ir.N
     node = ir.node("Identity", [value], name=names.fresh(f"{value.name}/convert"))
     copy = node.outputs[0]
     copy.name, copy.type, copy.shape = names.fresh(f"{value.name}/converted"), value.type, value.shape
-    producer = value.producer()
-    if producer is None:
-        model.graph.insert_before(next(iter(model.graph)), [node])
-    else:
-        model.graph.insert_after(producer, [node])
+    insert_behind(model.graph, value, [node])
     for reader, index in uses:
         reader.replace_input_with(index, copy)
 
@@ -209,19 +195,16 @@ def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> Layout:
             if changed is layout:
                 raise UsageError(
                     f"The override of the tensor '{pattern}' says nothing about it: '{matches[0]}' is one of the "
-                    f"{_FIELDS[layout.sites[matches[0]].role]}. Give these a format, or a range."
+                    f"{layout.sites[matches[0]].role.plural}. Give these a format, or a range."
                 )
             layout = changed
     return layout
 
 
-_FIELDS = {Role.ACTIVATION: "activations", Role.WEIGHT: "weights", Role.BIAS: "biases"}
-
-
 def _override_tensor(layout: Layout, name: str, override: Override) -> Layout:
     """Give a tensor and all that share with it what the override says; the same layout if it says nothing."""
     leader = layout.leader(name)
-    given = getattr(override, _FIELDS[layout.sites[leader].role])
+    given = override.formats.get(layout.sites[leader].role.plural)
     if given is not None:
         sharing = [site for site in layout.sites if layout.leader(site) == leader]
         layout = replace(layout, formats={**layout.formats, **dict.fromkeys(sharing, given)})
@@ -270,3 +253,55 @@ def ties_on_device(model: ir.Model, layout: Layout, rounding: DeviceRounding) ->
         for value in values_of(model.graph)
         if str(value.name) in sites and (producer := value.producer()) is not None and layout.quantizes(producer)
     }
+
+
+# Layers that normalize each sample anew; a BatchNorm is a fixed factor.
+NORMALIZATIONS = frozenset(
+    (
+        *("LayerNormalization", "RMSNormalization", "GroupNormalization", "SimplifiedLayerNormalization"),
+        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization"),
+    )
+)
+
+
+def normalizes(graph: ir.Graph) -> bool:
+    """Return whether a network has normalization layers, and so may have a few channels far larger than the others."""
+    return any(node.op_type in NORMALIZATIONS for node in graph)
+
+
+def wide_format(fmt: NumberFormat | None) -> IntegerFormat | None:
+    """Return an 8-bit format of float scales with 16 bits; None for any other, which would not gain or cannot."""
+    if fmt is None or not is_integer(fmt) or fmt.bits != 8 or fmt.scale != "float":
+        return None
+    return fmt.replace(dtype=fmt.dtype.replace("8", "16"))
+
+
+def wide_candidates(model: ir.Model, layout: Layout) -> list[tuple[str, ...]]:
+    """Group the activations that may get 16 bits, in graph order.
+
+    Those of a group share their codes, so all of them do or none. A group is a leader with all values that share its
+    parameters, and whatever Concats join with it.
+    """
+    groups = {
+        site.value: {site.value}
+        for site in layout.of_role(Role.ACTIVATION)
+        if layout.leader(site.value) == site.value and wide_format(layout.formats[site.value]) is not None
+    }
+    for node in model.graph:
+        if node.op_type == "Concat" and layout.quantizes(node):
+            joined = {layout.leader(site) for site in layout.sites_around(node)}
+            # Constants, and values of other formats, have no group.
+            together = set[str]().union(*(groups[leader] for leader in joined if leader in groups))
+            groups.update(dict.fromkeys(together, together))
+    found: dict[int, tuple[str, ...]] = {}
+    for group in groups.values():
+        sharing = (name for name in layout.sites if layout.leader(name) in group)
+        found.setdefault(id(group), tuple(sharing))
+    return list(found.values())
+
+
+def with_wide(layout: Layout, values: Collection[str]) -> Layout:
+    """Return the layout with 16 bits for these activations."""
+    wide = {name: wide_format(layout.formats[name]) for name in values}
+    formats = {**layout.formats, **{name: fmt for name, fmt in wide.items() if fmt is not None}}
+    return replace(layout, formats=formats, wide=layout.wide | frozenset(values))

@@ -237,22 +237,12 @@ def check_methods(recipe: Recipe) -> None:
 
     A method without anything to use it on is refused too, unless it is that of the preset and nobody asked for it.
     """
-    formats = [(recipe.activations, recipe.method), (recipe.weights, recipe.method_of_weights)]
-    if not is_product_bias(recipe.biases):
-        formats.append((recipe.biases, recipe.method_of_weights))
-    for override in recipe.overrides:
-        formats += [(override.activations, recipe.method), (override.weights, recipe.method_of_weights)]
-        if not is_product_bias(override.biases):
-            formats.append((override.biases, recipe.method_of_weights))
-    for fmt, method in formats:
-        if is_integer(fmt):
-            method.check(fmt)
-        elif is_float(fmt):
+    for role, _, fmt in recipe.every_format():
+        method = recipe.method if role == "activations" else recipe.method_of_weights
+        if is_float(fmt):
             method.check_float(fmt)
-    _refuse_idle(recipe)
-
-
-def _refuse_idle(recipe: Recipe) -> None:
+        elif is_integer(fmt) and not (role == "biases" and is_product_bias(fmt)):
+            method.check(fmt)
     activations = () if recipe.dynamic else (recipe.activations, *(each.activations for each in recipe.overrides))
     used = any(fmt is not None and fmt.needs_data for fmt in activations) or has_power_of_two_scale(recipe.weights)
     preset = PRESETS.get(recipe.name)

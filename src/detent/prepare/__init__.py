@@ -10,15 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from detent.prepare.affine import FoldAffine, MatMulToGemm, NormalizeGemm
+from detent.prepare.affine import BatchNormToConv, FoldAffine, FoldBatchNorm, MatMulToGemm, NormalizeGemm
 from detent.prepare.base import Change, Pass, Successor
-from detent.prepare.batchnorm import BatchNormToConv, FoldBatchNorm
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
 from detent.prepare.fused_operators import TakeApart
-from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
-from detent.prepare.half_to_float import HalfToFloat
-from detent.prepare.inline_functions import InlineFunctions
+from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, SetHardSigmoidSlope
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
+from detent.prepare.plain_forms import HalfToFloat, InlineFunctions, WriteAttributes
 from detent.prepare.replaced_operators import (
     EinsumToMatMul,
     GatherToSlice,
@@ -27,40 +25,14 @@ from detent.prepare.replaced_operators import (
     SplitToSlice,
 )
 from detent.prepare.shapes import FixBatch, FixShapes, InferShapes
-from detent.prepare.write_attributes import WriteAttributes
 
 __all__ = [
     "LEAVABLE",
-    "BatchNormToConv",
-    "Change",
-    "EinsumToMatMul",
     "FixBatch",
     "FixShapes",
-    "FoldAffine",
-    "FoldBatchNorm",
     "FoldConstants",
-    "FuseGelu",
-    "FuseHardSwish",
-    "FuseInstanceNorm",
-    "FuseL2Norm",
-    "FuseLayerNorm",
-    "GatherToSlice",
-    "HalfToFloat",
-    "HardSwishToHardSigmoid",
     "InferShapes",
-    "InlineFunctions",
-    "MatMulToGemm",
-    "NormalizeGemm",
     "Pass",
-    "ReduceMeanToPool",
-    "RemoveIdentity",
-    "SeparateInitializers",
-    "SetHardSigmoidSlope",
-    "SplitGlobalPool",
-    "SplitToSlice",
-    "Successor",
-    "TakeApart",
-    "WriteAttributes",
     "default_passes",
     "prepare",
     "successors",

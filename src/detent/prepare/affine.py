@@ -16,6 +16,17 @@ All arithmetic is in float64, and the result is rounded once to the type of the 
 FoldAffine: with a constant c per channel, y * c, y / c, y + c, y - c and c - y are such maps, and the layer that
 computes y absorbs them. Conv without bias followed by Add is the most common case.
 
+FoldBatchNorm: at inference, BatchNormalization is such a map too, which the layer next to it absorbs:
+
+    y = gamma * (x - mean) / sqrt(var + epsilon) + beta      scale = gamma / sqrt(var + epsilon)
+                                                             shift = beta - mean * scale
+
+Channels are dimension 1, so Gemm and MatMul take part with rank 2 only; or with a Reshape or Flatten in between that
+joins all dimensions before the last, x W -> (rows, channels): channels are the last of both.
+
+BatchNormToConv: if no layer can absorb it, a Conv with one group per channel and a kernel of one element multiplies
+every channel by its weight and adds its bias: the same function, in an operator that NPUs run.
+
 Fully connected layers are brought into one form, a Gemm without factors.
 
 MatMulToGemm: for a matrix x, Gemm computes x @ W + b in one node: the same products and the same sum as MatMul and Add.
@@ -35,7 +46,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph import values
-from detent.prepare.base import OperatorPass, Pass, as_float64, int_attribute, ints_attribute
+from detent.prepare.base import OperatorPass, Pass, as_float64, ints_attribute
 
 Array = npt.NDArray[np.float64]
 
@@ -71,7 +82,7 @@ class Layer:
     @property
     def outputs(self) -> int:
         """The number of output channels."""
-        if self.node.op_type == "Conv" or (self.node.op_type == "Gemm" and self.transposed):
+        if self.node.op_type == "Conv" or self.transposed:
             return int(self.weight.shape[0])
         return int(self.weight.shape[1]) * self.group
 
@@ -95,18 +106,15 @@ def read_layer(node: ir.Node) -> Layer | str:
     bias = values.constant(bias_value)
     if bias_value is not None and bias is None:
         return f"the bias of {node.op_type} '{node.name}' is not constant"
-    gemm = node.op_type == "Gemm"
-    wide = None if bias is None else as_float64(bias)
-    if gemm and wide is not None:
-        wide = wide * node.attributes.get_float("beta", 1.0)
+    # Only Gemm has factors and a transposed weight, only convolutions have groups: others have just the defaults.
     return Layer(
         node=node,
         weight=as_float64(weight),
-        bias=wide,
+        bias=None if bias is None else as_float64(bias) * node.attributes.get_float("beta", 1.0),
         dtype=weight.dtype,
-        group=1 if node.op_type in ("Gemm", "MatMul") else int_attribute(node, "group", 1),
-        transposed=gemm and int_attribute(node, "transB", 0) == 1,
-        alpha=node.attributes.get_float("alpha", 1.0) if gemm else 1.0,
+        group=node.attributes.get_int("group", 1),
+        transposed=node.attributes.get_int("transB", 0) == 1,
+        alpha=node.attributes.get_float("alpha", 1.0),
     )
 
 
@@ -140,14 +148,13 @@ def fold_before(owner: Pass, model: ir.Model, node: ir.Node, affine: Affine) -> 
 
 
 def _why_not_before(node: ir.Node, affine: Affine) -> str | None:
-    """Return why a map of the data input cannot move into this layer, or None if it can."""
     if node.op_type == "Conv":
         padded = any(ints_attribute(node, "pads") or [])
         auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
         if (padded or auto_pad not in ("NOTSET", "VALID", "")) and bool(np.any(affine.shift)):
             return f"Conv '{node.name}' pads with zeros, which the shift would have changed"
         return None
-    if node.op_type == "Gemm" and int_attribute(node, "transA", 0):
+    if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
         return f"Gemm '{node.name}' transposes its input"
     if node.op_type == "ConvTranspose":
         return f"ConvTranspose '{node.name}' does not see every input channel at every place of its output"
@@ -155,7 +162,6 @@ def _why_not_before(node: ir.Node, affine: Affine) -> str | None:
 
 
 def _scale_outputs(layer: Layer, scale: Array) -> Array:
-    """Return the weight with every output channel multiplied by its factor."""
     weight = layer.weight
     if layer.node.op_type == "ConvTranspose":
         spatial = weight.shape[2:]
@@ -225,7 +231,7 @@ class FoldAffine(OperatorPass):
     operators = ("Mul", "Add", "Sub", "Div")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fold the operator if a layer and a constant are its inputs, in either order."""
+        """Fold the operator if its inputs are a layer and a constant, in either order."""
         for index in (0, 1):
             layer, array = values.made_by(node.inputs[index], *_LAYERS), values.constant(node.inputs[1 - index])
             if layer is not None and array is not None:
@@ -233,7 +239,6 @@ class FoldAffine(OperatorPass):
         return None
 
     def _fold(self, model: ir.Model, node: ir.Node, index: int, layer: ir.Node, array: npt.NDArray[Any]) -> str | None:
-        """Fold the operator, which reads the layer at an input, into the layer; the reason where it cannot be."""
         (source,) = layer.outputs
         if values.sole_use(source, model.graph) is None:
             return values.why_not_sole(source)
@@ -349,3 +354,154 @@ class NormalizeGemm(OperatorPass):
             values.set_input(node, index, self.initializer(model, node, role, scaled))
         node.attributes.pop(factor)
         self.changed(node, f"{factor} {number:g} folded into its constants")
+
+
+_PARAMETERS = ("scale", "bias", "mean", "variance")
+
+
+def read_batchnorm(node: ir.Node) -> Affine | str:
+    """Return the map that a BatchNormalization is, or the reason why it is not a fixed one."""
+    if node.attributes.get_int("training_mode", 0):
+        return "it is in training mode"
+    if any(not values.is_unused(value) for value in node.outputs[1:]):
+        return "its running statistics are used"
+    arrays = []
+    for index, name in enumerate(_PARAMETERS, start=1):
+        array = values.constant(values.input_at(node, index))
+        if array is None:
+            return f"its {name} is not constant"
+        arrays.append(as_float64(array).reshape(-1))
+    gamma, beta, mean, variance = arrays
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    if not bool(np.all(variance + epsilon > 0)):
+        return "its variance is not positive"
+    scale = gamma / np.sqrt(variance + epsilon)
+    return Affine(scale, beta - mean * scale)
+
+
+class FoldBatchNorm(OperatorPass):
+    """Fold BatchNormalization with constant parameters into a neighbour with constant weights.
+
+    Cases:
+    - backwards into Conv, ConvTranspose (any group), Gemm (any transB, alpha, beta) or MatMul of rank 2, when that
+      node's output has no other use. The node's output takes over the name of the BatchNormalization's;
+    - else forwards into Conv, Gemm or MatMul of rank 2, when that is the only reader. A Conv that pads with zeros only
+      takes it when the shift is zero;
+    - MatMul that needs a bias for it becomes Gemm;
+    - backwards through a Reshape or Flatten to rank 2 into a MatMul of any rank, with an Add if a shift is left;
+    - in training mode, with parameters that are not constant, or between two other things: declined.
+    """
+
+    operators = ("BatchNormalization",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Fold it into the layer before it, else into the layer after it."""
+        affine = read_batchnorm(node)
+        if isinstance(affine, str):
+            return affine
+        backward = self._backward(model, node, affine)
+        forward = None if backward is None else self._forward(model, node, affine)
+        if forward is None:
+            return None
+        return f"not into the layer before it: {backward}; not into the layer after it: {forward}"
+
+    def _backward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
+        source = node.inputs[0]
+        if source is None:
+            return "it has no input"
+        layer = source.producer()
+        if layer is not None and values.is_standard(layer, "Reshape", "Flatten"):
+            return self._through_reshape(model, node, layer, affine)
+        if layer is None or not values.is_standard(layer, "Conv", "ConvTranspose", "Gemm", "MatMul"):
+            return f"'{source.name}' comes from {'the outside' if layer is None else layer.op_type}"
+        if values.sole_use(source, model.graph) is None:
+            return values.why_not_sole(source)
+        if layer.op_type == "MatMul" and values.rank(layer.inputs[0]) != 2:
+            return f"the input of MatMul '{layer.name}' is not known to have rank 2"
+        reason = fold_after(self, model, layer, affine)
+        if reason is None:
+            self.absorbed(model, node, layer, f"folded into {layer.op_type} '{layer.name}' before it")
+        return reason
+
+    def _through_reshape(self, model: ir.Model, node: ir.Node, reshape: ir.Node, affine: Affine) -> str | None:
+        """Fold into the MatMul before a Reshape that leaves the last dimension, or return why that is not possible."""
+        product, rows = reshape.inputs[0], reshape.outputs[0]
+        layer = values.made_by(product, "MatMul")
+        weight = None if layer is None else values.constant(layer.inputs[1])
+        if product is None or layer is None or weight is None or weight.ndim != 2:
+            return "before the Reshape is no MatMul with a constant weight"
+        for value in (product, rows):
+            if values.sole_use(value, model.graph) is None:
+                return values.why_not_sole(value)
+        channels, shapes = weight.shape[1], [values.static_shape(value) for value in (product, rows)]
+        if any(not shape or shape[-1] != channels for shape in shapes) or values.rank(rows) != 2:
+            return "the Reshape between them is not known to leave the last dimension"
+        scaled = (as_float64(weight) * affine.over(channels).scale).astype(weight.dtype)
+        values.set_input(layer, 1, self.initializer(model, layer, "scaled_weight", scaled))
+        shift = affine.over(channels).shift
+        if shift.any():
+            term = self.initializer(model, node, "shift", shift.astype(weight.dtype))
+            added = ir.node("Add", [product, term], name=self.fresh(model, node, "add"))
+            added.outputs[0].name = self.fresh(model, node, "shifted")
+            added.outputs[0].type, added.outputs[0].shape = product.type, product.shape
+            model.graph.insert_before(reshape, added)
+            reshape.replace_input_with(0, added.outputs[0])
+        self.absorbed(model, node, reshape, f"folded into MatMul '{layer.name}' before the Reshape")
+        return None
+
+    def _forward(self, model: ir.Model, node: ir.Node, affine: Affine) -> str | None:
+        source, output = node.inputs[0], node.outputs[0]
+        use = values.sole_use(output, model.graph)
+        if source is None or use is None:
+            return values.why_not_sole(output)
+        layer, index = use
+        if not values.is_standard(layer, "Conv", "Gemm", "MatMul") or index != 0:
+            return f"'{output.name}' goes to {layer.op_type}"
+        if layer.op_type != "Conv" and values.rank(source) != 2:
+            return f"'{source.name}' is not known to have rank 2"
+        if output.shape is None:
+            output.shape = source.shape
+        reason = fold_before(self, model, layer, affine)
+        if reason is not None:
+            return reason
+        layer.replace_input_with(0, source)
+        values.remove_node(model.graph, node)
+        self.merged(node, layer)
+        self.changed(node, f"folded into {layer.op_type} '{layer.name}' after it")
+        return None
+
+
+class BatchNormToConv(OperatorPass):
+    """Replace BatchNormalization by a depthwise Conv.
+
+    Cases:
+    - parameters are constant and the input has 3, 4 or 5 dimensions;
+    - declined: another rank or an unknown one, training mode, parameters that are not constant.
+    """
+
+    operators = ("BatchNormalization",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        """Convert it if its parameters are constant and its rank is one that Conv has."""
+        affine = read_batchnorm(node)
+        if isinstance(affine, str):
+            return affine
+        dims = values.rank(node.inputs[0])
+        if dims not in (3, 4, 5):
+            return "the rank of its input is not known" if dims is None else f"its input has {dims} dimensions"
+        gamma = values.constant(node.inputs[1])
+        if gamma is None or gamma.dtype not in (np.float32, np.float64):
+            return "its parameters are not float32"
+        channels, kernel = affine.scale.size, [1] * (dims - 2)
+        weight = affine.scale.reshape(channels, 1, *kernel).astype(gamma.dtype)
+        values.cut_inputs(node, 3)
+        values.set_input(node, 1, self.initializer(model, node, "conv_weight", weight))
+        values.set_input(node, 2, self.initializer(model, node, "conv_bias", affine.shift.astype(gamma.dtype)))
+        # The others are the statistics of training, which nothing reads.
+        node.resize_outputs(1)
+        node.op_type = "Conv"
+        node.attributes.clear()
+        node.attributes["group"] = ir.AttrInt64("group", channels)
+        node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", kernel)
+        self.changed(node, f"became a depthwise Conv over {channels} channels")
+        return None

@@ -41,7 +41,24 @@ class Successor:
     merged: bool = False
 
 
-class Pass(ir.passes.InPlacePass):
+class RewriteNotes:
+    """What a rewrite did, and what it looked at and left alone, with the reason."""
+
+    def __init__(self, by: str) -> None:
+        self.by = by
+        self.changes: list[Change] = []
+        self.declined: list[Change] = []
+
+    def changed(self, subject: ir.Node | ir.Value | str, what: str) -> None:
+        """Note a change."""
+        self.changes.append(Change(label_of(subject), what, self.by))
+
+    def decline(self, subject: ir.Node | ir.Value | str, why: str) -> None:
+        """Note that something was left as it was, and why."""
+        self.declined.append(Change(label_of(subject), why, self.by))
+
+
+class Pass(RewriteNotes, ir.passes.InPlacePass):
     """A float-to-float rewrite that says what it did and what it declined to do.
 
     A subclass implements `run`, and calls `changed` or `decline` once per node that it rewrote or looked at and left.
@@ -49,18 +66,13 @@ class Pass(ir.passes.InPlacePass):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.changes: list[Change] = []
-        self.declined: list[Change] = []
+        super().__init__(type(self).__name__)
         self.moved: list[tuple[str, Successor]] = []
         self._names: Names | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run on a model in place, with fresh notes."""
-        self.changes = []
-        self.declined = []
-        self.moved = []
-        self._names = None
+        Pass.__init__(self)
         self.run(model)
         return ir.passes.PassResult(model, modified=bool(self.changes))
 
@@ -73,17 +85,13 @@ class Pass(ir.passes.InPlacePass):
     def run(self, model: ir.Model) -> None:
         """Rewrite the model in place."""
 
-    def changed(self, node: ir.Node | str, what: str) -> None:
-        """Note a change."""
-        self.changes.append(Change(_label(node), what, type(self).__name__))
-
     def replaced(self, node: ir.Node, *by: ir.Node) -> None:
         """Note that other nodes compute what a node did; none if a constant does, or nothing has to."""
-        self.moved.append((_label(node), Successor(tuple(map(_label, by)))))
+        self.moved.append((label_of(node), Successor(tuple(map(label_of, by)))))
 
     def merged(self, node: ir.Node, into: ir.Node) -> None:
         """Note that another node took a node in."""
-        self.moved.append((_label(node), Successor((_label(into),), merged=True)))
+        self.moved.append((label_of(node), Successor((label_of(into),), merged=True)))
 
     def absorbed(self, model: ir.Model, node: ir.Node, layer: ir.Node, what: str) -> None:
         """Remove a node whose work the layer before it does now: its result takes over the name of the node's."""
@@ -92,16 +100,12 @@ class Pass(ir.passes.InPlacePass):
         self.merged(node, layer)
         self.changed(node, what)
 
-    def decline(self, node: ir.Node | str, why: str) -> None:
-        """Note that something was left as it was, and why."""
-        self.declined.append(Change(_label(node), why, type(self).__name__))
-
     def fresh(self, model: ir.Model, node: ir.Node, role: str) -> str:
         """Return a value name that nothing in the model has, derived from the node: `<node>/<role>`."""
         # Not before one is needed: to collect the names of a large model takes a while.
         if self._names is None:
             self._names = Names(model)
-        return self._names.fresh(f"{_stem(node)}/{role}")
+        return self._names.fresh(f"{label_of(node)}/{role}")
 
     def initializer(self, model: ir.Model, node: ir.Node, role: str, array: npt.NDArray[Any]) -> ir.Value:
         """Return a new initializer of the main graph that holds the array, named after the node and its role."""
@@ -135,11 +139,6 @@ def main_opset(model: ir.Model) -> int:
     return model.opset_imports.get("", 1)
 
 
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """Return an integer attribute, or its default."""
-    return node.attributes.get_int(name, default)
-
-
 def ints_attribute(node: ir.Node, name: str) -> list[int] | None:
     """Return an attribute that is a list of integers, or None if the node does not have it."""
     found = node.attributes.get_ints(name)
@@ -157,13 +156,10 @@ def as_float64(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return cast("npt.NDArray[np.float64]", array.astype(np.float64))
 
 
-def _stem(node: ir.Node) -> str:
-    """Return what names are derived from: the node's name, or that of its first named output if it has none."""
-    if node.name:
-        return node.name
-    return next((value.name for value in node.outputs if value.name), node.op_type)
-
-
-def _label(node: ir.Node | str) -> str:
-    """Return how a note calls a node."""
-    return node if isinstance(node, str) else _stem(node)
+def label_of(subject: ir.Node | ir.Value | str) -> str:
+    """Return what a note calls its subject: its name, or of a node without one that of its first named output."""
+    if isinstance(subject, str):
+        return subject
+    if isinstance(subject, ir.Value):
+        return str(subject.name)
+    return subject.name or next((value.name for value in subject.outputs if value.name), subject.op_type)

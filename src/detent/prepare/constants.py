@@ -100,7 +100,6 @@ class FoldConstants(Pass):
     """Turn everything constant into initializers, and remove what nothing needs.
 
     Cases:
-    - an initializer that is listed as a graph input as well (old exporters list all) is taken off that list;
     - Constant nodes become initializers of the same name;
     - Shape and Size of a value with a static shape (`start` and `end` respected);
     - nodes of the standard domain all of whose inputs are constant, in one onnxruntime session. Not: random operators,
@@ -126,7 +125,9 @@ class FoldConstants(Pass):
                 elif values.is_standard(node, "Cast"):
                     self._drop_cast(model.graph, node)
             self._evaluate(model)
-            removed += _remove_unused(model)  # first: what is left of large models is inferred several times as fast
+            count = len(model.graph)
+            RemoveUnusedNodesPass()(model)  # first: what is left of large models is inferred several times as fast
+            removed += count - len(model.graph)
             # A shape that is not known yet would make further constants.
             if len(self.changes) == before or not any(
                 values.is_standard(node, "Shape", "Size") for node in model.graph
@@ -139,7 +140,6 @@ class FoldConstants(Pass):
             self.changed("model", f"{removed} nodes without a use removed")
 
     def _lift(self, graph: ir.Graph, node: ir.Node) -> None:
-        """Replace a Constant node by an initializer of the same name."""
         (output,) = node.outputs
         if output.is_graph_output():
             self.decline(node, f"its result '{output.name}' is a graph output")
@@ -185,7 +185,8 @@ class FoldConstants(Pass):
     def _evaluate(self, model: ir.Model) -> None:
         """Evaluate what is constant, and replace the nodes by the results."""
         folded, sizes = self._find(model.graph)
-        wanted = [value for node in folded for value in node.outputs if _leaves(value, folded)]
+        results_of = (value for node in folded for value in node.outputs)
+        wanted = [value for value in results_of if any(use.node not in folded for use in value.uses())]
         if not wanted:
             return
         results = run_constants(model, list(folded), wanted)
@@ -237,13 +238,6 @@ class FoldConstants(Pass):
             value.name = self.fresh(model, node, "unused")
 
 
-def _remove_unused(model: ir.Model) -> int:
-    """Remove nodes and initializers without a use, and return how many nodes."""
-    before = len(model.graph)
-    RemoveUnusedNodesPass()(model)
-    return before - len(model.graph)
-
-
 def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
     """Return the tensor of a Constant node, as a new object; whichever attribute holds it."""
     if len(node.attributes) != 1:
@@ -292,11 +286,6 @@ def _known_bytes(node: ir.Node) -> int:
     )
 
 
-def _leaves(value: ir.Value, folded: dict[ir.Node, None]) -> bool:
-    """Return whether something that is not evaluated reads the value."""
-    return any(use.node not in folded for use in value.uses())
-
-
 _NEUTRAL = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}
 
 
@@ -328,7 +317,7 @@ class RemoveIdentity(Pass):
 
 
 def _is_neutral(node: ir.Node) -> bool:
-    """Return whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape alone."""
+    """Return whether the node multiplies or divides by 1, or adds or subtracts 0, and leaves the shape as it is."""
     if not values.is_standard(node, *_NEUTRAL) or node.inputs[0] is None:
         return False
     array, dims = values.constant(values.input_at(node, 1)), values.rank(node.inputs[0])
@@ -369,12 +358,10 @@ class SeparateInitializers(Pass):
         copies: dict[ir.Value, int] = {}
         for node in model.graph:
             for index, value in enumerate(node.inputs):
-                if value is None or value not in shared or node.op_type == "Clip":
+                if value is None or value not in shared or value.const_value is None or node.op_type == "Clip":
                     continue
                 if value not in taken:
                     taken.add(value)
-                    continue
-                if value.const_value is None:
                     continue
                 name = self.fresh(model, node, str(value.name).lstrip("/"))
                 copy = values.add_initializer(model.graph, name, value.const_value.numpy())

@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from detent.graph.session import EXPERIMENTAL
 from detent.graph.values import constant, drop_if_unused, input_at, is_unused, rank, remove_node, take_over
-from detent.prepare.base import Pass, int_attribute, main_opset
+from detent.prepare.base import Pass, main_opset
 from detent.prepare.shapes import infer
 
 DOMAIN = "com.microsoft"
@@ -45,7 +45,7 @@ class TakeApart(Pass):
     Cases:
     - all of the table above, with float32 numbers; a model of opset 23 gets RMSNormalization for the simplified norm;
     - declined: what has been computed before (past keys and values), packed inputs, relative positions, masks of other
-      forms than one or two dimensions, weights that are no constants, and results that only training needs.
+      forms than one or two dimensions, weights that are not constant, and results that only training needs.
     """
 
     def run(self, model: ir.Model) -> None:
@@ -154,8 +154,8 @@ def _quick_gelu(write: _Writer, node: ir.Node) -> Parts | str:
 def _fused_matmul(write: _Writer, node: ir.Node) -> Parts | str:
     operands = []
     for value, flag in zip(node.inputs[:2], ("transA", "transB"), strict=True):
-        axes, turned = rank(value), int_attribute(node, flag, 0)
-        if int_attribute(node, flag.replace("trans", "transBatch"), 0) or (turned and axes is None):
+        axes, turned = rank(value), node.attributes.get_int(flag, 0)
+        if node.attributes.get_int(flag.replace("trans", "transBatch"), 0) or (turned and axes is None):
             return "it transposes a batch, or a value of unknown rank"
         order = [] if axes is None else [*range(axes - 2), axes - 1, axes - 2]
         operands.append(write("Transpose", value, perm=order) if turned else value)
@@ -172,7 +172,7 @@ def _skip_norm(write: _Writer, node: ir.Node) -> Parts | str:
 
 
 def _simple_norm(write: _Writer, node: ir.Node) -> Parts | str:
-    x, axis = node.inputs[0], int_attribute(node, "axis", -1)
+    x, axis = node.inputs[0], node.attributes.get_int("axis", -1)
     if x is None or axis not in (-1, (rank(x) or 0) - 1):
         return "it is not over the last axis"
     return {0: write.norm(x, node, node.inputs[1], None, simple=True)}
@@ -204,9 +204,9 @@ def _attention(write: _Writer, node: ir.Node) -> Parts | str:
     x, weight, bias = node.inputs[0], constant(input_at(node, 1)), constant(input_at(node, 2))
     if x is None or weight is None or (bias is None and input_at(node, 2) is not None):
         return "its weights are not constant"
-    if any(input_at(node, index) is not None for index in range(4, 7)) or int_attribute(node, "do_rotary", 0):
+    if any(input_at(node, index) is not None for index in range(4, 7)) or node.attributes.get_int("do_rotary", 0) != 0:
         return "it takes what was computed before, a bias of positions or rotated ones"
-    heads = int_attribute(node, "num_heads", 1)
+    heads = node.attributes.get_int("num_heads", 1)
     sizes = list(node.attributes.get_ints("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3)
     ends = np.cumsum(sizes)[:-1]
     weights, scale = np.split(weight, ends, axis=1), _scale(node, sizes[0] // heads)
@@ -234,7 +234,7 @@ def _multi_head(write: _Writer, node: ir.Node) -> Parts | str:
     if terms is not None:
         pieces = np.split(terms, [width, 2 * width])
         parts = [write("Add", part, np.ascontiguousarray(piece)) for part, piece in zip(parts, pieces, strict=True)]
-    heads = int_attribute(node, "num_heads", 1)
+    heads = node.attributes.get_int("num_heads", 1)
     masks = _masks(write, node, input_at(node, 4), parts)
     if isinstance(masks, str):
         return masks
@@ -256,7 +256,7 @@ def _masks(write: _Writer, node: ir.Node, mask: ir.Value | None, parts: list[ir.
         spread = write("Unsqueeze", write("Cast", kept, to=int(ir.DataType.FLOAT)), np.array([1, 2]))
         filtered = node.attributes.get_float("mask_filter_value", MASK_FILTER)
         found.append(write("Mul", write("Sub", 1.0, spread), filtered))
-    if int_attribute(node, "unidirectional", 0):
+    if node.attributes.get_int("unidirectional", 0):
         rows, columns = (write("Range", np.array(0), write.size(part, 1), np.array(1)) for part in parts[:2])
         later = write("Less", write("Unsqueeze", rows, np.array([1])), columns)
         found.append(write("Where", later, float(np.finfo(np.float32).min), 0.0))

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import input_at, is_standard, is_unused, made_by, remove_node, scalar_of, take_over
-from detent.prepare.base import Pass, axes_of, int_attribute, main_opset
+from detent.graph.values import input_at, is_square, is_standard, is_unused, made_by, remove_node, scalar_of, take_over
+from detent.prepare.base import Pass, axes_of, main_opset
 
 
 def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
@@ -52,18 +52,15 @@ def divisions(node: ir.Node) -> list[tuple[ir.Value, ir.Value, tuple[ir.Node, ..
 
 def square_of(value: ir.Value | None) -> tuple[ir.Value, ir.Node] | None:
     """Return what a value is the square of, as x * x or x ^ 2, and the node that computes it."""
-    node = made_by(value, "Mul", "Pow")
+    node = made_by(value)
     source = None if node is None else node.inputs[0]
-    if node is None or source is None:
-        return None
-    squares = node.inputs[1] is source if node.op_type == "Mul" else scalar_of(node.inputs[1]) == 2.0
-    return (source, node) if squares else None
+    return (source, node) if node is not None and source is not None and is_square(node) else None
 
 
 def reduced_axes(node: ir.Node, dims: int | None) -> list[int] | None:
     """Return the axes, of `dims`, that a node reduces, counted from the end; None if unknown or not kept."""
     given = axes_of(node)
-    if not given or not int_attribute(node, "keepdims", 1):
+    if not given or not node.attributes.get_int("keepdims", 1):
         return None
     if all(axis < 0 for axis in given):
         return sorted(given)
@@ -125,16 +122,13 @@ def _values_after(node: ir.Node) -> Iterator[ir.Value]:
 def _values_before(node: ir.Node) -> list[ir.Value]:
     """Return the values that the node's input is computed from, nearest first."""
     found: dict[ir.Value, None] = {}
-    level = [node.inputs[0]]
+    level = [value for value in node.inputs[:1] if value is not None]
     for _ in range(STEPS_BEFORE):
         makers = [maker for value in level if (maker := made_by(value)) is not None]
-        level = [value for maker in makers for value in maker.inputs if _varies(value)]
-        found.update({value: None for value in level if value is not None})
+        values = [value for maker in makers for value in maker.inputs if value is not None]
+        level = [value for value in values if not value.is_initializer() and scalar_of(value) is None]
+        found.update(dict.fromkeys(level))
     return list(found)
-
-
-def _varies(value: ir.Value | None) -> bool:
-    return value is not None and not value.is_initializer() and scalar_of(value) is None
 
 
 def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
@@ -157,7 +151,6 @@ def _nodes_between(source: ir.Value, result: ir.Value) -> list[ir.Node] | None:
 
 
 def _agrees(nodes: list[ir.Node], source: ir.Value, result: ir.Value, expected: Floats) -> bool:
-    """Return whether the nodes compute what is expected, all over the range."""
     known: dict[ir.Value | None, Any] = {source: POINTS}
     with np.errstate(all="ignore"):  # other subgraphs may divide by zero
         for node in nodes:
@@ -183,9 +176,9 @@ def fuse(
         return f"{op_type} exists from opset {first} on, and the model has {opset}"
     if found.source.dtype != ir.DataType.FLOAT:
         return f"'{found.source.name}' is not known to be float32"
-    reason = _why_it_escapes(found)
-    if reason is not None:
-        return reason
+    for value in (value for node in found.nodes for value in node.outputs if value is not found.result):
+        if value.is_graph_output() or any(use.node not in found.nodes for use in value.uses()):
+            return f"'{value.name}', a value inside of it, is used elsewhere"
     last = found.result.producer()
     assert last is not None, "a result of nodes has a producer"
     # Not earlier: a subgraph that stays must leave no initializer behind.
@@ -198,14 +191,6 @@ def fuse(
         if node is not last:
             owner.merged(node, new)
     owner.changed(new, f"{len(found.nodes)} nodes became one {op_type}")
-    return None
-
-
-def _why_it_escapes(found: Subgraph) -> str | None:
-    """Return why the nodes cannot be replaced: a value of theirs, other than the result, is read elsewhere."""
-    for value in (value for node in found.nodes for value in node.outputs if value is not found.result):
-        if value.is_graph_output() or any(use.node not in found.nodes for use in value.uses()):
-            return f"'{value.name}', a value inside of it, is used elsewhere"
     return None
 
 

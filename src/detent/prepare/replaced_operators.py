@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from detent.graph import values
-from detent.prepare.base import OperatorPass, axes_of, int_attribute, main_opset
+from detent.prepare.base import OperatorPass, Pass, axes_of, main_opset
 
 
 class SplitToSlice(OperatorPass):
@@ -48,7 +48,7 @@ class SplitToSlice(OperatorPass):
         sizes = _sizes(node, main_opset(model))
         if isinstance(sizes, str):
             return sizes
-        axis = int_attribute(node, "axis", 0)
+        axis = node.attributes.get_int("axis", 0)
         shape = values.static_shape(node.inputs[0])
         if axis < 0 and shape is not None:
             axis += len(shape)
@@ -57,8 +57,8 @@ class SplitToSlice(OperatorPass):
         for index, output in enumerate(node.outputs):
             if values.is_unused(output):
                 continue
-            start, end = ends[index] - sizes[index], ends[index]
-            piece = self._slice(model, node, (start, end, axis), f"slice{index}")
+            where = (ends[index] - sizes[index], ends[index], axis)
+            piece = _slice(self, model, node, where, f"slice{index}", f"slice{index}_")
             model.graph.insert_before(node, piece)
             values.take_over(output, piece.outputs[0])
             pieces.append(piece)
@@ -67,15 +67,14 @@ class SplitToSlice(OperatorPass):
         self.changed(node, f"Split into sizes {sizes} became Slices")
         return None
 
-    def _slice(self, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str) -> ir.Node:
-        start, end, axis = where
-        name = self.fresh(model, node, role)
-        fields = {"starts": start, "ends": end, "axes": axis, "steps": 1}
-        inputs = [
-            self.initializer(model, node, f"{role}_{key}", np.array([number], np.int64))
-            for key, number in fields.items()
-        ]
-        return ir.Node("", "Slice", [node.inputs[0], *inputs], name=name)
+
+def _slice(
+    owner: Pass, model: ir.Model, node: ir.Node, where: tuple[int, int, int], role: str, prefix: str = ""
+) -> ir.Node:
+    """Make a Slice of the node's first input: `where` is start, end and axis. It is in no graph yet."""
+    fields = zip(("starts", "ends", "axes", "steps"), (*where, 1), strict=True)
+    inputs = [owner.initializer(model, node, f"{prefix}{key}", np.array([number], np.int64)) for key, number in fields]
+    return ir.Node("", "Slice", [node.inputs[0], *inputs], name=owner.fresh(model, node, role))
 
 
 def _sizes(node: ir.Node, opset: int) -> list[int] | str:
@@ -87,7 +86,7 @@ def _sizes(node: ir.Node, opset: int) -> list[int] | str:
         if given is None:
             return f"its sizes '{value.name}' are not constant"
         return given if len(given) == count else f"it has {count} outputs and {len(given)} sizes"
-    axis, shape = int_attribute(node, "axis", 0), values.static_shape(node.inputs[0])
+    axis, shape = node.attributes.get_int("axis", 0), values.static_shape(node.inputs[0])
     dim = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     if dim is None:
         return f"the size of dimension {axis} of its input is not known"
@@ -116,18 +115,12 @@ class GatherToSlice(OperatorPass):
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
         """Write the Slice, and the Squeeze under the node's name."""
         source, index = node.inputs[0], values.constant(node.inputs[1])
-        if (
-            source is None
-            or source.dtype != ir.DataType.FLOAT
-            or values.is_constant(source)
-            or index is None
-            or index.ndim
-        ):
+        if source is None or source.dtype != ir.DataType.FLOAT or values.is_constant(source):
             return None
-        start, axis = int(index), int_attribute(node, "axis", 0)
-        fields = {"starts": start, "ends": _LAST if start == -1 else start + 1, "axes": axis, "steps": 1}
-        inputs = [self.initializer(model, node, key, np.array([number])) for key, number in fields.items()]
-        piece = ir.node("Slice", [source, *inputs], name=self.fresh(model, node, "slice"))
+        if index is None or index.ndim:
+            return None
+        start, axis = int(index), node.attributes.get_int("axis", 0)
+        piece = _slice(self, model, node, (start, _LAST if start == -1 else start + 1, axis), "slice")
         piece.outputs[0].name = self.fresh(model, node, "sliced")
         piece.outputs[0].type = source.type
         if source.shape is not None:
@@ -175,7 +168,7 @@ def _why_not(node: ir.Node) -> str | None:
         return "its input is not known to have rank 4"
     if axes is None or {axis % 4 for axis in axes} != {2, 3}:
         return f"it reduces over {axes or 'all axes'}, not over height and width"
-    if int_attribute(node, "keepdims", 1) == 0:
+    if node.attributes.get_int("keepdims", 1) == 0:
         return "keepdims is 0: a pool would tie the scale of its output to that of its input"
     if source is None or source.dtype != ir.DataType.FLOAT:
         return "its input is not known to be float32"

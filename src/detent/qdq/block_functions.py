@@ -1,5 +1,5 @@
 """Block formats in one node, exact for every float32: BFPQuantizeDequantize (BFPFixNeuron) and MXQuantizeDequantize
-(MXFixNeuron). What they compute is in detent.numerics.block_float and detent.numerics.microscaling.
+(MXFixNeuron). What they compute is in detent.numerics.blocks.
 
 **Powers of two.** The leading power of two of a number, 2^floor(log2|x|), without access to its bits: with p bits of
 precision, u = 2^-p,
@@ -40,15 +40,7 @@ import onnx_ir as ir
 from detent.errors import ModelError, UsageError
 from detent.numerics import blocks
 from detent.numerics.codec import Rounding
-from detent.qdq.function_body import (
-    Body,
-    Definition,
-    described,
-    int_attribute,
-    ref,
-    rounding_of,
-    string_attribute,
-)
+from detent.qdq.function_body import Body, Definition, described, int_attribute, ref, rounding_of, string_attribute
 
 LARGEST = np.finfo(np.float32).max
 LEAST_NORMAL = np.finfo(np.float32).tiny
@@ -241,9 +233,8 @@ _MICROSCALING_ATTRIBUTES = (
 )
 
 
-def read_block_float(node: ir.Node, opset: int) -> Definition:
+def read_block_float(node: ir.Node, _opset: int) -> Definition:
     """Read what a BFPQuantizeDequantize of a model has to do."""
-    del opset
     if int_attribute(node, "use_compiler_version_cpu_kernel", 0):
         raise ModelError(
             f"{described(node)} has use_compiler_version_cpu_kernel=1: that has no definition here. Set it to 0."
@@ -303,9 +294,8 @@ def _to_mantissas(body: Body, x: ir.Value, step: ir.Value, fmt: blocks.BlockFloa
     return to_multiples(body, x, body.cast(step, ir.DataType.FLOAT), -largest, largest, fmt.rounding)
 
 
-def read_microscaling(node: ir.Node, opset: int) -> Definition:
+def read_microscaling(node: ir.Node, _opset: int) -> Definition:
     """Read what an MXQuantizeDequantize of a model has to do. Float elements are rounded half to even in any case."""
-    del opset
     element = cast(blocks.Element, string_attribute(node, "element_dtype", "int8", among=blocks.ELEMENTS))
     rounding = rounding_of(node)
     try:

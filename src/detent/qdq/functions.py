@@ -29,8 +29,7 @@ folded when the model is loaded. A zero point of 0 and a scale of 1 go away in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -38,6 +37,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 
 from detent.errors import ModelError, nearest
+from detent.graph.values import all_nodes, input_at
 from detent.qdq import families
 from detent.qdq.block_functions import read_block_float, read_microscaling
 from detent.qdq.function_body import LABEL, Body, Definition, described, ref, string_attribute
@@ -130,9 +130,8 @@ def read_dequantize(node: ir.Node, opset: int) -> Definition:
     return _dequantize(exact=dtype in _WIDE, per_axis=_is_per_axis(node))
 
 
-def read_fix_neuron(node: ir.Node, opset: int) -> Definition:
+def read_fix_neuron(node: ir.Node, _opset: int) -> Definition:
     """Read what a FixNeuron of a model has to do."""
-    del opset
     _input(node, 2, "zero point")
     width = string_attribute(node, "bit_width")
     if not width.isdecimal() or not 2 <= int(width) <= 16:
@@ -146,7 +145,7 @@ def _is_standard(dtype: ir.DataType, opset: int) -> bool:
 
 
 def _input(node: ir.Node, index: int, what: str) -> ir.Value:
-    value = node.inputs[index] if index < len(node.inputs) else None
+    value = input_at(node, index)
     if value is None:
         raise ModelError(
             f"{described(node)} has no {what}: give it one, which may be 0; its type is that of the codes."
@@ -213,13 +212,16 @@ def add_functions(model: ir.Model, *, overloads: bool = False) -> list[families.
     its own without `overloads`.
     """
     calls: dict[families.OperatorName, list[tuple[ir.Node, Definition]]] = {}
-    for node in _nodes(model):
+    for node in all_nodes(model):
         present = model.functions.get(node.op_identifier())
         if node.domain in families.FOREIGN_DOMAINS and (present is None or LABEL in present.metadata_props):
             definition = _definition(node, model.graph.opset_imports[""])
             calls.setdefault(families.OperatorName.of(node), []).append((node, definition))
     for operator, pairs in calls.items():
-        _drop_functions(model, operator)
+        # What an earlier call wrote: the nodes may have changed since.
+        for function in _functions_of(model, operator):
+            if LABEL in function.metadata_props:
+                del model.functions[function.identifier()]
         for node, definition in _unified(operator, pairs, overloads):
             node.overload = _overload(model, operator, definition)
             needed = _IR_VERSION_OF_OVERLOADS if node.overload else _IR_VERSION_OF_DEFAULTS
@@ -245,15 +247,8 @@ def _unified(
     return general
 
 
-def _drop_functions(model: ir.Model, operator: families.OperatorName) -> None:
-    """Remove what an earlier call wrote for an operator: its nodes may have changed since."""
-    for identifier, function in list(model.functions.items()):
-        if families.OperatorName(function.domain, function.name) == operator and LABEL in function.metadata_props:
-            del model.functions[identifier]
-
-
-def _nodes(model: ir.Model) -> Iterator[ir.Node]:
-    return chain(model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values()))
+def _functions_of(model: ir.Model, operator: families.OperatorName) -> list[ir.Function]:
+    return [each for each in model.functions.values() if families.OperatorName(each.domain, each.name) == operator]
 
 
 def _definition(node: ir.Node, opset: int) -> Definition:
@@ -275,11 +270,7 @@ def _definition(node: ir.Node, opset: int) -> Definition:
 
 def _overload(model: ir.Model, operator: families.OperatorName, definition: Definition) -> str:
     """Return the overload of the function that is written from `definition`; add it if it is missing."""
-    functions = [
-        function
-        for function in model.functions.values()
-        if families.OperatorName(function.domain, function.name) == operator
-    ]
+    functions = _functions_of(model, operator)
     for function in functions:
         if function.metadata_props.get(LABEL) == definition.label:
             return function.overload
@@ -294,7 +285,7 @@ def settle_domains(model: ir.Model) -> None:
     """Import the quantization domains that nodes use, and only those; define what is used, drop what is not."""
     add_functions(model)
     common_passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
-    used = {node.domain for node in _nodes(model)}
+    used = {node.domain for node in all_nodes(model)}
     for domain in (*families.FOREIGN_DOMAINS, families.MICROSOFT.domain):
         if domain in used:
             model.opset_imports.setdefault(domain, 1)

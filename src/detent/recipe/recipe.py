@@ -65,8 +65,7 @@ class Override:
     def __post_init__(self) -> None:
         if not (self.nodes or self.op_types or any(self.between) or self.tensors):
             raise UsageError("An override names no part of the model. Give nodes, op_types, between or tensors.")
-        says = (self.activations, self.weights, self.biases, self.range)
-        if self.leave_float == any(each is not None for each in says):
+        if self.leave_float == (bool(self.formats) or self.range is not None):
             raise UsageError(f"The override of {self.part} must give formats, or say leave_float, and not both.")
         if self.range is not None and not (self.tensors and -math.inf < self.range[0] < self.range[1] < math.inf):
             raise UsageError(f"The override of {self.part}: a range is two rising numbers, for `tensors`.")
@@ -78,9 +77,15 @@ class Override:
         """What it is about, for messages."""
         starts, ends = self.between
         inside = (
-            [f"{', '.join(starts) or 'the inputs'} to {', '.join(ends) or 'the outputs'}"] if any(self.between) else []
+            [f"{', '.join(starts) or 'the inputs'} to {', '.join(ends) or 'the outputs'}"] if starts or ends else []
         )
         return "; ".join((*self.nodes, *self.op_types, *inside, *self.tensors))
+
+    @property
+    def formats(self) -> dict[str, NumberFormat]:
+        """The formats that it gives, by role."""
+        given = {"activations": self.activations, "weights": self.weights, "biases": self.biases}
+        return {role: fmt for role, fmt in given.items() if fmt is not None}
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,12 @@ class Recipe:
     def formats(self) -> dict[str, NumberFormat | None]:
         """The format of each role."""
         return {"activations": self.activations, "weights": self.weights, "biases": self.biases}
+
+    def every_format(self) -> Iterator[tuple[str, Override | None, NumberFormat | None]]:
+        """Yield each role, the override that gives it a format (None: that of the whole model), and the format."""
+        yield from ((role, None, fmt) for role, fmt in self.formats.items())
+        for override in self.overrides:
+            yield from ((role, override, fmt) for role, fmt in override.formats.items())
 
     @property
     def learns(self) -> bool:

@@ -95,13 +95,7 @@ def dead_parts(fidelity: Fidelity, tensors: Sequence[TensorReport] = ()) -> list
         f"{_dead_text(output, part)}: {_cause(output, part, fidelity.parts[output], tensors)}"
         for output, part in _dead(fidelity)
     ]
-    if fidelity.agreement is None or fidelity.agreement.task != "classify":
-        found += [
-            f"Output '{output}' says nothing any more ({_decibels(close)}): {_first_broken(tensors)}"
-            for output, close in fidelity.outputs.items()
-            if output not in fidelity.parts and close.sqnr_db < DEAD_DB and output not in _faint(fidelity)
-        ]
-    return found
+    return found + [f"{text}: {_first_broken(tensors)}" for text in _dead_outputs(fidelity)]
 
 
 def _judged(fidelity: Fidelity) -> tuple[Level, str]:
@@ -110,17 +104,27 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     everything = [*measured.values(), *fidelity.tensors.values()]
     if any(close.sqnr_db == -math.inf for close in everything):
         return "broken", "a tensor of the quantized model is NaN or infinite, or not zero where it should be"
-    dead = _dead(fidelity)
-    if dead and not (fidelity.agreement is not None and fidelity.agreement.task == "classify"):
-        return "broken", _dead_text(*dead[0])
-    if faint and len(faint) == len(fidelity.outputs):
+    dead = [] if _task(fidelity) == "classify" else [_dead_text(*each) for each in _dead(fidelity)]
+    dead += _dead_outputs(fidelity)
+    if dead:
+        return "broken", dead[0]
+    level, reason = _judged_by_answers(fidelity, measured)
+    if faint and (level == "close" or not measured):  # what was not exercised may be anything
         name, peak = next(iter(faint.items()))
         seen = f"'{name}' is 0 throughout in the quantized model, and at most {peak:.1g} in float"
         advice = "these samples hardly exercise the model. Calibrate and measure on some in which it finds something"
         return "unclear", f"{seen}: {advice}"
+    return level, reason
+
+
+def _judged_by_answers(fidelity: Fidelity, outputs: dict[str, Closeness]) -> tuple[Level, str]:
     if fidelity.agreement is not None and fidelity.agreement.task != "regress":
         return _by_task(fidelity.agreement)
-    return _by_noise(fidelity, measured)
+    return _by_noise(fidelity, outputs)
+
+
+def _task(fidelity: Fidelity) -> str | None:
+    return None if fidelity.agreement is None else fidelity.agreement.task
 
 
 def _by_task(found: TaskAgreement) -> tuple[Level, str]:
@@ -191,7 +195,23 @@ def _graded(value: float, thresholds: tuple[float, float, float]) -> Level:
 
 
 def _faint(fidelity: Fidelity) -> dict[str, float]:
-    return {name: peak for name, peak in fidelity.silent.items() if peak < FAINT}
+    """Return the outputs that the data did not exercise, with the largest value that they have in float.
+
+    A score map in which float itself finds nothing is one: HardSigmoid makes 0 of every score below 0.05.
+    """
+    limit = UNSURE_SCORE if _task(fidelity) in ("detect", "segment") else FAINT
+    return {name: peak for name, peak in fidelity.silent.items() if peak < limit}
+
+
+def _dead_outputs(fidelity: Fidelity) -> list[str]:
+    """Say of each output without parts that it says nothing any more. Of scores of classes, only the order counts."""
+    if _task(fidelity) == "classify":
+        return []
+    return [
+        f"Output '{name}' says nothing any more ({_decibels(close)})"
+        for name, close in fidelity.outputs.items()
+        if name not in fidelity.parts and close.sqnr_db < DEAD_DB and name not in _faint(fidelity)
+    ]
 
 
 def _dead(fidelity: Fidelity) -> list[tuple[str, PartCloseness]]:

@@ -277,7 +277,20 @@ def _last_node(value: ir.Value) -> ir.Node | None:
 
 def _ends_in(value: ir.Value, op_types: Sequence[str]) -> bool:
     node = _last_node(value)
+    if node is not None and node.op_type == "Div" and "Softmax" in op_types:
+        return _is_softmax(node)
     return node is not None and node.op_type in op_types
+
+
+def _is_softmax(division: ir.Node) -> bool:
+    """Tell whether a Div is exp(x) over its own sum: a Softmax as JAX and others write it."""
+    shares, total = division.inputs
+    above = None if shares is None else shares.producer()
+    below = None if total is None else total.producer()
+    while below is not None and below.op_type in (*_PASSING, "Expand", "Add", "Max", "Clip"):
+        below = None if below.inputs[0] is None else below.inputs[0].producer()
+    summed = below is not None and below.op_type == "ReduceSum" and below.inputs[0] is shares
+    return above is not None and above.op_type == "Exp" and summed
 
 
 def _can_have(task: Task, graph: ir.Graph, shapes: Mapping[str, Shape]) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from detent.graph.load import load
 from detent.numerics.formats import IntegerFormat
-from detent.plan.mixed import arrange
+from detent.plan.mixed import arrange, normalizes, wide_candidates, wide_format, with_wide
 from detent.plan.select import Selection
-from detent.plan.wide import normalizes, wide_candidates, wide_format, with_wide
 from detent.prepare import default_passes, prepare
 from detent.recipe.recipe import find_preset
 from tests.models import build, info, node
