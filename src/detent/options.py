@@ -97,6 +97,8 @@ node_names_flag = partial(names_flag, panel=NODES)
 # Every command that prints a result has it; the Python calls do not, since they print nothing.
 VERBOSE = Flag("Print every table, not only the summary.", "--verbose", default=False)
 
+TRUST = Flag("Skip the trial load of the model file in a separate process.", "--trust", default=False)
+
 
 class ShapeOptions(TypedDict, total=False):
     """Shapes to fix."""
@@ -187,9 +189,7 @@ class ProgressOptions(TypedDict, total=False):
 class TrustOptions(TypedDict, total=False):
     """What a model file may do to this process."""
 
-    trust: Annotated[
-        bool, Flag("Skip the trial load of the model file in a separate process.", "--trust", default=False)
-    ]
+    trust: Annotated[bool, TRUST]
 
 
 class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total=False):
@@ -347,6 +347,14 @@ class NodeOptions(TypedDict, total=False):
     op_types: Annotated[Names, node_names_flag("Quantize only these operators.", metavar="TYPE")]
     start: Annotated[Names, node_names_flag("Quantize only what follows NODE.", "--from", metavar="NODE")]
     end: Annotated[Names, node_names_flag("Quantize only what leads to NODE.", "--to", metavar="NODE")]
+    postprocessing: Annotated[
+        Literal["auto", "keep", "float", "cut"],
+        node_flag(
+            "A detector's box and score decoding: float if detected (auto), quantized (keep), always float, or in a "
+            "separate file, OUTPUT_tail.onnx (cut).",
+            default="auto",
+        ),
+    ]
 
 
 class PostprocessingOptions(TypedDict, total=False):
@@ -356,19 +364,6 @@ class PostprocessingOptions(TypedDict, total=False):
         Literal["auto", "keep", "float"],
         node_flag(
             "A detector's box and score decoding: float if detected (auto), quantized (keep), or always float.",
-            default="auto",
-        ),
-    ]
-
-
-class CuttingOptions(TypedDict, total=False):
-    """The same, and a file of its own for it."""
-
-    postprocessing: Annotated[
-        Literal["auto", "keep", "float", "cut"],
-        node_flag(
-            "A detector's box and score decoding: float if detected (auto), quantized (keep), always float, or in a "
-            "separate file, OUTPUT_tail.onnx (cut).",
             default="auto",
         ),
     ]
@@ -420,7 +415,6 @@ class QuantizeOptions(
     RoundingOptions,
     MemoryOptions,
     NodeOptions,
-    CuttingOptions,
     ReadingOptions,
     WorkerOptions,
     StatisticsOptions,

@@ -231,6 +231,10 @@ class PrintOptions:
 
         print_document(document, stdout(), verbose=self.verbose, beside=[file for file in beside if file is not None])
 
+    def either(self, plain: Any, document: Document) -> None:
+        """Print plain values as JSON, or else the document that shows them."""
+        echo_json(plain) if self.json else self.print(document)
+
     def tell_text(self, result: Any) -> None:
         """Print a result that is its own text."""
         echo_json(result.to_json()) if self.json else typer.echo(str(result))

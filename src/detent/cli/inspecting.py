@@ -1,4 +1,4 @@
-"""Commands that read or convert a file: check, inspect, stats, convert and split."""
+"""Commands that read or convert a file: check, deploy, inspect, stats, convert and split."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typing_extensions import Unpack
 
-from detent.cli.console import AnyModel, Output, PrintOptions, echo_json
+from detent.cli.console import AnyModel, Output, PrintOptions, option_of
 from detent.graph.guard import guarded
-from detent.options import ImageOptions, SplitOptions, settled
+from detent.options import TRUST, ImageOptions, SplitOptions, settled
 
 if TYPE_CHECKING:
     from detent.results.checked import DeviceCheck
 
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Skip the trial load of the model file in a separate process.", show_default=False),
-]
+Trust = Annotated[bool, option_of(TRUST)]
 
 NOT_TAKEN = 6  # the exit code if the device does not take all of the model
 
@@ -121,10 +118,7 @@ def inspect(
 
     with guarded(model, trust=trust):
         inspection = inspect_model(model)
-    if printing.json:
-        echo_json(inspection.to_dict())
-    else:
-        printing.print(inspection_document(inspection, nodes=nodes))
+    printing.either(inspection.to_dict(), inspection_document(inspection, nodes=nodes))
 
 
 def stats(

@@ -1,4 +1,4 @@
-"""Commands that make a quantized model or a recipe: quantize, tune, mix, recipes and demo."""
+"""Commands that make a quantized model or a recipe, or list what there is: quantize to demo."""
 
 from __future__ import annotations
 
@@ -134,24 +134,20 @@ def recipes(
     """
     from detent.recipe.file import find_recipe, to_plain, to_toml, with_settings
     from detent.recipe.recipe import PRESETS
-    from detent.report.listings import recipes_document
+    from detent.report.listings import recipe_document, recipes_document
 
     settings = options.get("set", ())
     if name is None:
         if toml or settings:
             raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
-        if printing.json:
-            ui.echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
-        else:
-            printing.print(recipes_document(list(PRESETS.values())))
+        listed = list(PRESETS.values())
+        printing.either({each.name: to_plain(each) for each in listed}, recipes_document(listed))
         return
     recipe = with_settings(find_recipe(name), settings)
     if toml:
         typer.echo(to_toml(recipe), nl=False)
-    elif printing.json:
-        ui.echo_json(to_plain(recipe))
     else:
-        printing.tell(recipe)
+        printing.either(to_plain(recipe), recipe_document(recipe))
 
 
 def devices(
@@ -172,19 +168,12 @@ def devices(
     from detent.report.listings import device_document, devices_document
 
     if name is None:
-        if printing.json:
-            ui.echo_json({each.name: each.chips for each in GENERATIONS.values()})
-        else:
-            printing.print(devices_document(list(GENERATIONS.values()), list(DEVICES.values())))
+        chips = {each.name: each.chips for each in GENERATIONS.values()}
+        printing.either(chips, devices_document(list(GENERATIONS.values()), list(DEVICES.values())))
         return
     device = find_device(name)
-    if printing.json:
-        generation = device.generation
-        ui.echo_json(
-            {"name": device.name, "facts": [] if generation is None else [asdict(each) for each in generation.facts]}
-        )
-    else:
-        printing.print(device_document(device))
+    facts = [] if device.generation is None else [asdict(each) for each in device.generation.facts]
+    printing.either({"name": device.name, "facts": facts}, device_document(device))
 
 
 def demo(

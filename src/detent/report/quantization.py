@@ -245,8 +245,8 @@ def _what_to_know(report: Report) -> doc.Section | None:
     notes = [doc.Note("Error", "bad", text) for text in report.errors]
     notes += [doc.Note("Warning", "warn", text) for text in texts]
     notes += [doc.Note("Suggestion", "plain", text) for text in report.suggestions]
-    told = _verdict(report).text.rstrip(".")  # which a page has above
-    on_page = doc.NoteList([note for note in notes if note.text.rstrip(".") != told], on="page")
+    verdict = _verdict(report).text.rstrip(".")  # a page shows it above
+    on_page = doc.NoteList([note for note in notes if note.text.rstrip(".") != verdict], on="page")
     blocks = [on_page, doc.NoteList(notes, on="terminal")]
     return doc.Section("What to know", blocks=blocks, folded=False) if notes else None
 
@@ -435,8 +435,8 @@ def _outputs(report: Report) -> doc.Section | None:
     ]
     blocks: list[doc.Block] = [doc.table("outputs", columns, rows, title=f"output, {where}")]
     if fidelity.agreement is not None:
-        told = fidelity.agreement
-        blocks.append(doc.Paragraph(f"As {told.task} ({told.why}): {told.summary}."))
+        found = fidelity.agreement
+        blocks.append(doc.Paragraph(f"As {found.task} ({found.why}): {found.summary}."))
     meaning = f"Each output, and the parts that it is joined from, {where}."
     of, worst = worst_output(fidelity)
     brief = f"Output SQNR {decibels(worst.sqnr_db)} dB{of and f' of {of}'}, {where}."

@@ -315,12 +315,12 @@ def tuning_document(result: searched.Tuning) -> doc.Document:
     within = f"{'within' if result.met else 'above'} the {result.max_drop:g} asked for"
     remarks = list(_tuning_remarks(result))
     verdict = " ".join([f"'{outcome.name}' loses {_step_loss(outcome)}, {within}.", *remarks])
-    taken = f"Stopped because {result.stopped}."
     judged = f"Judged on {result.data}; the float model: {result.reference}."
-    told = [judged, result.note, result.blame, *remarks]
+    lines = [judged, result.note, result.blame, *remarks]
     if result.kept is not None:
-        told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
-    blocks = [doc.Paragraph("\n" + taken, level), *(doc.Paragraph(line) for line in told if line)]
+        lines.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
+    stopped = doc.Paragraph(f"\nStopped because {result.stopped}.", level)
+    blocks = [stopped, *(doc.Paragraph(line) for line in lines if line)]
     return doc.Document(
         "tuning",
         Path(result.source).name,
@@ -404,7 +404,7 @@ def _tuning_chart(result: searched.Tuning) -> doc.Section:
         "was taken is filled."
     )
     chart = IntervalChart(losses, result.max_drop, unit_of(result.outcome.unit))
-    return doc.Section("Ladder", meaning, [doc.Figure(chart)], folded=False, on="page")
+    return doc.Section("Losses", meaning, [doc.Figure(chart)], folded=False, on="page")
 
 
 def _tuning_front(result: searched.Tuning) -> doc.Section | None:

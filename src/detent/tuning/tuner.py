@@ -193,7 +193,7 @@ class Clock:
 Observer = Callable[[StepOutcome], None]
 
 MET = "the target is met"
-ENDED = "the ladder ends here"
+ENDED = "there is nothing more to try"
 OUT_OF_TIME = "the budget is used up"
 
 BLAMING_SAMPLES = 8  # enough to tell whether weights or activations make most of the error
