@@ -5,7 +5,7 @@ import pytest
 import detent
 from detent.errors import UsageError
 from detent.observe.preprocess import PreprocessOptions
-from detent.option_values import image_options, names_of, noise_of, providers_of, shapes_of
+from detent.option_values import constants_of, image_options, names_of, noise_of, providers_of, shapes_of
 from detent.options import ImageOptions, QuantizeOptions, TuneOptions, settled
 from tests.conftest import tiny_model
 
@@ -109,3 +109,12 @@ def test_python_takes_the_words_of_the_command_line(samples):
 def test_workers_of_one_kind(samples):
     with pytest.raises(UsageError, match="give one of them"):
         detent.quantize(tiny_model(), None, samples, workers=2, dask="host:1")
+
+
+def test_constants_of_inputs():
+    assert constants_of(["sr=16000", "a=b=1,-2.5", "flag=True"]) == {"sr": [16000], "a=b": [1, -2.5], "flag": [1]}
+    assert constants_of({"sr": 16000, "v": (1, 2)}) == {"sr": [16000], "v": [1, 2]}
+    assert constants_of(None) == constants_of([]) == {}
+    for wrong in ("sr", "=1", "sr=fast"):
+        with pytest.raises(UsageError, match=wrong):
+            constants_of(wrong)

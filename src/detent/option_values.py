@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from detent.errors import UsageError
 from detent.graph.session import DEFAULT_PROVIDERS
 from detent.observe.preprocess import PreprocessOptions, preprocess_options
@@ -77,6 +79,23 @@ def fixing_of(given: Shapes | str | Sequence[str] | None) -> tuple[Shapes | None
     if word and len(words) > 1:
         raise UsageError(f"--fix-shape {word} speaks of all inputs: give it alone, or the shapes that you mean.")
     return (None if word else shapes_of(given)), word
+
+
+def constants_of(given: Mapping[str, float | Sequence[float]] | str | Sequence[str] | None) -> dict[str, list[float]]:
+    """Return the numbers of each input that becomes constant, from texts such as `sr=16000` or from a mapping."""
+    if given is None or isinstance(given, Mapping):
+        return {name: list(np.ravel(value).tolist()) for name, value in (given or {}).items()}
+    found: dict[str, list[float]] = {}
+    for assignment in names_of(given):
+        name, separator, numbers = assignment.rpartition("=")
+        if not separator or not name:
+            raise UsageError(f"--fix-input '{assignment}': expected INPUT=VALUE, such as sr=16000.")
+        words = {"true": "1", "false": "0"}
+        try:
+            found[name] = [float(words.get(part.strip().lower(), part)) for part in numbers.split(",")]
+        except ValueError:
+            raise UsageError(f"--fix-input '{assignment}': '{numbers}' is not a number, nor several.") from None
+    return found
 
 
 def noise_of(given: float | str | None) -> float | None:

@@ -210,6 +210,15 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     ]
     fix_shapes: Annotated[Shapes | None, OldName("fix_shape")]
 
+    fix_input: Annotated[
+        Mapping[str, float | Sequence[float]] | Names | None,
+        Flag(
+            "Make an input constant, such as a mode or a sampling rate: sr=16000. The result does not have it.",
+            reads=list[str],
+            metavar="INPUT=VALUE",
+            python='or {"sr": 16000}',
+        ),
+    ]
     example_inputs: Annotated[
         Any, PythonOnly("what a PyTorch module is called with: a tensor, a tuple or a dict; else the first sample")
     ]

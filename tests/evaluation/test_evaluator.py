@@ -14,6 +14,7 @@ from PIL import Image
 
 from detent.errors import DataError, ModelError, UsageError
 from detent.evaluation.evaluator import Evaluator
+from detent.evaluation.measures import matched
 from detent.evaluation.metric_file import Metric
 from detent.graph import taps
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, Answers, Deviation, SampleScores, WholeScore, compare_scores
@@ -350,3 +351,51 @@ def test_progress_reaches_the_end():
     seen = []
     Evaluator(SAME, one_hot(0, 1, 2), batch=2, progress=lambda *step: seen.append(step)).evaluate(SAME)
     assert seen == [("evaluate", 0, 2), ("evaluate", 1, 2), ("evaluate", 2, 2)]
+
+
+def selector(threshold):
+    """Answers with the rows of x whose first number is larger than the threshold."""
+    nodes = [
+        node("Reshape", "x pairs", "given"),
+        node("Gather", "given zero", "first", axis=1),
+        node("Greater", "first threshold", "large"),
+        node("NonZero", "large", "where"),
+        node("Reshape", "where all", "rows"),
+        node("Gather", "given rows", "y", axis=0),
+    ]
+    constants = {"zero": np.array(0), "threshold": np.array(threshold, np.float32), "all": np.array([-1])}
+    constants["pairs"] = np.array([4, 2])
+    return build(nodes, [info("y", ["found", 2])], constants, [info("x", [1, 4, 2])])
+
+
+def test_rows_that_the_data_selects_are_compared_in_pairs():
+    data = np.array([[[1, 0], [3, 4], [5, 0], [7, 0]], [[6, 8], [0, 0], [9, 0], [1, 1]]], np.float32)
+    evaluator = Evaluator(selector(2.0), data)
+    found = evaluator.evaluate(selector(4.0))
+    assert isinstance(found, Deviation)
+    # [3, 4] is missing from a, and nothing from b: only its 25 are wrong, though other rows have moved up.
+    assert found.noise.tolist() == [[25.0], [0.0]]
+    assert found.signal.tolist() == [[25.0 + 25.0 + 49.0], [100.0 + 81.0]]
+
+
+def test_outputs_of_another_rank_are_refused():
+    other = build(
+        [node("Reshape", "x wanted", "y")],
+        [info("y", [1, 8, 1])],
+        {"wanted": np.array([1, 8, 1])},
+        [info("x", [1, 4, 2])],
+    )
+    with pytest.raises(ModelError, match="there is nothing to compare"):
+        Evaluator(selector(-1.0), np.ones((1, 4, 2), np.float32)).evaluate(other)
+
+
+def test_the_closest_rows_are_paired_and_others_meet_zeros():
+    expected = np.array([[1.0, 1.0], [5.0, 5.0]], np.float32)
+    found = np.array([[9.0, 9.0], [5.0, 6.0], [1.0, 1.0]], np.float32)
+    one, other = matched(expected, found)
+    assert one.tolist() == [[1.0, 1.0], [5.0, 5.0], [0.0, 0.0]]
+    assert other.tolist() == [[1.0, 1.0], [5.0, 6.0], [9.0, 9.0]]
+    swapped = matched(found.T, expected.T)
+    assert [each.T.tolist() for each in swapped] == [other.tolist(), one.tolist()]
+    assert matched(expected, np.zeros((0, 2), np.float32))[1].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert matched(expected, np.zeros((3, 3), np.float32))[1].tolist() == [[0.0, 0.0], [0.0, 0.0]]

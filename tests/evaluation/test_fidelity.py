@@ -10,9 +10,11 @@ from hypothesis.extra.numpy import arrays
 from onnx import TensorProto, helper
 
 from detent.evaluation.fidelity import NoiseSums, measure_fidelity
+from detent.evaluation.task_agreement import Purpose
 from detent.graph.load import load
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
+from detent.tasks.task import Task
 
 floats = st.floats(-1e6, 1e6, width=32)
 
@@ -75,12 +77,12 @@ def chain(op):
     )
 
 
-def measured(first, second, arrays):
+def measured(first, second, arrays, purpose=None):
     pending = [
         PendingSample(index, f"sample {index}", True, lambda array=array: {"x": array}, len(array))
         for index, array in enumerate(arrays)
     ]
-    return measure_fidelity(Runner(load(first)), load(second), {"y": "y"}, pending, threads=2)
+    return measure_fidelity(Runner(load(first)), load(second), {"y": "y"}, pending, purpose=purpose, threads=2)
 
 
 def test_two_models_on_samples():
@@ -99,6 +101,14 @@ def test_outputs_that_fall_silent_are_named_with_what_they_were():
     assert measured(chain("Identity"), chain("Relu"), [below]).silent == {"y": pytest.approx(2.5e-6)}
     assert measured(chain("Identity"), chain("Relu"), [below, above]).silent == {}
     assert measured(chain("Relu"), chain("Relu"), [below]).silent == {}  # as silent in float
+
+
+@pytest.mark.parametrize(("peak", "silent"), [(0.2, ["y"]), (0.3, [])])
+def test_a_score_map_in_which_float_finds_nothing_is_silent(peak, silent):
+    values = np.array([[0.001, peak, 0.002, 0.0]], np.float32)
+    scores = Purpose(Task.SEGMENT, "by test")
+    assert [*measured(chain("Identity"), chain("Neg"), [values], purpose=scores).silent] == silent
+    assert not measured(chain("Identity"), chain("Neg"), [values]).silent
 
 
 def test_shapes_that_depend_on_data_are_left_out_and_named():

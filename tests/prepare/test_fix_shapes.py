@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from detent.errors import UsageError
-from detent.prepare import FixBatch, FixShapes, prepare
-from tests.prepare.equivalence import check, f32, info, make, node
+from detent.prepare import FixBatch, FixInputs, FixShapes, FoldConstants, prepare
+from detent.prepare.constants import RemoveIdentity
+from tests.prepare.equivalence import check, f32, info, make, node, run
 
 NODES = [node("Conv", "x w", "a"), node("Relu", "a", "y")]
 
@@ -88,3 +91,46 @@ def test_a_dimension_that_is_not_given_stays_open():
     done = check(FixShapes({"x": [None, 3, 8, 6]}), model(), {"x": f32(2, 3, 8, 6)}, exact=True)
     assert dims(done.proto.graph.input[0]) == [0, 3, 8, 6]
     assert "fixed to [N, 3, 8, 6]" in done.step.changes[0].what
+
+
+def chosen_by(flag: str = "mode") -> onnx.ModelProto:
+    """A model whose int64 input chooses what is computed: 1 doubles."""
+    doubled = helper.make_graph([node("Add", "x x", "t")], "then", [], [info("t", None)])
+    other = helper.make_graph([node("Neg", "x", "t")], "else", [], [info("t", None)])
+    nodes = [
+        node("Equal", f"{flag} one", "is_one"),
+        helper.make_node("If", ["is_one"], ["y"], name="choice", then_branch=doubled, else_branch=other),
+    ]
+    inputs = [info("x", [1, 3]), info(flag, [], TensorProto.INT64)]
+    return make(nodes, inputs, {"y": [1, 3]}, {"one": np.array(1)})
+
+
+@pytest.mark.parametrize(("mode", "operator"), [(1, "Add"), (2, "Neg")])
+def test_a_fixed_input_is_a_constant_and_settles_what_depends_on_it(mode, operator):
+    proto = chosen_by()
+    model = ir.from_proto(proto)
+    prepare(model, [FixInputs({"mode": [mode]}), FoldConstants(), RemoveIdentity()])
+    assert [str(value.name) for value in model.graph.inputs] == ["x"]
+    assert [each.op_type for each in model.graph] == [operator]
+    x = f32(1, 3)
+    (got,) = run(ir.to_proto(model), {"x": x}).values()
+    (want,) = run(proto, {"x": x, "mode": np.array(mode)}).values()
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [({"mod": [1]}, "mode"), ({"mode": [1.5]}, "INT64"), ({"mode": [1, 2]}, "2 numbers"), ({"y": [0]}, "'y'|y:")],
+)
+def test_an_input_that_cannot_be_fixed_so_is_refused(numbers, named):
+    with pytest.raises(UsageError, match=named):
+        prepare(ir.from_proto(chosen_by()), [FixInputs(numbers)])
+
+
+def test_one_number_fills_an_input_and_several_fill_it_in_order():
+    nodes = [node("Add", "x b", "y")]
+    for numbers, wanted in (([2.0], [2.0, 2.0]), ([3.0, 4.0], [3.0, 4.0])):
+        model = ir.from_proto(make(nodes, {"x": [2], "b": [2]}, {"y": None}))
+        prepare(model, [FixInputs({"b": numbers})])
+        constant = model.graph.initializers["b"].const_value
+        assert constant is not None and constant.numpy().tolist() == wanted and constant.dtype == ir.DataType.FLOAT

@@ -192,6 +192,51 @@ def test_dead_ends_are_removed_and_captured_constants_survive():
     assert list(done.constants) == ["n"]
 
 
+def branch(nodes, output, constants=None):
+    """The graph of a branch, which may read what is outside."""
+    tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    return helper.make_graph(nodes, "branch", [], [info(output, None)], tensors)
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_branch_takes_the_place_of_an_if_whose_condition_is_constant(condition):
+    """Both branches of both Ifs use the same names, each has an initializer, and one hands an outer value through."""
+    doubled = branch([node("Mul", "x k", "inner", name="same")], "inner", {"k": f32(1, seed=3)})
+    passed = branch([node("Identity", "x", "inner", name="same")], "inner")
+    again = branch([node("Add", "first k", "inner", name="same")], "inner", {"k": f32(1, seed=4)})
+    other = branch([node("Sub", "first unused", "inner", name="same")], "inner")
+    nodes = [
+        node("If", "c", "first", name="one", then_branch=doubled, else_branch=passed),
+        node("If", "c", "y", name="two", then_branch=again, else_branch=other),
+    ]
+    done = check(
+        FoldConstants(), make(nodes, {"x": [3]}, {"y": [3]}, {"c": np.array(condition), "unused": f32(1)}), exact=True
+    )
+    assert ("unused" in done.constants) is not condition
+    wanted = ["Mul", "Identity", "Add", "Identity"] if condition else ["Identity", "Identity", "Sub", "Identity"]
+    assert done.ops == wanted
+    assert [name for name, new in done.step.moved if new.nodes] == ["one", "two"]
+
+
+def test_a_condition_that_is_computed_from_a_static_shape_is_constant_and_so_is_one_inside_a_branch():
+    inside = node(
+        "If",
+        "c",
+        "z",
+        then_branch=branch([node("Neg", "x", "t")], "t"),
+        else_branch=branch([node("Exp", "x", "t")], "t"),
+    )
+    taken = branch([node("Size", "x", "n"), node("Equal", "n three", "c"), inside], "z")
+    other = branch([node("Abs", "x", "z")], "z")
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Equal", "s three", "e"),
+        node("If", "e", "y", then_branch=taken, else_branch=other),
+    ]
+    done = check(FoldConstants(), make(nodes, {"x": [3]}, {"y": [3]}, {"three": np.array([3])}), exact=True)
+    assert [each for each in done.ops if each != "Identity"] == ["Neg"]
+
+
 def test_what_the_runtime_refuses_is_noted():
     nodes = [node("Gather", "w i", "g"), node("Add", "x g", "y")]
     model = ir.from_proto(make(nodes, {"x": [1]}, {"y": ["N"]}, {"w": f32(3), "i": np.array([7])}))

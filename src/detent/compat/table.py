@@ -168,7 +168,9 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("CopySharedInit", _SEPARATED),
         met("CopyBiasInit", _SEPARATED),
         _beside("FixShapes", "dynamic inputs get these shapes (`fix_shapes`)", "fix_shapes", rules.parse_shapes),
-        noted("EnableSubgraph", "graphs inside If and Loop stay float, unless they can be inlined"),
+        noted(
+            "EnableSubgraph", "graphs inside Loop stay float, and those inside an If whose condition is not constant"
+        ),
     ),
     "Which nodes": (
         _field("OpTypesToQuantize", "only these operators are quantized", "operators", names),

@@ -41,6 +41,7 @@ from detent.numerics.compiled import compiled, compiled_sums
 from detent.observe.samples import PendingSample, Sample
 from detent.progress import Progress, silent
 from detent.results.tensors import Closeness, Fidelity, PartCloseness
+from detent.results.verdict import UNSURE_SCORE
 from detent.tasks.parts import OutputPart, parts_by_size
 from detent.tasks.task import Task
 
@@ -410,7 +411,7 @@ def _fidelity(
         silent={
             name: totals[name].peak
             for name in outputs
-            if name in totals and totals[name].signal and not totals[name].other
+            if name in totals and totals[name].signal and (not totals[name].other or _is_unsure(totals[name], purpose))
         },
         emulated=emulate,
         parts={
@@ -419,6 +420,11 @@ def _fidelity(
         },
         agreement=agreement,
     )
+
+
+def _is_unsure(sums: NoiseSums, purpose: Purpose) -> bool:
+    """Tell whether float itself finds nothing in a map of scores: what is left of it then is no matter."""
+    return purpose.task in (Task.DETECT, Task.SEGMENT) and sums.peak < UNSURE_SCORE
 
 
 def _answers(

@@ -11,6 +11,7 @@ in a temporary file.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from detent.evaluation.metric_file import LabelledSample, Metric, Outputs
 from detent.execute.inference import Batch
 from detent.observe.samples import Array, Sample
 from detent.results.evaluated import NO_ANSWER, Answers, Deviation, Integers, SampleScores, Scores, WholeScore
+from detent.results.paired import Floats
 from detent.results.task_scores import AgreementScores
 from detent.tasks.parts import OutputPart
 
@@ -165,6 +167,57 @@ class CachedOutputs:
         return outputs
 
 
+MOST_PAIRS = 1 << 24  # of rows, that are looked at; with more, rows are compared in their order
+
+
+def rows_axis(one: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """Return the axis along which two shapes have different numbers of rows, 0 if they are equal.
+
+    None if they differ in more than that: then nothing can be compared.
+    """
+    differing = [axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
+    return None if len(one) != len(other) or len(differing) > 1 else (differing or [0])[0]
+
+
+def matched(expected: Array, found: Array) -> tuple[Array, Array]:
+    """Return two outputs with the rows side by side that belong together, if one has more of them than the other.
+
+    So it is with a model that selects rows by its data. Rows that are closest to each other are paired first. One
+    without a partner stands beside zeros: it counts as error whole, and so does an output of another shape altogether.
+    """
+    axis = rows_axis(expected.shape, found.shape)
+    if axis is None or expected.shape == found.shape:
+        return expected, np.zeros_like(expected) if axis is None else found
+    sides = [np.moveaxis(array, axis, 0) for array in (expected, found)]
+    orders = _pairs(*(np.asarray(rows, np.float64).reshape(len(rows), math.prod(rows.shape[1:])) for rows in sides))
+    longest = max(map(len, sides))
+    placed = []
+    for rows, paired in zip(sides, orders, strict=True):
+        # Only the longer side has rows that are left, so they stand behind the pairs.
+        order = [*paired, *sorted({*range(len(rows))} - {*paired})]
+        blank = np.zeros((longest - len(rows), *rows.shape[1:]), rows.dtype)
+        placed.append(np.moveaxis(np.concatenate([rows[order], blank]), 0, axis))
+    return placed[0], placed[1]
+
+
+def _pairs(one: Floats, other: Floats) -> tuple[list[int], list[int]]:
+    """Return a partner for each row of the shorter side, the closest pair first."""
+    count = min(len(one), len(other))
+    if len(one) * len(other) > MOST_PAIRS:
+        return list(range(count)), list(range(count))
+    apart = np.square(one).sum(axis=1)[:, None] + np.square(other).sum(axis=1) - 2.0 * (one @ other.T)
+    chosen: dict[int, int] = {}
+    taken: set[int] = set()
+    for at in np.argsort(apart, axis=None, kind="stable").tolist():
+        if len(chosen) == count:
+            break
+        row, partner = divmod(at, len(other))
+        if row not in chosen and partner not in taken:
+            chosen[row] = partner
+            taken.add(partner)
+    return list(chosen), list(chosen.values())
+
+
 class DeviationRecord(NamedTuple):
     """The sums of each output of each sample, and the top answers of both models if an output is class scores."""
 
@@ -183,14 +236,14 @@ class DeviationMeasure:
         """Return the sums of each sample, and the top answers of both models."""
         expected = self._reference(sample)
         for name, array in expected.items():
-            if array.shape != outputs[name].shape:
+            if rows_axis(array.shape, outputs[name].shape) is None:
                 raise ModelError(
                     f"Output '{name}' has the shape {list(outputs[name].shape)} on {sample.origin}, but that of "
                     f"{self._reference.name} is {list(array.shape)}: there is nothing to compare. Give a metric of "
                     "your own (--metric FILE.py)."
                 )
         sums = [
-            {name: NoiseSums.of(one[name], other[name]) for name in one if one[name].dtype.kind in "fiub"}
+            {name: NoiseSums.of(*matched(one[name], other[name])) for name in one if one[name].dtype.kind in "fiub"}
             for one, other in zip(batch.split(expected), batch.split(outputs), strict=True)
         ]
         before, after = (class_scores(each, len(batch.names)) for each in (expected, outputs))
@@ -260,11 +313,10 @@ class AgreementMeasure:
         return AgreementRecord(sums, task_agreement.compare_answers(self._purpose, expected, outputs, len(batch.names)))
 
     def _of_parts(self, name: str, x: Array, y: Array) -> list[tuple[Array, Array]]:
-        """Return the parts of an output of both models. One that is resized counts as all error."""
+        """Return the parts of an output of both models."""
         if x.dtype.kind != "f":
             return []
-        # Which row belongs to which is unknown then; zeros make the error as large as the signal.
-        y = y if y.shape == x.shape else np.zeros_like(x)
+        x, y = matched(x, y)
         return [(part.of(x), part.of(y)) for part in self._parts.get(name, ())] or [(x, y)]
 
     def scores(self, records: Iterable[tuple[Batch, AgreementRecord]]) -> AgreementScores:

@@ -5,7 +5,7 @@ Names: `repair_names` gives everything in a model a unique one, `Names` makes ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -270,11 +270,16 @@ def repair_names(model: ir.Model) -> None:
 
 
 class Names:
-    """The names of all values and nodes of a model, and new ones that collide with none of them."""
+    """The names of all values and nodes of a model, and new ones that collide with none of them.
 
-    def __init__(self, model: ir.Model) -> None:
+    `apart_from` are graphs inside it whose own names may be given anew.
+    """
+
+    def __init__(self, model: ir.Model, apart_from: Sequence[ir.Graph] = ()) -> None:
         self._used: set[str] = set()
         for graph in model.graphs():
+            if graph in apart_from:
+                continue
             self._used.update(value.name for value in graph.inputs if value.name)
             self._used.update(graph.initializers)
             for node in graph:

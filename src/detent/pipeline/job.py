@@ -22,7 +22,7 @@ from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS, memory_limit
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
-from detent.option_values import fixing_of, image_options, names_of, providers_of
+from detent.option_values import constants_of, fixing_of, image_options, names_of, providers_of
 from detent.options import QuantizeOptions, settled
 from detent.plan.select import Selection
 from detent.progress import Progress, silent
@@ -89,7 +89,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant before any work is done."""
-        _ = self.preprocess, self.shapes, self.collecting, self.memory
+        _ = self.preprocess, self.shapes, self.constants, self.collecting, self.memory
 
     @cached_property
     def preprocess(self) -> PreprocessOptions:
@@ -100,6 +100,11 @@ class Job:
     def shapes(self) -> Mapping[str, Sequence[int]] | None:
         """The input shapes to write into the model."""
         return fixing_of(self.options["fix_shape"])[0]
+
+    @cached_property
+    def constants(self) -> Mapping[str, Sequence[float]]:
+        """The inputs that become constants."""
+        return constants_of(self.options["fix_input"])
 
     @property
     def runs_batches(self) -> bool:

@@ -45,7 +45,8 @@ from detent.plan.mixed import arrange
 from detent.plan.plan import check_methods, needs_statistics
 from detent.plan.postprocessing import Postprocessing, find_postprocessing
 from detent.plan.select import Selection, check_operator_types
-from detent.prepare import default_passes, prepare, successors
+from detent.prepare import FixInputs, FoldConstants, default_passes, prepare, successors
+from detent.prepare.shapes import constant_inputs
 from detent.progress import Progress
 from detent.recipe import Recipe
 from detent.refine.refine import check_refinement
@@ -135,11 +136,13 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
         purpose = purpose_of(model, job.options["task"])
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
+        # Folded at once: onnxruntime would take branches out of an If by itself, under names of its own.
+        settled = prepare(model, [FixInputs(job.constants), FoldConstants()]) if job.constants else []
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
         shapes, unfixed = (job.shapes, ()) if job.shapes else _shapes_of_samples(job, model, target)
         passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
-        notes = Notes(prepare(model, passes), [note for step in passes for note in step.declined])
+        notes = Notes([*settled, *prepare(model, passes)], [note for step in passes for note in step.declined])
         became = successors(names, model.graph, passes)
         found = find_postprocessing(model.graph)
         tail = _float_tail(job, found)
@@ -380,8 +383,10 @@ class Original:
         return dict(zip(runner.outputs, runner(self._feeds(feeds), origin), strict=True))
 
     def _feeds(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        types = {str(each.name): each.dtype.numpy() for each in self._model.graph.inputs if each.dtype is not None}
-        return {name: array.astype(types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
+        graph = self._model.graph
+        types = {str(each.name): each.dtype.numpy() for each in graph.inputs if each.dtype is not None}
+        given = {name: array.astype(types.get(name, array.dtype), copy=False) for name, array in feeds.items()}
+        return {**given, **constant_inputs(graph, self._job.constants)}
 
     def ranks_alike(self, prepared: ir.Model, sample: Sample) -> bool:
         """Return whether a TopK of both models gets the same scores, so that only ties are decided differently."""

@@ -414,6 +414,11 @@ def _nothing_to_quantize(nodes: Iterable[ir.Node], decisions: Mapping[str, Decis
         advice = "It computes in float64; export it in float32, which is what can be quantized."
     elif all(decision.reason.startswith("operator ") for decision in decisions.values()):
         advice = "`detent recipes` lists recipes; --set all_operators=true quantizes every operator on float data."
+    elif any(decision.reason.startswith("control flow") for decision in decisions.values()):
+        advice = (
+            "If an input chooses between the graphs inside, make it constant: --fix-input INPUT=VALUE. `detent "
+            "inspect` shows the inputs."
+        )
     else:
         advice = "`detent inspect` shows what is in it."
     return f"The model has no node to quantize ({listed or 'it is empty'}). {advice}"

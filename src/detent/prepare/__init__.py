@@ -24,11 +24,12 @@ from detent.prepare.replaced_operators import (
     SplitGlobalPool,
     SplitToSlice,
 )
-from detent.prepare.shapes import FixBatch, FixShapes, InferShapes
+from detent.prepare.shapes import FixBatch, FixInputs, FixShapes, InferShapes
 
 __all__ = [
     "LEAVABLE",
     "FixBatch",
+    "FixInputs",
     "FixShapes",
     "FoldConstants",
     "InferShapes",

@@ -8,13 +8,19 @@ FixShapes: a free dimension is fixed to one of the sizes that it could have had,
 that size what it computed before. The shapes of everything after the inputs were inferred for the old, freer shapes:
 they are cleared and inferred again.
 
-FixBatch: the same for the batch alone, which a device that computes one sample at a time wants to be 1.
+FixInputs: an input that always has the same value may be a constant; the other inputs are as free as they were.
+
+FixBatch: the same as FixShapes for the batch alone, which a device that computes one sample at a time wants to be 1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx.shape_inference
 import onnx_ir as ir
 
@@ -22,6 +28,7 @@ from detent.errors import ModelError, UsageError, nearest
 from detent.graph.load import light_proto
 from detent.graph.message import RUNTIME_DOMAINS
 from detent.graph.session import Runner
+from detent.graph.values import add_initializer, static_shape
 from detent.prepare.base import Pass
 
 
@@ -155,6 +162,58 @@ class FixShapes(Pass):
                 value.shape = fixed
         if self.changes:
             _infer_again(self, model)
+
+
+class FixInputs(Pass):
+    """Make inputs constants: the model computes what it computed for these values.
+
+    Cases:
+    - an input becomes an initializer of the same name: one number for all of its elements, or one for each;
+    - a name that is not an input, a shape that is open, another count of numbers, or a number that the input's type
+      does not have is a `UsageError`, and nothing is changed.
+    """
+
+    def __init__(self, numbers: Mapping[str, Sequence[float]]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def run(self, model: ir.Model) -> None:
+        """Check all, then move them from the inputs to the initializers."""
+        arrays = constant_inputs(model.graph, self.numbers)
+        for value in [each for each in model.graph.inputs if each.name in arrays]:
+            model.graph.inputs.remove(value)
+            name, value.name = str(value.name), None
+            value.replace_all_uses_with(add_initializer(model.graph, name, arrays[name]))
+            self.changed(name, f"constant, {_numbers_text(self.numbers[name])}: it is not an input any more")
+
+
+def constant_inputs(graph: ir.Graph, numbers: Mapping[str, Sequence[float]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the array of each input that becomes constant. Raise UsageError for what it cannot hold."""
+    inputs = {str(value.name): value for value in graph.inputs if not value.is_initializer()}
+    found = {}
+    for name, given in numbers.items():
+        if name not in inputs:
+            known = ", ".join(repr(each) for each in inputs)
+            raise UsageError(
+                f"--fix-input {name}: the model has no such input.{nearest(name, inputs)} Its inputs are {known}."
+            )
+        shape, dtype = static_shape(inputs[name]), inputs[name].dtype
+        if shape is None or None in shape or dtype is None:
+            raise UsageError(
+                f"--fix-input {name}: its shape {_show(inputs[name].shape)} is open. Fix it by --fix-shape."
+            )
+        sizes = [size for size in shape if size is not None]
+        array = np.array(given, np.float64).astype(dtype.numpy())
+        if not np.array_equal(array.astype(np.float64), given) and dtype.is_integer():
+            raise UsageError(f"--fix-input {name}: it holds {dtype}, and {_numbers_text(given)} is none.")
+        if array.size not in (1, math.prod(sizes)):
+            raise UsageError(f"--fix-input {name}: {array.size} numbers for shape {sizes}. Give one, or one for each.")
+        found[name] = np.full(sizes, array.item(), array.dtype) if array.size == 1 else array.reshape(sizes)
+    return found
+
+
+def _numbers_text(numbers: Sequence[float]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)
 
 
 # Parts of the names of first dimensions that are open but no batch: those of sequences and of single images.

@@ -83,7 +83,8 @@ class Fidelity:
 
     `same_top1` counts samples with the same largest class, if the first output looks like class scores. `resized`
     are tensors whose shape depends on the data and differed, so that they cannot be compared. `silent` are outputs that
-    are 0 throughout in the quantized model and not in float, with the largest absolute value that they have there.
+    are 0 throughout in the quantized model and not in float, and maps of scores in which float itself finds nothing,
+    with the largest absolute value that they have there.
     `emulated` is the rounding with which the quantized model was computed in integers; None if onnxruntime computed
     it in float. `parts` are those of outputs that join several things; `agreement` is None if nothing is known of what
     the outputs are for. `counted` of the samples were not held out: they took part in the ranges, and in nothing else.

@@ -111,7 +111,7 @@ def _judged(fidelity: Fidelity) -> tuple[Level, str]:
     level, reason = _judged_by_answers(fidelity, measured)
     if faint and (level == "close" or not measured):  # what was not exercised may be anything
         name, peak = next(iter(faint.items()))
-        seen = f"'{name}' is 0 throughout in the quantized model, and at most {peak:.1g} in float"
+        seen = f"'{name}' is at most {peak:.1g} in float"
         advice = "these samples hardly exercise the model. Calibrate and measure on some in which it finds something"
         return "unclear", f"{seen}: {advice}"
     return level, reason
