@@ -11,7 +11,7 @@ def regions(edges: str, on_device: str, order: str = "abcdefgh") -> list[str]:
     inputs: dict[str, list[str]] = {}
     for source, reader in edges.split():
         inputs.setdefault(reader, []).append(source)
-    return ["".join(region.nodes) for region in partition(order, inputs, set(on_device))]
+    return ["".join(region) for region in partition(order, inputs, set(on_device))]
 
 
 def test_a_chain_is_one_region():
@@ -85,10 +85,10 @@ def has_circle(order, inputs, group_of) -> bool:
 def test_regions_cover_the_device_never_wait_in_a_circle_and_cannot_be_joined(graph):
     order, inputs, on_device = graph
     found = partition(order, inputs, on_device)
-    assert sorted(name for region in found for name in region.nodes) == sorted(on_device)
+    assert sorted(name for region in found for name in region) == sorted(on_device)
     group_of = {name: name for name in order}
     for region in found:
-        group_of.update(dict.fromkeys(region.nodes, f"region {region.nodes[0]}"))
+        group_of.update(dict.fromkeys(region, f"region {region[0]}"))
     assert not has_circle(order, inputs, group_of)
     for node in order:
         for source in inputs[node]:

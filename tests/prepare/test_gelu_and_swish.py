@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from detent.prepare import FoldAffine, prepare
-from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, HardSwishToHardSigmoid, SetHardSigmoidSlope
+from detent.prepare.replaced_operators import HardSwishToHardSigmoid, SetHardSigmoidSlope
+from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
 from tests.prepare.equivalence import check, f32, info, make, node, run
 
 CONSTANTS = {

@@ -297,7 +297,6 @@ class _Retyping:
 
 
 def _stays_float(node: ir.Node, opset: int, target: ir.DataType) -> bool:
-    """Return whether a node cannot compute in another type."""
     if node.domain != "" or node.op_type in _MAKERS:
         return True
     if node.op_type in _CARRIERS:
@@ -376,7 +375,6 @@ class _CastPairs:
         self._notes, self._clip = notes, clip
 
     def run(self) -> None:
-        """Convert all graphs."""
         for graph in tuple(self._model.graphs()):
             first = next(iter(graph), None)
             if first is None:
@@ -478,7 +476,6 @@ class Bfloat16Clip(ConversionStep):
 
 
 def _rounds(node: ir.Node) -> bool:
-    """Return whether the node makes bfloat16 of float32."""
     if casts_to(node, _BFLOAT16):
         return node.inputs[0] is not None and node.inputs[0].dtype in (None, _FLOAT)
     params = params_of(node) if quantize_family(node) else None

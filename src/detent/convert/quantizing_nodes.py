@@ -142,10 +142,8 @@ def _split_fix_neuron(edit: GraphEdit, node: ir.Node, family: families.Family | 
         codes = add_initializer(edit.graph, edit.names.fresh(f"{base}_quantized"), params.encode(array))
     nodes.append(writer.dequantize(base, codes, params, parameters))
     edit.replace(node, nodes, like=source)
-    return edit.changed(
-        node,
-        f"FixNeuron became {(family or families.STANDARD).quantize} and {(family or families.STANDARD).dequantize}",
-    )
+    written = family or families.STANDARD
+    return edit.changed(node, f"FixNeuron became {written.quantize} and {written.dequantize}")
 
 
 @dataclass(frozen=True)
@@ -259,11 +257,9 @@ class ToFloat(NodeStep):
             return _take_out(edit, node, source, rounded, f"{node.op_type} removed")
         if source is not None and casts_to(node, ir.DataType.FLOAT):
             return self._cast(edit, node, source)
-        return (
-            f"{node.op_type} computes on codes; only Q/DQ models can be converted"
-            if families.computes_on_codes(node)
-            else None
-        )
+        if families.computes_on_codes(node):
+            return f"{node.op_type} computes on codes; only Q/DQ models can be converted"
+        return None
 
     def _clean_up(self, edit: GraphEdit) -> None:
         """Remove what nothing reads any more; a QuantizeLinear whose codes something else reads stays."""
@@ -287,7 +283,8 @@ class ToFloat(NodeStep):
             return f"it and '{read.quantize.name}' have different scales or zero points: they rescale"
         array = constant(read.source)
         rounded = None if array is None else params.decode(params.encode(array))
-        if rounded is None and _cuts_below_zero(params) and made_by(read.source, *_ABSORBING):
+        absorbed = params.per_tensor and _begins_at_zero(params) and made_by(read.source, *_ABSORBING) is not None
+        if rounded is None and absorbed:
             return _write_activation(edit, node, read.source, params)
         return _take_out(edit, node, read.source, rounded, "Q/DQ pair removed")
 
@@ -310,13 +307,15 @@ class ToFloat(NodeStep):
 _ABSORBING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization")
 
 
-def _cuts_below_zero(params: LinearParams) -> bool:
-    low = np.iinfo(params.dtype).min if params.dtype.kind in "iu" else None
-    return low is not None and params.per_tensor and int(params.zero_point.reshape(-1)[0]) == low
+def _begins_at_zero(params: LinearParams | None) -> bool:
+    """Return whether the lowest code stands for zero: rounding then cuts off what is below, as a Relu does."""
+    if params is None or params.dtype.kind not in "iu":
+        return False
+    return bool((params.zero_point == code_range(params.dtype)[0]).all())
 
 
 def _write_activation(edit: GraphEdit, node: ir.Node, source: ir.Value, params: LinearParams) -> str | None:
-    """Let a Relu take the place of a pair that was one; a Clip if the highest code is 6, as that of Relu6 is."""
+    """Replace a pair that was a Relu by one; by a Clip if the highest code is 6, as that of Relu6 is."""
     highest = float(params.decode(np.array(np.iinfo(params.dtype).max, params.dtype)))
     operands: list[ir.Value | None] = [source]
     if math.isclose(highest, 6.0, rel_tol=1e-4):
@@ -328,9 +327,7 @@ def _write_activation(edit: GraphEdit, node: ir.Node, source: ir.Value, params: 
     op_type = "Relu" if len(operands) == 1 else "Clip"
     activation = ir.node(op_type, operands, name=edit.names.fresh(f"{source.name}_{op_type}"))
     activation.outputs[0].name = edit.names.fresh(f"{source.name}_{op_type}_Output")
-    activation.outputs[0].type, activation.outputs[0].shape = source.type, source.shape
-    edit.graph.insert_before(node, [activation])
-    edit.substitute(node, activation.outputs[0])
+    edit.replace(node, [activation], like=source)
     return edit.changed(str(source.name), f"no longer rounded; the zero point that cut below 0 is a {op_type} again")
 
 
@@ -390,7 +387,6 @@ class WithoutQdqBetween(NodeStep):
         return None
 
     def _clean_up(self, edit: GraphEdit) -> None:
-        """Remove rounding that nothing reads any more."""
         remove_unread(edit)
 
 
@@ -425,13 +421,12 @@ class WithoutOutputQdq(NodeStep):
         return edit.changed(source, f"not rounded behind {producer.op_type}")
 
     def _clean_up(self, edit: GraphEdit) -> None:
-        """Remove rounding that nothing reads any more."""
         remove_unread(edit)
 
 
 @dataclass(frozen=True)
 class WithoutClippedRelu(NodeStep):
-    """Remove a Relu whose result is only rounded to codes of which the least is zero: rounding clips as it did."""
+    """Remove a Relu whose result is only rounded to codes that begin at zero: rounding clips as it did."""
 
     nothing: ClassVar[str] = "no Relu is before codes that begin at zero."
 
@@ -440,7 +435,9 @@ class WithoutClippedRelu(NodeStep):
         source = node.inputs[0]
         if node.op_type != "Relu" or source is None or node.outputs[0].is_graph_output():
             return None
-        if not readers or not all(families.quantize_family(each) and _begins_at_zero(each) for each in readers):
+        if not readers or not all(
+            families.quantize_family(each) and _begins_at_zero(params_of(each)) for each in readers
+        ):
             return "its result is not only rounded to codes that begin at zero"
         edit.changed(node, "clipped by the rounding behind it")
         if source.producer() is None or len(source.uses()) > 1 or source.is_graph_output():
@@ -449,12 +446,6 @@ class WithoutClippedRelu(NodeStep):
             take_over(node.outputs[0], source)  # under its name, by which scripts know the tensor
             edit.graph.remove(node, safe=True)
         return None
-
-
-def _begins_at_zero(node: ir.Node) -> bool:
-    params = params_of(node)
-    integers = params is not None and params.dtype.kind in "iu"
-    return integers and params is not None and bool((params.zero_point == code_range(params.dtype)[0]).all())
 
 
 def _is_quantized(node: ir.Node) -> bool:

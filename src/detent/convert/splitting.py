@@ -207,9 +207,9 @@ def tail_file(output: Path) -> Path:
 
 
 def rename_rounded(model: ir.Model, rounded: Mapping[str, str]) -> None:
-    """Give values between the parts the names of the float model, of which `rounded` are the rounded ones.
+    """Give values between the parts the names that they have in the float model.
 
-    The value before rounding takes the other name.
+    `rounded` maps each to the name of its rounded value, which the value before rounding takes in exchange.
     """
     values = {str(value.name): value for value in values_of(model.graph) if value.name}
     for name, other in rounded.items():
@@ -275,7 +275,7 @@ def _described(value: ir.Value, added: bool) -> BetweenTensor:
 
 
 class Pipeline:
-    """Two models, of which the second continues where the first ends, as one.
+    """Two models that run as one: the second continues where the first ends.
 
     `inputs` and `outputs` are the names of those of the whole, `between` of the tensors that go over.
     """

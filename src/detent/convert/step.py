@@ -80,7 +80,7 @@ class GraphEdit:
         return None
 
     def replace(self, node: ir.Node, nodes: list[ir.Node], like: ir.Value) -> None:
-        """Let nodes take the place of one; what the last makes has the type and shape of `like`."""
+        """Replace a node by others; what the last of them makes has the type and shape of `like`."""
         result = nodes[-1].outputs[0]
         result.type, result.shape = like.type, like.shape
         self.graph.insert_before(node, nodes)

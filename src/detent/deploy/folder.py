@@ -31,7 +31,6 @@ from detent.observe.sources import input_specs, open_source
 from detent.results import Result
 from detent.results.checked import DeviceCheck
 
-# Percent of the largest answer that the device may differ by: more where its rounding was not measured.
 CRASHES = ("LSTM", "GRU", "If", "Loop")  # operators that ended the process when a session was made
 
 
@@ -150,8 +149,7 @@ def _refuse_harmful(model: Path, checked: DeviceCheck) -> None:
 
 def session_options(generation: Generation, checked: DeviceCheck, software: str) -> dict[str, str]:
     """Return the options of the execution provider for a model: those that do not depend on the machine."""
-    quantized = checked.quantized
-    if not quantized:
+    if not checked.quantized:
         return {"config_file": "vaiml_config.json"}
     options = {"target": generation.target}
     if generation.rounding == "dpu" and software >= "1.7":

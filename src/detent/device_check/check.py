@@ -55,8 +55,6 @@ _DECODES = (
     "boxes and scores have no grid in common, so this part is computed in float, on the CPU",
     "nothing; `detent quantize --postprocessing cut` puts it into a file of its own",
 )
-
-
 _FLOAT_TAIL = "on Phoenix and Hawk Point one float tail keeps every node off the device (YOLOv8n: 0 of 965)"
 _CUT = "`detent quantize --postprocessing cut` puts it into a file of its own; with --device phx it is cut by itself"
 
@@ -194,7 +192,12 @@ def check_graph(
         drop_device_factors(network.model, network.coded)
     findings = apply_rules(network)
     if device.integers and not _has_codes(copy, reading.quantized):
-        network, findings = _check_quantized_later(copy, device, source, findings)
+        network, changes, failed = quantized_later(copy, device, source)
+        if failed:
+            findings += failed
+        else:
+            after = apply_rules(network)
+            findings = [*after, *mended(findings, after, changes)]
     return _conclude(network, source, [*known, *findings], copy if network.quantized else None)
 
 
@@ -215,19 +218,8 @@ def _has_open_shapes(model: ir.Model) -> bool:
 
 
 def _has_codes(model: ir.Model, found: bool) -> bool:
-    """Return whether a model is quantized, be it with operators on codes."""
+    """Return whether a model is quantized, with Q/DQ or with operators on codes."""
     return found or any("Linear" in node.op_type or node.op_type.endswith("Integer") for node in model.graph)
-
-
-def _check_quantized_later(
-    copy: ir.Model, device: Device, source: str, before: Sequence[checked.Finding]
-) -> tuple[CheckedNetwork, list[checked.Finding]]:
-    """Return the network as it will be once it is quantized, and the findings about it then."""
-    network, changes, failed = quantized_later(copy, device, source)
-    if failed:
-        return network, [*before, *failed]
-    after = apply_rules(network)
-    return network, [*after, *mended(before, after, changes)]
 
 
 def _conclude(
@@ -331,9 +323,9 @@ def _places(network: CheckedNetwork, on_device: Collection[str]) -> list[checked
     inputs = {str(node.name): _sources(node, set(order)) for node in nodes}
     numbers: dict[str, int] = {}
     for region in partition(order, inputs, placed):
-        if any(name in on_device for name in region.nodes):
+        if any(name in on_device for name in region):
             number = 1 + max(numbers.values(), default=0)
-            numbers.update(dict.fromkeys(region.nodes, number))
+            numbers.update(dict.fromkeys(region, number))
     return [
         checked.NodePlace(str(node.name), node.op_type, numbers.get(str(node.name)), macs_of(node))
         for node in network.nodes
@@ -348,8 +340,8 @@ def _sources(node: ir.Node, known: Collection[str]) -> list[str]:
 
 
 def _sum(places: Sequence[checked.NodePlace]) -> int | None:
-    numbers = [place.macs for place in places]
-    return None if None in numbers else sum(number for number in numbers if number is not None)
+    known = [place.macs for place in places if place.macs is not None]
+    return sum(known) if len(known) == len(places) else None
 
 
 def placement(model: ir.Model, before: Recipe, after: Recipe, source: str) -> checked.Placement | None:

@@ -38,7 +38,7 @@ from detent.recipe.recipe import FUSABLE_ACTIVATIONS
 from detent.results.checked import MODEL, Finding
 
 _NEUTRAL = ("Identity", "Dropout")  # gone before anything is computed: a conversion between codes, or nothing at all
-_ROLES = {"activations": Role.ACTIVATION, "weights": Role.WEIGHT, "biases": Role.BIAS}
+_ROLES = {role.plural: role for role in Role}
 _CORRECTED = ("AveragePool", "GlobalAveragePool", "HardSigmoid", "ReduceMean")
 _CLOSE_TO_ONE = 0.05  # factors that make up for the device's approximations are this near to 1
 
@@ -111,8 +111,7 @@ class CheckedNetwork:
         for value in node.outputs:
             if not value.name or value.dtype != ir.DataType.FLOAT or self.is_coded(value):
                 continue
-            consumers = value.consumers()
-            if len(consumers) != 1 or value.is_graph_output() or not _is_inside(value, consumers[0]):
+            if not any(_is_inside(value, consumer) for consumer in value.consumers()):
                 yield "result", value
 
     def roles(self, node: ir.Node) -> Iterator[tuple[str, ir.Value, ValueCodes]]:
@@ -152,13 +151,9 @@ def is_neutral(node: ir.Node) -> bool:
 def _is_inside(value: ir.Value, consumer: ir.Node) -> bool:
     """Return whether a value exists only between two nodes that the device computes at once."""
     producer = value.producer()
-    alone = producer is not None and len(value.uses()) == 1 and not value.is_graph_output()
-    return (
-        alone
-        and producer is not None
-        and consumer.inputs[0] is value
-        and is_fused_edge(producer, consumer, FUSABLE_ACTIVATIONS)
-    )
+    if producer is None or len(value.uses()) != 1 or value.is_graph_output():
+        return False
+    return consumer.inputs[0] is value and is_fused_edge(producer, consumer, FUSABLE_ACTIVATIONS)
 
 
 def is_fixed(value: ir.Value) -> bool:

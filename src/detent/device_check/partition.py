@@ -23,24 +23,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from detent.graph.values import input_at, is_standard, rank, static_shape, tensor_of
+from detent.graph.values import input_at, is_standard, shape_of
 
 Edges = Mapping[str, Collection[str]]
 
 
-@dataclass(frozen=True)
-class Region:
-    """Nodes that the device computes without waiting for the CPU, in topological order."""
-
-    nodes: tuple[str, ...]
-
-
-def partition(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> list[Region]:
-    """Return the regions of `on_device`. `order` is topological; `inputs` names the nodes that each node reads from."""
+def partition(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> list[list[str]]:
+    """Return the nodes of each region of `on_device`. `order` is topological; `inputs` names what each node reads."""
     regions = _Groups(order)
     levels = _levels(order, inputs, on_device)
     for node in order:
@@ -52,7 +44,7 @@ def partition(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -
     for node in order:
         if node in on_device:
             found.setdefault(regions.of(node), []).append(node)
-    return [Region(tuple(nodes)) for nodes in found.values()]
+    return list(found.values())
 
 
 def _levels(order: Sequence[str], inputs: Edges, on_device: Collection[str]) -> dict[str, int]:
@@ -138,16 +130,15 @@ def macs_of(node: ir.Node) -> int | None:
         return 0
     source, weight = _sizes(input_at(node, 0)), _sizes(input_at(node, 1))
     result = _sizes(node.outputs[0])
-    if not source or not weight or (result is None and node.op_type != "ConvTranspose"):
+    if not source or not weight:
         return None
     if node.op_type == "ConvTranspose":
         return math.prod(source) * math.prod(weight[1:])
-    assert result is not None
+    if result is None:
+        return None
     if node.op_type == "Conv":
         return math.prod(result) * math.prod(weight[1:])
-    if node.op_type == "Gemm":
-        return math.prod(result) * source[0 if node.attributes.get_int("transA", 0) else -1]
-    return math.prod(result) * source[-1]
+    return math.prod(result) * source[0 if node.attributes.get_int("transA", 0) != 0 else -1]
 
 
 def _recurrent_macs(node: ir.Node) -> int | None:
@@ -170,11 +161,10 @@ def _einsum_macs(node: ir.Node) -> int | None:
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
     """Return the shape as numbers, with 1 for an unknown batch."""
-    tensor = tensor_of(value)
-    shape = static_shape(value) if tensor is None else [int(size) for size in tensor.shape.numpy()]
+    shape = shape_of(value)
     if shape is None:
         return None
-    if tensor is None and rank(value) and shape[0] is None:
+    if shape and shape[0] is None:
         shape = [1, *shape[1:]]
     sizes = [size for size in shape if size is not None]
     return sizes if len(sizes) == len(shape) else None

@@ -4,8 +4,8 @@ on the model     opset, fixed shapes, enough to compute, quantizing operators th
 on each node     the device has the operator, attributes are written out, neighbors fit, all data has codes
 on its numbers   types, scales, zero points, the bias in the unit of the products, positions
 
-To add a rule, write a function and name it in `NODE_RULES`, `NUMBER_RULES` or `MODEL_RULES`. What depends on the device
-is asked of its description (`detent.devices`), never of its name.
+To add a rule, write a function and name it in `MODEL_RULES`, `NODE_RULES` or `NUMBER_RULES`; the last two say for which
+devices and operators it is asked. What depends on the device is asked of its description, never of its name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from detent.device_check.partition import macs_of
 from detent.devices.catalog import DEVICES
 from detent.devices.device import LEFT_BY_ALL, Device
 from detent.graph.message import RUNTIME_DOMAINS
-from detent.graph.values import input_at, is_constant, is_standard, rank, static_shape
+from detent.graph.values import input_at, is_constant, is_standard, made_by, rank, static_shape
 from detent.plan.layout import bias_input
 from detent.plan.operators import OPERATORS, operator_of
 from detent.prepare.base import main_opset
@@ -54,6 +55,9 @@ _REPLACEMENTS = {
 
 ModelRule = Callable[[CheckedNetwork], Iterator[Finding]]
 NodeRule = Callable[[ir.Node, CheckedNetwork], Iterator[Finding]]
+DeviceProperty = Literal["accelerated", "integers", "shifts", "float_scales", "all_or_nothing"]
+# A rule, the property that a device must have for it, and the standard operators that it is about; none: every node.
+RuleRow = tuple[NodeRule, DeviceProperty, tuple[str, ...]]
 
 
 def apply_rules(network: CheckedNetwork) -> list[Finding]:
@@ -64,16 +68,31 @@ def apply_rules(network: CheckedNetwork) -> list[Finding]:
     for node in network.nodes:
         found = list(_has_operator(node, network))
         if not any(finding.level == "error" for finding in found):  # else it runs on the CPU whatever else is said
-            found += [finding for rule in NODE_RULES for finding in rule(node, network)]
+            found += _broken(NODE_RULES, node, network)
         findings += found
     findings += [*_is_large_enough(network), *_quantizing_operators_are_known(network)]
     findings += _says_what_wide_costs(network)
-    findings += [finding for node in network.nodes for rule in NUMBER_RULES for finding in rule(node, network)]
+    findings += [finding for node in network.nodes for finding in _broken(NUMBER_RULES, node, network)]
     return [*findings, *_keeps_constraints(network)]
+
+
+def _broken(rules: tuple[RuleRow, ...], node: ir.Node, network: CheckedNetwork) -> list[Finding]:
+    """Return the findings of the rules that are about this node on this device."""
+    asked = (rule for rule, has, op_types in rules if getattr(network.device, has) and _is_any_of(node, op_types))
+    return [finding for rule in asked for finding in rule(node, network)]
+
+
+def _is_any_of(node: ir.Node, op_types: tuple[str, ...]) -> bool:
+    return not op_types or is_standard(node, *op_types)
 
 
 def _error(node: ir.Node, what: str, why: str, fix: str) -> Finding:
     return Finding("error", str(node.name), node.op_type, what, why, fix)
+
+
+def _stays(node: ir.Node, network: CheckedNetwork, what: str, why: str, fix: str) -> Finding:
+    """Return the error of a node that some generations reject the whole model for."""
+    return replace(_error(node, what, why, fix), whole=network.device.all_or_nothing)
 
 
 def _warning(node: ir.Node, what: str, why: str, fix: str) -> Finding:
@@ -105,7 +124,6 @@ def _has_opset(network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
-    open_inputs, open_batch = network.open_inputs, network.open_batch
     for value in network.model.graph.inputs:
         shape = static_shape(value)
         if shape and len(shape) == 4 and None not in shape and shape[0] != 1:
@@ -116,17 +134,17 @@ def _has_fixed_inputs(network: CheckedNetwork) -> Iterator[Finding]:
                 "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`, if the batch was left open in the original; "
                 "else export the model again",
             )
-    if open_inputs:
+    if network.open_inputs:
         yield of_model(
             "error",
-            f"the shape of input {listed([str(value.name) for value in open_inputs])} is not fixed",
+            f"the shape of input {listed([str(value.name) for value in network.open_inputs])} is not fixed",
             "the device is programmed for one shape",
-            _fix_of(open_inputs, quantized=network.quantized),
+            _fix_of(network.open_inputs, quantized=network.quantized),
         )
-    if open_batch:
+    if network.open_batch:
         yield of_model(
             "error",
-            f"the batch of input {listed([str(value.name) for value in open_batch])} is not fixed",
+            f"the batch of input {listed([str(value.name) for value in network.open_batch])} is not fixed",
             "the device computes one sample at a time",
             "`detent convert MODEL OUTPUT --to fixed-shapes:batch=1`",
         )
@@ -277,7 +295,7 @@ def _why_and_fix(node: ir.Node, network: CheckedNetwork) -> tuple[str, str]:
 
 def _writes_attributes_out(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Find attributes that only Phoenix's compiler was seen to do without."""
-    if not is_standard(node, "Conv", "ConvTranspose") or network.device.all_or_nothing:
+    if network.device.all_or_nothing:
         return
     missing = [name for name in WRITTEN_OUT if name not in node.attributes]
     automatic = (node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET") != "NOTSET"
@@ -291,12 +309,8 @@ def _writes_attributes_out(node: ir.Node, network: CheckedNetwork) -> Iterator[F
         yield replace(found, crashes=True)
 
 
-def _rounds_its_size_down(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    if (
-        network.device.shifts
-        and is_standard(node, "MaxPool", "AveragePool")
-        and node.attributes.get_int("ceil_mode", 0) != 0
-    ):
+def _rounds_its_size_down(node: ir.Node, _network: CheckedNetwork) -> Iterator[Finding]:
+    if node.attributes.get_int("ceil_mode", 0) != 0:
         yield _warning(
             node,
             "it rounds its output size up (ceil_mode)",
@@ -305,17 +319,14 @@ def _rounds_its_size_down(node: ir.Node, network: CheckedNetwork) -> Iterator[Fi
         )
 
 
-def _has_leaky_slope(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    if not network.device.shifts or not is_standard(node, "LeakyRelu"):
-        return
+def _has_leaky_slope(node: ir.Node, _network: CheckedNetwork) -> Iterator[Finding]:
     slope = node.attributes.get_float("alpha", 0.01)
     if slope != round(256 * slope) / 256:
         what, written = f"its slope is {slope:g}", f"{round(256 * slope)}/256"
         why = f"the device computes with {written}, so its results differ from those of the file"
         yield _warning(node, what, why, f"`detent quantize` of the float model writes {written}")
-    source = input_at(node, 0)
-    producer = None if source is None else source.producer()
-    if producer is None or producer.op_type not in _LAYERS_BEFORE_LEAKY or (source and len(source.uses()) > 1):
+    source, layer = input_at(node, 0), made_by(input_at(node, 0))
+    if layer is None or layer.op_type not in _LAYERS_BEFORE_LEAKY or (source and len(source.uses()) > 1):
         yield _warning(
             node,
             "no layer stands right before it",
@@ -326,7 +337,7 @@ def _has_leaky_slope(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding
 
 def _has_codes_around(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Check that all float data of a node has codes, on a device that computes on these."""
-    bare = list(network.uncoded(node)) if network.device.integers and network.coded else []
+    bare = list(network.uncoded(node)) if network.coded else []
     if not bare:
         return
     again, reason = f"`detent quantize --recipe {network.device.recipe}`", network.reasons.get(str(node.name))
@@ -359,23 +370,18 @@ def _has_codes_around(node: ir.Node, network: CheckedNetwork) -> Iterator[Findin
         )
 
 
-_SHAPES_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _MID_GRAPH = "in mid-graph it was seen on the CPU on every generation"
 
 
 def _keeps_its_layout(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Find what only moves data in mid-graph. To flatten for a last layer is taken: its result has two axes."""
-    if not network.device.integers:
-        return
-    dims = rank(node.outputs[0])
-    moves = is_standard(node, "Transpose") or (is_standard(node, *_SHAPES_ONLY) and dims is not None and dims > 2)
-    if moves:
+    if node.op_type == "Transpose" or (rank(node.outputs[0]) or 0) > 2:
         yield _stays(node, network, "it only moves data", _MID_GRAPH, "export the model without it, or end before it")
 
 
 def _multiplies_by_weights(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Find products of two activations, as in attention."""
-    if network.device.integers and is_standard(node, "MatMul") and not any(map(is_constant, node.inputs)):
+    if not any(map(is_constant, node.inputs)):
         why = "attention was seen on the CPU on every generation"
         fix = "the recipe BF16 on Strix; or leave attention out of the model"
         yield _stays(node, network, "it multiplies two activations", why, fix)
@@ -383,10 +389,10 @@ def _multiplies_by_weights(node: ir.Node, network: CheckedNetwork) -> Iterator[F
 
 def _has_rank(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     ranks = [rank(value) or 0 for value in (*node.inputs, *node.outputs) if value is not None]
-    if network.device.integers and max(ranks, default=0) > 4:
+    if max(ranks, default=0) > 4:
         why = "tensors of five axes were always seen on the CPU"
         yield _stays(node, network, "it has a tensor of five axes or more", why, "export it with four axes at most")
-    elif network.device.integers and is_standard(node, "Conv", "ConvTranspose") and rank(node.inputs[0]) == 3:
+    elif is_standard(node, "Conv", "ConvTranspose") and rank(node.inputs[0]) == 3:
         why = "the device's convolutions are those of images, with four axes"
         yield _error(node, "it is a convolution over one axis", why, "export it as a Conv of height 1")
 
@@ -418,14 +424,9 @@ def _takes_depthwise(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding
         return
     result = node.outputs[0] if is_standard(node, "Conv") else input_at(node, 0)
     readers = [] if result is None or str(result.name) in network.coded else [use.node for use in result.uses()]
-    if (
-        result is None
-        or len(readers) != 1
-        or not is_standard(readers[0], *left)
-        or node not in (*readers, result.producer())
-    ):
+    if result is None or len(readers) != 1 or node not in (*readers, result.producer()):
         return
-    if _is_depthwise(result.producer()):
+    if is_standard(readers[0], *left) and _is_depthwise(result.producer()):
         yield _error(
             node,
             f"it is depthwise, with {readers[0].op_type}",
@@ -437,10 +438,8 @@ def _takes_depthwise(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding
 _FACTORS = (2.0, 0.5)
 
 
-def _resizes(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
+def _resizes(node: ir.Node, _network: CheckedNetwork) -> Iterator[Finding]:
     """Find the interpolation that Phoenix leaves to the CPU."""
-    if not network.device.all_or_nothing or not is_standard(node, "Resize"):
-        return
     mode, where = (node.attributes.get_string(name, "") for name in ("mode", "coordinate_transformation_mode"))
     shapes = [static_shape(value) or [] for value in (node.inputs[0], node.outputs[0])]
     sizes = list(zip(*(shape[2:] for shape in shapes), strict=False))
@@ -451,22 +450,17 @@ def _resizes(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
         yield _error(node, f"it interpolates {by}", why, "export it with mode nearest, if accuracy allows")
 
 
-def _stays(node: ir.Node, network: CheckedNetwork, what: str, why: str, fix: str) -> Finding:
-    """Return the error of a node that some generations reject the whole model for."""
-    return Finding("error", str(node.name), node.op_type, what, why, fix, whole=network.device.all_or_nothing)
-
-
-NODE_RULES: tuple[NodeRule, ...] = (
-    _writes_attributes_out,
-    _rounds_its_size_down,
-    _has_leaky_slope,
-    _keeps_its_layout,
-    _multiplies_by_weights,
-    _has_rank,
-    _is_trusted,
-    _takes_depthwise,
-    _resizes,
-    _has_codes_around,
+NODE_RULES: tuple[RuleRow, ...] = (
+    (_writes_attributes_out, "accelerated", ("Conv", "ConvTranspose")),
+    (_rounds_its_size_down, "shifts", ("MaxPool", "AveragePool")),
+    (_has_leaky_slope, "shifts", ("LeakyRelu",)),
+    (_keeps_its_layout, "integers", ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze")),
+    (_multiplies_by_weights, "integers", ("MatMul",)),
+    (_has_rank, "integers", ()),
+    (_is_trusted, "accelerated", ("Conv",)),
+    (_takes_depthwise, "accelerated", ()),
+    (_resizes, "all_or_nothing", ("Resize",)),
+    (_has_codes_around, "integers", ()),
 )
 
 
@@ -501,7 +495,7 @@ def _has_types(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
 
 
 def _wide_device(network: CheckedNetwork) -> Device | None:
-    """Return the device that computes single tensors with more bits; None if all have more, or there is no such."""
+    """Return the device whose types single tensors may have; None if all tensors have these, or there is none."""
     mixed = bool(network.activation_types.intersection(network.device.types.get("activations", ())))
     return DEVICES[network.device.wide] if network.device.wide and mixed else None
 
@@ -535,7 +529,7 @@ def _says_what_wide_costs(network: CheckedNetwork) -> Iterator[Finding]:
 def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Check for one power-of-two scale per tensor, with the middle code for zero."""
     found: dict[str, str] = {}
-    for role, _, codes in network.roles(node) if network.device.shifts else ():
+    for role, _, codes in network.roles(node):
         if codes.linear is None or codes.dtype not in network.device.types[role]:
             continue
         middle = 128 if codes.dtype == "uint8" else 0
@@ -552,8 +546,6 @@ def _has_shifted_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Find
 
 def _is_symmetric(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Find zero points other than the middle, which cost the device a correction for every product."""
-    if network.device.shifts or not network.device.integers:
-        return
     lopsided = [role for role, _, codes in network.roles(node) if codes.linear is not None and not _is_centred(codes)]
     for role in dict.fromkeys(lopsided):
         yield _warning(
@@ -571,7 +563,7 @@ def _is_centred(codes: ValueCodes) -> bool:
 def _has_bias_in_products(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
     """Check that a 32-bit bias counts in the unit of the products that it is added to: input scale * weight scale."""
     bias = bias_input(node)
-    if network.device.shifts or not network.device.integers or bias is None or None in node.inputs[:2]:
+    if bias is None or None in node.inputs[:2]:
         return
     held = [network.codes.get(str(value.name)) for value in (*node.inputs[:2], bias) if value is not None]
     scales = [codes.linear.scale.reshape(-1) for codes in held if codes is not None and codes.linear is not None]
@@ -588,8 +580,6 @@ def _has_bias_in_products(node: ir.Node, network: CheckedNetwork) -> Iterator[Fi
 
 
 def _joins_one_scale(node: ir.Node, network: CheckedNetwork) -> Iterator[Finding]:
-    if network.device.shifts or not network.device.integers or not is_standard(node, "Concat"):
-        return
     around = [codes for role, _, codes in network.roles(node) if role == "activations"]
     if any(not around[0].same_as(codes) for codes in around[1:]):
         yield _warning(
@@ -609,13 +599,13 @@ def _has_finite_scales(node: ir.Node, network: CheckedNetwork) -> Iterator[Findi
             yield _error(node, f"{_subject_of(role)} scaled by no positive number", why, _requantize(network))
 
 
-NUMBER_RULES: tuple[NodeRule, ...] = (
-    _has_finite_scales,
-    _has_types,
-    _has_shifted_scales,
-    _is_symmetric,
-    _has_bias_in_products,
-    _joins_one_scale,
+NUMBER_RULES: tuple[RuleRow, ...] = (
+    (_has_finite_scales, "accelerated", ()),
+    (_has_types, "accelerated", ()),
+    (_has_shifted_scales, "shifts", ()),
+    (_is_symmetric, "float_scales", ()),
+    (_has_bias_in_products, "float_scales", ()),
+    (_joins_one_scale, "float_scales", ("Concat",)),
 )
 
 

@@ -21,8 +21,13 @@ from detent.devices.device import GENERATIONS, LEFT_BY_ALL, Device, Generation, 
 from detent.errors import UsageError, nearest
 from detent.prepare import LEAVABLE, Pass
 from detent.prepare.base import OperatorPass
-from detent.prepare.gelu_and_swish import HardSwishToHardSigmoid
-from detent.prepare.replaced_operators import GatherToSlice, ReduceMeanToPool, SplitGlobalPool, SplitToSlice
+from detent.prepare.replaced_operators import (
+    GatherToSlice,
+    HardSwishToHardSigmoid,
+    ReduceMeanToPool,
+    SplitGlobalPool,
+    SplitToSlice,
+)
 from detent.prepare.rotation import RotateResiduals
 from detent.recipe import Recipe
 
@@ -72,7 +77,7 @@ def _published(name: str) -> frozenset[str]:
 
 
 def _types(activations: str, weights: str, biases: str) -> dict[str, tuple[str, ...]]:
-    """Return the number types of each role from lists in words; the first is the usual one."""
+    """Return the number types of each role, given as words in a row; the first is the usual one."""
     given = {"activations": activations, "weights": weights, "biases": biases}
     return {role: tuple(listed.split()) for role, listed in given.items()}
 

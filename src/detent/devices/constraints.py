@@ -153,7 +153,6 @@ def _place_zeros(nodes: Sequence[ir.Node], plan: Plan) -> Plan:
 
 
 def _first_move(rule: Rule, node: ir.Node, plan: Plan) -> Move | None:
-    """Return what a rule would move first."""
     if not plan.layout.quantizes(node):
         return None
     moves = rule(node, plan).moves[len(plan.moves) :]

@@ -64,7 +64,7 @@ class CostModel:
 class Generation:
     """A generation of devices.
 
-    `flows` are the ways of running a model that it has, by the names of `catalog`, the first for want of another.
+    `flows` are its ways of running a model, by their names in `catalog`; the first is the default.
     `left` are operators that run on the CPU, and `left_shifted` those that do in models with power-of-two scales.
     `taken` are operators that it takes though the published list leaves them out. `left_behind_depthwise` names, for
     each recipe, the activations with which a depthwise Conv runs on the CPU; `logged_with` is the software that this
@@ -312,6 +312,11 @@ class Device:
     def integers(self) -> bool:
         """Whether the device computes on codes, so that every tensor needs a scale."""
         return self.accelerated and "bfloat16" not in self.types.get("activations", ())
+
+    @property
+    def float_scales(self) -> bool:
+        """Whether the device computes on codes whose scales are any numbers."""
+        return self.integers and not self.shifts
 
     @property
     def checkable(self) -> bool:

@@ -70,7 +70,6 @@ class RoundLeakySlope(OperatorPass):
     operators = ("LeakyRelu",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Round the slope."""
         slope = node.attributes.get_float("alpha", 0.01)
         rounded = round(256 * slope) / 256
         if rounded != slope:
@@ -85,7 +84,6 @@ class SigmoidToHardSigmoid(OperatorPass):
     operators = ("Sigmoid",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Replace a Sigmoid by a HardSigmoid, under the same names."""
         node.op_type = "HardSigmoid"
         node.attributes["alpha"] = ir.AttrFloat32("alpha", 1 / 6)
         node.attributes["beta"] = ir.AttrFloat32("beta", 0.5)
@@ -97,7 +95,6 @@ class _FactorPass(OperatorPass):
     """Multiply a node's result by a constant; the product takes over the result's name."""
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Insert the multiplication where the factor is not 1."""
         factor = self.factor(node)
         if isinstance(factor, str) or factor == 1.0:
             return factor if isinstance(factor, str) else None
@@ -125,7 +122,6 @@ class ScaleHardSigmoid(_FactorPass):
     operators = ("HardSigmoid",)
 
     def factor(self, node: ir.Node) -> float | str:  # noqa: ARG002
-        """Return the same factor for every node."""
         return HARD_SIGMOID_FACTOR
 
 
@@ -135,7 +131,6 @@ class ScalePools(_FactorPass):
     operators = ("AveragePool", "GlobalAveragePool")
 
     def factor(self, node: ir.Node) -> float | str:
-        """Return the factor of the window, which for a global pool is the whole map."""
         if node.op_type == "AveragePool":
             window = ints_attribute(node, "kernel_shape")
         else:
@@ -152,7 +147,6 @@ class ScaleReduceMean(_FactorPass):
     operators = ("ReduceMean",)
 
     def factor(self, node: ir.Node) -> float | str:
-        """Return the factor of the number of elements that are averaged."""
         shape = static_shape(node.inputs[0])
         axes = axes_of(node)
         unknown = shape is None or (input_at(node, 1) is not None and axes is None)
@@ -172,7 +166,6 @@ class SaturatingClip(OperatorPass):
         self._plan, self._kept = plan, kept
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Make the node a Relu, under the same names."""
         result, low, high = str(node.outputs[0].name), constant_scalar(node, 1), constant_scalar(node, 2)
         if result not in self._plan.layout.sites or low != 0.0 or high is None or (low, high) in self._kept:
             return None
@@ -190,7 +183,6 @@ class ClipToRelu(OperatorPass):
     operators = ("Clip",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Make the node a Relu, under the same names."""
         low, high = constant_scalar(node, 1), constant_scalar(node, 2)
         if low != 0.0:
             return f"its lower bound is {'none' if low is None else f'{low:g}'}, not 0"
@@ -206,7 +198,6 @@ class WholeClip(OperatorPass):
     operators = ("Clip",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Round the bounds; one that is missing becomes the end of the range."""
         if any(input_at(node, index) is not None and constant_scalar(node, index) is None for index in (1, 2)):
             return "one of its bounds is not a constant"
         for index, (role, end) in enumerate((("low", -128.0), ("high", 127.0)), start=1):
@@ -237,7 +228,6 @@ class GuardDivisors(OperatorPass):
         self._statistics = statistics
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Insert the Max, and give it the grid of the divisor."""
         index = _DIVISORS[node.op_type]
         divisor = input_at(node, index)
         params = None if divisor is None else self._rounding_to_zero(str(divisor.name))

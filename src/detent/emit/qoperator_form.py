@@ -165,12 +165,10 @@ POOL_ATTRIBUTES = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape",
 
 
 def _on_one(op_type: str, attributes: tuple[str, ...] = ()) -> Rule:
-    """Return the rule of an operator with one input."""
     return lambda coded: _of_one(coded, op_type, coded.attributes(attributes))
 
 
 def _on_two(op_type: str) -> Rule:
-    """Return the rule of an operator with two inputs."""
     return lambda coded: Operation(
         op_type, [*coded.like_result(0).operands, *coded.like_result(1).operands, *coded.result.grid.operands]
     )

@@ -123,7 +123,6 @@ class _Compiler:
         self._counts: dict[str, ir.Value] = {}
 
     def run(self) -> IntegerProgram:
-        """Walk the graph."""
         graph = self._program.model.graph
         for node in list(graph):
             self._builder.anchor = node

@@ -1,6 +1,6 @@
 """Check and mend the message of a model file before it becomes a graph: a file is untrusted input.
 
-Checked, without reading any data: every tensor has a type that is known, sizes that are none below zero, and as many
+Checked, without reading any data: every tensor has a known type, no size below zero, and as many
 bytes as these say (a few bytes that declare a terabyte are refused here, not by the machine); external data lies below
 the model's own folder, in a file that is long enough.
 
@@ -10,7 +10,7 @@ Mended, because onnxruntime takes it and exporters write it; nothing that is com
 - the domain "ai.onnx" is the standard one, "";
 - operators that onnxruntime brings along need no import of their domain;
 - a graph without a name gets one;
-- bytes that are no UTF-8, in a name or a note, are spelled out: \\xde.
+- bytes that are not UTF-8, in a name or a note, are spelled out: \\xde.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _needs_mending(proto: onnx.ModelProto) -> bool:
 
 
 def _texts(proto: onnx.ModelProto, graphs: Sequence[Any]) -> Iterator[str | bytes]:
-    """Yield the texts that are worked with. What is no UTF-8 comes as bytes."""
+    """Yield the texts that are worked with. What is not UTF-8 comes as bytes."""
     yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
     yield from (text for entry in proto.metadata_props for text in (entry.key, entry.value))
     for graph in graphs:
@@ -245,7 +245,7 @@ def _texts(proto: onnx.ModelProto, graphs: Sequence[Any]) -> Iterator[str | byte
 
 
 def _spell_out(message: Message) -> None:
-    """Make text of bytes that are no UTF-8, in all fields that hold text, the same for the same bytes."""
+    """Make text of bytes that are not UTF-8, in all fields that hold text, the same for the same bytes."""
     for field, value in message.ListFields():
         if isinstance(value, Message):
             _spell_out(value)
@@ -265,7 +265,6 @@ def _domains(proto: onnx.ModelProto) -> set[str]:
 
 
 def _dimensions(graph: Any) -> Iterator[Any]:
-    """Yield every dimension that a graph declares."""
     for value in (*getattr(graph, "input", ()), *getattr(graph, "output", ()), *getattr(graph, "value_info", ())):
         kind = getattr(value, "type", None)  # inputs of a function are names
         while kind is not None and kind.WhichOneof("value") in ("sequence_type", "optional_type"):

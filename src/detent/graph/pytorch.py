@@ -4,12 +4,15 @@ The exporter calls nodes node_conv2d_7 and values getitem_3. Users know their la
 named after the module that they are from: that of their weight (a BatchNorm may have been folded into the node since),
 else the innermost module whose forward computed them, and the operator if it is not alone there.
 
+Ultralytics' YOLO objects are exported by Ultralytics.
+
 torch is never required, and not imported unless the caller has brought something of it.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import logging
 import sys
 import warnings
@@ -19,6 +22,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -55,9 +59,11 @@ def from_torch(model: Any, example_inputs: Any = None, shapes: Shapes | None = N
         model = _opened(torch, Path(model))
     if isinstance(model, torch.export.ExportedProgram):
         return _named(_exported(torch, model, (), {}, name), name)
+    if _is_ultralytics(model):
+        return _exported_by_ultralytics(model, example_inputs, shapes)
     positional, named = _arguments(torch, example_inputs, shapes, name)
     if isinstance(model, torch.jit.ScriptModule):
-        return _named(_exported_script(torch, model, positional, name), name)
+        return _named(_exported(torch, model, positional, {}, name), name)
     # A copy, since the exporter wants it on the CPU and in eval mode, and the caller's own must stay as it is.
     return _named(_exported(torch, deepcopy(model).cpu().eval(), positional, named, name), name)
 
@@ -107,36 +113,42 @@ def _tensor(torch: Any, value: Any) -> Any:
 
 
 def _exported(torch: Any, model: Any, positional: Any, named: Any, name: str) -> onnx.ModelProto:
-    with _quiet():
-        try:
+    try:
+        with _quiet():
+            if isinstance(model, torch.jit.ScriptModule):  # the newer exporter takes Python code only
+                file = io.BytesIO()
+                torch.onnx.export(model, positional, file, dynamo=False, verbose=False)
+                return onnx.load_from_string(file.getvalue())
             program = torch.onnx.export(model, positional, kwargs=named or None, dynamo=True, verbose=False)
-        except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-            raise _failure(error, name) from error
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the outer messages list steps; the first cause says what is wrong
+            cause = cause.__cause__
+        raise ModelError(
+            f"torch cannot export {name}: {_first_line(cause)} Control flow that depends on data, and code that leaves "
+            "torch, cannot be exported: see torch.export's documentation, or give the part of the model that has none."
+        ) from error
     proto: onnx.ModelProto = program.model_proto
     return proto
 
 
-def _exported_script(torch: Any, model: Any, positional: Any, name: str) -> onnx.ModelProto:
-    """Export TorchScript with the older exporter: the newer one takes Python code only."""
-    import io
-
-    file = io.BytesIO()
-    with _quiet():
-        try:
-            torch.onnx.export(model, positional, file, dynamo=False, verbose=False)
-        except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-            raise _failure(error, name) from error
-    return onnx.load_from_string(file.getvalue())
+def _is_ultralytics(model: Any) -> bool:
+    """Tell whether this is the YOLO object of Ultralytics: a handle around the module, which cannot be exported."""
+    return type(model).__module__.partition(".")[0] == "ultralytics" and callable(getattr(model, "export", None))
 
 
-def _failure(error: Exception, name: str) -> ModelError:
-    cause: BaseException = error
-    while cause.__cause__ is not None:  # the outer messages list steps; the first cause says what is wrong
-        cause = cause.__cause__
-    return ModelError(
-        f"torch cannot export {name}: {_first_line(cause)} Control flow that depends on data, and code that leaves "
-        "torch, cannot be exported: see torch.export's documentation, or give the part of the model that has none."
-    )
+def _exported_by_ultralytics(model: Any, inputs: Any, shapes: Shapes | None) -> onnx.ModelProto:
+    """Let Ultralytics export: its file has one output, and metadata that say how images are prepared."""
+    first = inputs[0] if isinstance(inputs, list | tuple) else inputs
+    shape = next(iter(shapes.values())) if shapes else getattr(first, "shape", (1, 3, 640, 640))
+    copied = deepcopy(model)
+    with TemporaryDirectory() as folder:
+        # The exporter writes beside the file that the weights are from.
+        copied.model.pt_path = str(Path(folder, f"{Path(str(model.model_name)).stem}.pt"))
+        path = copied.export(
+            format="onnx", imgsz=list(shape[-2:]), batch=1, simplify=False, device="cpu", verbose=False
+        )
+        return onnx.load(path)
 
 
 def _first_line(error: BaseException) -> str:

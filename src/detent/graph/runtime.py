@@ -1,4 +1,4 @@
-"""The installed onnxruntime, whoever built it.
+"""The installed onnxruntime, from whichever vendor.
 
 Vendors ship builds of their own (vitisai, windowsml, gpu, openvino), which all import as `onnxruntime`. Installing the
 plain one over them would break them, so Detent does not depend on any: whichever is there serves. Rooms import

@@ -15,7 +15,7 @@ stand between the two. In a quantized model those are all quantizers, and reorde
 But what computes each element by itself can do so in any order. The functions here edit the written model accordingly;
 it runs the same kernels on the same numbers.
 
-Where the channels do not fill the last block, a blocked value has elements that the tensor has not: they may be
+Where the channels do not fill the last block, a blocked value has elements that the tensor does not have: they may be
 computed along, as no convolution takes notice of them, but not be fetched.
 """
 
@@ -77,7 +77,7 @@ def carry_blocks(model: onnx.ModelProto) -> None:
         elif _is_elementwise(node, blocked, scalars, shapes):
             twin, value = _in_blocks(node, blocked)
             blocked[node.output[0]] = value
-            # Codes cannot be put in order: whoever needs them so computes them from values in order.
+            # Codes cannot be put in order: what needs them in order computes them from values in order.
             nodes += [twin, node if node.op_type == "QuantizeLinear" else _reorder(value, node.output[0])]
             continue
         nodes.append(node)

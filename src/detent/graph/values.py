@@ -5,7 +5,7 @@ Names: `repair_names` gives everything in a model a unique one, `Names` makes ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def constant_ints(value: ir.Value | None) -> list[int] | None:
 
 
 def constant_scalar(node: ir.Node, index: int) -> float | None:
-    """Return the single number at an input, or None if there is none."""
+    """Return the single constant number at an input, or None."""
     return scalar_of(input_at(node, index))
 
 
@@ -181,15 +181,6 @@ def add_initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.V
     value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
-
-
-def insert_behind(graph: ir.Graph, value: ir.Value, nodes: Iterable[ir.Node]) -> None:
-    """Insert nodes right after the one that computes a value, or before all others if none does."""
-    producer = value.producer()
-    if producer is None:
-        graph.insert_before(next(iter(graph)), nodes)
-    else:
-        graph.insert_after(producer, nodes)
 
 
 def drop_if_unused(value: ir.Value | None) -> None:

@@ -352,7 +352,7 @@ def find_files(path: Path) -> Found:
 
 
 def _said_of(skipped: Sequence[str]) -> str:
-    """Say how many files are no data, and of which kinds; labels and the like are not counted."""
+    """Say how many files are not data, and of which kinds; labels and the like are not counted."""
     strange = [
         Path(name)
         for name in skipped
@@ -366,7 +366,7 @@ def _said_of(skipped: Sequence[str]) -> str:
 
 
 def _walk(folder: Path, prefix: str, above: frozenset[str], skipped: list[str]) -> Iterator[str]:
-    """Yield relative paths of the data files below `folder`, and put those that are none into `skipped`.
+    """Yield relative paths of the data files below `folder`, and put the other files into `skipped`.
 
     Links to folders are followed, but not in circles.
     """

@@ -156,16 +156,8 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: there is no such image file.") from error
     # What Pillow's decoders raise on damaged files; none of them is documented as the only one.
     except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        TypeError,
-        EOFError,
-        LookupError,
-        OverflowError,
-        struct.error,
-        zlib.error,
-        Image.DecompressionBombError,
+        *(OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, OverflowError),
+        *(struct.error, zlib.error, Image.DecompressionBombError),
     ) as error:
         raise DataError(
             f"{path}: this image cannot be read ({_reason(path, error)}). Repair it or take it out of the data."

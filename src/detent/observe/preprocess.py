@@ -217,7 +217,7 @@ def guess_preprocess(spec: InputSpec, overrides: PreprocessOptions | None = None
     declared = _usable(spec, given, layout)
     order = _find_order(spec, declared | given, layout, label)
     size = _find_size(spec, declared | given, layout, label)
-    if declared.get("size") != size:  # a side to resize to before the crop belongs to the size that it was said with
+    if declared.get("size") != size:  # a declared side to resize to belongs to the declared size
         declared.pop("resize", None)
     mean, std = _usual_statistics(dtype, order)
     settings = {"size": size, "order": order, "layout": layout, "mean": mean, "std": std, **declared, **given}

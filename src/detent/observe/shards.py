@@ -267,7 +267,6 @@ class Counting:
         return partial(self._count, taps_of(model, self.sites).unordered)
 
     def _count(self, runner: Runner, shard: Shard) -> ShardCounts:
-        """Run all samples of a shard."""
         # One counter for each shard, not for the worker: a shard that is done twice after a crash must not count twice.
         counter = SiteCounter(runner, self.sites, self.vote)
         samples = feeds = 0

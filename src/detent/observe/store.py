@@ -287,7 +287,7 @@ class CheckpointFile:
         self.notes.append(f"The checkpoint {self.path} is of {of}: it is ignored, and {self.restart}.")
 
     def write(self, pack: Callable[[], bytes]) -> None:
-        """Replace the file. If that cannot be done, say so once and let the work go on without."""
+        """Replace the file. If that fails, note it once and let the work go on without a checkpoint."""
         if self._given_up:
             return
         try:

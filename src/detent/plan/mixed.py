@@ -24,7 +24,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from detent.errors import UsageError, nearest
-from detent.graph.values import Names, insert_behind, values_of
+from detent.graph.values import Names, values_of
 from detent.numerics.codec import DeviceRounding, Rounding
 from detent.numerics.formats import IntegerFormat, is_integer, is_product_bias
 from detent.numerics.interface import NumberFormat
@@ -55,7 +55,7 @@ def arrange(
 
 
 def convert_at_borders(model: ir.Model, layout: Layout, recipe: Recipe, became: Became = NOTHING) -> int:
-    """Insert an Identity wherever a value is read in another format than it has; the number of these.
+    """Insert an Identity wherever a value is read in another format than it has; return how many.
 
     The layout is of the model before, and has to be made again after.
     """
@@ -175,7 +175,11 @@ def _insert_identity(model: ir.Model, value: ir.Value, uses: Sequence[tuple[ir.N
     node = ir.node("Identity", [value], name=names.fresh(f"{value.name}/convert"))
     copy = node.outputs[0]
     copy.name, copy.type, copy.shape = names.fresh(f"{value.name}/converted"), value.type, value.shape
-    insert_behind(model.graph, value, [node])
+    producer = value.producer()
+    if producer is None:
+        model.graph.insert_before(next(iter(model.graph)), [node])
+    else:
+        model.graph.insert_after(producer, [node])
     for reader, index in uses:
         reader.replace_input_with(index, copy)
 
@@ -184,6 +188,8 @@ def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> Layout:
     for override in overrides:
         for pattern in override.tensors:
             matches = names_matching(pattern, layout.sites)
+            if not matches and override.optional:
+                continue
             if not matches:
                 raise UsageError(
                     f"The override of the tensor '{pattern}' matches none that is quantized."

@@ -38,41 +38,16 @@ _PRODUCTS = (
     *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulNBits"),
 )
 _TRAINED = (
-    "LSTM",
-    "GRU",
-    "RNN",
-    "BatchNormalization",
-    "LayerNormalization",
-    "InstanceNormalization",
-    "GroupNormalization",
-    "RMSNormalization",
-    "SkipLayerNormalization",
-    "PRelu",
-    "Attention",
-    "MultiHeadAttention",
+    *("LSTM", "GRU", "RNN", "PRelu", "Attention", "MultiHeadAttention", "BatchNormalization", "LayerNormalization"),
+    *("InstanceNormalization", "GroupNormalization", "RMSNormalization", "SkipLayerNormalization"),
 )
 _CHOOSING = (
-    "NonMaxSuppression",
-    "RoiAlign",
-    "EfficientNMS_TRT",
-    "BatchedNMS_TRT",
-    "BatchedNMSDynamic_TRT",
-    "TRTBatchedNMS",
+    *("NonMaxSuppression", "RoiAlign", "EfficientNMS_TRT", "BatchedNMS_TRT", "BatchedNMSDynamic_TRT", "TRTBatchedNMS"),
 )
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 _SHAPING = (
-    "Reshape",
-    "Transpose",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-    "Identity",
-    "Cast",
-    "Slice",
-    "Split",
-    "Gather",
-    "Expand",
-    "Tile",
+    *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Slice", "Split", "Gather"),
+    *("Expand", "Tile"),
 )
 _PARTS = ("Slice", "Split", "Gather", "Squeeze", "Unsqueeze")
 _BOUNDED = ("Sigmoid", "HardSigmoid", "Softmax")
@@ -166,7 +141,7 @@ def _readers(graph: ir.Graph) -> Readers:
 
 
 def _tail(graph: ir.Graph, readers: Readers) -> Sequence[ir.Node]:
-    """Return the nodes that no trained layer follows, and that are none, in the order of the graph."""
+    """Return the nodes that are not trained layers, and that none follows, in the order of the graph."""
     nodes = list(graph)
     trained = {node for node in nodes if is_trained(node)}
     trained |= {node for node in nodes if _adds_bias(node, trained)}
@@ -247,7 +222,7 @@ def _picks(node: ir.Node) -> bool:
     while pending:
         value = pending.pop()
         for user in value.consumers():
-            if user.op_type not in (*_SHAPING, "Cast", "Identity") or user.inputs[0] is not value:
+            if user.op_type not in _SHAPING or user.inputs[0] is not value:
                 return True
             fresh = [output for output in user.outputs if output not in seen]
             seen.update(fresh)
@@ -256,11 +231,9 @@ def _picks(node: ir.Node) -> bool:
 
 
 def _scales_exponents(node: ir.Node) -> bool:
-    makers = [made_by(value) for value in node.inputs]
-    factors = [array for value in node.inputs if (array := constant(value)) is not None]
-    return any(maker is not None and maker.op_type == "Exp" for maker in makers) and any(
-        array.size > 1 for array in factors
-    )
+    exponents = [maker for value in node.inputs if (maker := made_by(value)) is not None and maker.op_type == "Exp"]
+    factors = [array for value in node.inputs if (array := constant(value)) is not None and array.size > 1]
+    return bool(exponents) and bool(factors)
 
 
 def _is_inverse_sigmoid(node: ir.Node) -> bool:

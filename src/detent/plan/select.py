@@ -79,18 +79,17 @@ class Selection:
             kept = _matching(self.include, names, "--include", became)
             reasons.update({name: "not matched by --include" for name in names if name not in kept})
         if self.op_types:
-            self._check_types(nodes)
+            present = {node.op_type for node in nodes}
+            for op_type in self.op_types:
+                if op_type not in present:
+                    raise UsageError(
+                        f"--op-types {op_type}: the model has no such operator.{nearest(op_type, present)}"
+                    )
             other = (str(node.name) for node in nodes if node.op_type not in self.op_types)
             reasons.update(dict.fromkeys(other, "operator type not in --op-types"))
         excluded = _matching(self.exclude, names, "--exclude", became, needed=False)
         reasons.update({name: f"excluded by '{by}'" for name, by in excluded.items()})
         return reasons
-
-    def _check_types(self, nodes: Sequence[ir.Node]) -> None:
-        present = {node.op_type for node in nodes}
-        for op_type in self.op_types:
-            if op_type not in present:
-                raise UsageError(f"--op-types {op_type}: the model has no such operator.{nearest(op_type, present)}")
 
     def _between(self, nodes: Sequence[ir.Node], became: Became) -> set[str]:
         """Return the names of nodes that lie on a path from a start node to an end node, both included."""
@@ -130,7 +129,7 @@ def _matching(
 ) -> dict[str, str]:
     """Return each matched name with the pattern that matched it.
 
-    With `needed`, a pattern that leads only to nodes of which nothing is left is an error.
+    With `needed`, it is an error if a pattern matches only nodes that preparation has removed.
     """
     matched: dict[str, str] = {}
     for pattern in patterns:
@@ -173,12 +172,12 @@ def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> s
     names = [str(node.name) for node in graph]
     found: set[str] = set()
     for pattern in override.nodes:
-        matches = _followed(pattern, names, became)
-        if not matches:
+        matches = _followed(pattern, names, became) or []
+        if not matches and not override.optional:
             raise UsageError(f"The override of '{pattern}' matches no node.{nearest(pattern, [*names, *became])}")
         found.update(matches)
     types = {node.op_type for node in graph}
-    if override.op_types and not types & set(override.op_types) and not override.nodes:
+    if override.op_types and not (types & set(override.op_types) or override.nodes or override.optional):
         raise UsageError(f"The override of {', '.join(override.op_types)}: the model has no such operators.")
     found.update(str(node.name) for node in graph if node.op_type in override.op_types)
     if any(override.between):
@@ -224,8 +223,7 @@ MASK_REASON = "part of an attention mask: its numbers are too large for the grid
 _RESHAPING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike")
 _SPREADING = ("Expand", "Slice", "Gather", "Tile", "Trilu", "Pad")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Min", "Max", "Concat")
-_CARRYING = (*_RESHAPING, *_SPREADING, *_ARITHMETIC, "Where")
-"""What an infinite number passes through."""
+_CARRYING = (*_RESHAPING, *_SPREADING, *_ARITHMETIC, "Where")  # what an infinite number passes through
 
 _FLAGS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Shape", "Range", "IsNaN")
 
@@ -246,7 +244,9 @@ def find_masks(graph: ir.Graph) -> Masks:
     for node in graph:
         if is_standard(node, "Softmax"):
             _search(node.inputs[0], reasons, masked)
-            masked.update(str(value.name) for value in node.outputs if _may_be_nan(value))
+            # What is asked whether it is NaN may be that.
+            asked = (value for value in node.outputs if any(is_standard(use.node, "IsNaN") for use in value.uses()))
+            masked.update(str(value.name) for value in asked)
         elif is_standard(node, *_CARRYING, "ConstantOfShape") or _is_only_compared(node):
             infinite.update(_infinite(node, infinite, reasons))
     return Masks(reasons, frozenset(masked | infinite))
@@ -276,15 +276,12 @@ def _has_infinity(array: npt.NDArray[Any] | None) -> bool:
     return array is not None and array.dtype.kind == "f" and bool(np.isinf(array).any() and not np.isnan(array).any())
 
 
-def _may_be_nan(value: ir.Value) -> bool:
-    return any(is_standard(use.node, "IsNaN") for use in value.uses())
-
-
 def _search(value: ir.Value | None, reasons: dict[str, str], masked: set[str]) -> None:
     """Walk up from Softmax's input to the nodes that mask it; there may be several in a row."""
     between: list[ir.Node] = []
     while value is not None and (node := value.producer()) is not None:
-        if is_standard(node, *_RESHAPING) or _is_scaled(node):
+        scaled = is_standard(node, "Mul", "Div") and constant_scalar(node, 1) is not None
+        if scaled or is_standard(node, *_RESHAPING):
             between.append(node)
             value = node.inputs[0]
             continue
@@ -297,10 +294,6 @@ def _search(value: ir.Value | None, reasons: dict[str, str], masked: set[str]) -
             masked.update(str(output.name) for output in each.outputs)
         reasons.update({str(each.name): MASK_REASON for each in mask})
         between = []
-
-
-def _is_scaled(node: ir.Node) -> bool:
-    return is_standard(node, "Mul", "Div") and constant_scalar(node, 1) is not None
 
 
 def _masking(node: ir.Node) -> tuple[ir.Value, list[ir.Node]] | None:

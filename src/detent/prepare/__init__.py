@@ -13,18 +13,19 @@ import onnx_ir as ir
 from detent.prepare.affine import BatchNormToConv, FoldAffine, FoldBatchNorm, MatMulToGemm, NormalizeGemm
 from detent.prepare.base import Change, Pass, Successor
 from detent.prepare.constants import FoldConstants, RemoveIdentity, SeparateInitializers
-from detent.prepare.fused_operators import TakeApart
-from detent.prepare.gelu_and_swish import FuseGelu, FuseHardSwish, SetHardSigmoidSlope
 from detent.prepare.norms import FuseInstanceNorm, FuseL2Norm, FuseLayerNorm
 from detent.prepare.plain_forms import HalfToFloat, InlineFunctions, WriteAttributes
 from detent.prepare.replaced_operators import (
     EinsumToMatMul,
     GatherToSlice,
     ReduceMeanToPool,
+    SetHardSigmoidSlope,
     SplitGlobalPool,
     SplitToSlice,
 )
 from detent.prepare.shapes import FixBatch, FixInputs, FixShapes, InferShapes
+from detent.prepare.subgraphs import FuseGelu, FuseHardSwish
+from detent.prepare.take_apart import TakeApart
 
 __all__ = [
     "LEAVABLE",

@@ -231,7 +231,6 @@ class FoldAffine(OperatorPass):
     operators = ("Mul", "Add", "Sub", "Div")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fold the operator if its inputs are a layer and a constant, in either order."""
         for index in (0, 1):
             layer, array = values.made_by(node.inputs[index], *_LAYERS), values.constant(node.inputs[1 - index])
             if layer is not None and array is not None:
@@ -292,7 +291,6 @@ class MatMulToGemm(OperatorPass):
     operators = ("Add",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Merge the Add with a MatMul on either side of it."""
         for index in (0, 1):
             layer = values.made_by(node.inputs[index], "MatMul")
             if layer is not None:
@@ -332,7 +330,6 @@ class NormalizeGemm(OperatorPass):
     operators = ("Gemm",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Multiply both factors in."""
         self._absorb(model, node, "alpha", 1)
         self._absorb(model, node, "beta", 2)
         return None
@@ -395,7 +392,6 @@ class FoldBatchNorm(OperatorPass):
     operators = ("BatchNormalization",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fold it into the layer before it, else into the layer after it."""
         affine = read_batchnorm(node)
         if isinstance(affine, str):
             return affine
@@ -482,7 +478,6 @@ class BatchNormToConv(OperatorPass):
     operators = ("BatchNormalization",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Convert it if its parameters are constant and its rank is one that Conv has."""
         affine = read_batchnorm(node)
         if isinstance(affine, str):
             return affine

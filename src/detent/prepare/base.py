@@ -49,13 +49,13 @@ class RewriteNotes:
         self.changes: list[Change] = []
         self.declined: list[Change] = []
 
-    def changed(self, subject: ir.Node | ir.Value | str, what: str) -> None:
-        """Note a change."""
-        self.changes.append(Change(label_of(subject), what, self.by))
+    def changed(self, node: ir.Node | ir.Value | str, what: str) -> None:
+        """Note a change of a node, or of a value."""
+        self.changes.append(Change(label_of(node), what, self.by))
 
-    def decline(self, subject: ir.Node | ir.Value | str, why: str) -> None:
+    def decline(self, node: ir.Node | ir.Value | str, why: str) -> None:
         """Note that something was left as it was, and why."""
-        self.declined.append(Change(label_of(subject), why, self.by))
+        self.declined.append(Change(label_of(node), why, self.by))
 
 
 class Pass(RewriteNotes, ir.passes.InPlacePass):

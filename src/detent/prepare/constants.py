@@ -114,7 +114,6 @@ class FoldConstants(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Lift, evaluate, then clean up."""
         removed = 0
         for _ in range(MAX_ROUNDS):
             before = len(self.changes)
@@ -222,7 +221,6 @@ class FoldConstants(Pass):
         return True
 
     def _evaluate(self, model: ir.Model) -> None:
-        """Evaluate what is constant, and replace the nodes by the results."""
         folded, sizes = self._find(model.graph)
         results_of = (value for node in folded for value in node.outputs)
         wanted = [value for value in results_of if any(use.node not in folded for use in value.uses())]
@@ -350,7 +348,6 @@ class RemoveIdentity(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Look at every Identity and Dropout of the main graph, and at arithmetic with constants."""
         for node in model.graph:
             if not values.is_standard(node, "Identity", "Dropout") and not _is_neutral(node):
                 continue
@@ -375,7 +372,6 @@ def _is_neutral(node: ir.Node) -> bool:
 
 
 def _why_trains(node: ir.Node) -> str | None:
-    """Return why a Dropout does more than pass its input on, or None."""
     if any(not values.is_unused(value) for value in node.outputs[1:]):
         return "the mask of Dropout is used"
     training = values.input_at(node, 2)
@@ -398,7 +394,6 @@ class SeparateInitializers(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Walk all inputs of the main graph once."""
         shared = self._shared(model.graph)
         # The original is needed where this pass does not look: as a graph output, or in a body.
         taken = {value for value in shared if any(use.node.graph is not model.graph for use in value.uses())}
@@ -419,7 +414,6 @@ class SeparateInitializers(Pass):
             self.changed(str(value.name), f"{count} more uses got copies of it")
 
     def _shared(self, graph: ir.Graph) -> set[ir.Value]:
-        """Return the float initializers with more than one use."""
         shared = set()
         for value in graph.initializers.values():
             if value.dtype != ir.DataType.FLOAT or sum(use.node.op_type != "Clip" for use in value.uses()) < 2:

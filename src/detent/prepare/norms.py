@@ -27,13 +27,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.graph.values import constant, input_at, made_by, rank, scalar_of, sole_use, static_shape
-from detent.prepare import patterns
+from detent.prepare import subgraphs
 from detent.prepare.affine import per_channel
 from detent.prepare.base import OperatorPass
 
 
 @dataclass(frozen=True)
-class Normalization(patterns.Subgraph):
+class Normalization(subgraphs.Subgraph):
     """A matched subgraph; its axes are counted from the end."""
 
     axes: tuple[int, ...]
@@ -53,12 +53,12 @@ def match_normalization(node: ir.Node, graph: ir.Graph) -> Normalization | None:
 
 def _match_core(node: ir.Node) -> Normalization | None:
     # Exporters write x / sqrt(v) or x * (1 / sqrt(v)), with the operands of the product in either order.
-    for centred, divisor, inverse in patterns.divisions(node):
+    for centred, divisor, inverse in subgraphs.divisions(node):
         root = made_by(divisor, "Sqrt")
         add = None if root is None else made_by(root.inputs[0], "Add")
-        moved = patterns.with_number(add)
+        moved = subgraphs.with_number(add)
         mean = None if moved is None else made_by(moved[0], "ReduceMean")
-        square = None if mean is None else patterns.square_of(mean.inputs[0])
+        square = None if mean is None else subgraphs.square_of(mean.inputs[0])
         one = _match_centred(centred)
         if root is None or add is None or moved is None or mean is None or square is None or one is None:
             continue
@@ -67,7 +67,7 @@ def _match_core(node: ir.Node) -> Normalization | None:
         if (
             other is None
             or other[0] is not one[0]
-            or not patterns.reduced_axes(mean, rank(one[0])) == one[1] == other[1]
+            or not subgraphs.reduced_axes(mean, rank(one[0])) == one[1] == other[1]
         ):
             continue
         nodes = dict.fromkeys((*other[2], *one[2], square[1], mean, add, root, *inverse, node))
@@ -81,7 +81,7 @@ def _match_centred(value: ir.Value) -> tuple[ir.Value, list[int], tuple[ir.Node,
     mean = None if sub is None else made_by(sub.inputs[1], "ReduceMean")
     if sub is None or mean is None or sub.inputs[0] is None or mean.inputs[0] is not sub.inputs[0]:
         return None
-    axes = patterns.reduced_axes(mean, rank(sub.inputs[0]))
+    axes = subgraphs.reduced_axes(mean, rank(sub.inputs[0]))
     return None if axes is None else (sub.inputs[0], axes, (mean, sub))
 
 
@@ -91,7 +91,7 @@ def _with_constant(found: Normalization, graph: ir.Graph, op_type: str) -> Norma
     node = None if use is None else use[0]
     if node is None or made_by(node.outputs[0], op_type) is None:
         return found
-    for operand, other in patterns.either_way(node):
+    for operand, other in subgraphs.either_way(node):
         array = constant(other)
         if operand is found.result and array is not None and array.dtype == np.float32:
             longer = replace(found, nodes=(*found.nodes, node), result=node.outputs[0])
@@ -112,7 +112,6 @@ class FuseLayerNorm(OperatorPass):
     operators = ("Div", "Mul")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the normalization whose division the node is."""
         found = match_normalization(node, model.graph)
         if found is None:
             return None
@@ -128,7 +127,7 @@ class FuseLayerNorm(OperatorPass):
         if scale is None or (found.shift is not None and shift is None):
             return "its scale or shift does not lie along the normalized axes"
         parameters = {"scale": scale} if shift is None else {"scale": scale, "shift": shift}
-        return patterns.fuse(
+        return subgraphs.fuse(
             self, model, found, "LayerNormalization", {"axis": -count, "epsilon": found.epsilon}, parameters
         )
 
@@ -169,7 +168,6 @@ class FuseInstanceNorm(OperatorPass):
     operators = ("Div", "Mul")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the normalization whose division the node is."""
         found = match_normalization(node, model.graph)
         shape = None if found is None else static_shape(found.source)
         if found is None or shape is None or not _is_spatial(found, len(shape)):
@@ -182,7 +180,7 @@ class FuseInstanceNorm(OperatorPass):
         if scale is None or shift is None:
             return "its scale or shift is not one number per channel"
         attributes, parameters = {"epsilon": found.epsilon}, {"scale": scale, "shift": shift}
-        return patterns.fuse(self, model, found, "InstanceNormalization", attributes, parameters)
+        return subgraphs.fuse(self, model, found, "InstanceNormalization", attributes, parameters)
 
 
 def _is_spatial(found: Normalization, dims: int) -> bool:
@@ -220,8 +218,7 @@ class FuseL2Norm(OperatorPass):
     operators = ("Div", "Mul")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Fuse the division of a vector by its length."""
-        for source, length, nodes in patterns.divisions(node):
+        for source, length, nodes in subgraphs.divisions(node):
             found = _Length(source)
             if not found.match(length):
                 continue
@@ -230,8 +227,8 @@ class FuseL2Norm(OperatorPass):
             # LpNormalization has no epsilon: leaving out a guard of 1e-12 changes nothing that float32 shows.
             if found.guard > LARGEST_GUARD:
                 return f"the guard against zero, {found.guard:g}, is so large that it changes the result"
-            whole = patterns.Subgraph((*found.nodes, *nodes, node), source, node.outputs[0])
-            return patterns.fuse(self, model, whole, "LpNormalization", {"axis": found.axes[0], "p": 2})
+            whole = subgraphs.Subgraph((*found.nodes, *nodes, node), source, node.outputs[0])
+            return subgraphs.fuse(self, model, whole, "LpNormalization", {"axis": found.axes[0], "p": 2})
         return None
 
 
@@ -263,14 +260,14 @@ class _Length:
         if at_once is not None:
             return self._reduces(at_once, self.source)
         added = made_by(total, "ReduceSum")
-        square = None if added is None else patterns.square_of(added.inputs[0])
+        square = None if added is None else subgraphs.square_of(added.inputs[0])
         if added is None or square is None or square[0] is not self.source:
             return False
         self.nodes.append(square[1])
         return self._reduces(added, square[1].outputs[0])
 
     def _reduces(self, node: ir.Node, source: ir.Value) -> bool:
-        axes = patterns.reduced_axes(node, rank(self.source))
+        axes = subgraphs.reduced_axes(node, rank(self.source))
         self.nodes.append(node)
         self.axes = axes or []
         return node.inputs[0] is source and axes is not None
@@ -284,7 +281,7 @@ class _Length:
             least = scalar_of(input_at(node, 1))
             guarded = None if least is None or input_at(node, 2) is not None else node.inputs[0]
         else:
-            pair = patterns.with_number(node)
+            pair = subgraphs.with_number(node)
             guarded, least = (None, None) if pair is None else pair
         if guarded is None or least is None or least < 0:
             return value

@@ -40,7 +40,6 @@ class InlineFunctions(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Inline what can be, and give values and nodes unique names."""
         if not model.functions:
             return
         before = {key: function.name for key, function in model.functions.items()}
@@ -113,7 +112,6 @@ class HalfToFloat(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Convert the graph, its subgraphs and the functions."""
         for value in (*model.graph.inputs, *model.graph.outputs):
             if value.dtype in _HALF:
                 kind = "input" if value.is_graph_input() else "output"
@@ -129,7 +127,6 @@ class HalfToFloat(Pass):
 
 
 def _convert_graph(graph: ir.Graph) -> int:
-    """Convert what a graph holds; return how many things were changed."""
     count = sum(_convert_value(value) for value in (*graph.inputs, *graph.outputs))
     for value in tuple(graph.initializers.values()):
         tensor = value.const_value
@@ -162,7 +159,6 @@ def _convert_type(old: ir.TypeProtocol) -> ir.TypeProtocol | None:
 
 
 def _convert_attributes(node: ir.Node) -> int:
-    """Change tensors and named types in the attributes of a node; return how many were changed."""
     count = 0
     for name, attribute in tuple(node.attributes.items()):
         if attribute.is_ref():
@@ -199,7 +195,6 @@ class WriteAttributes(OperatorPass):
     operators = ("Conv", "ConvTranspose", "MaxPool", "AveragePool")
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write what the node leaves out, as far as its operator has it in this opset."""
         known = onnx.defs.get_schema(node.op_type, main_opset(model), "").attributes
         kernel = ints_attribute(node, "kernel_shape") or _kernel_of_weight(node)
         if kernel is None:

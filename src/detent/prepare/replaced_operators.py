@@ -16,6 +16,11 @@ the h1 x w1 entries of each, because all tiles have the same size. An NPU sums a
 the two parts has to stay within that.
 
 EinsumToMatMul: an Einsum of two operands that sums over one letter is a MatMul of transposed operands.
+
+HardSwishToHardSigmoid: for devices that have HardSigmoid alone, x * HardSigmoid(x), with slope 1/6.
+
+SetHardSigmoidSlope: clip(a x + b, 0, 1) is clip(x'/6 + 1/2, 0, 1) of x' = 6 a x + 6 b - 3, so that a HardSigmoid of any
+slope becomes one of slope 1/6, the only one that devices have. The map before it goes into the layer that computes x.
 """
 
 from __future__ import annotations
@@ -44,7 +49,6 @@ class SplitToSlice(OperatorPass):
     operators = ("Split",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write one Slice for each output that is read."""
         sizes = _sizes(node, main_opset(model))
         if isinstance(sizes, str):
             return sizes
@@ -113,7 +117,6 @@ class GatherToSlice(OperatorPass):
     operators = ("Gather",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write the Slice, and the Squeeze under the node's name."""
         source, index = node.inputs[0], values.constant(node.inputs[1])
         if source is None or source.dtype != ir.DataType.FLOAT or values.is_constant(source):
             return None
@@ -149,7 +152,6 @@ class ReduceMeanToPool(OperatorPass):
     operators = ("ReduceMean",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:  # noqa: ARG002
-        """Rename the operator, and drop the axes."""
         reason = _why_not(node)
         if reason is None:
             node.op_type = "GlobalAveragePool"
@@ -190,7 +192,6 @@ class SplitGlobalPool(OperatorPass):
     operators = ("GlobalAveragePool",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Insert an AveragePool over tiles before it."""
         source = node.inputs[0]
         shape = values.static_shape(source)
         if source is None or shape is None:
@@ -242,7 +243,6 @@ class EinsumToMatMul(OperatorPass):
     operators = ("Einsum",)
 
     def visit(self, model: ir.Model, node: ir.Node) -> str | None:
-        """Write the MatMul under the node's name, and the Transposes around it."""
         equation = node.attributes.get_string("equation", "") or ""
         terms, arrow, result = equation.replace(" ", "").partition("->")
         left, comma, right = terms.partition(",")
@@ -282,7 +282,6 @@ class EinsumToMatMul(OperatorPass):
     def _ordered(
         self, model: ir.Model, node: ir.Node, value: ir.Value | None, perm: list[int], role: str
     ) -> ir.Value | None:
-        """Return the operand with its axes in that order."""
         array = values.constant(value)
         if value is None or perm == sorted(perm):
             return value
@@ -293,3 +292,58 @@ class EinsumToMatMul(OperatorPass):
         turned.outputs[0].type = value.type
         model.graph.insert_before(node, turned)
         return turned.outputs[0]
+
+
+class HardSwishToHardSigmoid(OperatorPass):
+    """Replace HardSwish(x) by x * HardSigmoid(x)."""
+
+    operators = ("HardSwish",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        source, result = node.inputs[0], node.outputs[0]
+        gate = ir.node("HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, name=self.fresh(model, node, "gate"))
+        gate.outputs[0].name = self.fresh(model, node, "gated_by")
+        gate.outputs[0].type, gate.outputs[0].shape = result.type, result.shape
+        product = ir.node("Mul", [source, gate.outputs[0]], name=node.name)
+        model.graph.insert_before(node, [gate, product])
+        values.take_over(result, product.outputs[0])
+        model.graph.remove(node, safe=True)
+        self.replaced(node, gate, product)
+        self.changed(product, "HardSwish became x * HardSigmoid(x)")
+        return None
+
+
+class SetHardSigmoidSlope(OperatorPass):
+    """Give a HardSigmoid the slope 1/6 and the offset 1/2, by a factor and a term before it.
+
+    Cases:
+    - one with that slope and offset already is left alone;
+    - declined: a slope of 0 or below, and an input that is not float32.
+    """
+
+    operators = ("HardSigmoid",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        slope, offset = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+        source = node.inputs[0]
+        if math.isclose(slope, 1 / 6, abs_tol=1e-6) and math.isclose(offset, 0.5, abs_tol=1e-6):
+            return None
+        if slope <= 0:
+            return f"its slope is {slope:g}"
+        if source is None or source.dtype != ir.DataType.FLOAT:
+            return "its input is not known to be float32"
+        for op_type, role, number, neutral in (
+            ("Mul", "slope", 6 * slope, 1.0),
+            ("Add", "offset", 6 * offset - 3, 0.0),
+        ):
+            if not math.isclose(number, neutral, abs_tol=1e-6):
+                operand = self.initializer(model, node, role, np.array(number, np.float32))
+                before = ir.node(op_type, [source, operand], name=self.fresh(model, node, f"{role}_before"))
+                before.outputs[0].name = self.fresh(model, node, f"with_{role}")
+                before.outputs[0].type, before.outputs[0].shape = source.type, source.shape
+                model.graph.insert_before(node, before)
+                source = before.outputs[0]
+        node.replace_input_with(0, source)
+        node.attributes["alpha"], node.attributes["beta"] = ir.AttrFloat32("alpha", 1 / 6), ir.AttrFloat32("beta", 0.5)
+        self.changed(node, f"slope {slope:g} and offset {offset:g} became 1/6 and 1/2, with an affine map before it")
+        return None

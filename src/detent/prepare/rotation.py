@@ -9,7 +9,7 @@ Row vectors x of the stream become x Q, with Q orthogonal. What computes them an
 
 A norm by the root mean square keeps its value under any Q. LayerNormalization takes the mean away before, and keeps
 its value under those with Q 1 = 1: then x Q has the mean of x, and (x - m 1) Q = x Q - m 1. So Q is a Hadamard matrix
-with random signs (times a cosine transform where the size is no power of two), followed by the reflection that
+with random signs (times a cosine transform if the size is not a power of two), followed by the reflection that
 brings Q 1 back to 1: a channel is spread over all others all the same.
 
 The stream is every value that sums and norms connect. If one of them is used in any other way, or comes from elsewhere,
@@ -284,7 +284,6 @@ class RotateResiduals(Pass):
     """Spread the channels of residual streams over each other. Done on request: `also = ["rotate_residuals"]`."""
 
     def run(self, model: ir.Model) -> None:
-        """Rotate every stream that can be."""
         seen: set[ir.Value] = set()
         for node in list(model.graph):
             value = node.inputs[0] if node.op_type in (*NORMS, *SKIP_NORMS) or _begins_mean_square(node) else None

@@ -44,7 +44,6 @@ class InferShapes(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Infer, then note what has no shape."""
         infer_with_notes(self, model)
 
 
@@ -143,7 +142,6 @@ class FixShapes(Pass):
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
 
     def run(self, model: ir.Model) -> None:
-        """Check all shapes, set them, and infer the others again."""
         inputs = {value.name: value for value in model.graph.inputs if value.name and not value.is_initializer()}
         for name, shape in self.shapes.items():
             if name not in inputs:
@@ -230,7 +228,6 @@ class FixBatch(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Set the dimensions and infer the other shapes again."""
         shapes = {
             value: list(value.shape)
             for value in model.graph.inputs

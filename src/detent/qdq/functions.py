@@ -163,7 +163,6 @@ def _code_type(node: ir.Node, zero_point: ir.Value) -> ir.DataType:
 
 
 def _is_per_axis(node: ir.Node) -> bool:
-    """Return whether there may be more than one scale."""
     shape = _input(node, 1, "scale").shape
     return shape is None or any(size != 1 for size in shape)
 

@@ -46,6 +46,15 @@ FLOAT = "float"  # how a role that stays float is written
 NONE = "none"  # how a field is written that has no value
 
 
+# The fields that hold a method or the like: how its text is parsed, and what there is to choose from.
+_CHOICES: Mapping[str, tuple[Callable[[str], Any], Mapping[str, Any]]] = {
+    "method": (parse_method, METHODS),
+    "weight_method": (parse_method, METHODS),
+    "equalize": (parse_equalization, EQUALIZATIONS),
+    "refinement": (parse_refinement, REFINEMENTS),
+}
+
+
 def to_plain(recipe: Recipe) -> Plain:
     """Return a recipe as plain values. What is None is left out, but for roles that stay float."""
     plain = _fields(recipe)
@@ -110,15 +119,10 @@ def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             found[key] = parse_format(value, recipe.formats[key], key)
         elif key == "weight_method" and value == NONE:
             found[key] = None
-        elif key in ("method", "weight_method"):
-            found[key] = _parse_named(value, parse_method, METHODS, key)
-        elif key == "equalize":
-            switch = isinstance(value, bool)
-            found[key] = (
-                equalization_of(value) if switch else _parse_named(value, parse_equalization, EQUALIZATIONS, key)
-            )
-        elif key == "refinement":
-            found[key] = _parse_named(value, parse_refinement, REFINEMENTS, key)
+        elif key == "equalize" and isinstance(value, bool):
+            found[key] = equalization_of(value)
+        elif key in _CHOICES:
+            found[key] = _parse_named(value, *_CHOICES[key], key)
         elif key == "overrides":
             found[key] = tuple(_parse_override(table) for table in _expect(value, list, key))
         else:
@@ -141,7 +145,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             value = {part: value}
         # `--set refinement.rows=64` changes one setting of the present refinement, not all others back to their
         # defaults.
-        if rest and key in ("method", "weight_method", "equalize", "refinement"):
+        if rest and key in _CHOICES:
             value = _with_present(value, to_plain(recipe).get(key))
         try:
             recipe = change(recipe, {key: value})
@@ -195,11 +199,7 @@ def _start_of_format(name: Any, present: NumberFormat | None, where: str) -> Num
 
 def _override_to_plain(override: Override) -> Plain:
     plain = {key: value for key, value in _fields(override).items() if value not in (False, [], [[], []])}
-    for role in ("activations", "weights", "biases"):
-        fmt = getattr(override, role)
-        if fmt is not None:
-            plain[role] = format_to_plain(fmt)
-    return plain
+    return plain | {role: format_to_plain(fmt) for role, fmt in override.formats.items()}
 
 
 def _parse_override(table: Any) -> Override:
@@ -240,29 +240,23 @@ def _parse_named(value: Any, parse: Callable[[str], Any], known: Mapping[str, An
     if isinstance(value, str):
         return parse(value)
     table = dict(_expect(value, dict, where))
-    choice = _choice_of(table.pop("name", None), known, where)
+    name = table.pop("name", None)
+    if name is None:
+        raise UsageError(f'{where} has settings and no name. Say which one: name = "{next(iter(known))}".')
+    if not isinstance(name, str) or name not in known:
+        offered = nearest(str(name), known)
+        raise UsageError(f"{where}: there is no '{name}'.{offered} Choose from {', '.join(known)}.")
+    choice = known[name]
+    if choice is None and table:
+        raise UsageError(f"{where} is none, which has no setting '{next(iter(table))}'.")
     if choice is None:
-        return _refuse_settings(table, where)
+        return None
     hints = _field_types(choice)
     for key in table:
         _check_key(key, hints, type(choice).__name__)
     return dataclasses.replace(
         choice, **{key: _coerce(entry, hints[key], f"{where}.{key}") for key, entry in table.items()}
     )
-
-
-def _choice_of(name: Any, known: Mapping[str, Any], where: str) -> Any:
-    if name is None:
-        raise UsageError(f'{where} has settings and no name. Say which one: name = "{next(iter(known))}".')
-    if not isinstance(name, str) or name not in known:
-        offered = nearest(str(name), known)
-        raise UsageError(f"{where}: there is no '{name}'.{offered} Choose from {', '.join(known)}.")
-    return known[name]
-
-
-def _refuse_settings(table: Plain, where: str) -> None:
-    if table:
-        raise UsageError(f"{where} is none, which has no setting '{next(iter(table))}'.")
 
 
 def _check_key(key: str, known: Any, owner: str) -> None:
@@ -301,7 +295,6 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
 
 
 def _described(hint: Any) -> str:
-    """Describe what a field holds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return " or ".join(map(repr, arguments))
@@ -329,7 +322,11 @@ def toml_text(table: Mapping[str, Any]) -> str:
     Python reads TOML and does not write it; recipes need little of the language.
     """
     tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    lists = {key: value for key, value in table.items() if _is_table_list(value)}
+    lists = {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value)
+    }
     lines = [f"{key} = {_inline(value)}" for key, value in table.items() if key not in tables and key not in lists]
     for key, value in tables.items():
         lines += ["", f"[{key}]", *_assignments(value)]
@@ -337,10 +334,6 @@ def toml_text(table: Mapping[str, Any]) -> str:
         for entry in entries:
             lines += ["", f"[[{key}]]", *_assignments(entry)]
     return "\n".join(lines) + "\n"
-
-
-def _is_table_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, Mapping) for entry in value)
 
 
 def _assignments(table: Mapping[str, Any]) -> list[str]:

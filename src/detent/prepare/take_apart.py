@@ -49,7 +49,7 @@ class TakeApart(Pass):
     """
 
     def run(self, model: ir.Model) -> None:
-        """Visit embeddings first: the masks that they hand on have shapes only then."""
+        # Embeddings first: the masks that they hand on have shapes only then.
         for wanted in (("EmbedLayerNormalization",), tuple(_RULES)):
             for node in list(model.graph):
                 if node.op_type in wanted and (node.domain == DOMAIN or node.op_type in EXPERIMENTAL):
@@ -76,7 +76,7 @@ class TakeApart(Pass):
 
 
 class _Writer:
-    """Makes nodes in the place of one, and constants; nothing is in the graph before all of them are made."""
+    """Makes the nodes and constants that replace one node; nothing enters the graph before all of them are made."""
 
     def __init__(self, owner: Pass, model: ir.Model, node: ir.Node) -> None:
         self.nodes: list[ir.Node] = []

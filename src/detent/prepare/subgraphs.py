@@ -1,8 +1,15 @@
-"""Match subgraphs and replace each by one operator: what the fusing passes share.
+"""Match subgraphs and replace each by one operator: what the fusing passes share, and those of activation functions.
 
 A subgraph may be replaced when nothing outside of it reads a value inside of it, other than its result.
 
-`function_around` finds subgraphs that compute a function of one number, whatever the order of their nodes is.
+    Gelu, exact:           x / 2 * (1 + erf(x / sqrt 2))
+    Gelu, approximated:    x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
+    HardSwish:             x * clip(x + 3, 0, 6) / 6
+
+The factors and terms come in any order and grouping, so the subgraph is not compared with a drawing: whatever computes
+one number from one number x by arithmetic with constants, around an Erf, a Tanh or a Clip, is evaluated in double
+precision over a range, and is the function if it agrees. The two forms of Gelu differ by up to 5e-4, constants that
+were rounded to float32 by 1e-7, and so each is told from the other and from anything else.
 """
 
 from __future__ import annotations
@@ -16,8 +23,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import input_at, is_square, is_standard, is_unused, made_by, remove_node, scalar_of, take_over
-from detent.prepare.base import Pass, axes_of, main_opset
+from detent.graph.values import (
+    constant_scalar,
+    input_at,
+    is_square,
+    is_standard,
+    is_unused,
+    made_by,
+    remove_node,
+    scalar_of,
+    take_over,
+)
+from detent.prepare.base import OperatorPass, Pass, axes_of, main_opset
 
 
 def either_way(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
@@ -99,7 +116,7 @@ POINTS: Floats = np.concatenate([np.linspace(-8, 8, 65), [-0.01, 0.01]])  # wher
 
 
 def function_around(center: ir.Node, expected: Floats) -> Subgraph | None:
-    """Return the subgraph around a node that computes what is expected at POINTS; None if there is no such."""
+    """Return the subgraph around a node that computes what is expected at POINTS, or None."""
     for result in _values_after(center):
         for source in _values_before(center):
             nodes = _nodes_between(source, result)
@@ -202,3 +219,48 @@ def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
     for source in dict.fromkeys(sources):
         if source is not None and source.graph is graph and all(is_unused(value) for value in source.outputs):
             _remove_unread(graph, source)
+
+
+class FuseGelu(OperatorPass):
+    """Replace the subgraph by Gelu.
+
+    Cases:
+    - the exact form around an Erf, and the approximated one around a Tanh, in every order of their factors;
+    - declined: an opset before 20, which has no such operator; a value inside that is used elsewhere; an input that is
+      not float32;
+    - left alone without a note: an Erf or Tanh that is part of something else.
+    """
+
+    operators = ("Erf", "Tanh")
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        found = function_around(node, _gelu(node.op_type == "Tanh"))
+        approximate = "tanh" if node.op_type == "Tanh" else "none"
+        return None if found is None else fuse(self, model, found, "Gelu", {"approximate": approximate})
+
+
+def _gelu(approximated: bool) -> Floats:
+    x = POINTS
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3) if approximated else x / math.sqrt(2)
+    gate: Floats = np.tanh(inner) if approximated else erf(inner)
+    return x / 2 * (1 + gate)
+
+
+_HARD_SWISH: Floats = POINTS * np.clip(POINTS + 3, 0, 6) / 6
+
+
+class FuseHardSwish(OperatorPass):
+    """Replace x * clip(x + 3, 0, 6) / 6, in every order of its factors, by HardSwish.
+
+    Cases:
+    - declined: a value inside that is used elsewhere; an input that is not float32;
+    - left alone without a note: a Clip that is part of something else, and x * HardSigmoid(x), which devices know.
+    """
+
+    operators = ("Clip",)
+
+    def visit(self, model: ir.Model, node: ir.Node) -> str | None:
+        if (constant_scalar(node, 1), constant_scalar(node, 2)) not in ((0.0, 6.0), (0.0, 1.0)):
+            return None
+        found = function_around(node, _HARD_SWISH)
+        return None if found is None else fuse(self, model, found, "HardSwish", {})
