@@ -216,7 +216,8 @@ class QuantizedWalk:
     ) -> None:
         """Cut `model` into segments. The values `watched` are at hand at some time, even if they have no codes."""
         self.model, self.plan = model, plan
-        self.pool = ThreadPoolExecutor(threads or usable_cores())  # its threads end when the walk is no longer used
+        self._threads = threads or usable_cores()
+        self.pool = ThreadPoolExecutor(self._threads)  # its threads end when the walk is no longer used
         self.frontier = Frontier(plan, len(origins))
         self.origins = origins
         kept = {*watched, *(site.value for site in plan.layout.of_role(Role.ACTIVATION))}
@@ -316,7 +317,11 @@ class QuantizedWalk:
 
     def map(self, task: Callable[[int], Result]) -> list[Result]:
         """Run a task for each sample, in all threads; results are in the order of the samples."""
-        return list(self.pool.map(task, range(self.frontier.samples)))
+        # Some samples at a time: most tasks are so short that handing each over would take as long.
+        parts = 2 * self._threads
+        ends = [self.frontier.samples * part // parts for part in range(parts + 1)]
+        shares = self.pool.map(lambda part: [task(at) for at in range(ends[part], ends[part + 1])], range(parts))
+        return [result for share in shares for result in share]
 
     def _advance(
         self, program: Callable[[int], Sequence[Any]], wanted: Sequence[ir.Value], early: Sequence[Sequence[Any]]
