@@ -84,6 +84,9 @@ def quantize(
     Raises:
         DetentError: UsageError, ModelError, DataError or OutputError; no output is left behind.
     """
+    from detent.pipeline.first_run import compile_ahead
+
+    compile_ahead()
     from detent.pipeline.job import make_job
     from detent.pipeline.run import Run
     from detent.pipeline.trials import with_trials

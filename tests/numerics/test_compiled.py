@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
-from detent.numerics.compiled import _LazyLoop, compiled
+import pytest
+
+from detent.numerics.compiled import _LazyLoop, another_compiles, compiled
 
 MODULE = """
 @compiled
@@ -64,3 +68,46 @@ def test_many_threads_call_first(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda at: names[("greatest", "unrelated", "middle")[at % 3]](3.0), range(24)))
     assert found == [12.0, 7.0, 8.0] * 8
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x80\x04nonsense"])
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+def test_a_damaged_cache_is_compiled_anew(tmp_path, kind, damage):
+    assert loops(tmp_path, "damaged")["middle"](3.0) == 8.0
+    kept = list((tmp_path / "__pycache__").glob(kind))
+    assert kept
+    for file in kept:
+        file.write_bytes(damage)
+    assert loops(tmp_path, "damaged")["middle"](3.0) == 8.0
+    assert all(file.read_bytes() != damage for file in kept)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
+    assert loops(tmp_path, "full")["middle"](3.0) == 8.0
+
+
+def test_a_loop_that_another_process_compiles_is_waited_for(tmp_path):
+    names, going, there = loops(tmp_path, "elsewhere"), threading.Event(), threading.Event()
+
+    def finished():
+        going.set()
+        there.wait()
+        yield "elsewhere:middle\n"
+
+    another_compiles(["elsewhere:middle"], finished())
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(names["middle"], 3.0)
+        going.wait()
+        time.sleep(0.05)
+        assert not found.done() and isinstance(names["least"], _LazyLoop)
+        there.set()
+        assert found.result() == 8.0
+
+
+def test_nobody_waits_for_a_process_that_ended(tmp_path):
+    another_compiles(["ended:middle"], iter(()))
+    assert loops(tmp_path, "ended")["middle"](3.0) == 8.0

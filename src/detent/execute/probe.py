@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.errors import DataError
-from detent.execute.quantized_walk import Program, Segment, cut_segments
+from detent.execute.quantized_walk import Program, Segment, cut_segments, needed_segments
 from detent.graph.values import constant, is_constant
 from detent.numerics.interface import Params
 from detent.observe.samples import Sample
@@ -65,7 +65,7 @@ class Probe:
         self._model, self._layout, self._base = model, layout, base
         computed = {str(value.name) for node in model.graph for value in node.outputs}
         self.outputs = [str(value.name) for value in model.graph.outputs if value.name in computed]
-        segments = _needed(cut_segments(model, {*layout.sites, *self.outputs}), self.outputs)
+        segments = needed_segments(cut_segments(model, {*layout.sites, *self.outputs}), self.outputs)
         # Activations are rounded between segments, so a model that rounds any has no longer sections.
         together = 1 if base.rounding else max(1, math.isqrt(len(segments)))
         cuts = range(0, len(segments), together)
@@ -256,17 +256,6 @@ class _Section:
     def changed_by(self, variant: Variant) -> bool:
         """Tell whether a variant changes something in it."""
         return not (self._holds.isdisjoint(variant.constants) and self._holds.isdisjoint(variant.rounding))
-
-
-def _needed(segments: Sequence[Segment], outputs: Collection[str]) -> list[Segment]:
-    """Return the segments that the outputs depend on, with only those results that are needed."""
-    needed, kept = set(outputs), []
-    for segment in reversed(segments):
-        results = [value for value in segment.outputs if value.name in needed]
-        if results:
-            kept.append(Segment(segment.nodes, segment.inputs, results))
-            needed.update(str(value.name) for value in segment.inputs)
-    return kept[::-1]
 
 
 def _is_open(value: ir.Value) -> bool:

@@ -66,6 +66,17 @@ def cut_segments(model: ir.Model, sites: Collection[str]) -> list[Segment]:
     return segments
 
 
+def needed_segments(segments: Sequence[Segment], outputs: Collection[str]) -> list[Segment]:
+    """Return the segments that the outputs depend on, with only those results that are needed."""
+    needed, kept = set(outputs), []
+    for segment in reversed(segments):
+        results = [value for value in segment.outputs if value.name in needed]
+        if results:
+            kept.append(Segment(segment.nodes, segment.inputs, results))
+            needed.update(str(value.name) for value in segment.inputs)
+    return kept[::-1]
+
+
 class Program:
     """Nodes that are ready to run on one sample after another, in any number of threads."""
 
@@ -200,12 +211,15 @@ class Frontier:
 class QuantizedWalk:
     """The state of a walk: the plan that is simulated, and the frontier. Visitors and searches put in new plans."""
 
-    def __init__(self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0) -> None:
+    def __init__(
+        self, model: ir.Model, plan: Plan, origins: Sequence[str], threads: int = 0, watched: Collection[str] = ()
+    ) -> None:
+        """Cut `model` into segments. The values `watched` are at hand at some time, even if they have no codes."""
         self.model, self.plan = model, plan
         self.pool = ThreadPoolExecutor(threads or usable_cores())  # its threads end when the walk is no longer used
         self.frontier = Frontier(plan, len(origins))
         self.origins = origins
-        kept = {site.value for site in plan.layout.of_role(Role.ACTIVATION)}
+        kept = {*watched, *(site.value for site in plan.layout.of_role(Role.ACTIVATION))}
         # A layer is refined on its inputs, so these are at hand even if they have no codes (weights alone have).
         layers = (node for node in model.graph if node.op_type in PRODUCTS and plan.layout.quantizes(node))
         kept |= {str(value.name) for node in layers for value in node.inputs if value is not None}
@@ -218,33 +232,45 @@ class QuantizedWalk:
             default = None if value.const_value is None else value.const_value.numpy()
             self.frontier.put(name, index, sample.feeds.get(name, default), self.plan)
 
-    def run(self, visit: Visitor, watch: Watcher | None = None, search: ParameterSearch | None = None) -> None:
+    def run(
+        self,
+        visit: Visitor,
+        watch: Watcher | None = None,
+        search: ParameterSearch | None = None,
+        wanted: Collection[str] | None = None,
+    ) -> None:
         """Walk. `visit` is called with each node before it is computed, `watch` with each value after it is.
 
-        `search` is called in between, before values are encoded. Without a watcher, results that no node reads are not
-        computed.
+        `search` is called in between, before values are encoded. What none of the `wanted` values depends on is not
+        computed; without these, results that no node reads are not, unless there is a watcher.
         """
         readers = Counter(str(value.name) for segment in self.segments for value in segment.inputs)
+        needed = self._needed(set(readers) if wanted is None and watch is None else wanted)
         for number, segment in enumerate(self.segments, 1):
             for node in segment.nodes:
                 visit(node)
-            wanted = [value for value in segment.outputs if watch is not None or readers[str(value.name)]]
-            if wanted:
+            results = [value for value in segment.outputs if value.name in needed]
+            if results:
                 early: Sequence[Sequence[Any]] = ()
-                program = self._program(segment.nodes, wanted, [str(value.name) for value in segment.inputs])
+                program = self._program(segment.nodes, results, [str(value.name) for value in segment.inputs])
                 if search is not None:
                     early = list(self.pool.map(program, range(min(search.samples, self.frontier.samples))))
                     rest = [node for later in self.segments[number:] for node in later.nodes]
-                    names = [str(value.name) for value in wanted]
+                    names = [str(value.name) for value in results]
                     search(dict(zip(names, zip(*early, strict=True), strict=True)), rest)
-                self._advance(program, wanted, early)
+                self._advance(program, results, early)
             if watch is not None:
-                for value in wanted:
+                for value in results:
                     watch(str(value.name), self.frontier)
             for value in segment.inputs:
                 readers[str(value.name)] -= 1
                 if not readers[str(value.name)]:
                     self.frontier.drop(str(value.name))
+
+    def _needed(self, wanted: Collection[str] | None) -> set[str]:
+        """Return the results that the wanted ones depend on, and these themselves; None wants all."""
+        segments = self.segments if wanted is None else needed_segments(self.segments, wanted)
+        return {str(value.name) for segment in segments for value in segment.outputs}
 
     def expected_bytes(self, feeds: Mapping[str, Any]) -> int | None:
         """Return the most bytes that the frontier will hold for one sample, of these inputs, from the shapes of values.

@@ -4,6 +4,8 @@ The exporter calls nodes node_conv2d_7 and values getitem_3. Users know their la
 named after the module that they are from: that of their weight (a BatchNorm may have been folded into the node since),
 else the innermost module whose forward computed them, and the operator if it is not alone there.
 
+Ultralytics' YOLO objects are exported by Ultralytics.
+
 torch is never required, and not imported unless the caller has brought something of it.
 """
 
@@ -20,6 +22,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx
@@ -56,6 +59,8 @@ def from_torch(model: Any, example_inputs: Any = None, shapes: Shapes | None = N
         model = _opened(torch, Path(model))
     if isinstance(model, torch.export.ExportedProgram):
         return _named(_exported(torch, model, (), {}, name), name)
+    if _is_ultralytics(model):
+        return _exported_by_ultralytics(model, example_inputs, shapes)
     positional, named = _arguments(torch, example_inputs, shapes, name)
     if isinstance(model, torch.jit.ScriptModule):
         return _named(_exported(torch, model, positional, {}, name), name)
@@ -125,6 +130,25 @@ def _exported(torch: Any, model: Any, positional: Any, named: Any, name: str) ->
         ) from error
     proto: onnx.ModelProto = program.model_proto
     return proto
+
+
+def _is_ultralytics(model: Any) -> bool:
+    """Tell whether this is the YOLO object of Ultralytics: a handle around the module, which cannot be exported."""
+    return type(model).__module__.partition(".")[0] == "ultralytics" and callable(getattr(model, "export", None))
+
+
+def _exported_by_ultralytics(model: Any, inputs: Any, shapes: Shapes | None) -> onnx.ModelProto:
+    """Let Ultralytics export: its file has one output, and metadata that say how images are prepared."""
+    first = inputs[0] if isinstance(inputs, list | tuple) else inputs
+    shape = next(iter(shapes.values())) if shapes else getattr(first, "shape", (1, 3, 640, 640))
+    copied = deepcopy(model)
+    with TemporaryDirectory() as folder:
+        # The exporter writes beside the file that the weights are from.
+        copied.model.pt_path = str(Path(folder, f"{Path(str(model.model_name)).stem}.pt"))
+        path = copied.export(
+            format="onnx", imgsz=list(shape[-2:]), batch=1, simplify=False, device="cpu", verbose=False
+        )
+        return onnx.load(path)
 
 
 def _first_line(error: BaseException) -> str:

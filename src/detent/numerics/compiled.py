@@ -6,9 +6,10 @@ commands, and modules with loops are imported by commands that never run one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,7 @@ Loop = TypeVar("Loop", bound=Callable[..., object])
 Numbers = TypeVar("Numbers", bound="np.ndarray[Any, Any]")
 
 _LOCK = threading.RLock()
+_elsewhere: dict[str, threading.Event] = {}  # loops that another process compiles, and when their code is there
 
 
 def compiled(loop: Loop) -> Loop:
@@ -31,6 +33,21 @@ def compiled_sums(loop: Loop) -> Loop:
     The order is fixed when the loop is compiled: the same input gives the same bits in every call and thread.
     """
     return cast(Loop, _LazyLoop(loop, frozenset({"contract", "reassoc"})))
+
+
+def another_compiles(names: Sequence[str], finished: Iterable[str] | None) -> None:
+    """Wait, where one of these loops (module:name) is called, until `finished` has named it, or has ended."""
+    events = {name: threading.Event() for name in names}
+    _elsewhere.update(events)
+
+    def listen() -> None:
+        for line in finished or ():
+            if event := events.get(line.strip()):
+                event.set()
+        for event in events.values():
+            event.set()
+
+    threading.Thread(target=listen, daemon=True).start()
 
 
 def read_only(array: Numbers) -> Numbers:
@@ -53,7 +70,18 @@ class _LazyLoop:
         self._ready: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        return (self._ready or self._resolve())(*arguments)
+        if self._ready is None:
+            if event := _elsewhere.get(f"{self._function.__module__}:{self._function.__qualname__}"):
+                event.wait()
+            self._resolve()
+        return cast("Callable[..., Any]", self._ready)(*arguments)
+
+    def compile(self, types: str) -> None:
+        """Compile it for arguments of these types, in Numba's words, and keep the machine code."""
+        from numba.core import sigutils
+
+        # The cache is searched for types; it would take a string for another thing.
+        cast(Any, self._resolve()).compile(cast(Any, sigutils).normalize_signature(types)[0])
 
     def _resolve(self) -> Callable[..., Any]:
         """Return the loop as Numba knows it."""
@@ -81,8 +109,26 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 def _compile(function: Callable[..., object], liberties: frozenset[str]) -> Callable[..., Any]:
     import numba
+    from numba.core import caching
 
-    try:
-        return cast("Callable[..., Any]", numba.njit(nogil=True, cache=True, fastmath=set(liberties))(function))
-    except RuntimeError:
-        return cast("Callable[..., Any]", numba.njit(nogil=True, fastmath=set(liberties))(function))
+    FunctionCache: Any = caching.FunctionCache
+
+    class Cache(FunctionCache):  # type: ignore[misc]
+        """A cache that is compiled anew where it cannot be read, and does without where it cannot be written."""
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            try:
+                return super().load_overload(sig, target_context)
+            except Exception:  # noqa: BLE001 - a damaged pickle raises anything
+                with contextlib.suppress(OSError):
+                    self.flush()
+                return None
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            with contextlib.suppress(OSError):
+                super().save_overload(sig, data)
+
+    dispatcher: Any = numba.njit(nogil=True, fastmath=set(liberties))(function)
+    with contextlib.suppress(RuntimeError):  # no folder is writable
+        dispatcher._cache = Cache(function)
+    return cast("Callable[..., Any]", dispatcher)

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 SUSPICIOUS = 10_000  # items of a stream of unknown length after which it may well have no end
 
 
+LABELS = ("labels", "label", "label_ids")  # what datasets call the answers
+
+
 @dataclass
 class StreamSource(Source):
     """Samples from a stream. What comes is unknown before it is read, so it has no fingerprint.
@@ -182,6 +185,9 @@ class StreamSource(Source):
 def _own(item: Any, inputs: Sequence[InputSpec], origin: str) -> dict[str, Array]:
     """Return the arrays of one item by input name, copied."""
     if isinstance(item, Mapping):
+        # Hugging Face's loaders give labels beside the inputs, and models for inference do not take them.
+        given = {spec.name for spec in inputs}
+        item = {name: value for name, value in item.items() if name in given or name not in LABELS}
         check_names(item, inputs, origin)
         return {name: _copy(value, f"{origin}: input '{name}'") for name, value in item.items()}
     if isinstance(item, (list, tuple)) and item and len(inputs) == 1:

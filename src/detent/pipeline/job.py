@@ -22,6 +22,7 @@ from detent.graph.pytorch import from_torch, is_torch
 from detent.graph.session import DEFAULT_PROVIDERS, memory_limit
 from detent.observe.preprocess import PreprocessOptions
 from detent.observe.samples import is_array_like
+from detent.observe.streams import LABELS
 from detent.option_values import constants_of, fixing_of, image_options, names_of, providers_of
 from detent.options import QuantizeOptions, settled
 from detent.plan.select import Selection
@@ -204,6 +205,8 @@ def _first_sample(calibration: Any) -> Any:
         return calibration[:1]
     if hasattr(calibration, "dataset") and hasattr(calibration, "batch_size"):
         batch = next(iter(calibration))
+        if isinstance(batch, Mapping):
+            return {name: value[:1] for name, value in batch.items() if name not in LABELS}
         return (batch[0] if isinstance(batch, list | tuple) else batch)[:1]
     return None
 

@@ -12,15 +12,16 @@ one whose answers are closer on samples that are held out is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emit.emitter import emit
 from detent.emulator.emulator import EmulatedValues
-from detent.evaluation.answer_errors import error_sums, total_error
+from detent.evaluation.answer_errors import Sums, error_sums, total_error
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample, Sample
@@ -37,29 +38,70 @@ from detent.tasks.parts import output_parts
 from detent.tasks.task import Task
 
 JUDGING_SAMPLES = 16  # samples that candidates are compared on: the comparison is paired, so a few tell
+DENSE_SAMPLES = 8  # of a task that answers at many places of a sample
+FIRST_LOOK = 4  # samples after which what is clearly worse needs no more of them
+CLEARLY = 3.0  # standard errors of the mean difference
+
+
+@dataclass(frozen=True)
+class Closest:
+    """Which of several plans answers as the given model does, and each one's error beside that of the closest.
+
+    Errors of a pair are over the same samples, `samples` of them: fewer for a plan that was clearly worse at once.
+    """
+
+    best: int
+    samples: Sequence[int]
+    pairs: Sequence[tuple[float, float]]
 
 
 class JudgedOutputs:
     """The answers of the given model, to compare candidates with."""
 
     def __init__(self, prepared: Prepared, original: Original, samples: Sequence[PendingSample]) -> None:
-        self.samples = samples[:JUDGING_SAMPLES]
-        self._prepared = prepared
+        self.samples = samples[: JUDGING_SAMPLES if prepared.purpose.task is Task.CLASSIFY else DENSE_SAMPLES]
+        self._prepared, self._original = prepared, original
         self._threads = prepared.job.collecting.threads
         self._parts = output_parts(prepared.model.graph)
-        self._expected = [outputs for _, outputs in map_in_order(original, self.samples, self._threads)]
 
     def error(self, model: ir.Model, plan: Plan) -> float:
         """Return the error of the model that is quantized as planned; infinity if it is not finite."""
+        return total_error(self._sums(model, plan, self.samples))
+
+    def closest(self, model: ir.Model, plans: Sequence[Plan]) -> Closest:
+        """Compare plans: all on the first samples, and on the others those that are not clearly worse.
+
+        On a tie the later one is the closest.
+        """
+        sums: list[list[Sums]] = [[] for _ in plans]
+        left = list(range(len(plans)))
+        for end in (FIRST_LOOK, len(self.samples)):
+            for at in left if len(left) > 1 else []:
+                more = self.samples[len(sums[at]) : end]
+                sums[at] += self._sums(model, plans[at], more) if more else []
+            best = min(reversed(left), key=lambda at: total_error(sums[at]))
+            left = [at for at in left if not _clearly_worse(sums[at], sums[best])]
+        counts = [len(each) for each in sums]
+        pairs = [(total_error(each), total_error(sums[best][: len(each)])) for each in sums]
+        return Closest(best, counts, pairs)
+
+    def _sums(self, model: ir.Model, plan: Plan, samples: Sequence[PendingSample]) -> list[Sums]:
         names = [str(value.name) for value in model.graph.outputs]
         run = quantized(model, plan, self._prepared.job.recipe, names)
 
-        def sums(at: int) -> dict[str, tuple[float, float]]:
-            pending = self.samples[at]
+        def sums(pending: PendingSample) -> Sums:
             found = dict(zip(names, run(pending.load()), strict=True))
-            return error_sums(self._prepared.purpose, self._parts, self._expected[at], found, pending.size)
+            return error_sums(self._prepared.purpose, self._parts, self._original(pending), found, pending.size)
 
-        return total_error([each for _, each in map_in_order(sums, range(len(self.samples)), self._threads)])
+        return [each for _, each in map_in_order(sums, samples, self._threads)]
+
+
+def _clearly_worse(sums: Sequence[Sums], best: Sequence[Sums]) -> bool:
+    """Tell whether the difference of the errors of single samples is certain."""
+    apart = np.array([total_error([one]) - total_error([other]) for one, other in zip(sums, best, strict=True)])
+    if len(apart) < 2 or not np.isfinite(apart).all():
+        return bool((apart == np.inf).any())
+    return bool(apart.mean() > CLEARLY * apart.std(ddof=1) / np.sqrt(len(apart)))
 
 
 def quantized(

@@ -318,8 +318,8 @@ def purpose_of(model: ir.Model, named: str | None) -> Purpose:
     return Purpose(task, why, class_count(metadata), image_size(model.graph))
 
 
-ANSWER_BYTES = 1 << 20
-"""The outputs of one sample that are kept: those of a few hundred samples are then in no way."""
+ANSWER_BYTES = 64 << 20
+"""The outputs of samples that are kept: of the largest detectors those of a few, of a classifier all."""
 
 
 class Original:
@@ -331,6 +331,7 @@ class Original:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._answers: dict[int, dict[str, npt.NDArray[Any]]] = {}
+        self._room = ANSWER_BYTES
         self._lock = Lock()
         self._opened: tuple[ir.Model, Runner] | None = None
 
@@ -348,8 +349,9 @@ class Original:
 
     def keep(self, samples: Sequence[PendingSample]) -> None:
         """Answer all samples that may still be asked about, and give up the model if all answers could be kept."""
-        for _ in map_in_order(self, samples, self._job.collecting.threads):
-            pass
+        for pending, _ in map_in_order(self, samples, self._job.collecting.threads):
+            if pending.index not in self._answers:  # no room: then others are answered when they are asked about
+                break
         if all(pending.index in self._answers for pending in samples):
             self._opened = None
 
@@ -369,9 +371,11 @@ class Original:
         if known is None:
             sample = pending.load()
             known = self._run(sample.feeds, sample.origin)
-            if sum(array.nbytes for array in known.values()) <= ANSWER_BYTES:
+            size = sum(array.nbytes for array in known.values())
+            if size <= self._room:
                 # A copy: an array of onnxruntime's keeps the whole region of memory that it is in.
                 self._answers[pending.index] = {name: array.copy() for name, array in known.items()}
+                self._room -= size
         return dict(known)
 
     def answer(self, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -9,7 +9,6 @@ samples (see `refine.score_heads`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.evaluation.task_agreement import LEAST_SCORE, Purpose, detections_of
-from detent.execute.inference import map_in_order
-from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
-from detent.pipeline.judged import JUDGING_SAMPLES, JudgedOutputs, only_counted, quantized
+from detent.pipeline.judged import FIRST_LOOK, JUDGING_SAMPLES, Closest, JudgedOutputs, only_counted
 from detent.pipeline.observed import Observed
 from detent.pipeline.planned import Planned
 from detent.pipeline.prepared import Stopwatch
@@ -31,7 +28,7 @@ from detent.refine.problems import FindObjects
 from detent.refine.ranges import SAMPLES as RANGE_SAMPLES
 from detent.refine.ranges import search_ranges
 from detent.refine.refine import RefinementCheckpoint, bias_of, identity_of, refine, with_bias
-from detent.refine.score_heads import common_shift, score_heads
+from detent.refine.score_heads import ScoreLogits, score_heads
 from detent.refinements import BiasCorrection, Refinement
 from detent.results.tensors import TensorReport, describe_constants
 from detent.tasks.task import Task
@@ -50,12 +47,12 @@ class Refined:
 
 @dataclass(frozen=True, eq=False)
 class PlanCandidate:
-    """A plan that may be the final one, what made it, what became of each layer, and the error at the outputs."""
+    """A plan that may be the final one, what made it, what became of each layer, and the logits of score heads."""
 
     name: str
     plan: Plan
     layers: Sequence[LayerReport] = ()
-    error: float = math.inf
+    logits: ScoreLogits | None = None
 
 
 def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
@@ -71,10 +68,11 @@ def refine_plan(planned: Planned, watch: Stopwatch) -> Refined:
             candidates.append(_refined(planned, refinement, checkpoint, ranges=job.recipe.search_ranges))
         if refinement is not None and refinement.learns_weights and judged is not None:
             candidates.insert(1, _refined(planned, BiasCorrection(), None, ranges=False))
+        best, notes = candidates[-1], list[str]()
         if judged is not None:
-            candidates = [replace(each, error=judged.error(planned.model, each.plan)) for each in candidates]
-            candidates[1:] = [_with_shifted_scores(planned, judged, each) for each in candidates[1:]]
-        best, notes = _best(judged, candidates)
+            # On a tie the later one is taken: what was asked for, and scores as they are.
+            candidates = [shown for each in candidates for shown in (*_with_shifted_scores(each), each)]
+            best, notes = _best(judged.closest(planned.model, [each.plan for each in candidates]), candidates)
         constants = describe_constants(planned.model, best.plan)
     notes += [] if checkpoint is None else list(checkpoint.notes)
     return Refined(planned, best.plan, best.layers, constants, notes)
@@ -87,7 +85,7 @@ def _judged(planned: Planned) -> JudgedOutputs | None:
         return None
     judged = JudgedOutputs(observed.prepared, observed.original, others)
     measured = [*observed.observation.measured_on, *only_counted(observed)] if observed.rescaling.changed else []
-    observed.original.keep(measured)
+    observed.original.keep([*judged.samples[:FIRST_LOOK], *measured])
     return judged
 
 
@@ -115,6 +113,9 @@ def _refined(
         assert constrain is not None, "there is something to refine"
         ranged = search_ranges(model, reference, plan, constrain, samples, job.collecting.threads)
         return PlanCandidate("The search for ranges", ranged)
+    found, _ = find_layers(model, plan.layout)
+    heads = score_heads(model, found)
+    logits = ScoreLogits(heads, JUDGING_SAMPLES) if heads else None
     plan, layers = refine(
         model,
         reference,
@@ -127,9 +128,10 @@ def _refined(
         permits=planned.rules.permit,
         checkpoint=checkpoint,
         find_objects=_finder(observed.prepared.purpose),
+        logits=logits,
         progress=job.progress,
     )
-    return PlanCandidate(refinement.name + (" with the search for ranges" if ranges else ""), plan, layers)
+    return PlanCandidate(refinement.name + (" with the search for ranges" if ranges else ""), plan, layers, logits)
 
 
 def _finder(purpose: Purpose) -> FindObjects | None:
@@ -148,50 +150,33 @@ def _finder(purpose: Purpose) -> FindObjects | None:
     return find
 
 
-def _best(judged: JudgedOutputs | None, candidates: Sequence[PlanCandidate]) -> tuple[PlanCandidate, list[str]]:
+def _best(found: Closest, candidates: Sequence[PlanCandidate]) -> tuple[PlanCandidate, list[str]]:
     """Return the candidate with the least error at the outputs, and say so if that is not the one asked for."""
-    wanted = candidates[-1]
-    if judged is None:
-        return wanted, []
-    # The later one on a tie: it was asked for.
-    best = min(reversed(candidates), key=lambda each: each.error)
-    if best is wanted:
-        return wanted, []
+    best, wanted = candidates[found.best], candidates[-1]
+    if best.name == wanted.name:
+        return best, []
     instead = "without it" if best is candidates[0] else f"with {best.name} alone"
+    error, least = found.pairs[-1]
     return best, [
-        f"{wanted.name} was taken back: on {len(judged.samples)} samples that it did not learn from, the error of the "
-        f"answers was {wanted.error:.3g} with it and {best.error:.3g} {instead}. More calibration samples may help it."
+        f"{wanted.name} was taken back: on {found.samples[-1]} samples that it did not learn from, the error of the "
+        f"answers was {error:.3g} with it and {least:.3g} {instead}. More calibration samples may help it."
     ]
 
 
-def _with_shifted_scores(planned: Planned, judged: JudgedOutputs, candidate: PlanCandidate) -> PlanCandidate:
-    """Return the candidate with the logits of scores shifted, if there are any and the outputs come closer."""
-    plan = candidate.plan
-    found, _ = find_layers(planned.model, plan.layout)
-    heads, samples = score_heads(planned.model, found), planned.observed.samples[:JUDGING_SAMPLES]
-    if not heads or not samples:
-        return candidate
-    names = [head.layer.output for head in heads]
-    found_by = quantized(planned.model, plan, planned.job.recipe, names)
-    wanted_by = Runner(planned.observed.prepared.model, names)
-
-    def logits(pending: PendingSample) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        sample = pending.load()
-        both = found_by(sample), wanted_by(sample.feeds, sample.origin)
-        return [(head.of(one), head.of(other)) for head, one, other in zip(heads, *both, strict=True)]
-
-    pairs = [each for _, each in map_in_order(logits, samples, planned.job.collecting.threads)]
-    shifts = [common_shift(each) for each in zip(*pairs, strict=True)]
+def _with_shifted_scores(candidate: PlanCandidate) -> list[PlanCandidate]:
+    """Return the candidate with the logits of scores shifted, if there are any that should be."""
+    plan, logits = candidate.plan, candidate.logits
+    shifts = [] if logits is None else logits.shifts()
+    if logits is None or not any(shifts):
+        return []
     notes = {}
-    for head, shift in zip(heads, shifts, strict=True):
+    for head, shift in zip(logits.heads, shifts, strict=True):
         plan, saturated = with_bias(head.layer, plan, head.shifted(bias_of(head.layer, plan), shift))
         notes[head.layer.name] = [f"scores shifted by {shift:+.2f}", saturated]
-    if (error := judged.error(planned.model, plan)) >= candidate.error:
-        return candidate
     layers = [
         replace(each, note="; ".join(filter(None, (each.note, *notes.get(each.name, ()))))) for each in candidate.layers
     ]
-    return replace(candidate, plan=plan, layers=layers, error=error)
+    return [replace(candidate, plan=plan, layers=layers)]
 
 
 def _checkpoint(planned: Planned) -> RefinementCheckpoint | None:

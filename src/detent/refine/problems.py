@@ -39,6 +39,7 @@ from detent.refine.layers import (
     take_rows,
     why_no_rows,
 )
+from detent.refine.score_heads import ScoreLogits
 from detent.refinements import Refinement
 from detent.refinements.activations import Curve
 from detent.refinements.layer_problem import (
@@ -154,6 +155,7 @@ def float_targets(
     walk: QuantizedWalk,
     progress: Progress,
     find_objects: FindObjects | None = None,
+    logits: ScoreLogits | None = None,
 ) -> dict[str, LayerTarget]:
     """Run the float model once for each sample, and return the targets by the names of the layers' outputs.
 
@@ -173,6 +175,8 @@ def float_targets(
         walk.start(index, sample)
         found = []
         values = dict(sample.feeds) | dict(zip(runner.outputs, runner(sample.feeds, sample.origin), strict=True))
+        if logits is not None:
+            logits.expect(index, values)
         boxes = [] if find_objects is None else find_objects({name: values[name] for name in ends})
         for number, layer in enumerate(layers):
             output = values[layer.output]

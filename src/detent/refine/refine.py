@@ -50,6 +50,7 @@ from detent.refine.layers import (
     gates_of,
 )
 from detent.refine.ranges import Constrain, RangeSearch
+from detent.refine.score_heads import ScoreLogits
 from detent.refinements import Refinement
 from detent.refinements.bias_correction import BiasShift, ChannelAnswers, find_shift
 from detent.refinements.layer_problem import Floats, why_no_steps
@@ -187,6 +188,7 @@ def refine(
     permits: Permits = lambda *_: True,
     checkpoint: RefinementCheckpoint | None = None,
     find_objects: problems.FindObjects | None = None,
+    logits: ScoreLogits | None = None,
     progress: Progress = silent,
 ) -> tuple[Plan, list[LayerReport]]:
     """Refine the weights and biases of every layer. Return the plan with them, and what became of each layer.
@@ -195,7 +197,8 @@ def refine(
     names. Positions are final, except with `constrain`, which keeps the rules of the target: then the scales of
     activations are searched for on the same walk. `permits` tells which scales of weights the device can compute with.
     About `memory` bytes are used at most: with less, fewer samples and rows are. A `checkpoint` has the layers that an
-    interrupted run finished. `find_objects` tells where in a detector's images layers should be right.
+    interrupted run finished. `find_objects` tells where in a detector's images layers should be right; `logits` takes
+    what the heads of its scores answer in both models.
     """
     if not samples:
         raise DataError("There are no samples to refine with. Give calibration data.")
@@ -203,8 +206,9 @@ def refine(
     if not layers:
         return plan, reports
     budget = problems.make_budget(model, plan, list(layers.values()), refinement, samples, memory)
-    walk = QuantizedWalk(model, plan, [sample.origin for sample in budget.samples], threads)
-    targets = problems.float_targets(reference, list(layers.values()), budget, walk, progress, find_objects)
+    watched = set() if logits is None else logits.names
+    walk = QuantizedWalk(model, plan, [sample.origin for sample in budget.samples], threads, watched)
+    targets = problems.float_targets(reference, list(layers.values()), budget, walk, progress, find_objects, logits)
     nodes = {str(node.name): node for node in reference.graph}
     refiner = LayerRefiner(walk, refinement, budget, permits, nodes)
     done, total = len(budget.samples), len(budget.samples) + len(layers)
@@ -218,10 +222,11 @@ def refine(
             done += 1
             progress(problems.STAGE, done, total)
 
+    search = None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples)
+    # Ranges are searched for in all values; else the walk ends with the inputs of the last layer.
+    wanted = watched | {str(value.name) for node in layers for value in node.inputs if value is not None}
     try:
-        walk.run(
-            visit, search=None if constrain is None else RangeSearch.on(walk, reference, constrain, budget.samples)
-        )
+        walk.run(visit, None if logits is None else logits.find, search, wanted if search is None else None)
     # Hours of AdaRound would be lost otherwise; the same command goes on from here.
     except KeyboardInterrupt:
         if checkpoint is not None:

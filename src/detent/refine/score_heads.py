@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from detent.execute.quantized_walk import Frontier
 from detent.graph.values import constant_ints, input_at, static_shape
 from detent.refine.layers import MatrixLayer
 from detent.refinements.layer_problem import Floats
@@ -45,6 +46,39 @@ class ScoreHead:
         return bias + np.where((np.arange(bias.size) >= self.start) & (np.arange(bias.size) < self.stop), shift, 0.0)
 
 
+class ScoreLogits:
+    """What score heads answer to the first samples of a refinement, in the float model and in the quantized one."""
+
+    def __init__(self, heads: Sequence[ScoreHead], samples: int) -> None:
+        self.heads, self._samples = heads, samples
+        self._wanted: dict[str, dict[int, npt.NDArray[np.float32]]] = {name: {} for name in self.names}
+        self._pairs: dict[str, list[list[npt.NDArray[np.float32]]]] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """The values that are looked at."""
+        return {head.layer.output for head in self.heads}
+
+    def expect(self, sample: int, values: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Take what the float model answers to a sample, from its values."""
+        for head in self.heads if sample < self._samples else ():
+            # A copy: an array of onnxruntime's keeps the whole region of memory that it is in.
+            self._wanted[head.layer.output][sample] = head.of(values[head.layer.output]).copy()
+
+    def find(self, name: str, frontier: Frontier) -> None:
+        """Take what the quantized model answers to the same samples: a value of the walk, when it is computed."""
+        for head in self.heads:
+            if head.layer.output == name:
+                wanted = self._wanted.pop(name)
+                self._pairs[name] = [
+                    _hot((head.of(frontier.get(name, sample)), wanted[sample])) for sample in sorted(wanted)
+                ]
+
+    def shifts(self) -> list[float]:
+        """Return the shift of each head."""
+        return [common_shift(self._pairs[head.layer.output]) for head in self.heads]
+
+
 def score_heads(model: ir.Model, layers: Mapping[ir.Node, MatrixLayer]) -> list[ScoreHead]:
     """Find the layers that compute the logits of scores: between them and a Sigmoid only shapes change, and no layer
     reads what is behind it."""
@@ -59,7 +93,7 @@ def score_heads(model: ir.Model, layers: Mapping[ir.Node, MatrixLayer]) -> list[
     return list(heads.values())
 
 
-def common_shift(pairs: Sequence[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]) -> float:
+def common_shift(pairs: Sequence[Sequence[npt.NDArray[np.float32]]]) -> float:
     """Return the shift of the logits found in the quantized model that brings its scores closest to those wanted.
 
     `pairs` are the logits found and wanted, sample by sample.
@@ -73,7 +107,7 @@ def common_shift(pairs: Sequence[tuple[npt.NDArray[np.float32], npt.NDArray[np.f
     return float(shifts[int(np.argmin(errors))])
 
 
-def _hot(pair: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
+def _hot(pair: Sequence[npt.NDArray[np.float32]]) -> list[npt.NDArray[np.float32]]:
     found, wanted = pair
     kept = np.maximum(found, wanted) > COLD
     return [found[kept], wanted[kept]]

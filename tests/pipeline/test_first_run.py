@@ -1,0 +1,44 @@
+"""The loops that are compiled ahead are those that a run calls, for the types that it calls them with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from detent.pipeline import first_run
+
+WATCH = """
+import json, sys
+from detent.numerics import compiled
+
+made = {}
+original = compiled._compile
+
+
+def watched(function, liberties):
+    made[f"{function.__module__}:{function.__qualname__}"] = loop = original(function, liberties)
+    return loop
+
+
+compiled._compile = watched
+import detent
+
+detent.quantize(*sys.argv[1:4], try_advice=False)
+print(json.dumps({name: [str(types) for types in loop.signatures] for name, loop in made.items()}))
+"""
+
+
+def test_the_default_run_calls_what_is_compiled_ahead(demo_arguments, tmp_path):
+    model, calibration = demo_arguments[1], demo_arguments[demo_arguments.index("--calib") + 1]
+    command = [sys.executable, "-c", WATCH, model, tmp_path / "out.onnx", calibration]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    called = json.loads(done.stdout.splitlines()[-1])
+    from numba.core.sigutils import normalize_signature
+
+    for half in first_run.LOOPS:
+        for name, kinds in half.items():
+            declared = {str(normalize_signature(f"({types},)")[0]) for types in kinds}
+            assert name in called, f"{name} is not called any more: take it out of LOOPS"
+            more = set(called[name]) - declared
+            assert not more, f"{name} is called with {more} too: add them to LOOPS"
