@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from detent import aliases, deferred
+from detent import import_hooks
 from detent.errors import DataError, DetentError, ModelError, OutputError, UsageError
 from detent.version import __version__
 
@@ -121,8 +121,7 @@ _LAZY = {
 
 __all__ = ["DataError", "DetentError", "ModelError", "OutputError", "UsageError", "__version__", *_LAZY]  # noqa: PLE0604
 
-aliases.install()
-deferred.install()
+import_hooks.install()
 
 
 def __getattr__(name: str) -> Any:

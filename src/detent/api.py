@@ -226,8 +226,6 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
     from detent.evaluation.candidate import as_models
     from detent.evaluation.evaluator import run_evaluation
     from detent.evaluation.metric_file import as_metric
-    from detent.option_values import image_options, providers_of
-    from detent.progress import silent
 
     given = opt.settled(opt.EvaluateOptions, options)
     if given["no_labels"] and given["labels"] not in ("find", None):
@@ -238,14 +236,9 @@ def evaluate(models: AnyModel | Sequence[AnyModel], data: Any, **options: Unpack
         labels=None if given["no_labels"] else given["labels"],
         label_offset=given["label_offset"],
         metric=as_metric(given["metric"]),
-        preprocess=image_options(given),
-        limit=given["limit"],
-        batch=given["batch"],
-        threads=given["threads"],
-        providers=providers_of(given["providers"], given["provider_options"]),
         emulate=given["emulate"] or _emulated_for(given["device"]),
         task=given["task"],
-        progress=given["progress"] or silent,
+        **_running(given),
     )
 
 
@@ -270,12 +263,8 @@ def compare_candidates(
 
     from detent.device_check.check import check
 
-    checks = [
-        check(model if isinstance(model, onnx.ModelProto) else Path(model), estimate_for)
-        if isinstance(model, (str, PathLike, onnx.ModelProto))
-        else None
-        for model in models
-    ]
+    files = (str, PathLike, onnx.ModelProto)  # of others, the device's file is not known
+    checks = [check(_path_or_proto(model), estimate_for) if isinstance(model, files) else None for model in models]
     measured = evaluate(models, data, **options)
     timed = [
         replace(result, cost=None if found is None or found.verdict == "rejected" else found.cost)
@@ -303,21 +292,16 @@ def compare(
     from detent.comparison.folders import compare_folders
     from detent.comparison.models import compare_models
     from detent.evaluation.candidate import as_models
-    from detent.option_values import image_options, providers_of
-    from detent.progress import silent
 
     given = opt.settled(opt.CompareOptions, options)
     both = as_models([before, after], given["tail"])
-    images = image_options(given)
+    running = _running(given)
     folders = [model for model in both if isinstance(model, Path) and model.is_dir()]
     if folders:
         if len(folders) == 1:
             raise UsageError(f"{folders[0]} is a folder, and the other is not: give two models or two folders.")
-        if (
-            data is not None
-            or images.given()
-            or any(value for name, value in given.items() if name not in ("progress", "preprocess"))
-        ):
+        others = [value for name, value in given.items() if name not in ("progress", "preprocess")]
+        if data is not None or running["preprocess"].given() or any(others):
             raise UsageError("Two folders of results are compared as they are: give only the folders.")
         return compare_folders(folders[0], folders[1])
     if data is None:
@@ -325,18 +309,7 @@ def compare(
         if missing:
             raise UsageError(f"There is no {missing[0]}: give two models, or two folders of results.")
         raise UsageError("Give data (--data DIR) to run both models on.")
-    return compare_models(
-        both[0],
-        both[1],
-        data,
-        preprocess=images,
-        limit=given["limit"],
-        batch=given["batch"],
-        threads=given["threads"],
-        providers=providers_of(given["providers"], given["provider_options"]),
-        inner=given["inner"],
-        progress=given["progress"] or silent,
-    )
+    return compare_models(both[0], both[1], data, inner=given["inner"], **running)
 
 
 @opt.documented(opt.InferOptions)
@@ -355,21 +328,24 @@ def infer(model: AnyModel, data: Any, output: str | PathLike[str], **options: Un
     """
     from detent.comparison.folders import save_outputs
     from detent.evaluation.candidate import as_models
+
+    given = opt.settled(opt.InferOptions, options)
+    return save_outputs(as_models(model, given["tail"])[0], data, Path(output), **_running(given))
+
+
+def _running(given: Any) -> dict[str, Any]:
+    """Return how models are run on samples, from the options of a verb that does (see RunningOptions)."""
     from detent.option_values import image_options, providers_of
     from detent.progress import silent
 
-    given = opt.settled(opt.InferOptions, options)
-    return save_outputs(
-        as_models(model, given["tail"])[0],
-        data,
-        Path(output),
-        preprocess=image_options(given),
-        limit=given["limit"],
-        batch=given["batch"],
-        threads=given["threads"],
-        providers=providers_of(given["providers"], given["provider_options"]),
-        progress=given["progress"] or silent,
-    )
+    return {
+        "preprocess": image_options(given),
+        "limit": given["limit"],
+        "batch": given["batch"],
+        "threads": given["threads"],
+        "providers": providers_of(given["providers"], given["provider_options"]),
+        "progress": given["progress"] or silent,
+    }
 
 
 def _emulated_for(device: str | None) -> DeviceRounding | None:
@@ -470,9 +446,7 @@ def _path_or_proto(model: FloatModel) -> Path | onnx.ModelProto:
 
 def _shared(given: Any) -> opt.QuantizeOptions:
     """Return the options that a verb shares with `quantize`."""
-    from detent.options import declared
-
-    return {name: value for name, value in given.items() if name in declared(opt.QuantizeOptions)}  # type: ignore[return-value]
+    return {name: value for name, value in given.items() if name in opt.declared(opt.QuantizeOptions)}  # type: ignore[return-value]
 
 
 @contextmanager

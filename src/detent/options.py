@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
@@ -47,6 +47,7 @@ PROPOSAL = "Proposal"
 
 PathText = str | PathLike[str]
 Names = str | Sequence[str]
+Shapes = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,26 @@ class OldName:
     of: str
 
 
+# Flags as help lists them, each under the title of its panel; and those that may be given several times.
+data_flag = partial(Flag, panel=DATA)
+accuracy_flag = partial(Flag, panel=ACCURACY)
+calibration_flag = partial(Flag, panel=CALIBRATION)
+node_flag = partial(Flag, panel=NODES)
+proposal_flag = partial(Flag, panel=PROPOSAL)
+names_flag = partial(Flag, reads=list[str], default=())
+node_names_flag = partial(names_flag, panel=NODES)
+
 # Every command that prints a result has it; the Python calls do not, since they print nothing.
 VERBOSE = Flag("Print every table, not only the summary.", "--verbose", default=False)
+
+TRUST = Flag("Skip the trial load of the model file in a separate process.", "--trust", default=False)
 
 
 class ShapeOptions(TypedDict, total=False):
     """Shapes to fix."""
 
     fix_shape: Annotated[
-        Mapping[str, Sequence[int]] | Names | None,
+        Shapes | Names | None,
         Flag(
             "Make a dynamic shape fixed: input=1,3,224,224.",
             reads=list[str],
@@ -100,15 +112,13 @@ class ShapeOptions(TypedDict, total=False):
             python='or {"input": (1, 3, 224, 224)}',
         ),
     ]
-    fix_shapes: Annotated[Mapping[str, Sequence[int]] | None, OldName("fix_shape")]
+    fix_shapes: Annotated[Shapes | None, OldName("fix_shape")]
 
 
 class LimitOptions(TypedDict, total=False):
     """How many samples are read."""
 
-    limit: Annotated[
-        int | None, Flag("Read at most N samples, including those held out.", minimum=1, metavar="N", panel=DATA)
-    ]
+    limit: Annotated[int | None, data_flag("Read at most N samples, including those held out.", minimum=1, metavar="N")]
 
 
 class HoldOutOptions(TypedDict, total=False):
@@ -116,12 +126,11 @@ class HoldOutOptions(TypedDict, total=False):
 
     hold_out: Annotated[
         int | Literal["beyond"] | None,
-        Flag(
+        data_flag(
             "Hold out N samples to judge the result by; 0 calibrates on all. Default: an eighth, at most 64.",
             reads=int | None,
             minimum=0,
             metavar="N",
-            panel=DATA,
             python='or "beyond": none of those that the limit allows, but some of the others',
         ),
     ]
@@ -130,13 +139,13 @@ class HoldOutOptions(TypedDict, total=False):
 class SeedOptions(TypedDict, total=False):
     """How samples are chosen."""
 
-    seed: Annotated[int | None, Flag("Pick the samples at random with this seed. Default: evenly spaced.", panel=DATA)]
+    seed: Annotated[int | None, data_flag("Pick the samples at random with this seed. Default: evenly spaced.")]
 
 
 class BatchOptions(TypedDict, total=False):
     """How many samples are run together."""
 
-    batch: Annotated[int | None, Flag("Samples per inference.", minimum=1, panel=DATA)]
+    batch: Annotated[int | None, data_flag("Samples per inference.", minimum=1)]
 
 
 class ImageOptions(TypedDict, total=False):
@@ -144,30 +153,25 @@ class ImageOptions(TypedDict, total=False):
 
     preprocess: Annotated[
         PreprocessOptions | Mapping[str, Any] | PathText | None,
-        Flag(
+        data_flag(
             "JSON file with size, mean, std, order, ... instead of flags.",
             reads=Path,
-            panel=DATA,
             python="or a dictionary of these, or PreprocessOptions",
         ),
     ]
-    size: Annotated[
-        int | tuple[int, int] | str | None, Flag("Image size: 224 or H,W.", reads=str, metavar="SIZE", panel=DATA)
-    ]
-    resize: Annotated[int | None, Flag("Resize the short side to this before the center crop.", panel=DATA)]
+    size: Annotated[int | tuple[int, int] | str | None, data_flag("Image size: 224 or H,W.", reads=str, metavar="SIZE")]
+    resize: Annotated[int | None, data_flag("Resize the short side to this before the center crop.")]
     mean: Annotated[
-        float | Sequence[float] | str | None,
-        Flag("One number or R,G,B, on 0..255.", reads=str, metavar="NUMBERS", panel=DATA),
+        float | Sequence[float] | str | None, data_flag("One number or R,G,B, on 0..255.", reads=str, metavar="NUMBERS")
     ]
     std: Annotated[
-        float | Sequence[float] | str | None,
-        Flag("One number or R,G,B, on 0..255.", reads=str, metavar="NUMBERS", panel=DATA),
+        float | Sequence[float] | str | None, data_flag("One number or R,G,B, on 0..255.", reads=str, metavar="NUMBERS")
     ]
-    order: Annotated[str | None, Flag("RGB, BGR or GRAY.", metavar="ORDER", panel=DATA)]
-    layout: Annotated[str | None, Flag("NCHW or NHWC.", metavar="LAYOUT", panel=DATA)]
-    resample: Annotated[str | None, Flag("bilinear, bicubic, nearest, ...", metavar="FILTER", panel=DATA)]
-    fit: Annotated[str | None, Flag("crop, letterbox (whole image, padded) or stretch.", metavar="HOW", panel=DATA)]
-    pad: Annotated[int | None, Flag("Gray level of the letterbox padding, 0 to 255.", metavar="LEVEL", panel=DATA)]
+    order: Annotated[str | None, data_flag("RGB, BGR or GRAY.", metavar="ORDER")]
+    layout: Annotated[str | None, data_flag("NCHW or NHWC.", metavar="LAYOUT")]
+    resample: Annotated[str | None, data_flag("bilinear, bicubic, nearest, ...", metavar="FILTER")]
+    fit: Annotated[str | None, data_flag("crop, letterbox (whole image, padded) or stretch.", metavar="HOW")]
+    pad: Annotated[int | None, data_flag("Gray level of the letterbox padding, 0 to 255.", metavar="LEVEL")]
 
 
 class ThreadOptions(TypedDict, total=False):
@@ -185,10 +189,7 @@ class ProgressOptions(TypedDict, total=False):
 class TrustOptions(TypedDict, total=False):
     """What a model file may do to this process."""
 
-    trust: Annotated[
-        bool,
-        Flag("Skip the trial load of the model file in a separate process.", "--trust", default=False),
-    ]
+    trust: Annotated[bool, TRUST]
 
 
 class SampleOptions(LimitOptions, SeedOptions, BatchOptions, ImageOptions, total=False):
@@ -199,7 +200,7 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     """How samples are read into a float model that is to be quantized."""
 
     fix_shape: Annotated[
-        Mapping[str, Sequence[int]] | Names | None,
+        Shapes | Names | None,
         Flag(
             "Fix dynamic shapes: input=1,3,224,224; auto: the shape that all samples have; or none.",
             reads=list[str],
@@ -207,7 +208,7 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
             python='or {"input": (1, 3, 224, 224)}',
         ),
     ]
-    fix_shapes: Annotated[Mapping[str, Sequence[int]] | None, OldName("fix_shape")]
+    fix_shapes: Annotated[Shapes | None, OldName("fix_shape")]
 
     fix_input: Annotated[
         Mapping[str, float | Sequence[float]] | Names | None,
@@ -223,10 +224,8 @@ class ReadingOptions(SampleOptions, HoldOutOptions, ThreadOptions, ProgressOptio
     ]
     feedback: Annotated[
         Names,
-        Flag(
+        names_flag(
             "A state: samples are the steps of a sequence, and INPUT is what OUTPUT was in the step before.",
-            reads=list[str],
-            default=(),
             metavar="INPUT=OUTPUT",
         ),
     ]
@@ -240,12 +239,8 @@ class RunningOptions(
 ):
     """How finished models are run on samples."""
 
-    providers: Annotated[
-        Names, Flag("onnxruntime execution providers.", reads=list[str], default=(), metavar="PROVIDER")
-    ]
-    provider_options: Annotated[
-        Names, Flag("Options of the first provider.", reads=list[str], default=(), metavar="KEY=VALUE")
-    ]
+    providers: Annotated[Names, names_flag("onnxruntime execution providers.", metavar="PROVIDER")]
+    provider_options: Annotated[Names, names_flag("Options of the first provider.", metavar="KEY=VALUE")]
     tail: Annotated[
         PathText | None,
         Flag("Second part of a split model; it continues the models that end where it begins.", reads=Path),
@@ -257,11 +252,8 @@ class SplitOptions(ShapeOptions, TrustOptions, total=False):
 
     at: Annotated[
         Names,
-        Flag(
-            "Cut at this tensor; may be repeated. Default: where a detector's post-processing starts.",
-            reads=list[str],
-            default=(),
-            metavar="TENSOR",
+        names_flag(
+            "Cut at this tensor; may be repeated. Default: where a detector's post-processing starts.", metavar="TENSOR"
         ),
     ]
 
@@ -270,13 +262,7 @@ class SettingOptions(TypedDict, total=False):
     """Changes of any field of the recipe."""
 
     set: Annotated[
-        Names,
-        Flag(
-            "Change a field of the recipe: weights.granularity=per_channel.",
-            reads=list[str],
-            default=(),
-            metavar="FIELD=VALUE",
-        ),
+        Names, names_flag("Change a field of the recipe: weights.granularity=per_channel.", metavar="FIELD=VALUE")
     ]
 
 
@@ -285,7 +271,7 @@ class RoundingOptions(TypedDict, total=False):
 
     rounding: Annotated[
         str | None,
-        Flag("How the device rounds ties: half-even, as in the file, or dpu, upwards.", metavar="NAME", panel=ACCURACY),
+        accuracy_flag("How the device rounds ties: half-even, as in the file, or dpu, upwards.", metavar="NAME"),
     ]
 
 
@@ -317,51 +303,37 @@ class RecipeOptions(DeviceOptions, SettingOptions, total=False):
     opset: Annotated[int | None, Flag("Lowest opset of the result.")]
     equalize: Annotated[
         Equalizer | str | bool | None,
-        Flag(
-            "Equalize channels first, across all layers at once.",
-            "--equalize/--no-equalize",
-            reads=bool | None,
-            panel=ACCURACY,
+        accuracy_flag(
+            "Equalize channels first, across all layers at once.", "--equalize/--no-equalize", reads=bool | None
         ),
     ]
     equalize_with: Annotated[
         str | None,
-        Flag(
-            "Equalization method: GlobalEqualization, CrossLayer (or CrossLayer:steps=3), or none.",
-            metavar="NAME",
-            panel=ACCURACY,
+        accuracy_flag(
+            "Equalization method: GlobalEqualization, CrossLayer (or CrossLayer:steps=3), or none.", metavar="NAME"
         ),
     ]
-    smooth: Annotated[
-        float | None, Flag("SmoothQuant with this alpha, for transformers.", metavar="ALPHA", panel=ACCURACY)
-    ]
+    smooth: Annotated[float | None, accuracy_flag("SmoothQuant with this alpha, for transformers.", metavar="ALPHA")]
     widen: Annotated[
         float | None,
-        Flag(
-            "Give a transformer's costliest activations 16 bits, until the rest reach this SQNR.",
-            metavar="DB",
-            panel=ACCURACY,
+        accuracy_flag(
+            "Give a transformer's costliest activations 16 bits, until the rest reach this SQNR.", metavar="DB"
         ),
     ]
     search_ranges: Annotated[
         bool | None,
-        Flag(
-            "Choose activation scales by the error at the output.",
-            "--search-ranges/--no-search-ranges",
-            panel=ACCURACY,
-        ),
+        accuracy_flag("Choose activation scales by the error at the output.", "--search-ranges/--no-search-ranges"),
     ]
     refine: Annotated[
         Refinement | str | None,
-        Flag(
+        accuracy_flag(
             "BiasCorrection, Rounding (or Rounding:rows=128), Gptq, AdaRound, AdaQuant, or none.",
             reads=str,
             metavar="NAME",
-            panel=ACCURACY,
         ),
     ]
     no_bias_correction: Annotated[
-        bool, Flag("Leave biases alone; same as --refine none.", "--no-bias-correction", default=False, panel=ACCURACY)
+        bool, accuracy_flag("Leave biases alone; same as --refine none.", "--no-bias-correction", default=False)
     ]
 
 
@@ -370,12 +342,8 @@ class MemoryOptions(TypedDict, total=False):
 
     memory: Annotated[
         int | str | None,
-        Flag(
-            "Memory that --refine may use. Default: 2GB.",
-            reads=str,
-            metavar="AMOUNT",
-            panel=ACCURACY,
-            python="or a number of bytes",
+        accuracy_flag(
+            "Memory that --refine may use. Default: 2GB.", reads=str, metavar="AMOUNT", python="or a number of bytes"
         ),
     ]
 
@@ -383,22 +351,18 @@ class MemoryOptions(TypedDict, total=False):
 class NodeOptions(TypedDict, total=False):
     """Which nodes are quantized, by name. Patterns have * and ? as in file names."""
 
-    include: Annotated[
-        Names, Flag("Quantize only nodes that match.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)
-    ]
-    exclude: Annotated[
-        Names, Flag("Leave nodes that match in float.", reads=list[str], default=(), metavar="PATTERN", panel=NODES)
-    ]
-    op_types: Annotated[
-        Names, Flag("Quantize only these operators.", reads=list[str], default=(), metavar="TYPE", panel=NODES)
-    ]
-    start: Annotated[
-        Names,
-        Flag("Quantize only what follows NODE.", "--from", reads=list[str], default=(), metavar="NODE", panel=NODES),
-    ]
-    end: Annotated[
-        Names,
-        Flag("Quantize only what leads to NODE.", "--to", reads=list[str], default=(), metavar="NODE", panel=NODES),
+    include: Annotated[Names, node_names_flag("Quantize only nodes that match.", metavar="PATTERN")]
+    exclude: Annotated[Names, node_names_flag("Leave nodes that match in float.", metavar="PATTERN")]
+    op_types: Annotated[Names, node_names_flag("Quantize only these operators.", metavar="TYPE")]
+    start: Annotated[Names, node_names_flag("Quantize only what follows NODE.", "--from", metavar="NODE")]
+    end: Annotated[Names, node_names_flag("Quantize only what leads to NODE.", "--to", metavar="NODE")]
+    postprocessing: Annotated[
+        Literal["auto", "keep", "float", "cut"],
+        node_flag(
+            "A detector's box and score decoding: float if detected (auto), quantized (keep), always float, or in a "
+            "separate file, OUTPUT_tail.onnx (cut).",
+            default="auto",
+        ),
     ]
 
 
@@ -407,24 +371,9 @@ class PostprocessingOptions(TypedDict, total=False):
 
     postprocessing: Annotated[
         Literal["auto", "keep", "float"],
-        Flag(
+        node_flag(
             "A detector's box and score decoding: float if detected (auto), quantized (keep), or always float.",
             default="auto",
-            panel=NODES,
-        ),
-    ]
-
-
-class CuttingOptions(TypedDict, total=False):
-    """The same, and a file of its own for it."""
-
-    postprocessing: Annotated[
-        Literal["auto", "keep", "float", "cut"],
-        Flag(
-            "A detector's box and score decoding: float if detected (auto), quantized (keep), always float, or in a "
-            "separate file, OUTPUT_tail.onnx (cut).",
-            default="auto",
-            panel=NODES,
         ),
     ]
 
@@ -432,27 +381,23 @@ class CuttingOptions(TypedDict, total=False):
 class WorkerOptions(TypedDict, total=False):
     """On which workers statistics are counted."""
 
-    workers: Annotated[int | None, Flag("Calibrate in N processes.", minimum=1, metavar="N", panel=CALIBRATION)]
-    dask: Annotated[str | None, Flag("Calibrate on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
+    workers: Annotated[int | None, calibration_flag("Calibrate in N processes.", minimum=1, metavar="N")]
+    dask: Annotated[str | None, calibration_flag("Calibrate on a Dask cluster.", metavar="ADDRESS")]
     executor: Annotated[Any, PythonOnly("a concurrent.futures.Executor or a dask Client to count on")]
 
 
 class MeasuringWorkerOptions(TypedDict, total=False):
     """On which workers statistics are counted and layers measured."""
 
-    workers: Annotated[
-        int | None, Flag("Calibrate and measure in N processes.", minimum=1, metavar="N", panel=CALIBRATION)
-    ]
-    dask: Annotated[str | None, Flag("Calibrate and measure on a Dask cluster.", metavar="ADDRESS", panel=CALIBRATION)]
+    workers: Annotated[int | None, calibration_flag("Calibrate and measure in N processes.", minimum=1, metavar="N")]
+    dask: Annotated[str | None, calibration_flag("Calibrate and measure on a Dask cluster.", metavar="ADDRESS")]
     executor: Annotated[Any, PythonOnly("a concurrent.futures.Executor or a dask Client to count and measure on")]
 
 
 class StatisticsOptions(TypedDict, total=False):
     """Where statistics are known from."""
 
-    stats: Annotated[
-        PathText | None, Flag("Use saved statistics instead of calibrating.", reads=Path, panel=CALIBRATION)
-    ]
+    stats: Annotated[PathText | None, calibration_flag("Use saved statistics instead of calibrating.", reads=Path)]
 
 
 class TaskOptions(TypedDict, total=False):
@@ -468,8 +413,7 @@ class StrictOptions(TypedDict, total=False):
     """What is done about doubtful data."""
 
     strict: Annotated[
-        bool,
-        Flag("Stop if the calibration data looks wrong, instead of warning.", "--strict", default=False, panel=DATA),
+        bool, data_flag("Stop if the calibration data looks wrong, instead of warning.", "--strict", default=False)
     ]
 
 
@@ -480,7 +424,6 @@ class QuantizeOptions(
     RoundingOptions,
     MemoryOptions,
     NodeOptions,
-    CuttingOptions,
     ReadingOptions,
     WorkerOptions,
     StatisticsOptions,
@@ -489,15 +432,12 @@ class QuantizeOptions(
     """Options of `quantize`."""
 
     providers: Annotated[
-        Names,
-        Flag("onnxruntime execution providers.", reads=list[str], default=(), metavar="PROVIDER", panel=CALIBRATION),
+        Names, calibration_flag("onnxruntime execution providers.", reads=list[str], default=(), metavar="PROVIDER")
     ]
     save_stats: Annotated[
-        PathText | None, Flag("Save the calibration statistics to this file.", reads=Path, panel=CALIBRATION)
+        PathText | None, calibration_flag("Save the calibration statistics to this file.", reads=Path)
     ]
-    resume: Annotated[
-        bool, Flag("Continue an interrupted run.", "--resume/--no-resume", default=True, panel=CALIBRATION)
-    ]
+    resume: Annotated[bool, calibration_flag("Continue an interrupted run.", "--resume/--no-resume", default=True)]
     try_advice: Annotated[
         bool,
         PythonOnly("if the result is bad, measure what may help, for as long as the run took; the command does", False),
@@ -523,7 +463,7 @@ class JudgeOptions(TypedDict, total=False):
 class LabelOptions(TypedDict, total=False):
     """The labels of the data."""
 
-    label_offset: Annotated[int, Flag("Add N to every label (1001 classes: 1).", default=0, panel=DATA)]
+    label_offset: Annotated[int, data_flag("Add N to every label (1001 classes: 1).", default=0)]
 
 
 class TuningGoalOptions(TypedDict, total=False):
@@ -550,7 +490,7 @@ class TuneOptions(
     evaluation: Annotated[Any, Flag("Labelled data to judge by. Default: part of --calib.", "--eval", reads=Path)]
     toml: Annotated[PathText | None, Flag("Where to write the winning recipe. Default: OUTPUT with .toml.", reads=Path)]
     recipe_file: Annotated[PathText | None, OldName("toml")]
-    eval_limit: Annotated[int | None, Flag("Evaluate on at most N samples.", minimum=1, panel=DATA)]
+    eval_limit: Annotated[int | None, data_flag("Evaluate on at most N samples.", minimum=1)]
     evaluation_limit: Annotated[int | None, OldName("eval_limit")]
     labels: Annotated[LabelsLike, PythonOnly("labels of the evaluation data, as for `evaluate`", "find")]
     providers: Annotated[Names, PythonOnly("onnxruntime's execution providers", ())]
@@ -603,20 +543,13 @@ class ProposalOptions(TypedDict, total=False):
 
     max_error: Annotated[
         float | str | None,
-        Flag(
-            "Propose changes that bring the error below this: -25dB, or 0.003 of the power.",
-            reads=str,
-            metavar="ERROR",
-            panel=PROPOSAL,
+        proposal_flag(
+            "Propose changes that bring the error below this: -25dB, or 0.003 of the power.", reads=str, metavar="ERROR"
         ),
     ]
     propose: Annotated[
         Literal["exclude", "a16", "w8"],
-        Flag(
-            "Leave layers float, use 16-bit activations, or widen 4-bit weights to 8.",
-            default="exclude",
-            panel=PROPOSAL,
-        ),
+        proposal_flag("Leave layers float, use 16-bit activations, or widen 4-bit weights to 8.", default="exclude"),
     ]
     exact: Annotated[bool, Flag("Measure every layer on all samples; slow.", "--exact", default=False)]
 
@@ -640,16 +573,15 @@ class LabelSourceOptions(TypedDict, total=False):
 
     labels: Annotated[
         LabelsLike,
-        Flag(
+        data_flag(
             "Labels, if not in the folder: a file of classes, a folder of boxes (YOLO) or masks, COCO's .json, pairs.",
             reads=Path,
             default="find",
             hidden=True,
-            panel=DATA,
             python="or one for each sample, or {name: label}; None: compare outputs only",
         ),
     ]
-    no_labels: Annotated[bool, Flag("Ignore labels and compare outputs.", "--no-labels", default=False, panel=DATA)]
+    no_labels: Annotated[bool, data_flag("Ignore labels and compare outputs.", "--no-labels", default=False)]
 
 
 class EvaluateOptions(DeviceOptions, JudgeOptions, LabelSourceOptions, LabelOptions, RunningOptions, total=False):
@@ -657,9 +589,7 @@ class EvaluateOptions(DeviceOptions, JudgeOptions, LabelSourceOptions, LabelOpti
 
     task: Annotated[
         str | None,
-        Flag(
-            "classify, detect, segment, embed, regress or image. Default: from the labels.", metavar="TASK", panel=DATA
-        ),
+        data_flag("classify, detect, segment, embed, regress or image. Default: from the labels.", metavar="TASK"),
     ]
     emulate: Annotated[
         Literal["half-even", "dpu"] | None, Flag("Run all models but the first in integers, as the NPU does.")

@@ -28,28 +28,29 @@ INT8 = QLayerConfig(Int8Spec(), Int8Spec())
 
 def test_every_layer_or_those_that_are_named():
     target = QLayerConfig(Int8Spec(), BFP16Spec())
-    everywhere = mixed_of({"TargetLayerConfig": target, "DualQuantNodes": True})
+    [everywhere] = mixed_of({"TargetLayerConfig": target, "DualQuantNodes": True})
     int8, blocks = IntegerFormat("int8"), BlockFloat(rounding="half_away")
     assert everywhere == Override(op_types=LAYERS, activations=int8, weights=blocks)
-    convs = mixed_of({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
+    [convs] = mixed_of({"TargetLayerConfig": target, "TargetOpType": ["Conv"], "MetricThreshold": 0})
     assert convs.op_types == ("Conv",)
-    named = mixed_of({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
+    [named] = mixed_of({"TargetLayerConfig": QLayerConfig(XInt8Spec(), XInt8Spec()), "IncludeLayers": ["a", "b"]})
     assert (named.nodes, named.op_types) == (("a", "b"), ())
     assert named.weights == IntegerFormat("int8", scale="power_of_two")
 
 
 def test_biases_are_among_what_is_changed():
-    found = mixed_of({"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec(), bias=Int16Spec())})
+    [found] = mixed_of({"TargetLayerConfig": QLayerConfig(Int8Spec(), Int8Spec(), bias=Int16Spec())})
     assert found.biases == IntegerFormat("int16")
 
 
 def test_older_names():
-    found = mixed_of({"ActTargetQuantType": ExtendedQuantType.QInt16, "WeightTargetQuantType": VitisQuantType.QInt8})
+    [found] = mixed_of({"ActTargetQuantType": ExtendedQuantType.QInt16, "WeightTargetQuantType": VitisQuantType.QInt8})
     assert (found.activations, found.weights) == (IntegerFormat("int16"), IntegerFormat("int8"))
 
 
 def search(**params):
-    return mixed_of({"TargetLayerConfig": INT8, **params})
+    [found] = mixed_of({"TargetLayerConfig": INT8, **params})
+    return found
 
 
 def test_a_threshold_asks_for_a_search():

@@ -30,6 +30,7 @@ from detent.compat.data_types import (
     XInt8Spec,
 )
 from detent.compat.enums import CalibMethod, QuantGranularity, ScaleType
+from detent.compat.option_rows import ScriptNote
 from detent.compat.translate import as_quark_writes, translate
 from detent.equalizations import CrossLayer
 from detent.errors import UsageError
@@ -109,11 +110,11 @@ def test_algorithms():
     assert recipe(GPTQConfig(act_order=True)).refinement == Gptq()
     mixed = recipe(AutoMixprecisionConfig(QLayerConfig(Int16Spec(), Int8Spec()), include_layers=["head"]))
     assert mixed.overrides == (
-        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8")),
+        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8"), optional=True),
     )
     for algorithm, message in (
         (AutoMixprecisionConfig(INT8, metric_threshold=None), "MetricThreshold"),
-        (AutoMixprecisionConfig([INT8, INT8]), "TargetLayerConfig"),
+        (AutoMixprecisionConfig(["A8W8"]), "TargetLayerConfig"),
     ):
         with pytest.raises(UsageError, match=message):
             recipe(algorithm)
@@ -134,10 +135,16 @@ def test_layers_and_exclusions():
     assert request.patterns == ("^/aux.*",)
     assert request.recipe.overrides == (
         Override(between=(("a",), ("b",)), leave_float=True),
-        Override(op_types=("Softmax",), leave_float=True),
-        Override(op_types=("Gemm",), weights=BlockFloat(rounding="half_away")),
-        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8")),
+        Override(op_types=("Softmax",), leave_float=True, optional=True),
+        Override(op_types=("Gemm",), weights=BlockFloat(rounding="half_away"), optional=True),
+        Override(nodes=("head",), activations=IntegerFormat("int16"), weights=IntegerFormat("int8"), optional=True),
     )
+
+
+def test_the_method_of_the_model_calibrates_its_layers_too():
+    with pytest.warns(ScriptNote, match="Entropy of a layer: Percentile calibrates the whole model"):
+        request = translate(QConfig(INT8, specific_layer_config={ENTROPY_LAYER: ["head"]}))
+    assert request.recipe.method == Percentile(99.999)
 
 
 def test_nothing_that_a_specification_says_is_lost():
@@ -177,7 +184,6 @@ def test_nothing_that_a_specification_says_is_lost():
             lambda: QConfig(QLayerConfig(Int8Spec(quant_granularity=QuantGranularity.Channel), Int8Spec())),
             "for weights",
         ),
-        (lambda: QConfig(INT8, specific_layer_config={ENTROPY_LAYER: ["head"]}), "one calibrates the whole model"),
         (lambda: QConfig(INT8, algo_config=["cle"]), "algo_config lists 'cle'"),
         (lambda: QConfig(INT8, exclude=[3]), "A subgraph to exclude is 3"),
     ],

@@ -87,6 +87,7 @@ HONOURED = {
             "overrides": (
                 Override(
                     tensors=("a", "b"),
+                    optional=True,
                     activations=IntegerFormat("int16", symmetric=False),
                     weights=IntegerFormat("int16"),
                 ),
@@ -122,8 +123,13 @@ HONOURED = {
         {"x": [{"quant_type": QuantType.QInt16, "symmetric": True}], "y": [{"rmin": -1, "rmax": 2}]},
         {
             "overrides": (
-                Override(tensors=("x",), activations=IntegerFormat("int16"), weights=IntegerFormat("int16")),
-                Override(tensors=("y",), range=(-1.0, 2.0)),
+                Override(
+                    tensors=("x",),
+                    activations=IntegerFormat("int16"),
+                    weights=IntegerFormat("int16"),
+                    optional=True,
+                ),
+                Override(tensors=("y",), range=(-1.0, 2.0), optional=True),
             )
         },
     ),
@@ -192,9 +198,9 @@ BESIDE = {
 ELSEWHERE = {
     *("SimulateDPU", "NPULimitationCheck", "IPULimitationCheck", "CalibTensorRangeSymmetric", "MinMSEModeFloatScale"),
     *("RandomDataReaderInputShape", "RandomDataReaderInputDataRange", "SmoothQuantAlpha", "MatMulNBitsParams"),
-    *("UseGPTQ", "GPTQParams", "EnableVaimlBF16", "ShapeShifterYaml", "PreprocessYAML"),
+    *("UseGPTQ", "GPTQParams", "EnableVaimlBF16", "ShapeShifterYaml", "PreprocessYAML", "EnableSubgraph"),
 }
-"""Options with a test of their own, below or in test_algorithms.py."""
+"""Options with a test of their own, below, in test_algorithms.py or in test_foreign.py."""
 
 
 def test_every_honoured_option_is_tested_here():

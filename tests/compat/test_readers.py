@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from detent.compat.option_rows import ScriptNote
 from detent.compat.readers import CachedDataReader, CalibrationDataReader, PathDataReader, RandomDataReader
 from detent.errors import DataError, UsageError
 from tests.conftest import tiny_model
@@ -74,7 +75,10 @@ def test_random_data_fills_dynamic_dimensions(shape):
 def test_random_data_complains_by_name():
     with pytest.raises(UsageError, match="Input 'x'.*dynamic"):
         RandomDataReader(_open())
-    with pytest.raises(UsageError, match="input 'z'"):
+    with (
+        pytest.raises(UsageError, match="Input 'x'"),
+        pytest.warns(ScriptNote, match="input 'z', which the model lacks"),
+    ):
         RandomDataReader(_open(), {"z": [1]})
     with pytest.raises(UsageError, match="given for 2 inputs"):
         RandomDataReader(_open(), [[1, 2], [3, 4]])

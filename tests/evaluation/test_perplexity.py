@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from detent.errors import DataError, ModelError, UsageError
-from detent.evaluation.metric_file import LabelledSample, as_metric
-from detent.evaluation.perplexity import perplexity_of
+from detent.evaluation.metric_file import LabelledSample, as_metric, perplexity_of
 
 TOKENS = np.array([[2, 0, 1, 3]])
 

@@ -56,6 +56,29 @@ def test_a_crash_a_hang_and_too_much_memory_are_model_errors(untrusted, path, ac
         load(path)
 
 
+@pytest.mark.parametrize("trips", [3, 2**62])
+def test_a_loop_without_end_is_a_model_error(untrusted, tmp_path, monkeypatch, trips):
+    monkeypatch.setattr(guard, "SECONDS", 3.0)
+    body = onnx.parser.parse_graph("body (int64 i, bool go, float[1] x) => (bool go, float[1] y) { y = Neg(x) }")
+    graph = onnx.parser.parse_graph("g (float[1] a) => (float[1] b) { b = Identity(a) }")
+    constants = [
+        onnx.numpy_helper.from_array(np.array(trips), "trips"),
+        onnx.numpy_helper.from_array(np.array(True), "go"),
+    ]
+    graph.node[0].CopyFrom(onnx.helper.make_node("Loop", ["trips", "go", "a"], ["b"], body=body))
+    graph.initializer.extend(constants)
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
+        tmp_path / "m.onnx",
+    )
+    with guarded(tmp_path / "m.onnx"):
+        if trips == 3:
+            finish_trial(tmp_path / "m.onnx")
+        else:
+            with pytest.raises(ModelError, match="Loop.*seconds"):
+                finish_trial(tmp_path / "m.onnx")
+
+
 def test_verbs_try_their_models(untrusted, path, acting):
     acting("os.abort()")
     with pytest.raises(ModelError, match="crashed"):

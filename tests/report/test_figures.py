@@ -58,6 +58,37 @@ def test_numbers_that_stand_together_have_the_same_digits(values, shown):
     assert [f"{value:{form}}" for value in values if value is not None] == shown
 
 
-@pytest.mark.parametrize(("value", "shown"), [(1.0, "1.000"), (0.0636, "0.064"), (2e-5, "<0.001"), (None, "-")])
+@pytest.mark.parametrize(("value", "shown"), [(1.0, "1.000"), (0.0636, "0.064"), (2e-5, "<0.001")])
 def test_probabilities(value, shown):
     assert figures.probability(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("conv1/output:0", "conv1/output:0"),
+        ("größe 日本", "größe 日本"),
+        ("a\nb\t\0", r"a\nb\t\x00"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_does_not_print_is_spelt_out(name, shown):
+    assert figures.printable(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("/features/conv.1", "007_features_conv_1"),
+        ("../../etc/passwd", "007_etc_passwd"),
+        ("日本", "007"),
+        ("", "007"),
+        ("CON", "007_CON"),
+        ("x" * 500, "007_" + "x" * 60),
+        ("a\0b\nc", "007_a_b_c"),
+    ],
+)
+def test_file_names_are_harmless(name, stem):
+    assert figures.file_stem(7, name) == stem

@@ -9,15 +9,13 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.report.charts import DepthChart, Point
-from detent.report.front import FrontChart, FrontPoint, front_of
+from detent.report.charts import DepthChart, Estimate, FrontChart, Point, front_of
 from detent.report.page import page_of
 from detent.results.checked import CostEstimate
 from tests.report.results import HOSTILE, named_evaluation, tuning
 
-candidates = st.lists(
-    st.builds(FrontPoint, st.just("a"), st.integers(0, 20).map(float), st.integers(-5, 20).map(float)), min_size=1
-)
+losses, costs = st.integers(-5, 20).map(float), st.integers(0, 20).map(float)
+candidates = st.lists(st.builds(Estimate, st.just("a"), loss=losses, cost=costs), min_size=1)
 
 
 @given(candidates)
@@ -32,7 +30,7 @@ def test_nothing_beats_what_is_on_the_front_and_all_else_is_beaten(some):
 
 
 def test_the_chart_has_a_dot_an_interval_and_a_name_for_each():
-    some = [FrontPoint(HOSTILE[0], 4.0, 2.0, (1.0, 3.0)), FrontPoint("b", 8.0, 0.0, None, marked=True)]
+    some = [Estimate(HOSTILE[0], 2.0, (1.0, 3.0), cost=4.0), Estimate("b", 0.0, marked=True, cost=8.0)]
     root = ElementTree.fromstring(FrontChart(some, "MB", "points").draw())
     dots = list(root.iter("circle"))
     assert [dot.get("cx") for dot in dots] == ["50.00%", "100.00%"]

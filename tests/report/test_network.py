@@ -16,7 +16,7 @@ from detent.report import layered_layout
 from detent.report.layer_table import layers_of
 from detent.report.layered_layout import HEIGHT, WIDTH, draw_layered
 from detent.report.network_view import Box, Coloring, NetworkChart, network_chart
-from detent.results.network_nodes import NetworkNode, network_of
+from detent.results.tensors import NetworkNode, network_of
 from tests.report.results import HOSTILE, hostile_model, quantization
 
 ARROW = "m-3.5-5l3.5 5l3.5-5"

@@ -61,7 +61,7 @@ def test_partners_have_the_same_class_and_place():
     first = found([0, 0, 10, 10, 0.9, 1], [0, 0, 10, 10, 0.8, 2], [50, 50, 60, 60, 0.7, 1])
     second = found([0, 0, 10, 9, 0.6, 1], [50, 50, 60, 60, 0.6, 2])
     assert match_detections(first, second).tolist() == [0, -1, -1]
-    assert match_detections(first, Detections.none()).tolist() == [-1, -1, -1]
+    assert match_detections(first, found()).tolist() == [-1, -1, -1]
 
 
 def test_precision_by_hand():

@@ -171,7 +171,7 @@ def test_pairs(tmp_path):
     assert is_pair_file(file)
     found = read_pairs(file)
     assert found.samples([0, 2]).tolist() == [[0, 1], [1, 1], [4, 5], [1, 1]]
-    assert found.labels(lambda _: [0, 2]).second.tolist() == [1, 3]
+    assert found.labels([0, 2]).second.tolist() == [1, 3]
     numbered = read_pairs(pairs(tmp_path, first=np.array([0, 1, 2]), second=np.array([1, 2, 0]), score=np.arange(3.0)))
     assert numbered.labels().assign(["a", "b", "c"], "here").first.tolist() == [0, 1, 2]
     with pytest.raises(DataError, match="sample 2"):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -111,6 +111,8 @@ if TYPE_CHECKING:
     from detent.report.document import Document
     from detent.results import Result
 
+Answer = TypeVar("Answer")
+
 PATIENCE = 1.0  # seconds
 
 
@@ -200,12 +202,11 @@ def _console(stream: IO[str]) -> Console:
     return console if console.is_terminal else PlainConsole(file=stream, width=200)
 
 
-@contextmanager
-def working() -> Iterator[Progress]:
-    """Show progress during the block, and no Python warnings: the result says what they would."""
+def run(verb: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
+    """Call a verb, with a bar for its progress, and no Python warnings: the result says what they would."""
     with progress_bar(stderr()) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        yield progress
+        return verb(*arguments, progress=progress, **options)
 
 
 @dataclass(frozen=True)
@@ -217,11 +218,11 @@ class PrintOptions:
 
     def tell(self, result: Any, *beside: Path | None) -> None:
         """Print what a verb returned. `beside` are the files that were written beside it."""
+        from detent.report.documents import document_of
+
         if self.json:
             echo_json(result.to_json() if hasattr(result, "to_json") else result.to_dict())
         else:
-            from detent.report.documents import document_of
-
             self.print(document_of(result), *beside)
 
     def print(self, document: Document, *beside: Path | None) -> None:
@@ -229,6 +230,14 @@ class PrintOptions:
         from detent.report.terminal import print_document
 
         print_document(document, stdout(), verbose=self.verbose, beside=[file for file in beside if file is not None])
+
+    def either(self, plain: Any, document: Document) -> None:
+        """Print plain values as JSON, or else the document that shows them."""
+        echo_json(plain) if self.json else self.print(document)
+
+    def tell_text(self, result: Any) -> None:
+        """Print a result that is its own text."""
+        echo_json(result.to_json()) if self.json else typer.echo(str(result))
 
 
 def echo_json(value: Any) -> None:

@@ -1,25 +1,23 @@
-"""Commands that read or convert a file: check, inspect, stats, convert and split."""
+"""Commands that read or convert a file: check, deploy, inspect, stats, convert and split."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typing_extensions import Unpack
 
-from detent.cli.console import AnyModel, Output, PrintOptions, echo_json
+from detent.cli.console import AnyModel, Output, PrintOptions, option_of
 from detent.graph.guard import guarded
-from detent.options import ImageOptions, SplitOptions, settled
+from detent.options import TRUST, ImageOptions, SplitOptions, settled
 
 if TYPE_CHECKING:
     from detent.results.checked import DeviceCheck
 
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Skip the trial load of the model file in a separate process.", show_default=False),
-]
+Trust = Annotated[bool, option_of(TRUST)]
 
 NOT_TAKEN = 6  # the exit code if the device does not take all of the model
 
@@ -73,11 +71,7 @@ def _tell_report(model: Path, result: DeviceCheck, file: Path, printing: PrintOp
     if file.is_dir():
         typer.echo(report_table(file))
         return
-    found = compare_report(model, result, file)
-    if printing.json:
-        echo_json(found.to_json())
-    else:
-        typer.echo(str(found))
+    printing.tell_text(compare_report(model, result, file))
 
 
 def deploy(
@@ -107,21 +101,8 @@ def deploy(
     from detent.option_values import image_options
 
     images = image_options(settled(ImageOptions, options))
-    done = run(
-        model,
-        folder,
-        device,
-        tail=tail,
-        data=data,
-        samples=samples,
-        software=software,
-        force=force,
-        preprocess=images,
-    )
-    if printing.json:
-        echo_json(done.to_json())
-    else:
-        typer.echo(str(done))
+    sampled = partial(run, data=data, samples=samples, preprocess=images)
+    printing.tell_text(sampled(model, folder, device, tail=tail, software=software, force=force))
 
 
 def inspect(
@@ -137,10 +118,7 @@ def inspect(
 
     with guarded(model, trust=trust):
         inspection = inspect_model(model)
-    if printing.json:
-        echo_json(inspection.to_dict())
-    else:
-        printing.print(inspection_document(inspection, nodes=nodes))
+    printing.either(inspection.to_dict(), inspection_document(inspection, nodes=nodes))
 
 
 def stats(
@@ -159,7 +137,7 @@ def stats(
 ) -> None:
     """Show what calibration saw: range, sparsity and outliers of every tensor, and what each method would choose."""
     from detent.observe.statistics_file import load_statistics
-    from detent.report.charts import plot_statistics
+    from detent.report.statistics_plots import plot_statistics
     from detent.results.summarized import choices_of, view_statistics
 
     loaded = load_statistics(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typing_extensions import Unpack
@@ -27,12 +27,8 @@ def evaluate(
 
     Example: detent evaluate mobilenetv2.onnx mobilenetv2_int8.onnx --data photos/
     """
-
     results.check(*models, options.get("metric"), options.get("labels"))
-    with ui.working() as progress:
-        options["progress"] = progress
-        evaluation = api.evaluate(models, data, **options)
-    results.tell(evaluation)
+    results.tell(ui.run(api.evaluate, models, data, **options))
 
 
 def compare(
@@ -55,14 +51,12 @@ def compare(
     page.check(*models)
     if len(models) < 2:
         raise UsageError(f"Give another model to compare {models[0]} with.")
-    with ui.working() as progress:
-        options["progress"] = progress
-        if len(models) == 2 and device is None:
-            page.tell(api.compare(models[0], models[1], data, **options))
-            return
-        if options.pop("inner", False) or data is None:
-            raise UsageError("Models side by side are run on data: give --data DIR, and leave --inner out.")
-        page.tell(api.compare_candidates(models, data, estimate_for=device or "stx", **options))  # type: ignore[misc]
+    if len(models) == 2 and device is None:
+        page.tell(ui.run(api.compare, *models, data, **options))
+        return
+    if options.pop("inner", False) or data is None:
+        raise UsageError("Models side by side are run on data: give --data DIR, and leave --inner out.")
+    page.tell(ui.run(api.compare_candidates, models, data, estimate_for=device or "stx", **options))
 
 
 def sensitivity(
@@ -84,9 +78,7 @@ def sensitivity(
         raise UsageError("--toml writes the proposed recipe: say with --max-error what it should reach.")
     ui.check_file(toml, model)
     page.check(model, toml, options.get("stats"))
-    with ui.working() as progress:
-        options["progress"] = progress
-        report = api.sensitivity(model, calib, recipe, **options)
+    report = ui.run(api.sensitivity, model, calib, recipe, **options)
     page.tell(report if toml is None else report.with_file(toml))
 
 
@@ -101,16 +93,12 @@ def infer(
 
     Example: detent infer model_int8.onnx --data images/ --out answers/
     """
-
     from detent.report.figures import command
 
-    with ui.working() as progress:
-        options["progress"] = progress
-        written = api.infer(model, data, out, **options)
-    console = ui.stdout()
-    console.print(f"Wrote {len(written)} files to {out}.", style="bold", markup=False, soft_wrap=True)
-    following = command("compare", out, "OTHER_DIR")
-    console.print(f"Next: the same with another model, then {following}", style="bold", markup=False, soft_wrap=True)
+    written = ui.run(api.infer, model, data, out, **options)
+    following = f"Next: the same with another model, then {command('compare', out, 'OTHER_DIR')}"
+    for line in (f"Wrote {len(written)} files to {out}.", following):
+        ui.stdout().print(line, style="bold", markup=False, soft_wrap=True)
 
 
 def emulate(
@@ -127,11 +115,7 @@ def emulate(
 
     Example: detent emulate mobilenetv2_int8.onnx --data images/ --out answers/ --rounding dpu
     """
-
-    with ui.working() as progress:
-        options["progress"] = progress
-        done = api.emulate(model, data, out, **options)
-    printing.tell(done)
+    printing.tell(ui.run(api.emulate, model, data, out, **options))
 
 
 def dump(
@@ -159,12 +143,5 @@ def dump(
     images = image_options(opt.settled(opt.ImageOptions, options))
     source = open_source(data, input_specs(load(model)), preprocess=images)
     sample = next(iter(source)).load()
-    done = dump_codes(
-        model,
-        sample.feeds,
-        out,
-        floats=floats,
-        rounding=rounding,  # type: ignore[arg-type]  # any text; checked by the emulator
-        origin=sample.origin,
-    )
-    printing.tell(done)
+    given: Any = rounding  # any text: the emulator checks it
+    printing.tell(dump_codes(model, sample.feeds, out, floats=floats, rounding=given, origin=sample.origin))

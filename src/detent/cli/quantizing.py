@@ -1,11 +1,11 @@
-"""Commands that make a quantized model or a recipe: quantize, tune, mix, recipes and demo."""
+"""Commands that make a quantized model or a recipe, or list what there is: quantize to demo."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typing_extensions import Unpack
@@ -14,6 +14,9 @@ from detent import api
 from detent.cli import console as ui
 from detent.errors import UsageError
 from detent.options import VERBOSE, MixOptions, QuantizeOptions, SettingOptions, TuneOptions
+
+if TYPE_CHECKING:
+    from detent.results.searched import StepOutcome
 
 MISSED = 6  # the exit code if a result was found, but none loses as little as was asked for
 
@@ -40,12 +43,9 @@ def quantize(
     """
     if output is None and not options.get("dry_run"):
         raise UsageError("Give an OUTPUT to write to, or --dry-run.")
-
     results.check(model, output, options.get("stats"), options.get("save_stats"))
-    with _saying_what_is_kept(output), ui.working() as progress:
-        options["progress"] = progress
-        options["try_advice"] = True
-        result = api.quantize(model, output, calib, recipe, **options)
+    with _saying_what_is_kept(output):
+        result = ui.run(api.quantize, model, output, calib, recipe, try_advice=True, **options)
     results.tell(result, options.get("save_stats"))
 
 
@@ -87,12 +87,11 @@ def tune(
 
     results.check(model, output, options.get("metric"), options.get("toml") or output.with_suffix(".toml"))
     console = ui.stderr() if results.page.printing.json else ui.stdout()
-    with ui.working() as progress:
-        options["progress"], options["on_step"] = (
-            progress,
-            lambda outcome: console.print(step_line(outcome), markup=False),
-        )
-        tuning = api.tune(model, output, calib, recipe, **options)
+
+    def print_step(outcome: StepOutcome) -> None:
+        console.print(step_line(outcome), markup=False)
+
+    tuning = ui.run(api.tune, model, output, calib, recipe, on_step=print_step, **options)
     results.tell(tuning)
     if not tuning.met:
         raise typer.Exit(MISSED)
@@ -114,9 +113,7 @@ def mix(
     Example: detent mix model.onnx --calib images/ --candidates int4,int8 --max-error -30dB --toml mixed.toml
     """
     ui.check_file(toml, model)
-    with ui.working() as progress:
-        options["progress"] = progress
-        report = api.mix(model, calib, recipe, **options)
+    report = ui.run(api.mix, model, calib, recipe, **options)
     printing.tell(report if toml is None else report.with_file(toml))
     if not report.reached:
         raise typer.Exit(MISSED)
@@ -137,24 +134,20 @@ def recipes(
     """
     from detent.recipe.file import find_recipe, to_plain, to_toml, with_settings
     from detent.recipe.recipe import PRESETS
-    from detent.report.listings import recipes_document
+    from detent.report.listings import recipe_document, recipes_document
 
     settings = options.get("set", ())
     if name is None:
         if toml or settings:
             raise UsageError("Give the NAME of a recipe: `detent recipes XINT8 --toml`.")
-        if printing.json:
-            ui.echo_json({recipe.name: to_plain(recipe) for recipe in PRESETS.values()})
-        else:
-            printing.print(recipes_document(list(PRESETS.values())))
+        listed = list(PRESETS.values())
+        printing.either({each.name: to_plain(each) for each in listed}, recipes_document(listed))
         return
     recipe = with_settings(find_recipe(name), settings)
     if toml:
         typer.echo(to_toml(recipe), nl=False)
-    elif printing.json:
-        ui.echo_json(to_plain(recipe))
     else:
-        printing.tell(recipe)
+        printing.either(to_plain(recipe), recipe_document(recipe))
 
 
 def devices(
@@ -175,19 +168,12 @@ def devices(
     from detent.report.listings import device_document, devices_document
 
     if name is None:
-        if printing.json:
-            ui.echo_json({each.name: each.chips for each in GENERATIONS.values()})
-        else:
-            printing.print(devices_document(list(GENERATIONS.values()), list(DEVICES.values())))
+        chips = {each.name: each.chips for each in GENERATIONS.values()}
+        printing.either(chips, devices_document(list(GENERATIONS.values()), list(DEVICES.values())))
         return
     device = find_device(name)
-    if printing.json:
-        generation = device.generation
-        ui.echo_json(
-            {"name": device.name, "facts": [] if generation is None else [asdict(each) for each in generation.facts]}
-        )
-    else:
-        printing.print(device_document(device))
+    facts = [] if device.generation is None else [asdict(each) for each in device.generation.facts]
+    printing.either({"name": device.name, "facts": facts}, device_document(device))
 
 
 def demo(
@@ -204,6 +190,4 @@ def demo(
     if files is not None:
         copy_files(files)
         return
-    with ui.working() as progress:
-        result = run_demo(output, progress)
-    result.show(ui.stdout(), verbose=verbose)
+    ui.run(run_demo, output).show(ui.stdout(), verbose=verbose)

@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ from detent.observe.samples import Array
 from detent.progress import Progress, silent
 from detent.qdq.families import is_fix_neuron, quantize_family
 from detent.qdq.reader import LinearParams, dequantized, params_of
-from detent.results import Result
+from detent.results import Result, for_people
 from detent.results.compared import Difference, FolderComparison
 
 INFER_STAGE = "infer"
@@ -60,15 +60,13 @@ Parts = tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]
 class Dump(Result):
     """What was written. `codes` and `floats` map the name of each file, without extension, to that of its value."""
 
-    not_in_json: ClassVar[tuple[str, ...]] = ("source",)
-
     folder: str
     origin: str
     activations: int
     constants: int
     codes: Mapping[str, str]
     floats: Mapping[str, str]
-    source: str = ""
+    source: str = for_people("")
 
 
 def dump_codes(

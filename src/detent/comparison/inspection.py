@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -13,7 +12,7 @@ from detent.graph.load import ModelLike, name_of, read, stored_bytes
 from detent.graph.values import input_at, is_constant
 from detent.qdq.families import dequantize_family
 from detent.qdq.reader import dequantized
-from detent.results import Result
+from detent.results import Result, for_people
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class NodeEntry:
 class Inspection(Result):
     """The contents of a model."""
 
-    not_in_json: ClassVar[tuple[str, ...]] = ("source",)
-
     producer: str
     opset: Mapping[str, int]
     bytes: int
@@ -54,7 +51,7 @@ class Inspection(Result):
     constants: Mapping[str, int]
     quantized: Sequence[QuantizedTensor]
     nodes: Sequence[NodeEntry]
-    source: str = ""
+    source: str = for_people("")
 
 
 def inspect_model(model: ModelLike) -> Inspection:

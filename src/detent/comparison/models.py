@@ -155,12 +155,12 @@ class ModelPair:
     def divided(self, model: ir.Model, batch: Batch) -> ModelPair:
         """Return the pair with the parts of its outputs: those that the graph tells, or the values of a sample show."""
         prepare(model, [InferShapes()])
-        told = output_parts(model.graph)
+        declared = output_parts(model.graph)
         values = self.first(batch.pending.load())
         shown = {
             name: parts_by_size([array]) for name, array in values.items() if name in self.outputs and array.ndim >= 3
         }
-        parts = {name: found for name, found in {**shown, **told}.items() if found and name in values}
+        parts = {name: found for name, found in {**shown, **declared}.items() if found and name in values}
         named = {part.name_in(name) for name, found in parts.items() for part in found}
         return replace(self, parts=parts, outputs=self.outputs | named)
 

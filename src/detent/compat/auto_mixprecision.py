@@ -101,31 +101,50 @@ AUTO_MIXPRECISION = table_of(option for _, option in _ROWS)
 MIXED_DEFAULTS = {option.name: default for default, option in _ROWS}
 
 
-def mixed_of(given: Mapping[str, Any]) -> Override | MixedSearch | JudgedSearch:
-    """Return the override that gives every candidate the format, or the search; UsageError, by name, for all else."""
+def mixed_of(given: Mapping[str, Any]) -> list[Override | MixedSearch | JudgedSearch]:
+    """Return overrides, the last of which gives every candidate the format, or is the search for them instead.
+
+    UsageError, by name, for all else.
+    """
     params = apply_rows(AUTO_MIXPRECISION, {}, given)
-    formats = _formats(params)
+    formats, named = _formats(params)
     search = _search(params, formats)
     if search is not None:
-        return search
+        return [*named, search]
     if params.get("ExcludeLayers"):
         raise UsageError(
             "ExcludeLayers is for a search, and without MetricThreshold there is none. Name the layers that change in "
             "IncludeLayers."
         )
     included = tuple(params.get("IncludeLayers") or ())
-    return Override(nodes=included, op_types=() if included else params.get("TargetOpType", LAYERS), **formats)
+    op_types = () if included else params.get("TargetOpType", LAYERS)
+    # Of several overrides that fit the last one wins: that of layers by their names.
+    return [Override(nodes=included, op_types=op_types, optional=bool(included), **formats), *named]
 
 
-def _formats(params: Mapping[str, Any]) -> dict[str, Any]:
+def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]:
+    """Return the formats for candidates, and overrides of those that have others by their names.
+
+    Of a list of targets each layer takes the one that is closest to float: that with the most bits.
+    """
     older = {role: params[name] for name, roles in _OLDER.items() if name in params for role in roles}
     layer = params.get("TargetLayerConfig")
     if older and layer is not None:
         raise UsageError("TargetLayerConfig and the older TargetQuantType say the same. Give one.")
     if older:
-        return older
+        return older, []
+    named: list[Override] = []
+    if isinstance(layer, Mapping):
+        named = [Override(nodes=tuple(names), optional=True, **_roles(each)) for each, names in layer.items() if names]
+        layer = next((each for each, names in layer.items() if not names), next(iter(layer), None))
+    elif isinstance(layer, (list, tuple)) and layer:
+        layer = max(layer, key=lambda each: sum(fmt.bits for fmt in _roles(each).values() if fmt is not None))
+    return _roles(layer), named
+
+
+def _roles(layer: Any) -> dict[str, Any]:
     if not isinstance(layer, QLayerConfig):
-        raise UsageError(f"TargetLayerConfig is {layer!r}. Give one QLayerConfig.")
+        raise UsageError(f"TargetLayerConfig is {layer!r}. Give a QLayerConfig, or several.")
     check_layer(layer)
     return {role: spec_format(spec) for role, spec in layer.roles.items()}
 

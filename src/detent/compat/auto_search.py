@@ -125,7 +125,10 @@ def _combinations(space: Space) -> Iterator[dict[str, Any]]:
     """Yield every choice of one value for each field; dictionaries of lists are spaces of their own."""
     parts = [list(_combinations(value)) if name in _NESTED else list(value) for name, value in space.items()]
     for values in product(*parts):
-        yield copy.deepcopy(dict(zip(space, values, strict=True)))
+        chosen = copy.deepcopy(dict(zip(space, values, strict=True)))
+        if "NumIterLR" in chosen:  # both in one
+            chosen["NumIterations"], chosen["LearningRate"] = chosen.pop("NumIterLR")
+        yield chosen
 
 
 class SearchSpace:
@@ -155,7 +158,11 @@ class AutoSearchConfig:
     search_metric_tolerance: float = 2.0e4
     search_cache_dir: str = "./"
     search_output_dir: str = "./"
+    search_log_path: str = "./auto_search.log"
     two_stage_search: bool = False
+    advanced_fastft_search: bool = False
+    n_jobs: int = 1
+    search_devices: str = "cpu"
     search_stop_condition: ClassVar[Space] = {}
 
 
@@ -171,6 +178,12 @@ class AutoSearch:
         calibration_data_reader: Any = None,
         calibration_data_path: str | Path | None = None,
     ) -> None:
+        if isinstance(model_input, Config):  # older versions: configuration, search, model, data
+            config, auto_search_config, model_input, calibration_data_reader = (
+                *(model_input, config, auto_search_config),
+                calibration_data_reader if eval_dataloader is None else eval_dataloader,
+            )
+            eval_dataloader = None
         if calibration_data_path is not None or calibration_data_reader is None:
             raise UsageError("AutoSearch needs a calibration_data_reader: samples are read again for every candidate.")
         self.config, self.model_input = config, model_input

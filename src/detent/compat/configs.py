@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from detent.compat import enums
@@ -63,6 +63,17 @@ class QuantizationConfig(Serializable):
     ignore_warnings: bool = True
     log_severity_level: Any = None  # for Quark's own log, which Detent does not have
     extra_options: dict[str, Any] = field(default_factory=dict)
+    # What older versions had.
+    random_data_reader_input_shape: InitVar[Any] = None
+    enable_dpu: InitVar[bool] = False
+
+    def __post_init__(self, random_data_reader_input_shape: Any, enable_dpu: bool) -> None:
+        self.enable_npu_cnn = self.enable_npu_cnn or enable_dpu
+        if random_data_reader_input_shape:
+            self.extra_options = {
+                "RandomDataReaderInputShape": random_data_reader_input_shape,
+                **(self.extra_options or {}),
+            }
 
     def __str__(self) -> str:
         return _text_of(self, QuantizationConfig())
@@ -286,8 +297,8 @@ def __getattr__(name: str) -> Any:
 
 
 def get_default_config(config_name: str) -> QuantizationConfig:
-    """Return the preset of that name, with or without `_CONFIG` behind it, to change freely."""
-    name = config_name.upper().removesuffix("_CONFIG")
+    """Return the preset of that name, with or without `_CONFIG` behind it or `DEFAULT_` before, to change freely."""
+    name = config_name.upper().removesuffix("_CONFIG").removeprefix("DEFAULT_")
     if name not in PRESET_FIELDS:
         known = ", ".join(sorted(PRESET_FIELDS))
         raise UsageError(f"There is no preset '{config_name}'.{nearest(name, PRESET_FIELDS)} Known: {known}.")

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
+import onnx
+
 from detent.compat import enums
 from detent.compat.enums import CalibMethod, ExtendedQuantType, QuantGranularity, QuantType, ScaleType, ToolEnum
 from detent.compat.option_rows import check_keys
@@ -208,6 +210,11 @@ class QLayerConfig(Serializable):
 
     __hash__ = object.__hash__
 
+    def __post_init__(self) -> None:
+        for name, spec in vars(self).items():
+            if isinstance(spec, type):  # `input_tensors=Int8Spec`, as a manual has it
+                setattr(self, name, spec())
+
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> QLayerConfig:
         """Return what `to_dict` has made plain."""
@@ -226,7 +233,7 @@ class QLayerConfig(Serializable):
         return {"activations": self.inputs, "weights": self.weight, "biases": self.bias}
 
 
-_FLOATS = {"QFloat16": "float16", "QBFloat16": "bfloat16", "QFLOAT8E4M3FN": "float8_e4m3"}
+_FLOATS = {"FLOAT16": "float16", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3", "FLOAT8E5M2": "float8_e5m2"}
 _ROUNDINGS = {0: "half_away", 1: "half_up", 2: "half_even"}
 _NOT_DONE = ("convert_to_bfloat_before_bfp", "use_compiler_version_cpu_kernel")
 
@@ -236,16 +243,21 @@ def format_of(
 ) -> NumberFormat:
     """Return the format for a member of QuantType or its relatives, or for a DataType, or for an instance of one.
 
-    `attributes` replace the type's own; block formats have them.
+    It may also be the name of a member, or anything that says its `tensor_type` in ONNX. `attributes` replace the
+    type's own; block formats have them.
     """
-    name = getattr(getattr(quant_type, "quant_type", quant_type), "name", "")
+    member = getattr(quant_type, "quant_type", quant_type)
+    name = str(member if isinstance(member, str) and member.startswith("Q") else getattr(member, "name", ""))
+    if not name and getattr(member, "tensor_type", None):
+        name = str(onnx.TensorProto.DataType.Name(member.tensor_type))
     given = attributes or getattr(quant_type, "attributes", None) or {}
-    if name in ("QInt4", "QUInt4", *(f"Q{each}" for each in _INTEGERS)):
-        return IntegerFormat(name[1:].lower(), symmetric, scale)
-    if name in _FLOATS:
-        return FloatFormat(_FLOATS[name])  # type: ignore[arg-type]
-    if name in ("QBFP", "QMX"):
-        return block_float(given) if name == "QBFP" else microscaling(given)
+    kind = name.removeprefix("Q").upper()
+    if kind in ("INT4", "UINT4", *map(str.upper, _INTEGERS)):
+        return IntegerFormat(kind.lower(), symmetric, scale)
+    if kind in _FLOATS:
+        return FloatFormat(_FLOATS[kind])  # type: ignore[arg-type]
+    if kind in ("BFP", "MX"):
+        return block_float(given) if kind == "BFP" else microscaling(given)
     raise UsageError(f"{quant_type!r} is not a number format. Give a member of QuantType, such as {QuantType.QInt8!r}.")
 
 

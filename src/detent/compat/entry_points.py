@@ -25,7 +25,7 @@ import onnxruntime
 import detent
 from detent.comparison.folders import dump_codes
 from detent.compat.configs import AnyConfig, Config, QConfig, QuantizationConfig
-from detent.compat.enums import PowerOfTwoMethod
+from detent.compat.enums import PowerOfTwoMethod, QuantType
 from detent.compat.option_rows import note
 from detent.compat.readers import RandomDataReader, ReadOnce, Repeatable
 from detent.compat.translate import translate
@@ -37,6 +37,7 @@ from detent.graph.save import check_output, save
 from detent.observe.sources import input_specs, open_source
 from detent.pipeline.job import make_job
 from detent.qdq.functions import add_functions
+from detent.recipe.recipe import LAYERS
 
 if TYPE_CHECKING:
     from detent.compat.option_rules import Request
@@ -134,6 +135,8 @@ def _config_of(given: dict[str, Any], fixed: dict[str, Any]) -> QuantizationConf
     named = {name: value for name, value in given.items() if name in _CONFIG_DEFAULTS and value is not None}
     # After the fields themselves: a flag that is set under any of its names is set.
     named |= {_SAME_AS[name]: value for name, value in given.items() if name in _SAME_AS and value}
+    if fixed.get("use_dynamic_quant") and named.pop("activation_type", QuantType.QUInt8) != QuantType.QUInt8:
+        note("activation_type: dynamic operators take QUInt8, and no other type.")
     lists = {name: list(value) for name, value in named.items() if isinstance(value, tuple)}
     return QuantizationConfig(**{**fixed, **named, **lists}, extra_options=options)
 
@@ -176,13 +179,16 @@ vai_quantize_static = _function(
 quantize_static = _function(
     "quantize_static",
     f"model_input model_output calibration_data_reader quant_format {_CHOICE} {_TYPES} {_NODES} "
-    "use_external_data_format calibrate_method calibration_providers extra_options calibration_cache_path",
+    "use_external_data_format calibrate_method calibration_providers extra_options calibration_cache_path "
+    "optimize_model",
     include_cle=False,
     print_summary=False,
 )
 quantize_dynamic = _function(
     "quantize_dynamic",
-    f"model_input model_output {_CHOICE} weight_type {_NODES} use_external_data_format extra_options",
+    f"model_input model_output {_CHOICE} weight_type {_NODES} use_external_data_format extra_options activation_type "
+    "optimize_model",
+    defaults={"activation_type": QuantType.QUInt8},
     use_dynamic_quant=True,
     include_cle=False,
     print_summary=False,
@@ -234,7 +240,7 @@ def dump_model(
     dump_codes(model_input, dict(feeds), Path(output_dir), floats=dump_float, overwrite=True)
 
 
-def get_library_path(device: str = "CPU") -> str:  # noqa: ARG001 - the files are the same for all
+def get_library_path(device: str = "CPU", lib: str = "custom_ops") -> str:  # noqa: ARG001 - it is the same for all
     """Return what `register_custom_ops_library` takes without effect: what Detent writes needs no library."""
     return str(Path(__file__))
 
@@ -303,6 +309,7 @@ def _converted(proto: onnx.ModelProto, steps: tuple[str | ConversionStep, ...], 
 
 def _run(request: Request, model: ModelLike, output: str | Path | None, data: Any) -> Report:
     data = _data(request, model, data)
+    _note_what_is_missing(request, model)
     options: dict[str, Any] = {
         "exclude": _excluded(request, model),
         "fix_shape": request.fix_shapes or "none",  # as other tools do
@@ -371,6 +378,30 @@ def _excluded(request: Request, model: ModelLike) -> tuple[str, ...]:
             note(f"nodes_to_exclude: the model has no node '{given}'.{'' if as_regex else nearest(given, names)}")
         found.update(dict.fromkeys(hits))
     return tuple(found)
+
+
+def _note_what_is_missing(request: Request, model: ModelLike) -> None:
+    """Name what overrides are about and the model does not have; refuse to quantize graphs inside a node."""
+    if not (request.recipe.overrides or request.subgraphs):
+        return
+    graph = load(model).graph
+    nodes = list(graph.all_nodes())
+    values = {str(value.name) for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
+    known = {
+        "nodes": {str(node.name) for node in nodes},
+        "op_types": {node.op_type for node in nodes},
+        "tensors": values,
+    }
+    for override in (each for each in request.recipe.overrides if each.optional):
+        for field, present in known.items():
+            for name in (each for each in getattr(override, field) if each not in present):
+                note(f"The model has no '{name}', for which the script has a format.{nearest(name, present)}")
+    layer = next((node for node in nodes if node.graph is not graph and node.op_type in LAYERS), None)
+    if request.subgraphs and layer is not None:
+        raise UsageError(
+            f"EnableSubgraph=True: '{layer.name}' is in a graph inside an If, a Loop or a Scan, and these stay float. "
+            "Delete the option, or export the model without control flow."
+        )
 
 
 def move_tensors_out(path: Path) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+import onnx
+
 # Classes whose members mean the same as those of another.
 _FAMILIES = {"ExtendedQuantType": "QuantType", "VitisQuantType": "QuantType"}
 
@@ -33,6 +35,11 @@ class ToolEnum(Enum):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}.{self._name_}"
+
+    @property
+    def tensor_type(self) -> int:
+        """The number of a type in ONNX; 0 for what ONNX has no type for."""
+        return int(dict(onnx.TensorProto.DataType.items()).get(self._name_.removeprefix("Q").upper(), 0))
 
     @classmethod
     def from_string(cls, name: str) -> Any:

@@ -7,6 +7,7 @@ untouched. A module or a name of its quantizer that the table does not have is s
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -20,7 +21,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from detent.compat.tool_names import INSIDES, MODULES, UNSUPPORTED, VERSIONS, Unsupported, anywhere, homes
+from detent.compat.tool_names import (
+    CONSTANTS,
+    ELSEWHERE,
+    INSIDES,
+    MODULES,
+    UNSUPPORTED,
+    VERSIONS,
+    Unsupported,
+    anywhere,
+    homes,
+)
 from detent.errors import nearest
 
 PACKAGE = "detent.compat"
@@ -61,6 +72,10 @@ class _Table(Loader):
     def __init__(self, theirs: str) -> None:
         self.theirs = theirs
 
+    def get_code(self, name: str) -> Any:
+        """Return what `runpy.run_module` runs: the tool of that name, on the arguments of the command line."""
+        return compile(f"from detent.compat.script_runner import run_tool_module as run; run('{name}')", name, "exec")
+
     def exec_module(self, module: ModuleType) -> None:
         """Fill the module."""
         theirs = self.theirs
@@ -71,7 +86,7 @@ class _Table(Loader):
             __getattr__=partial(_attribute, theirs, module.__name__),
             __dir__=lambda: sorted({*vars(module), *listed, *_children(theirs)}),
         )
-        if theirs not in MODULES:
+        if theirs not in MODULES and _elsewhere(theirs) is None:
             from detent.compat.tools import functions_of
 
             vars(module).update(functions_of(theirs.rpartition(".")[2]))
@@ -79,6 +94,9 @@ class _Table(Loader):
 
 def _attribute(theirs: str, module: str, name: str) -> Any:
     """Find a name of a module; nothing is kept, because constants are made anew each time: scripts change them."""
+    instead = _elsewhere(theirs)
+    if instead is not None and not name.startswith("_"):
+        return Unsupported(f"{theirs}.{name}", instead)
     known = homes(theirs) if theirs in MODULES else {}
     if name in known:
         home, ours = known[name]
@@ -90,6 +108,8 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
     package = theirs.partition(".")[0]
     if name == "__version__" and package in VERSIONS:
         return VERSIONS[package][1]
+    if package == "quark" and name in CONSTANTS:
+        return copy.copy(CONSTANTS[name])
     if package in VERSIONS and name in anywhere(package):
         home, ours = anywhere(package)[name]
         return getattr(importlib.import_module(f".{home}", PACKAGE), ours)
@@ -103,6 +123,11 @@ def _attribute(theirs: str, module: str, name: str) -> Any:
         if hasattr(original, name):
             return getattr(original, name)
     raise AttributeError(f"module '{theirs}' has no attribute '{name}'.{nearest(name, names_served(theirs))}")
+
+
+def _elsewhere(theirs: str) -> str | None:
+    """Return what to do instead of using a package that is served whole; None for any other module."""
+    return next((ELSEWHERE[root] for root in ELSEWHERE if f"{theirs}.".startswith(f"{root}.")), None)
 
 
 def names_of(theirs: str) -> list[str]:
@@ -167,8 +192,10 @@ class _Finder(MetaPathFinder):
         if theirs is None:
             return None
         package, _, last = theirs.rpartition(".")
-        if theirs in MODULES or last in _children(package):
-            return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=bool(_children(theirs)))
+        whole = _elsewhere(theirs) is not None
+        if whole or theirs in MODULES or last in _children(package):
+            is_package = whole or bool(_children(theirs))
+            return importlib.util.spec_from_loader(fullname, _Table(theirs), is_package=is_package)
         if theirs_of(theirs, {_QUANTIZER: ""}) is not None and _is_original(theirs):
             return importlib.util.spec_from_loader(fullname, _Original())
         names = names_of(package)

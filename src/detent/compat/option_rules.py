@@ -55,7 +55,8 @@ class Request:
 
     `patterns` are regular expressions of nodes to leave float. `random_shapes` and `random_ranges` are
     what RandomDataReader takes, where there is no data. `search` chooses layers before anything is
-    quantized. `conversions` are steps of `detent convert` that the result goes through.
+    quantized. `conversions` are steps of `detent convert` that the result goes through. `subgraphs` says that graphs
+    inside nodes are to be quantized.
     """
 
     recipe: Recipe
@@ -76,6 +77,7 @@ class Request:
     external_data: bool = False
     summary: bool = True
     postprocessing: Literal["auto", "keep"] = "auto"
+    subgraphs: bool = False
 
     def replace(self, **changes: Any) -> Request:
         """Return the same with some fields changed."""
@@ -192,6 +194,11 @@ def weights_only(request: Request) -> Request:
     return request.with_recipe(activations=None, biases=biases)
 
 
+def subgraphs(request: Request, wanted: bool) -> Request:
+    """Ask for layers inside If and Loop, where the other tools change them: they never put pairs there."""
+    return request.replace(subgraphs=wanted and (request.recipe.dynamic or request.recipe.format == "qoperator"))
+
+
 def fused(request: Request, wanted: bool, op_type: str) -> Request:
     """Let layers compute this activation function before they round, or not."""
     chosen = set(request.recipe.fuse) - {op_type} | ({op_type} if wanted else set())
@@ -247,6 +254,7 @@ def _override(recipe: Recipe, tensors: tuple[str, ...], entry: dict[str, Any]) -
         tensors=tensors,
         activations=_changed(recipe.activations, entry),
         weights=_changed(recipe.weights, entry),
+        optional=True,
         range=(float(entry["rmin"]), float(entry["rmax"])) if "rmin" in entry else None,
     )
 
@@ -379,7 +387,10 @@ def few_bits_params(request: Request, value: Any) -> Request:
 
 def gptq(request: Request, value: Any = None) -> Request:
     """Round weights by GPTQ."""
-    return request.with_recipe(**gptq_of(value or {}, request.recipe.weights))
+    fields = gptq_of(value or {}, request.recipe.weights)
+    if fields["weights"].granularity.startswith("per_group") and is_product_bias(request.recipe.biases):
+        fields["biases"] = None  # there is no one unit of products for them
+    return request.with_recipe(**fields)
 
 
 def gptq_params(request: Request, value: Any) -> Request:
@@ -435,5 +446,6 @@ def mixed_precision(request: Request, value: Any) -> Request:
     """Give layers another format: all of them, or those that a search finds."""
     if not value:
         return request
-    mixed = mixed_of(value)
-    return request.with_override(mixed) if isinstance(mixed, Override) else request.replace(search=mixed)
+    for mixed in mixed_of(value):
+        request = request.with_override(mixed) if isinstance(mixed, Override) else request.replace(search=mixed)
+    return request

@@ -2,7 +2,7 @@
 
 Detent reads any object with that method; these classes are for scripts that derive from one or construct one.
 
-The loggers that scripts take from Quark are here too.
+The loggers and the profiler that scripts take from Quark are here too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -145,9 +146,8 @@ def _by_input(inputs: Sequence[InputSpec], given: Any, what: str) -> list[tuple[
     """Return what is given for each input, or None."""
     if isinstance(given, Mapping):
         names = [spec.name for spec in inputs]
-        unknown = next((name for name in given if name not in names), None)
-        if unknown is not None:
-            raise UsageError(f"{what} names the input '{unknown}', which the model lacks.{nearest(unknown, names)}")
+        for unknown in (name for name in given if name not in names):
+            note(f"{what} names the input '{unknown}', which the model lacks.{nearest(unknown, names)}")
         return [(spec, given.get(spec.name)) for spec in inputs]
     if given is None or len(given) == 0:
         return [(spec, None) for spec in inputs]
@@ -200,6 +200,40 @@ class ScreenLogger:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._logger, name)
+
+
+logger = ScreenLogger()
+
+
+class _Steps:
+    """Names of the parts of a run that Quark's profiler knows: the words of a name, as in `MODEL_LOADING`."""
+
+    def __getattr__(self, name: str) -> str:
+        return name.replace("_", " ").title()
+
+
+ProfileStep = _Steps()
+
+
+class GlobalProfiler:
+    """Where Quark measures time and memory; Detent's report has the seconds of every stage, and nothing is written."""
+
+    enabled = False
+
+    def __init__(self, output_path: str = "quark_profile.yaml") -> None:
+        self.output_path = output_path
+
+    def scope(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
+        """Run a block as it is."""
+        return nullcontext()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def profile_scope(*_: Any, **__: Any) -> Callable[[Any], Any]:
+    """Return a function as it is."""
+    return lambda function: function
 
 
 def log_errors(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,8 +54,13 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
             raise UsageError(
                 f"{name} is not a tool that can be run. `detent run SCRIPT.py` runs a script that uses it."
             )
-        # What is onnxruntime's own reads sys.argv.
-        module.main(*[list(arguments)] if inspect.signature(module.main).parameters else [])
+        run_tool_module(name)
+
+
+def run_tool_module(name: str) -> None:
+    """Run the tool that a module is on the arguments in `sys.argv`, which what is onnxruntime's own reads itself."""
+    main = importlib.import_module(name).main
+    main(*[sys.argv[1:]] if inspect.signature(main).parameters else [])
 
 
 @contextmanager

@@ -13,10 +13,13 @@ A file that names a model and where to write it can be run alone (`quark-cli sha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
+from onnx import ModelProto
 
 from detent.compat.option_rows import note
 from detent.convert.conversion import parse_step
@@ -130,21 +133,59 @@ def _wanted(read: Mapping[str, Any], spec: str) -> Iterator[tuple[str, Mapping[s
             yield name, settings
 
 
+@dataclass
+class RunConfig:
+    """What a file says, as a value. Of a model's configuration only `input_model_path` counts."""
+
+    passes: Mapping[str, Any]
+    input_model_config: Any = None
+    output_model_path: str | Path | None = None
+
+
+def shapeshifter(run_config: Any, model: ModelProto | None = None) -> ModelProto | None:
+    """Run passes, given as a RunConfig, a dictionary or a file, on a model in memory, or on the one that is named."""
+    if isinstance(run_config, (str, Path)):
+        read = _load(Path(run_config))
+    else:
+        read = run_config if isinstance(run_config, Mapping) else vars(run_config)
+        source = read.get("input_model_config")
+        named = source if isinstance(source, Mapping) else vars(source or SimpleNamespace())
+        read = {**read, "input_model_config": named}
+    if model is None:
+        _run_file(read, "The configuration")
+        return None
+    made = load(model)
+    for name, settings in _wanted(read, "The configuration"):
+        made = _run(made, name, settings, "The configuration")
+    return ir.to_proto(made)
+
+
+def ONNXModelConfig(**fields: Any) -> SimpleNamespace:  # noqa: N802 - as scripts call it
+    """Return the configuration of a model."""
+    return SimpleNamespace(**fields)
+
+
+ModelConfig = ONNXModelConfig
+
+
 def run_passes(path: Path) -> None:
     """Run the passes of a file, in its order, on the model that it names, and write the result."""
-    read = _load(path)
+    _run_file(_load(path), str(path))
+
+
+def _run_file(read: Mapping[str, Any], path: str) -> None:
     source = (read.get("input_model_config") or read).get("input_model_path")
     if not source or not read.get("output_model_path"):
         raise UsageError(f"{path} needs input_model_path and output_model_path beside its passes.")
     output = Path(read["output_model_path"])
     check_output(output, source)
     model = load(source)
-    for name, settings in _wanted(read, str(path)):
+    for name, settings in _wanted(read, path):
         model = _run(model, name, settings, path)
     save(model, output)
 
 
-def _run(model: ir.Model, name: str, settings: Mapping[str, Any], path: Path) -> ir.Model:
+def _run(model: ir.Model, name: str, settings: Mapping[str, Any], path: str) -> ir.Model:
     if name in _STEPS:
         return parse_step(_STEPS[name](settings))[1].apply(model, ConversionNotes(name))
     if name not in _ALONE:

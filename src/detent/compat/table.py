@@ -33,6 +33,9 @@ from detent.devices.catalog import find_device
 from detent.devices.constraints import CONCATS, SHIFTS
 from detent.errors import UsageError, nearest
 
+_SUBGRAPHS = (
+    "layers inside If and Loop stay float: True is refused with dynamic operators or QOperator if there are any"
+)
 _NO_OVERFLOW = "weights always get a scale at which the bias does not overflow"
 _SEPARATED = "what layers share is always separated where they need different codes"
 _PASSES = "each pass of the file is the option of the same meaning; others are refused by name"
@@ -168,9 +171,7 @@ SECTIONS: dict[str, tuple[Option, ...]] = {
         met("CopySharedInit", _SEPARATED),
         met("CopyBiasInit", _SEPARATED),
         _beside("FixShapes", "dynamic inputs get these shapes (`fix_shapes`)", "fix_shapes", rules.parse_shapes),
-        noted(
-            "EnableSubgraph", "graphs inside Loop stay float, and those inside an If whose condition is not constant"
-        ),
+        _flag("EnableSubgraph", _SUBGRAPHS, rules.subgraphs),
     ),
     "Which nodes": (
         _field("OpTypesToQuantize", "only these operators are quantized", "operators", names),

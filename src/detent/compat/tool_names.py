@@ -32,7 +32,9 @@ _ALGORITHMS = (
 )
 _PRESETS = "DefaultConfigMapping get_default_config get_default_config_mapping"
 _SEARCH = "AutoSearch AutoSearchPro SearchSpace generate_all_configs get_auto_search_config"
-_LOGS = {"readers": "ScreenLogger log_errors"}
+_LOGS = {"readers": "ScreenLogger log_errors logger"}
+_PROFILES = {"readers": "GlobalProfiler ProfileStep profile_scope"}
+_PASSES = "ModelConfig ONNXModelConfig RunConfig shapeshifter"
 _TYPES = (
     "BFP16 MX4 MX6 MX9 MXFP4E2M1 MXFP6E2M3 MXFP6E3M2 MXFP8E4M3 MXFP8E5M2 BFloat16 Float16 Int8 Int16 Int32 MXInt8 "
     "UInt8 UInt16 UInt32"
@@ -52,7 +54,9 @@ MODULES: dict[str, dict[str, str]] = {
         "entry_points": f"ModelQuantizer dump_model get_library_path {_QUARK_FUNCTIONS}",
         "auto_search": _SEARCH,
     },
+    "quark.common.profiler": _PROFILES,
     "quark.common.utils.log": _LOGS,
+    "quark.shapeshifter": {"shapeshifter": _PASSES},
     "quark.onnx.auto_search": {"auto_search": _SEARCH},
     "quark.onnx.quantization.auto_search": {
         "auto_search": "A16W8_SEARCH_CONFIG A8W8_SEARCH_CONFIG ADVANCED_SEARCH_CONFIG XINT8_SEARCH_CONFIG "
@@ -122,7 +126,7 @@ _CREATE_TORCH = "base_fn_quantizers base_qdq_quantizers create_model create_mode
 _QUANT_OPS = "quant_base_ops quant_conv_ops quant_gemm_ops quant_matmul_ops quant_norm_ops"
 _TRANSFORMS = "convert_transforms convert_transforms_pipeline model_transformer transforms transforms_pipeline"
 _INSIDES: dict[str, str] = {
-    "quark.common.utils": "collect_env import_utils testing_utils",
+    "quark.common.utils": "collect_env detect_pytorch_extension_dir doc import_utils testing_utils torch_utils",
     "quark.shares.utils": "import_utils testing_utils",
     "quark.onnx": "equalization finetuning gptq graph_transformations mprecision onnx_quantizer optimize qdq_quantizer "
     "refine registry simulate_dpu smooth_quant",
@@ -148,13 +152,34 @@ _INSIDES: dict[str, str] = {
     "quark.onnx.quantizers": "extended_quantizer interface matmul_nbits_quantizer npu_cnn_quantizer "
     "npu_transformer_quantizer onnx_quantizer qdq_quantizer registry",
     "quark.onnx.utils": "file_utils model_utils print_utils shapeshifter_utils system_utils",
-    "quark.shapeshifter": "",
+    "quark.shapeshifter": "api engine engine_config model_config pass_base pass_config pass_discovery run_config utils",
+    "quark.common": "config data_type torch_cpp_build_specs torch_cpp_ext",
+    "quark.common.profiler": "profiler utils",
     "vai_q_onnx": "equalization gen_files onnx_quantizer qdq_quantizer refine registry simulate_dpu",
     "vai_q_onnx.graph_transformations": "model_transformer transforms transforms_pipeline",
     "vai_q_onnx.operators": "custom_ops vai_ops.qdq_ops",
     "vai_q_onnx.optimizations": _TRANSFORMS,
     "vai_q_onnx.quant_utils": "",
     "vai_q_onnx.utils": "model_utils",
+}
+_TORCH = "It quantizes PyTorch models, and Detent ONNX models: export yours (torch.onnx.export) and quantize that."
+_ASIDE = "It is no part of quantizing an ONNX model."
+# Packages that are served whole, whatever is below them: any name can be imported, and using one says this.
+ELSEWHERE = {
+    **{"quark.torch": _TORCH, "quark.experimental": _ASIDE, "quark.contrib": _ASIDE},
+    "quark.shapeshifter.passes": "`shapeshifter` runs passes by their names.",
+}
+# Constants of Quark: its own operators, and those of a quantized model.
+_CUSTOM = {
+    **{"DOMAIN": "com.amd.quark", "VERSION": 1, "QUANT_OP_NAME": "ExtendedQuantizeLinear"},
+    **{"DEQUANT_OP_NAME": "ExtendedDequantizeLinear", "IN_OP_NAME": "ExtendedInstanceNormalization"},
+    **{"LSTM_OP_NAME": "ExtendedLSTM", "BFP_OP_NAME": "BFPQuantizeDequantize", "MX_OP_NAME": "MXQuantizeDequantize"},
+}
+CONSTANTS: dict[str, Any] = {
+    **{f"{prefix}COP_{name}": value for prefix in ("", "_") for name, value in _CUSTOM.items()},
+    "QUANT_OP_TYPES": ["QuantizeLinear", _CUSTOM["QUANT_OP_NAME"]],
+    "DEQUANT_OP_TYPES": ["DequantizeLinear", _CUSTOM["DEQUANT_OP_NAME"]],
+    "FN_OP_TYPES": [_CUSTOM["BFP_OP_NAME"], _CUSTOM["MX_OP_NAME"]],
 }
 # Their insides are below them; an unknown name of their own is a mistake in the script.
 _PUBLIC = {"quark.onnx", "quark.onnx.quantization", "quark.onnx.quantization.config", "vai_q_onnx"}

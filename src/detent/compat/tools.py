@@ -221,7 +221,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "convert_customqdq_to_qdq": ("custom_ops_infer_shapes",),
     "fix_shapes": ("fix_input_and_output_shapes",),
     "convert_dynamic_to_fixed": ("convert_dynamic_to_fix", "fix_shapes"),
-    "float16": ("convert_float16_to_float",),
+    "float16": ("convert_float16_to_float", "convert_float_to_float16=convert_fp32_to_fp16"),
     "print_a16w8_a8w8_nodes": ("a16w8_a8w8_nodes",),
     "replace_inf_weights": ("replace_inf_in_onnx_weights",),
 }
@@ -230,8 +230,8 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 def functions_of(name: str) -> dict[str, Callable[..., Any]]:
     """Return what a script can import from the module of a tool."""
     command = partial(run_tool, name)
-    on_model = partial(_on_model, name)
-    named = dict.fromkeys(("convert", name, *FUNCTIONS.get(name, ())), on_model)
+    parts = [each.partition("=") for each in ("convert", name, *FUNCTIONS.get(name, ()))]
+    named = {function: partial(_on_model, tool or name) for function, _, tool in parts}
     return {**named, "main": command, "run_main": command}
 
 

@@ -424,20 +424,21 @@ def _options_of(algorithms: Sequence[AlgoConfig]) -> dict[str, Any]:
 
 def _layer_override(layer: QLayerConfig | None, **part: tuple[str, ...]) -> Override:
     if layer is None:
-        return Override(leave_float=True, **part)  # type: ignore[arg-type]
+        return Override(leave_float=True, optional=True, **part)  # type: ignore[arg-type]
     check_layer(layer)
-    return Override(**part, **{role: spec_format(spec) for role, spec in layer.roles.items()})  # type: ignore[arg-type]
+    formats = {role: spec_format(spec) for role, spec in layer.roles.items()}
+    return Override(optional=True, **part, **formats)  # type: ignore[arg-type]
 
 
 def _calibrating(config: QConfig, role: str) -> QTensorConfig:
-    """Return the specification whose method calibrates: that of all integers, which may be those of layers only."""
+    """Return the specification whose method calibrates: that of the model, or of layers if only they are integers."""
     layers = [config.global_config, *config.specific_layer_config, *config.layer_type_config]
     specs = [spec for layer in layers if layer is not None and (spec := layer.roles[role]) is not None]
     integers = [spec for spec in specs if is_integer(spec_format(spec))]
     for spec in integers:
         if spec.calibration_method != integers[0].calibration_method:
-            raise UsageError(
-                f"calibration_method is {integers[0].calibration_method} in one specification and "
-                f"{spec.calibration_method} in another: one calibrates the whole model. Choose one."
+            note(
+                f"calibration_method {spec.calibration_method} of a layer: {integers[0].calibration_method} calibrates "
+                "the whole model."
             )
     return (integers or specs)[0]

@@ -90,7 +90,8 @@ class Candidate:
             elif emulate is None:
                 self._runner = open_exact(graph_model, self.outputs, providers)
             else:
-                self._runner = Emulator(_proto(model), rounding=emulate)
+                emulated = ir.to_proto(model) if isinstance(model, ir.Model) else model
+                self._runner = Emulator(emulated, rounding=emulate)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
         self._types = {spec.name: spec.dtype for spec in self.inputs}
@@ -129,10 +130,6 @@ class Candidate:
                     "can be compared."
                 )
         _check_names("output", self.outputs, reference.outputs, self.name, reference.name)
-
-
-def _proto(model: AnyModel) -> ModelLike:
-    return ir.to_proto(model) if isinstance(model, ir.Model) else model
 
 
 def _check_names(kind: str, found: Sequence[str], expected: Sequence[str], name: str, reference: str) -> None:

@@ -116,11 +116,8 @@ def _find_task_labels(path: Path) -> label_files.TaskLabels | None:
 
 def read_task_folder(folder: Path) -> label_files.TaskLabels:
     """Read a folder of labels: boxes if there is any text file in it, else masks."""
-    return (
-        label_files.read_yolo(folder)
-        if next(folder.rglob("*.txt"), None) is not None
-        else label_files.read_masks(folder)
-    )
+    has_text = next(folder.rglob("*.txt"), None) is not None
+    return label_files.read_yolo(folder) if has_text else label_files.read_masks(folder)
 
 
 def read_label_file(file: Path, data: Path) -> Labels:
@@ -300,8 +297,7 @@ def open_dataset(
     `data` is a folder or file, an array or a dict {input: array}. `labels` are those in the folder (`FIND`), a file or
     folder, a list in the order of the samples, {name: label}, or None to use none; `label_offset` is added to each.
     """
-    is_path = isinstance(data, (str, os.PathLike))
-    path = Path(data) if is_path else None
+    path = Path(data) if isinstance(data, (str, os.PathLike)) else None
     if path is not None and labels is not None and label_files.is_pair_file(path):
         return _open_pairs(path, inputs, limit, batch)
     found, data = _labels(labels, path, data, [spec.name for spec in inputs])
@@ -335,7 +331,7 @@ def _open_pairs(path: Path, inputs: Sequence[InputSpec], limit: int | None, batc
     used = count if limit is None else min(limit, count)
     # Evenly spaced, not the first: such files are often sorted by score.
     kept = [at * count // used for at in range(used)]
-    labels = pairs.labels(lambda _: kept)
+    labels = pairs.labels(kept)
     source = open_source(_pair_feeds(pairs.samples(kept), inputs, path), inputs, batch=batch)
     assert isinstance(source, RowSource)
     return Dataset(source, None, None, labels.described, None, 0, labels)

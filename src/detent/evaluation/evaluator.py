@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,9 @@ class Evaluator:
         """Open the data for models like `reference`. Raises a DetentError for whatever does not fit.
 
         Args:
-            reference: the model to compare_scores with, normally the float one.
+            reference: the model to compare with, normally the float one.
             data: a folder, a file, an array, a dict {input: array}, or a Dataset that is open already.
-            labels: those in the folder (`FIND`), a file, a list, {name: label}, or None: compare_scores outputs only.
+            labels: those in the folder (`FIND`), a file, a list, {name: label}, or None: compare outputs only.
             label_offset: added to every label; 1 where class 0 of the model is its background.
             metric: a Python file with score() or metric(), or a Metric.
             preprocess: how images become arrays, as for `quantize`.
@@ -84,19 +85,11 @@ class Evaluator:
         """
         self.metric = as_metric(metric)
         self.reference = Candidate(reference, providers)
-        self.dataset: Dataset = (
-            data
-            if isinstance(data, Dataset)
-            else open_dataset(
-                data,
-                self.reference.inputs,
-                labels=labels,
-                label_offset=label_offset,
-                preprocess=preprocess_options(preprocess),
-                limit=limit,
-                batch=batch,
-            )
-        )
+        if not isinstance(data, Dataset):
+            inputs, images = self.reference.inputs, preprocess_options(preprocess)
+            labelled = partial(open_dataset, labels=labels, label_offset=label_offset)
+            data = labelled(data, inputs, preprocess=images, limit=limit, batch=batch)
+        self.dataset: Dataset = data
         if task is not None:
             _check_task(task, reference, self.dataset)
         self._given = reference
@@ -119,7 +112,7 @@ class Evaluator:
         return self.score(self.load(model))
 
     def load(self, model: AnyModel) -> Candidate:
-        """Load a model to compare_scores with the reference, which may be the same file: in integers with `emulate`."""
+        """Load a model to compare with the reference, which may be the same file: in integers with `emulate`."""
         candidate = Candidate(model, self._providers, emulate=self.emulate)
         candidate.check_like(self.reference)
         return candidate
@@ -142,11 +135,10 @@ class Evaluator:
             self.progress(STAGE, done, self.dataset.batches)
 
     def _measure(self) -> measures.Measure[Any]:
+        if self.metric is not None and self.metric.score is not None:
+            return measures.SampleMeasure(self.dataset, self.metric)
         if self.metric is not None:
-            per_sample = self.metric.score is not None
-            return (
-                measures.SampleMeasure(self.dataset, self.metric) if per_sample else measures.WholeMeasure(self.metric)
-            )
+            return measures.WholeMeasure(self.metric)
         if self.dataset.truths is not None:
             return task_measure(self.dataset, self.reference.inputs[0].declared)
         if not self.compares_outputs:
@@ -169,9 +161,9 @@ def _check_task(task: str, model: AnyModel, dataset: Dataset) -> None:
 
 
 def run_evaluation(models: Sequence[AnyModel], data: Any, **options: Any) -> evaluated.Evaluation:
-    """Evaluate all models and compare_scores them with the first. `options` are those of Evaluator."""
+    """Evaluate all models and compare them with the first. `options` are those of Evaluator."""
     if not models:
-        raise UsageError("Give a model to evaluate, or several to compare_scores with the first.")
+        raise UsageError("Give a model to evaluate, or several to compare with the first.")
     evaluator = Evaluator(models[0], data, **options)
     if evaluator.emulate is not None and len(models) == 1:
         models = [*models, *models]  # the file as onnxruntime computes it, and in integers

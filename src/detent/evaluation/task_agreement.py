@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from detent.results.paired import Interval, interval_text, resampled, wilson_interval
+from detent.results.paired import Interval, in_percent, interval_text, resampled, wilson_interval
 from detent.results.tensors import TaskAgreement
 from detent.tasks.boxes import Detections, match_detections, overlaps
 from detent.tasks.heads import Head, recognise_head
@@ -45,6 +45,10 @@ VECTORS = 64  # samples whose similarities are ranked: their pairs grow with the
 Outputs = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 Row = dict[str, float]
+Rows = Mapping[str, Floats]  # the numbers of all samples, by name
+
+# The loss and its interval, None if the task has none; the figures of the task, and a clause that tells them.
+Summary = tuple[float | None, Interval | None, dict[str, float], str]
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def summarize_answers(purpose: Purpose, answers: Sequence[SampleAnswer]) -> Task
     if not answers:
         return None
     rows = {name: np.array([answer.numbers.get(name, 0.0) for answer in answers]) for name in answers[0].numbers}
-    return _SUMMARIES[purpose.task](purpose, rows, answers)
+    loss, interval, figures, text = _SUMMARIES[purpose.task](rows, answers)
+    return TaskAgreement(str(purpose.task), purpose.why, len(answers), loss, interval, figures, text)
 
 
 def bootstrap(parts: Floats, wholes: Floats | None = None) -> tuple[float, Interval]:
@@ -122,8 +127,7 @@ def class_scores(outputs: Outputs, samples: int) -> tuple[str, Floats]:
             continue
         sides = [size for size in array.shape[1:] if size != 1]
         if len(sides) <= 1:
-            flat = array.reshape(samples, 1, -1).astype(np.float64)
-            return name, flat
+            return name, array.reshape(samples, 1, -1).astype(np.float64)
         if array.ndim == 3:
             return name, array.astype(np.float64)
     raise ValueError("no output holds class scores")
@@ -154,15 +158,16 @@ def _classify(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> li
     return [SampleAnswer({"same": float(same[at].mean()), "loss": float(cost[at].mean())}) for at in range(samples)]
 
 
-def _classified(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+def _classified(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     count, same = len(answers), round(float(rows["same"].sum()))
     loss, (low, high) = bootstrap(rows["loss"])
     high = max(high, _unseen(rows["loss"]))
     kept = wilson_interval(same, count)
-    text = f"{same} of {count} samples keep their top class (95 % interval {_percent(kept)} %)"
-    text += f"; expected loss of accuracy {100 * loss:.1f} points ({interval_text((100 * low, 100 * high), '.1f')})"
+    text = f"{same} of {count} samples keep their top class (95 % interval {interval_text(in_percent(kept), '.0f')} %)"
+    lies = interval_text(in_percent((low, high)), ".1f")
+    text += f"; expected loss of accuracy {100 * loss:.1f} points ({lies})"
     figures = {"same_top1": float(rows["same"].mean()), "same_top1_low": kept[0], "same_top1_high": kept[1]}
-    return TaskAgreement(str(purpose.task), purpose.why, count, loss, (low, high), figures, text)
+    return loss, (low, high), figures, text
 
 
 def _unseen(losses: Floats) -> float:
@@ -212,13 +217,13 @@ def _class_overlap(first: Floats, second: Floats) -> float:
     return float(np.mean(shares)) if shares else 1.0
 
 
-def _segmented(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+def _segmented(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
     # Regions are judged by their overlap: a class of few pixels may be lost with hardly any pixel changed.
     loss, interval = bootstrap((1.0 - rows["iou"]) / 2)
     same, iou, cost = float(rows["same"].mean()), float(rows["iou"].mean()), float(rows["loss"].mean())
     text = f"{100 * same:.1f} % of the pixels keep their class; regions overlap by {100 * iou:.1f} %"
     figures = {"same_pixels": same, "overlap": iou, "expected_pixel_loss": cost}
-    return TaskAgreement(str(purpose.task), purpose.why, len(answers), loss, interval, figures, text)
+    return loss, interval, figures, text
 
 
 # --- boxes
@@ -274,30 +279,27 @@ def _kept(wanted: Detections, one: Detections, other: Detections, least: float) 
     }
 
 
-def _detected(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+def _detected(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     count = len(answers)
-    faint = not rows["wanted"].any()
-    of = {name: rows[f"best_{name}" if faint else name] for name in ("wanted", "kept", "extra", "shown", "shift")}
-    lost, weight = (rows[f"best_{name}" if faint else name] for name in ("lost", "weight"))
-    wanted, kept, extra, shown, shift = (float(each.sum()) for each in of.values())
+    faint = "" if rows["wanted"].any() else "best_"
+    totals = ("wanted", "kept", "extra", "shown", "shift", "overlap")
+    wanted, kept, extra, shown, shift, overlap = (float(rows[f"{faint}{name}"].sum()) for name in totals)
     # Average precision is about a half to begin with, and loses in proportion.
-    loss, interval = bootstrap(lost / 2, weight)
-    share = kept / wanted if wanted else 0.0
+    loss, interval = bootstrap(rows[f"{faint}lost"] / 2, rows[f"{faint}weight"])
     moved = shift / kept if kept else 0.0
     which = f"of the {BEST} best detections" if faint else f"detections above {LEAST_SCORE}"
     text = f"{kept:.0f} of {wanted:.0f} {which} are kept, {extra:.0f} are new, scores move by {moved:+.2f}"
     text += f", {shown / count:.1f} boxes in a sample instead of {wanted / count:.1f}"
     figures = {
-        "kept": share,
+        "kept": kept / wanted if wanted else 0.0,
         "new": extra / wanted if wanted else 0.0,
         "score_shift": moved,
         "boxes_per_sample": shown / count,
         "boxes_per_sample_float": wanted / count,
         "confident": 0.0 if faint else 1.0,
+        "overlap": overlap / kept if kept else 0.0,
     }
-    overlap = float(rows["best_overlap" if faint else "overlap"].sum())
-    figures["overlap"] = overlap / kept if kept else 0.0
-    return TaskAgreement(str(purpose.task), purpose.why, count, loss if wanted else None, interval, figures, text)
+    return loss if wanted else None, interval, figures, text
 
 
 # --- vectors, images, numbers
@@ -318,8 +320,7 @@ def _vector_output(outputs: Outputs, samples: int) -> str:
 
 def vectors_of(outputs: Outputs) -> Floats:
     """Return the vector of one sample."""
-    vector: Floats = _vectors(outputs[_vector_output(outputs, 1)], 1)[0]
-    return vector
+    return np.asarray(_vectors(outputs[_vector_output(outputs, 1)], 1)[0])
 
 
 def _vectors(array: npt.NDArray[Any], samples: int) -> Floats:
@@ -328,7 +329,7 @@ def _vectors(array: npt.NDArray[Any], samples: int) -> Floats:
     return values.mean(1) if values.ndim == 3 else values.reshape(samples, -1)
 
 
-def _embedded(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+def _embedded(rows: Rows, answers: Sequence[SampleAnswer]) -> Summary:
     pairs = [answer.vectors for answer in answers[:VECTORS] if answer.vectors is not None]
     similar = [_similarities(np.array([pair[at] for pair in pairs])) for at in (0, 1)]
     ranking = spearman(*similar) if len(pairs) >= 4 else None
@@ -339,7 +340,7 @@ def _embedded(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[Sa
         figures["ranking"] = ranking
         text += f"; the ranking of similarities is kept by {ranking:.3f}"
     loss = None if ranking is None else 1.0 - ranking
-    return TaskAgreement(str(purpose.task), purpose.why, len(answers), loss, None, figures, text)
+    return loss, None, figures, text
 
 
 def _similarities(vectors: Floats) -> Floats:
@@ -367,11 +368,10 @@ def _image(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[
     return answers
 
 
-def _imaged(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+def _imaged(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
     mean, least = float(rows["psnr"].mean()), float(rows["psnr"].min())
     text = f"PSNR {mean:.1f} dB on average, {least:.1f} dB at worst"
-    figures = {"psnr_db": mean, "worst_psnr_db": least}
-    return TaskAgreement(str(purpose.task), purpose.why, len(answers), None, None, figures, text)
+    return None, None, {"psnr_db": mean, "worst_psnr_db": least}, text
 
 
 def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> list[SampleAnswer]:
@@ -391,17 +391,13 @@ def _regress(_: Purpose, expected: Outputs, found: Outputs, samples: int) -> lis
     return answers
 
 
-def _regressed(purpose: Purpose, rows: Mapping[str, Floats], answers: Sequence[SampleAnswer]) -> TaskAgreement:
+def _regressed(rows: Rows, _: Sequence[SampleAnswer]) -> Summary:
     mean, worst = float(rows["error"].mean()), float(rows["error"].max())
     text = f"the error is {100 * mean:.2g} % of the signal on average, {100 * worst:.2g} % at worst"
-    figures = {"relative_error": mean, "worst_relative_error": worst}
-    return TaskAgreement(str(purpose.task), purpose.why, len(answers), None, None, figures, text)
+    return None, None, {"relative_error": mean, "worst_relative_error": worst}, text
 
 
-def _percent(ends: Interval) -> str:
-    return interval_text((100 * ends[0], 100 * ends[1]), ".0f")
-
-
+# How the answers of a task are compared, and how all of them are summed up.
 _READERS: dict[Task, Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswer]]] = {
     Task.CLASSIFY: _classify,
     Task.DETECT: _detect,
@@ -410,7 +406,7 @@ _READERS: dict[Task, Callable[[Purpose, Outputs, Outputs, int], list[SampleAnswe
     Task.IMAGE: _image,
     Task.REGRESS: _regress,
 }
-_SUMMARIES: dict[Task, Callable[[Purpose, Mapping[str, Floats], Sequence[SampleAnswer]], TaskAgreement]] = {
+_SUMMARIES: dict[Task, Callable[[Rows, Sequence[SampleAnswer]], Summary]] = {
     Task.CLASSIFY: _classified,
     Task.DETECT: _detected,
     Task.SEGMENT: _segmented,

@@ -82,6 +82,25 @@ def overstates(proto: Any) -> bool:
     return False
 
 
+def loops(graph: Any) -> bool:
+    """Tell whether a graph has a Loop, which may never end."""
+    inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return any(node.op_type == "Loop" for node in graph.node) or any(map(loops, inner))
+
+
+def run_once(session: Any) -> None:
+    """Run a model on zeros; an open size is 1."""
+    import numpy as np
+
+    kinds = {"tensor(float)": "float32", "tensor(double)": "float64"}
+    feeds = {}
+    for each in session.get_inputs():
+        name = each.type.removeprefix("tensor(").removesuffix(")")
+        shape = [size if isinstance(size, int) and size > 0 else 1 for size in each.shape]
+        feeds[each.name] = np.zeros(shape, kinds.get(each.type, name))
+    session.run(None, feeds)
+
+
 def attempt(step: str, function: Callable[[], object]) -> None:
     """Name a step, and do it. Exit if it wants too much memory."""
     sys.stdout.write(f"{step}\n")
@@ -96,7 +115,7 @@ def attempt(step: str, function: Callable[[], object]) -> None:
 
 
 def main(path: str, opset: int, memory: int, seconds: float) -> None:
-    """Convert the opset of a model, infer its shapes and open a session on it."""
+    """Convert the opset of a model, infer its shapes and open a session on it; run it where that may never end."""
     import onnxruntime
 
     ModelProto, native = compiled_onnx()
@@ -108,7 +127,7 @@ def main(path: str, opset: int, memory: int, seconds: float) -> None:
     version = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=opset)
     if overstates(proto):
         return
-    message = light(proto)
+    message, endless = light(proto), loops(proto.graph)
     del proto
     if version < opset:
         attempt(f"converting it to opset {opset}", lambda: native.version_converter.convert_version(message, opset))
@@ -117,7 +136,13 @@ def main(path: str, opset: int, memory: int, seconds: float) -> None:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     providers = ["CPUExecutionProvider"]
-    attempt("loading it in onnxruntime", lambda: onnxruntime.InferenceSession(path, options, providers=providers))
+    sessions: list[Any] = []
+    attempt(
+        "loading it in onnxruntime",
+        lambda: sessions.append(onnxruntime.InferenceSession(path, options, providers=providers)),
+    )
+    if sessions and endless:
+        attempt("running it, because it has a Loop", lambda: run_once(sessions[0]))
 
 
 if __name__ == "__main__":

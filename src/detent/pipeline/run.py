@@ -24,9 +24,8 @@ from detent.pipeline.planned import Planned, make_planned
 from detent.pipeline.prepared import Prepared, Stopwatch, prepare_model
 from detent.pipeline.refined import Refined, refine_plan
 from detent.pipeline.written import Written, write
-from detent.results.network_nodes import network_of
 from detent.results.quantized import Calibration, Notes, Report
-from detent.results.tensors import Pictures, distributions_of
+from detent.results.tensors import Pictures, distributions_of, network_of
 
 
 class Run:

@@ -188,6 +188,8 @@ def _override_tensors(layout: Layout, overrides: Sequence[Override]) -> Layout:
     for override in overrides:
         for pattern in override.tensors:
             matches = names_matching(pattern, layout.sites)
+            if not matches and override.optional:
+                continue
             if not matches:
                 raise UsageError(
                     f"The override of the tensor '{pattern}' matches none that is quantized."

@@ -172,12 +172,12 @@ def nodes_of(override: Override, graph: ir.Graph, became: Became = NOTHING) -> s
     names = [str(node.name) for node in graph]
     found: set[str] = set()
     for pattern in override.nodes:
-        matches = _followed(pattern, names, became)
-        if not matches:
+        matches = _followed(pattern, names, became) or []
+        if not matches and not override.optional:
             raise UsageError(f"The override of '{pattern}' matches no node.{nearest(pattern, [*names, *became])}")
         found.update(matches)
     types = {node.op_type for node in graph}
-    if override.op_types and not types & set(override.op_types) and not override.nodes:
+    if override.op_types and not (types & set(override.op_types) or override.nodes or override.optional):
         raise UsageError(f"The override of {', '.join(override.op_types)}: the model has no such operators.")
     found.update(str(node.name) for node in graph if node.op_type in override.op_types)
     if any(override.between):

@@ -49,7 +49,8 @@ class Override:
     first and the second group of nodes in `between`. They take the formats that are given here, or stay float with
     `leave_float`. Where two parts meet, the value between them is converted. `tensors` are single values by name (or
     pattern), which may have a format, and a `range` that replaces the observed one. Of several overrides that fit,
-    the last one that says something wins; what one leaves float stays so.
+    the last one that says something wins; what one leaves float stays so. What matches nothing is an error, unless
+    the override is `optional`.
     """
 
     nodes: tuple[str, ...] = ()
@@ -61,6 +62,7 @@ class Override:
     weights: NumberFormat | None = None
     biases: NumberFormat | None = None
     range: tuple[float, float] | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if not (self.nodes or self.op_types or any(self.between) or self.tensors):

@@ -304,9 +304,10 @@ def sample_positions(count: int, wanted: int, seed: Sequence[int], hot: Indices 
     random = np.random.default_rng(seed)
     if hot is None or not hot.size:
         return np.sort(random.choice(count, wanted, replace=False))
-    chosen = random.choice(hot, min(hot.size, wanted // 2), replace=False)
-    others = np.setdiff1d(np.arange(count), chosen, assume_unique=True)
-    return np.sort(np.append(chosen, random.choice(others, wanted - chosen.size, replace=False)))
+    chosen = np.sort(random.choice(hot, min(hot.size, wanted // 2), replace=False))
+    # The others by their number among those not chosen: before each of them are as many chosen ones as it has to skip.
+    others = random.choice(count - chosen.size, wanted - chosen.size, replace=False)
+    return np.sort(np.append(chosen, others + np.searchsorted(chosen - np.arange(chosen.size), others, side="right")))
 
 
 def positions_inside(boxes: Sequence[npt.NDArray[np.floating]], shape: Sequence[int]) -> Indices | None:

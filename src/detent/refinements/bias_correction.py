@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from detent.refinements.activations import Curve, activate_all, add_distances, a
 from detent.refinements.layer_problem import Floats
 from detent.refinements.refinement import Refinement
 
-STEPS, SETTLED = 6, 1e-9  # the most Gauss-Newton steps, and the relative change at which they end
+STEPS, SETTLED = 6, 1e-6  # the most Gauss-Newton steps, and the share of the largest error at which they end
 HELD_OUT_EVERY = 4
 LEAST_TO_HOLD_OUT = 8  # with fewer samples all are learned from: two or three tell nothing about the others
 
@@ -58,24 +57,42 @@ class ChannelAnswers:
     float_curve: Curve
     curve: Curve
 
-    def of(self, samples: Sequence[int]) -> ChannelAnswers:
+    def stacked(self, order: Sequence[int]) -> StackedAnswers:
+        """Return the rows of samples one below the other, so that parts of them are views."""
+        wanted, found = (np.concatenate([arrays[at] for at in order]) for arrays in (self.wanted, self.found))
+        target = np.empty(wanted.shape)
+        activate_all(wanted, self.float_curve.numbers, target)
+        return StackedAnswers(found, target, [len(self.found[at]) for at in order], self.curve)
+
+
+@dataclass(frozen=True, eq=False)
+class StackedAnswers:
+    """The channels of the quantized layer, (rows, channels), and its activated targets. `counts`: rows of a sample."""
+
+    answers: npt.NDArray[np.float32]
+    target: Floats
+    counts: Sequence[int]
+    curve: Curve
+
+    def of(self, samples: slice) -> StackedAnswers:
         """Return those of some samples."""
-        wanted, found = ([arrays[at] for at in samples] for arrays in (self.wanted, self.found))
-        return ChannelAnswers(wanted, found, self.float_curve, self.curve)
+        ends = np.cumsum([0, *self.counts])[samples.start : None if samples.stop is None else samples.stop + 1]
+        rows = slice(ends[0], ends[-1])
+        return StackedAnswers(self.answers[rows], self.target[rows], self.counts[samples], self.curve)
 
     @property
     def power(self) -> float:
         """The mean square of the activated answers of the float model."""
-        return float(np.square(self._target).mean()) if sum(map(len, self.wanted)) else 0.0
+        return float(np.einsum("rc,rc->", self.target, self.target)) / max(self.target.size, 1)
 
     def errors(self, shift: Floats | float) -> Floats:
         """Return each channel's mean squared error after its activation, if its bias is shifted."""
-        return self._distances(shift)[0] / max(len(self._answers), 1)
+        return self._distances(shift)[0] / max(len(self.answers), 1)
 
     def shift(self) -> Floats:
         """Return the shift of each channel, as far as the samples settle it."""
-        everything = np.array([len(self._answers)])
-        shift = np.zeros(self._answers.shape[1])
+        everything = np.array([len(self.answers)])
+        shift = np.zeros(self.answers.shape[1])
         farthest = self._distances(0.0)[1]
         for _ in range(STEPS):
             weight, pull = self._pulls(shift, everything)
@@ -89,9 +106,7 @@ class ChannelAnswers:
 
     def _shrink(self, shift: Floats) -> Floats:
         # With few samples the rows have to do, although those of one image are alike.
-        counts = (
-            [len(rows) for rows in self.found] if len(self.found) >= LEAST_TO_HOLD_OUT else [1] * len(self._answers)
-        )
+        counts = self.counts if len(self.counts) >= LEAST_TO_HOLD_OUT else [1] * len(self.answers)
         weight, parts = self._pulls(shift, np.cumsum(counts))
         variance = np.square(parts).sum(axis=0) * len(parts) / max(len(parts) - 1, 1)
         error = np.divide(variance, np.square(weight), out=np.zeros_like(shift), where=weight > 0.0)
@@ -100,28 +115,17 @@ class ChannelAnswers:
 
     def _distances(self, shift: Floats | float) -> tuple[Floats, Floats]:
         """Return the sum of squared errors and the largest error of each channel."""
-        channels = self._answers.shape[1]
+        channels = self.answers.shape[1]
         squares, largest = np.zeros(channels), np.zeros(channels)
         each = np.broadcast_to(np.asarray(shift, np.float64), channels).copy()
-        add_distances(self._answers, self._target, each, self.curve.numbers, squares, largest)
+        add_distances(self.answers, self.target, each, self.curve.numbers, squares, largest)
         return squares, largest
 
     def _pulls(self, shift: Floats, ends: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Return sum(s^2), and sum(s r) of the rows up to each end, for each channel."""
         weight, pulls = np.zeros(len(shift)), np.zeros((len(ends), len(shift)))
-        add_pulls(self._answers, self._target, shift, self.curve.numbers, ends, weight, pulls)
+        add_pulls(self.answers, self.target, shift, self.curve.numbers, ends, weight, pulls)
         return weight, pulls
-
-    @cached_property
-    def _answers(self) -> npt.NDArray[np.float32]:
-        return np.concatenate(self.found)
-
-    @cached_property
-    def _target(self) -> Floats:
-        wanted = np.concatenate(self.wanted)
-        activated = np.empty(wanted.shape)
-        activate_all(wanted, self.float_curve.numbers, activated)
-        return activated
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +152,12 @@ def find_shift(answers: ChannelAnswers) -> BiasShift:
     held = [at for at in range(count) if at % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
     if count < LEAST_TO_HOLD_OUT or not sum(len(answers.found[at]) for at in held):
         held = []
-    judged = answers.of(held) if held else answers
-    learned = answers.of([at for at in range(count) if at not in held]) if held else answers
+    learning = [at for at in range(count) if at not in held]
+    rows = answers.stacked([*learning, *held])
+    learned, judged = rows.of(slice(0, len(learning))), rows.of(slice(len(learning), None)) if held else rows
     shift, power = learned.shift(), judged.power or 1.0
     before, after = float(judged.errors(0.0).mean()) / power, float(judged.errors(shift).mean()) / power
     if after > before:
         return BiasShift(np.zeros(channels), before, before, "no other bias was better on the samples held out")
     # It helps: now from all samples.
-    return BiasShift(answers.shift() if held else shift, before, after)
+    return BiasShift(rows.shift() if held else shift, before, after)

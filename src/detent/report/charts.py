@@ -1,9 +1,8 @@
-"""Charts as SVG: one set of axes and shapes for the charts of a page and for the plots of `detent stats`.
+"""Charts of a page, as SVG.
 
-A chart of a page has no fixed width: places are percentages, so that text stays readable from a phone to a desktop. The
-plot is the SVG's own box, and labels stand beside it, where the style sheet leaves room. Curves cannot be written in
-percentages: they are drawn in a box of 100 by 100 that is stretched over the plot. A plot of `detent stats` is a file
-by itself, 1000 pixels wide, with its own colors.
+A chart has no fixed width: places are percentages, so that text stays readable from a phone to a desktop. The plot is
+the SVG's own box, and labels stand beside it, where the style sheet leaves room. Curves cannot be written in
+percentages: they are drawn in a box of 100 by 100 that is stretched over the plot.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from operator import itemgetter
 from typing import Protocol
 
 from markupsafe import Markup, escape
 
-from detent.errors import OutputError
-from detent.graph.save import write_text
-from detent.observe.statistics import Histogram, TensorStatistics
-from detent.report.figures import file_stem, in_the_middle, printable, printable_lines
+from detent.report.figures import in_the_middle, printable_lines
 from detent.results.paired import Interval
-from detent.results.summarized import Choices
-from detent.results.tensors import ActivationHistogram, ChannelSizes, columns_of
+from detent.results.tensors import ActivationHistogram, ChannelSizes
 
 TICKS = 5  # of an axis, about
 
@@ -31,7 +26,8 @@ MANY = 100  # dots beyond which they are drawn smaller
 
 ONE_VALUE = 0.3  # of a decade: how far a count of one stands above the axis, so that a single outlier can be seen
 
-TICK_NAMES = 5
+TICK_NAMES = 5  # places along the network that are named
+CANDIDATE_LETTERS = 26  # of a candidate's name
 
 Value = str | int | None
 
@@ -181,7 +177,7 @@ class DepthChart:
 
     def _extremes(self, placed: Sequence[tuple[float, float, Point]]) -> Iterator[Markup]:
         """Name the two lowest and the highest point, unless they stand too close for two names."""
-        finite = sorted((each for each in placed if each[2].name and math.isfinite(each[2].value)), key=_height)
+        finite = sorted((each for each in placed if each[2].name and math.isfinite(each[2].value)), key=itemgetter(1))
         shown: list[float] = []
         for x, y, point in (*finite[-1:-3:-1], *finite[:1]):
             if all(abs(x - other) > 0.25 for other in shown):
@@ -194,7 +190,7 @@ class DepthChart:
 
 @dataclass(frozen=True)
 class HistogramChart:
-    """CountAxis on a logarithmic axis, the range that has codes, and in another color what lies outside of it."""
+    """Counts on a logarithmic axis, the range that has codes, and in another color what lies outside of it."""
 
     shown: ActivationHistogram
     label: str
@@ -252,12 +248,13 @@ class ChannelChart:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One row of an interval chart. `ends` is None if no interval is known."""
+    """What a candidate loses, the interval of that if it is known, whether it was chosen, and what it costs."""
 
     name: str
-    value: float
-    ends: Interval | None
+    loss: float
+    ends: Interval | None = None
     marked: bool = False
+    cost: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -270,7 +267,7 @@ class IntervalChart:
 
     def draw(self) -> Markup:
         """Return the chart as markup."""
-        ends = [end for loss in self.losses for end in (loss.value, *(loss.ends or ()))]
+        ends = [end for loss in self.losses for end in (loss.loss, *(loss.ends or ()))]
         axis = Axis.over([0.0, *ends, *([] if self.limit is None else [self.limit])])
         rows = [
             tag(
@@ -282,7 +279,7 @@ class IntervalChart:
             for loss in self.losses
         ]
         scale = tag("svg", *_vertical_labels(axis, grid=False), class_="interval scale", aria_hidden="true")
-        names = [] if self.limit is None else [_key("range", "the loss to accept")]
+        names = [] if self.limit is None else [legend_key("range", "the loss to accept")]
         return tag(
             "figure",
             *rows,
@@ -299,7 +296,61 @@ class IntervalChart:
         if loss.ends is not None:
             low, high = (_percent(axis.along(end)) for end in loss.ends)
             yield tag("line", x1=low, x2=high, y1="50%", y2="50%", class_=f"whisker{style}")
-        yield tag("circle", cx=_percent(axis.along(loss.value)), cy="50%", r=5, class_=f"dot s0{style}")
+        yield tag("circle", cx=_percent(axis.along(loss.loss)), cy="50%", r=5, class_=f"dot s0{style}")
+
+
+def front_of(candidates: Sequence[Estimate]) -> list[Estimate]:
+    """Return those that no other beats, the cheapest first: none costs as little and loses less, or the reverse."""
+    found: list[Estimate] = []
+    for each in sorted(candidates, key=lambda candidate: (candidate.cost, candidate.loss)):
+        if not found or each.loss < found[-1].loss:
+            found.append(each)
+    return found
+
+
+@dataclass(frozen=True)
+class FrontChart:
+    """A dot for each candidate, a line for the interval of its loss, and the front as steps below and left of all."""
+
+    candidates: Sequence[Estimate]
+    cost: str
+    loss: str
+
+    def draw(self) -> Markup:
+        """Return the chart as markup."""
+        across = Axis.over([0.0, *(each.cost for each in self.candidates)])
+        losses = [end for each in self.candidates for end in (each.loss, *(each.ends or ()))]
+        up = Axis.over([0.0, *losses])
+        label = f"Loss in {self.loss} against {self.cost}: down and left is better"
+        parts = [*_horizontal_grid(up, "{:.4g}".format, zero="zero"), *_vertical_labels(across, grid=False)]
+        parts.append(self._steps(across, up))
+        for each in self.candidates:
+            parts += self._dot(each, across, up)
+        svg = tag("svg", *parts, class_="plot front", role="img", aria_label=label)
+        return tag("figure", svg, tag("figcaption", f"{label}. The line is the front: nothing beats what is on it."))
+
+    def _steps(self, across: Axis, up: Axis) -> Markup:
+        places = [
+            (100 * across.along(each.cost), 100 * (1 - up.along(each.loss))) for each in front_of(self.candidates)
+        ]
+        path = f"M{places[0][0]:.2f} 0V{places[0][1]:.2f}"
+        path += "".join(f"H{x:.2f}V{y:.2f}" for x, y in places[1:])
+        return _box(tag("path", d=f"{path}H100", class_="line"))
+
+    def _dot(self, each: Estimate, across: Axis, up: Axis) -> Iterator[Markup]:
+        x, y = across.along(each.cost), 1 - up.along(each.loss)
+        style = " marked" if each.marked else ""
+        if each.ends is not None:
+            low, high = (_percent(1 - up.along(end)) for end in each.ends)
+            yield tag("line", x1=_percent(x), x2=_percent(x), y1=low, y2=high, class_=f"whisker{style}")
+        about = tag("title", f"{each.name}: {each.cost:.4g} {self.cost}, {each.loss:.4g} {self.loss}")
+        yield tag("circle", about, cx=_percent(x), cy=_percent(y), r=5, class_=f"dot{style}")
+        aside, anchor = (-10, "end") if x > 0.6 else (10, "start")
+        place = {"x": _percent(x), "y": _percent(y), "text_anchor": anchor}
+        # Names above and below by turns: candidates of about the same cost stand close together.
+        above = self.candidates.index(each) % 2 == 0
+        name = in_the_middle(each.name, CANDIDATE_LETTERS)
+        yield tag("text", name, **place, dx=aside, dy=-8 if above else 18, class_="who")
 
 
 class Chart(Protocol):
@@ -315,17 +366,20 @@ def _figure(parts: Sequence[Markup], style: str, label: str, legend: Markup | No
 
 
 def _legend(names: Sequence[str], styles: Sequence[str]) -> Markup:
-    return joined(_key(style, name) for name, style in zip(names, styles, strict=False))
+    return joined(legend_key(style, name) for name, style in zip(names, styles, strict=False))
 
 
-def _key(style: str, name: str) -> Markup:
+def legend_key(style: str, name: str) -> Markup:
+    """Return a patch in the color of a style, and what it stands for."""
     return tag("span", tag("svg", tag("rect", width="100%", height="100%"), class_=style), name, class_="key")
 
 
-def _horizontal_grid(axis: Axis, spell: Callable[[float], str] = "{:.6g}".format) -> Iterator[Markup]:
+def _horizontal_grid(
+    axis: Axis, spell: Callable[[float], str] = "{:.6g}".format, zero: str = "grid"
+) -> Iterator[Markup]:
     for value in axis.ticks:
         y = _percent(1 - axis.along(value))
-        yield tag("line", x1="0", x2="100%", y1=y, y2=y, class_="grid")
+        yield tag("line", x1="0", x2="100%", y1=y, y2=y, class_="grid" if value else zero)
         yield tag("text", spell(value), x=-8, y=y, dy="0.32em", text_anchor="end")
 
 
@@ -365,10 +419,6 @@ def _dot(x: float, y: float, radius: int, point: Point, style: str) -> Markup:
     return tag("circle", title, cx=_percent(x), cy=_percent(y), r=radius, class_=style, data_opens=point.row)
 
 
-def _height(placed: tuple[float, float, Point]) -> float:
-    return placed[1]
-
-
 def _vertical(x: float, style: str) -> Markup:
     return tag("line", x1=_percent(x), x2=_percent(x), y1="0", y2="100%", class_=style)
 
@@ -379,140 +429,3 @@ def _place(index: int, count: int) -> float:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
-
-
-WIDTH, LEFT, RIGHT = 1000, 175, 135
-PLOT_HEIGHT, ROW, TITLE, GAP, FOOT = 280, 18, 56, 34, 34
-COLUMNS = 400  # of a plot: more than a screen shows
-_TITLE_LENGTH = 90
-
-# Told apart with any color vision, and on white as well as on near-black.
-COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7f7f7f", "#8c564b")
-
-STYLE = """
-:root { color-scheme: light dark; }
-.paper { fill: #ffffff; }
-text { font: 12px system-ui, sans-serif; fill: #222222; }
-.title { font-size: 15px; font-weight: 600; }
-.quiet { fill: #666666; }
-.bar { fill: #8ab4d8; }
-.axis { stroke: #888888; }
-.grid { stroke: #e4e4e4; }
-@media (prefers-color-scheme: dark) {
-  .paper { fill: #16181c; }
-  text { fill: #e8e8e8; }
-  .quiet { fill: #a0a0a0; }
-  .bar { fill: #4a7ba6; }
-  .axis { stroke: #8a8a8a; }
-  .grid { stroke: #2c3036; }
-}
-"""
-
-
-def plot_statistics(
-    statistics: Mapping[str, TensorStatistics], folder: Path, choices: Mapping[str, Choices]
-) -> list[Path]:
-    """Draw each tensor that `choices` names, with its ranges, into `folder`, which is made if it is missing.
-
-    Return the files. They are numbered by the place of the tensor in `statistics`. Raise OutputError if the folder or a
-    file cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"Cannot make the folder {folder} for the plots: {error.strerror}.") from error
-    files = []
-    for number, (name, each) in enumerate(statistics.items()):
-        if name in choices:
-            files.append(folder / f"{file_stem(number, name)}.svg")
-            write_text(svg_of(name, each, choices[name]), files[-1])
-    return files
-
-
-def svg_of(name: str, statistics: TensorStatistics, choices: Choices) -> str:
-    """Return the plot of one tensor: its histogram, and above it the range that each method would choose."""
-    top = TITLE + ROW * len(choices) + GAP
-    bottom = top + PLOT_HEIGHT
-    histogram = statistics.histogram
-    body = list(_title(name, statistics))
-    if histogram.total:
-        ends = [end for choice in choices.values() for end in choice]
-        axis = Axis.around([0.0, histogram.minimum, histogram.maximum, *ends], ticks=2 * TICKS)
-        body += [*_plot_counts(histogram, axis, bottom), *_plot_axis(axis, bottom)]
-        body.append(_plot_text(LEFT - 8, top - 14, "values", "end", "quiet"))
-        for row, (method, choice) in enumerate(choices.items()):
-            color = COLORS[row % len(COLORS)]
-            body += _plot_choice(method, choice, axis, TITLE + ROW * (row + 0.5), bottom, color)
-    else:
-        body.append(_plot_text(WIDTH / 2, (bottom + FOOT) / 2, "No values were counted.", "middle", "quiet"))
-    drawn = tag(
-        "svg",
-        tag("title", printable(name)),
-        Markup(f"<style>{STYLE}</style>"),
-        tag("rect", class_="paper", width="100%", height="100%"),
-        *body,
-        xmlns="http://www.w3.org/2000/svg",
-        width=WIDTH,
-        height=bottom + FOOT,
-        viewBox=f"0 0 {WIDTH} {bottom + FOOT}",
-        role="img",
-    )
-    return f"{drawn}\n"
-
-
-def _title(name: str, statistics: TensorStatistics) -> Iterator[Markup]:
-    shown = printable(name)
-    shown = shown if len(shown) <= _TITLE_LENGTH else f"{shown[: _TITLE_LENGTH - 1]}…"
-    yield _plot_text(LEFT, 24, shown, "start", "title")
-    histogram = statistics.histogram
-    if histogram.total:
-        extent = f"{histogram.minimum:.5g} to {histogram.maximum:.5g}"
-        counted = f"{histogram.total:,} values of {statistics.samples:,} samples, {extent}"
-        yield _plot_text(LEFT, 42, counted, "start", "quiet")
-
-
-def _plot_x(axis: Axis, value: float) -> float:
-    return LEFT + axis.along(value) * (WIDTH - LEFT - RIGHT)
-
-
-def _plot_counts(histogram: Histogram, axis: Axis, bottom: float) -> Iterator[Markup]:
-    """Draw the columns, on a logarithmic axis of powers of ten."""
-    columns = list(columns_of(histogram, axis.low, axis.high, COLUMNS))
-    counts = CountAxis.over(count for *_, count in columns)
-    for power in counts.powers(7):
-        y = bottom - PLOT_HEIGHT * counts.along(10.0**power)
-        yield _plot_line(LEFT, y, WIDTH - RIGHT, y, "grid")
-        yield _plot_text(LEFT - 8, y + 4, f"{10**power:,}" if power < 7 else f"1e{power}", "end", "quiet")
-    for left, right, count in columns:
-        x, height = _plot_x(axis, left), PLOT_HEIGHT * counts.along(count)
-        # Bars overlap by a hair: where two meet within a pixel, the background would shine through.
-        width = _plot_x(axis, right) - x + 0.3
-        place = {"x": f"{x:.2f}", "y": f"{bottom - height:.2f}", "width": f"{width:.2f}", "height": f"{height:.2f}"}
-        yield tag("rect", class_="bar", **place)
-
-
-def _plot_axis(axis: Axis, bottom: float) -> Iterator[Markup]:
-    yield _plot_line(LEFT, bottom, WIDTH - RIGHT, bottom, "axis")
-    for value in axis.ticks:
-        x = _plot_x(axis, value)
-        yield _plot_line(x, bottom, x, bottom + 5, "axis")
-        yield _plot_text(x, bottom + 20, f"{value:.6g}", "middle", "quiet")
-
-
-def _plot_choice(method: str, choice: Interval, axis: Axis, y: float, bottom: float, color: str) -> Iterator[Markup]:
-    """Draw a bar from the low to the high end of a method's range, and thin lines from its ends down to the axis."""
-    yield _plot_text(LEFT - 8, y + 4, method, "end")
-    ends = [_plot_x(axis, end) for end in choice]
-    yield _plot_line(ends[0], y, ends[1], y, stroke=color, stroke_width="4")
-    for x, value in zip(ends, choice, strict=True):
-        if value:  # all methods agree on zero
-            yield _plot_line(x, y - 5, x, bottom, stroke=color, stroke_width="1", stroke_dasharray="3 3")
-    yield _plot_text(WIDTH - RIGHT + 10, y + 4, f"{choice[0]:.4g} .. {choice[1]:.4g}", "start", "quiet")
-
-
-def _plot_line(x1: float, y1: float, x2: float, y2: float, style: str | None = None, **more: str) -> Markup:
-    return tag("line", class_=style, x1=f"{x1:.2f}", y1=f"{y1:.2f}", x2=f"{x2:.2f}", y2=f"{y2:.2f}", **more)
-
-
-def _plot_text(x: float, y: float, text: str, anchor: str, style: str | None = None) -> Markup:
-    return tag("text", text, x=f"{x:.2f}", y=f"{y:.2f}", text_anchor=anchor, class_=style)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from detent.convert import Conversion
 from detent.convert.splitting import BetweenTensor, Split
@@ -78,10 +80,7 @@ def _tensors(title: str, tensors: Sequence[TensorDifference]) -> doc.Section | N
     if not tensors:
         return None
     columns = [
-        doc.Column(
-            "Tensor",
-            cell=lambda tensor: doc.name(tensor.name, badges=["scales undone"] if tensor.rescaled else []),
-        ),
+        doc.Column("Tensor", cell=_tensor_cell),
         *(_mean_column(measure) for measure in MEASURES),
         doc.named("Worst sample", lambda tensor: tensor.worst_samples(1)[0], minor=True),
     ]
@@ -89,6 +88,10 @@ def _tensors(title: str, tensors: Sequence[TensorDifference]) -> doc.Section | N
     head = "outputs" if title == "Outputs" else "worst tensors of the same name"
     rows = doc.table("tensors", columns, tensors, order=(1, True), shown=MOST_TENSORS, title=head)
     return doc.Section(title, meaning, [rows, doc.Paragraph("", on="terminal")], folded=False, count=str(len(tensors)))
+
+
+def _tensor_cell(tensor: TensorDifference) -> doc.Cell:
+    return doc.name(tensor.name, badges=["scales undone"] if tensor.rescaled else [])
 
 
 def _remarks(result: ModelComparison) -> Iterable[doc.Section]:
@@ -109,7 +112,7 @@ def _mean_column(measure: str) -> doc.Column:
     return doc.figure(
         f"{_MEANINGS[measure][0]}: mean",
         lambda tensor: tensor.mean(measure),
-        lambda value: _text(measure, value),
+        partial(_text, measure),
         _MEANINGS[measure][1],
         small=lambda tensor: _text(measure, tensor.worst(measure)),
         below="worst",
@@ -173,15 +176,13 @@ def folders_document(result: FolderComparison) -> doc.Document:
 
 def _file_column(measure: str) -> doc.Column:
     title, meaning = _MEANINGS[measure]
-    return doc.figure(title, measure, lambda value: _text(measure, value), meaning, **_importance(measure))
+    return doc.figure(title, measure, partial(_text, measure), meaning, **_importance(measure))
 
 
 def emulation_document(emulation: Emulation) -> doc.Document:
     """Build the document of an emulation: what was computed how, and each output against onnxruntime's."""
     report = emulation.report
-    lines = [
-        doc.Paragraph(f"{report.integer_steps} nodes in integers, {report.quantized_tensors} tensors of codes."),
-    ]
+    lines = [doc.Paragraph(f"{report.integer_steps} nodes in integers, {report.quantized_tensors} tensors of codes.")]
     kinds = Counter((step.op_type, step.reason) for step in report.float_steps)
     lines += [
         doc.Paragraph(f"In float, on the host: {count} x {op_type}: {reason}.")
@@ -196,13 +197,11 @@ def emulation_document(emulation: Emulation) -> doc.Document:
         doc.figure("Elements", "elements"),
         doc.figure("Differ", "differing"),
         doc.figure("By at most", "farthest", ".6g"),
-        doc.Column(
+        doc.figure(
             "Same top-1",
-            "Rows with the same largest element, if the output looks like class scores.",
-            numeric=True,
-            cell=lambda each: (
-                doc.Cell(f"{each.same_top1} of {each.rows}", each.same_top1) if each.rows else doc.number(None)
-            ),
+            lambda each: each.same_top1 if each.rows else None,
+            meaning="Rows with the same largest element, if the output looks like class scores.",
+            text=lambda each: f"{each.same_top1} of {each.rows}",
         ),
     ]
     outputs = doc.table("outputs", columns, emulation.outputs, title="output, against onnxruntime")
@@ -238,11 +237,9 @@ def conversion_document(conversion: Conversion) -> doc.Document:
     for step in dict.fromkeys(change.by for change in (*conversion.changes, *conversion.declined)):
         done = [change for change in conversion.changes if change.by == step]
         left = [change for change in conversion.declined if change.by == step]
-        blocks: list[doc.Block] = [doc.Paragraph(f"{step}: {_counted(done) or 'nothing'}.")]
-        blocks.append(
-            doc.NoteList([doc.Note("left", "plain", change.what, f"'{change.node}'") for change in left], shown=_SHOWN)
-        )
-        sections.append(doc.Section(step, blocks=blocks, folded=False))
+        notes = [doc.Note("left", "plain", change.what, f"'{change.node}'") for change in left]
+        summary = doc.Paragraph(f"{step}: {_counted(done) or 'nothing'}.")
+        sections.append(doc.Section(step, blocks=[summary, doc.NoteList(notes, shown=_SHOWN)], folded=False))
     headline = [f"{conversion.source} -> {conversion.output}", ", ".join(conversion.steps)]
     following = ("compare", conversion.source, conversion.output, "--data", "DATA")
     closing = [f"Wrote {conversion.output}: {size(conversion.after.bytes)}.", f"Next: {command(*following)}"]
@@ -304,12 +301,9 @@ def _contents(conversion: Conversion) -> doc.Table:
             if old.get(key) != new.get(key)
         ]
 
-    def count(row: tuple[str, str, int | None, int | None], at: Literal[2, 3]) -> doc.Cell:
-        return doc.number(row[at], f"{row[at]:,}{row[1]}" if row[at] is not None else None)
-
     columns = [
-        doc.worded("", lambda row: row[0]),
-        doc.Column("Before", numeric=True, cell=lambda row: count(row, 2)),
-        doc.Column("After", numeric=True, cell=lambda row: count(row, 3)),
+        doc.worded("", itemgetter(0)),
+        doc.figure("Before", itemgetter(2), text=lambda row: f"{row[2]:,}{row[1]}"),
+        doc.figure("After", itemgetter(3), text=lambda row: f"{row[3]:,}{row[1]}"),
     ]
     return doc.table("figures", columns, rows, shown=MOST_FIGURES)

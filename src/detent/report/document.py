@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from functools import reduce
 from typing import Any, Literal
 
+from detent.recipe import Recipe
+from detent.recipe.file import to_toml
 from detent.report.charts import Chart
 
 Level = Literal["good", "warn", "bad", "plain"]  # how to color it
@@ -229,7 +231,7 @@ def bar(value: float, share: float) -> Cell:
     return Cell("", value, bar=min(max(share, 0.0), 1.0))
 
 
-# What a column shows of the thing that a row is about: the name of an attribute, or a function.
+# What a column shows of the thing that a row is about: a path of attributes, or a function.
 Getter = str | Callable[[Any], Any]
 
 
@@ -251,15 +253,21 @@ def figure(
     form: str | Callable[[Any], str] = ",",
     meaning: str = "",
     *,
+    text: Callable[[Any], str] | None = None,
     small: Callable[[Any], str] = lambda _: "",
     **more: Any,
 ) -> Column:
-    """Return a column of numbers, or None: `form` is how they are written, and `small` makes the small print below."""
+    """Return a column of numbers, or None: `form` is how they are written, and `small` makes the small print below.
+
+    `text` writes a number that is shown with others of the row; it is given the whole item.
+    """
     take, spell = _taker(get), form if callable(form) else f"{{:{form}}}".format
 
     def cell(item: Any) -> Cell:
         value = take(item)
-        return number(value, None if value is None else spell(value), small(item))
+        if value is None:
+            return number(None)
+        return number(value, spell(value) if text is None else text(item), small(item))
 
     return Column(title, meaning, numeric=True, cell=cell, **more)
 
@@ -271,4 +279,13 @@ def table(what: str, columns: Sequence[Column | None], items: Iterable[Any], **m
 
 
 def _taker(get: Getter) -> Callable[[Any], Any]:
-    return attrgetter(get) if isinstance(get, str) else get
+    """Return what takes a value from an item. A path that leads through None ends there."""
+    if not isinstance(get, str):
+        return get
+    names = get.split(".")
+    return lambda item: reduce(lambda value, name: None if value is None else getattr(value, name), names, item)
+
+
+def recipe_section(recipe: Recipe, meaning: str) -> Section:
+    """Return the section of a page that shows a recipe in full."""
+    return Section("Recipe", meaning, [Code(to_toml(recipe))], count=recipe.name, on="page")

@@ -13,7 +13,7 @@ from detent.graph.load import IN_MEMORY
 from detent.recipe import Recipe
 from detent.recipe.recipe import PRESETS
 from detent.results.evaluated import CHANGED, OUTPUT_ERROR, POINTS
-from detent.results.paired import Interval
+from detent.results.paired import Interval, interval_text
 from detent.results.task_scores import POINTS_OF
 from detent.results.tensors import TensorReport
 
@@ -107,11 +107,11 @@ def form_of(*values: float | None) -> str:
     return f".{max(0, 3 - math.floor(math.log10(largest)))}f"
 
 
-def loss_form(unit: str, loss: float, ends: Interval | None) -> str:
-    """Return the format of a loss and its interval: percentages have two digits, all else four."""
-    return (
-        ".2f" if unit in PERCENTAGES or unit.startswith(POINTS_OF.format(figure="")) else form_of(loss, *(ends or ()))
-    )
+def loss_words(unit: str, loss: float, ends: Interval | None) -> tuple[str, str]:
+    """Write a loss and its interval, empty if there is none: percentages with two digits, all else with four."""
+    is_percentage = unit in PERCENTAGES or unit.startswith(POINTS_OF.format(figure=""))
+    form = ".2f" if is_percentage else form_of(loss, *(ends or ()))
+    return f"{loss:{form}}", "" if ends is None else interval_text(ends, form)
 
 
 def unit_of(unit: str) -> str:
@@ -119,9 +119,9 @@ def unit_of(unit: str) -> str:
     return SHORT_UNITS.get(unit, unit)
 
 
-def probability(value: float | None) -> str:
+def probability(value: float) -> str:
     """Write a p-value to three decimal places."""
-    return "-" if value is None else "<0.001" if value < 0.0005 else f"{value:.3f}"
+    return "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
 def command(*words: str | PathLike[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from detent.plan.layout import Decision
@@ -40,6 +40,11 @@ class LayerRow:
     def sqnr(self) -> float | None:
         """In dB, if it was measured."""
         return None if self.tensor is None or self.tensor.closeness is None else self.tensor.closeness.sqnr_db
+
+    @property
+    def dtype(self) -> str:
+        """The number format of the tensor; float for a node that was left so."""
+        return "float" if self.tensor is None else self.tensor.dtype
 
 
 def layers_of(report: Report) -> list[LayerRow]:
@@ -114,18 +119,11 @@ def _layer_cell(layer: LayerRow) -> doc.Cell:
     return doc.Cell(layer.node, key, name=True, below=below, below_is_name=tensor is not None, short=short)
 
 
-def _of_tensor(
-    get: Callable[[TensorReport], doc.Cell], otherwise: doc.Cell | None = None
-) -> Callable[[LayerRow], doc.Cell]:
-    """Return a cell about the tensor of a layer; a node that was left float has none."""
-    return lambda layer: (otherwise or doc.number(None)) if layer.tensor is None else get(layer.tensor)
+def _step_cell(layer: LayerRow) -> doc.Cell:
+    return doc.number(None) if layer.tensor is None else doc.Cell(step(layer.tensor), layer.tensor.scale)
 
 
-def _range_cell(tensor: TensorReport) -> doc.Cell:
-    low, high = tensor.minimum, tensor.maximum
-    return doc.number(None if low is None or high is None else high - low, extent(low, high))
-
-
+_MEASURED = f"{SQNR} Measured in the quantized network, with the errors of all layers before."
 _LAYER_COLUMNS = (
     doc.figure("#", "place", ",", "The place in the network.", minor=True, on="page"),
     doc.Column(
@@ -134,39 +132,17 @@ _LAYER_COLUMNS = (
         cell=_layer_cell,
     ),
     doc.worded("Operator", "op_type", minor=True, on="page"),
+    doc.figure("SQNR dB", "sqnr", decibels, _MEASURED),
+    doc.figure("Clipped", "tensor.clipped", percent, "The share of values that lie beyond the largest code."),
     doc.figure(
-        "SQNR dB",
-        "sqnr",
-        decibels,
-        f"{SQNR} Measured in the quantized network, with the errors of all layers before.",
-    ),
-    doc.Column(
-        "Clipped",
-        "The share of values that lie beyond the largest code.",
-        numeric=True,
-        cell=_of_tensor(lambda tensor: doc.number(tensor.clipped, percent(tensor.clipped))),
-    ),
-    doc.Column(
         "Range",
-        "The least and the greatest value that calibration saw.",
-        numeric=True,
+        "tensor.span",
+        meaning="The least and the greatest value that calibration saw.",
+        text=lambda layer: extent(layer.tensor.minimum, layer.tensor.maximum),
         minor=True,
-        cell=_of_tensor(_range_cell),
     ),
-    doc.Column(
-        "Step",
-        "The distance between two codes.",
-        numeric=True,
-        minor=True,
-        cell=_of_tensor(lambda tensor: doc.Cell(step(tensor), tensor.scale)),
-    ),
-    doc.Column(
-        "Type",
-        "The number format of the codes.",
-        minor=True,
-        on="page",
-        cell=_of_tensor(lambda tensor: doc.words(tensor.dtype), doc.words("float")),
-    ),
+    doc.Column("Step", "The distance between two codes.", numeric=True, minor=True, cell=_step_cell),
+    doc.worded("Type", "dtype", "The number format of the codes.", minor=True, on="page"),
 )
 
 

@@ -16,6 +16,7 @@ from detent.recipe.file import to_toml
 from detent.report import document as doc
 from detent.report.figures import command, listed, size
 from detent.results.checked import LEVELS, MODEL, DeviceCheck, FindingGroup, grouped, operators_left, pieces, summary
+from detent.results.paired import interval_text
 from detent.results.summarized import StatisticsView, TensorSummary
 
 SHOWN = 8  # rows of a table that a short answer lists
@@ -98,10 +99,8 @@ def devices_document(generations: Sequence[Generation], flows: Sequence[Device])
         "Without --device: the strictest rules, which all generations accept; only XINT8's HardSigmoid is Phoenix's."
     )
     blocks: list[doc.Block] = [doc.table("devices", columns, rows), doc.Paragraph(about)]
-    closing = ["Next: detent devices stx"]
-    return doc.Document(
-        "devices", "Devices", (), sections=[doc.Section("Devices", blocks=blocks, folded=False)], closing=closing
-    )
+    sections = [doc.Section("Devices", blocks=blocks, folded=False)]
+    return doc.Document("devices", "Devices", (), sections=sections, closing=["Next: detent devices stx"])
 
 
 def device_document(device: Device) -> doc.Document:
@@ -111,12 +110,8 @@ def device_document(device: Device) -> doc.Document:
         taken = doc.Paragraph(f"Operators: {' '.join(sorted(device.operators)) or 'all'}.")
         section = doc.Section("Operators", blocks=[taken], folded=False)
         return doc.Document("device", device.name, [f"{device.name}: {device.description}"], sections=[section])
-    columns = [
-        doc.worded("About", "about"),
-        doc.worded("What is known", "what"),
-        doc.worded("Confidence", "confidence"),
-    ]
-    columns.append(doc.worded("Source", "source"))
+    titles = {"About": "about", "What is known": "what", "Confidence": "confidence", "Source": "source"}
+    columns = [doc.worded(title, attribute) for title, attribute in titles.items()]
     about = [f"Compiler {generation.target}, rounding {generation.rounding}, flows {', '.join(generation.flows)}."]
     section = doc.Section("Facts", blocks=[doc.table("facts", columns, generation.facts)], folded=False)
     closing = [f"Next: detent quantize MODEL OUTPUT --calib DATA --device {generation.name}"]
@@ -166,11 +161,9 @@ def _contents(inspection: Inspection) -> list[str]:
 
 
 def _scale_cell(tensor: QuantizedTensor) -> doc.Cell:
-    return (
-        doc.Cell(f"{tensor.channels} channels")
-        if tensor.scale is None
-        else doc.number(tensor.scale, f"{tensor.scale:.6g}")
-    )
+    if tensor.scale is None:
+        return doc.Cell(f"{tensor.channels} channels")
+    return doc.number(tensor.scale, f"{tensor.scale:.6g}")
 
 
 _QUANTIZED = (
@@ -207,28 +200,19 @@ def statistics_document(view: StatisticsView) -> doc.Document:
         "outliers: the largest magnitude over that of the 99.9th percentile. "
         "near zero: closer to it than 1/4096 of the largest."
     )
-    sections = [
-        doc.Section(
-            "Tensors",
-            blocks=[
-                doc.table("tensors", columns, view.tensors, shown=SHOWN),
-                doc.Paragraph(legend, quiet=True, on="verbose"),
-            ],
-            folded=False,
-        )
-    ]
+    shown = doc.table("tensors", columns, view.tensors, shown=SHOWN)
+    explained = doc.Paragraph(legend, quiet=True, on="verbose")
+    sections = [doc.Section("Tensors", blocks=[shown, explained], folded=False)]
     methods = list(dict.fromkeys(method for tensor in view.tensors for method in tensor.choices))
     if methods:
-        ranges = [
-            doc.Column(method, numeric=True, verbatim=True, cell=partial(_range_cell, method)) for method in methods
-        ]
-        head = doc.Paragraph("\nThe range that each method would choose:", on="terminal")
+        cells = ((method, partial(_range_cell, method)) for method in methods)
+        ranges = [doc.Column(method, numeric=True, verbatim=True, cell=cell) for method, cell in cells]
+        meaning = "The range that each method would choose"
+        head = doc.Paragraph(f"\n{meaning}:", on="terminal")
         chosen = doc.table("tensors", [doc.figure("#", "number"), *ranges], view.tensors)
-        sections.append(
-            doc.Section("Choices", "The range that each method would choose.", [head, chosen], on="verbose")
-        )
-    shown = "" if len(view.tensors) == view.of else f"{len(view.tensors)} of "
-    headline = f"{shown}{view.of} tensors, counted over {view.samples} samples: {view.description}"
+        sections.append(doc.Section("Choices", f"{meaning}.", [head, chosen], on="verbose"))
+    some = "" if len(view.tensors) == view.of else f"{len(view.tensors)} of "
+    headline = f"{some}{view.of} tensors, counted over {view.samples} samples: {view.description}"
     return doc.Document("statistics", view.description, [headline], sections=sections, closing=_outliers(view))
 
 
@@ -243,9 +227,7 @@ def _outliers(view: StatisticsView) -> list[str]:
 
 def _range_cell(method: str, tensor: TensorSummary) -> doc.Cell:
     choice = tensor.choices.get(method)
-    return (
-        doc.number(None) if choice is None else doc.number(choice[1] - choice[0], f"{choice[0]:.3g} .. {choice[1]:.3g}")
-    )
+    return doc.number(None) if choice is None else doc.number(choice[1] - choice[0], interval_text(choice, ".3g"))
 
 
 SHOWN_FINDINGS = 5  # findings that a short answer lists

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from detent.report import document as doc
-from detent.report.charts import Estimate, IntervalChart
-from detent.report.figures import (
-    SQNR,
-    command,
-    decibels,
-    form_of,
-    loss_form,
-    probability,
-    ratio,
-    size,
-    unit_of,
-)
-from detent.report.front import FrontPoint, front_section
+from detent.report.charts import Estimate, FrontChart, IntervalChart
+from detent.report.figures import SQNR, command, decibels, form_of, loss_words, probability, ratio, size, unit_of
 from detent.results import evaluated
-from detent.results.paired import interval_text, wilson_interval
+from detent.results.paired import Interval, in_percent, interval_text, wilson_interval
 from detent.results.task_scores import TaskFigure, TaskScores
 
 MOST_CHANGES = 3  # changed answers that a short answer lists for a model
@@ -90,9 +80,8 @@ def _verdict(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResul
 
 def _loss_text(loss: evaluated.Loss) -> str:
     verb = "gains" if loss.points < 0 else "loses"
-    form = loss_form(loss.unit, loss.points, loss.interval)
-    ends = "" if loss.interval is None else f" ({INTERVAL} of the loss: {interval_text(loss.interval, form)})"
-    text = f"{verb} {abs(loss.points):{form}} {unit_of(loss.unit)}{ends}"
+    points, ends = loss_words(loss.unit, abs(loss.points), loss.interval)
+    text = f"{verb} {points} {unit_of(loss.unit)}{ends and f' ({INTERVAL} of the loss: {ends})'}"
     if loss.p_value is None:
         return text
     text += f", which {'is ' if loss.beyond_chance else ''}{chance_text(loss)}"
@@ -171,41 +160,42 @@ def _models(result: evaluated.Evaluation) -> doc.Section | None:
     if not columns:
         return None
     timed = any(model.cost is not None for model in scored)
-    sizes = doc.figure(
-        "Size", "bytes", size, "Of the file, with its data.", minor=not timed, on="both" if timed else "page"
-    )
-    models = doc.table(
-        "models", [doc.named("Model", "model"), *columns, sizes, _time_column() if timed else None], scored
-    )
-    return doc.Section("Models", f"All models on the same {result.samples} samples.", [models], folded=False)
-
-
-def _time_column() -> doc.Column:
-    def between(model: evaluated.ModelResult) -> str:
-        return "" if model.cost is None else interval_text(model.cost.ends, ".1f")
-
-    return doc.figure(
+    shown: doc.Audience = "both" if timed else "page"
+    sizes = doc.figure("Size", "bytes", size, "Of the file, with its data.", minor=not timed, on=shown)
+    times = doc.figure(
         "Estimated ms",
-        lambda model: None if model.cost is None else model.cost.milliseconds,
+        "cost.milliseconds",
         ".1f",
         "One sample on the device, by a formula fitted to published times; below, how far it may be off. A dash: the "
         "device does not take the model, or nothing is known.",
-        small=between,
+        small=lambda model: interval_text(model.cost.ends, ".1f"),
     )
+    models = doc.table("models", [doc.named("Model", "model"), *columns, sizes, times if timed else None], scored)
+    return doc.Section("Models", f"All models on the same {result.samples} samples.", [models], folded=False)
 
 
 def _front(result: evaluated.Evaluation) -> doc.Section | None:
     """Draw what the models cost against what they lose, if there are several to choose from."""
     first, *others = result.models
-    losses = [(first, 0.0, None), *((each, each.loss.points, each.loss.interval) for each in others if each.loss)]
-    if len(losses) < 3:
+    lost = [(each, Estimate(_short(each.model), each.loss.points, each.loss.interval)) for each in others if each.loss]
+    if len(lost) < 2:
         return None
     unit = next(each.loss.unit for each in others if each.loss)
-    sizes = [FrontPoint(_short(each.model), each.bytes / 1e6, loss, ends) for each, loss, ends in losses if each.bytes]
-    times = [
-        FrontPoint(_short(each.model), each.cost.milliseconds, loss, ends) for each, loss, ends in losses if each.cost
-    ]
+    shown = [(first, Estimate(_short(first.model), 0.0)), *lost]
+    sizes = [replace(estimate, cost=each.bytes / 1e6) for each, estimate in shown if each.bytes]
+    times = [replace(estimate, cost=each.cost.milliseconds) for each, estimate in shown if each.cost]
     return front_section([("MB", sizes), ("estimated ms", times)], unit_of(unit))
+
+
+def front_section(candidates: Sequence[tuple[str, Sequence[Estimate]]], loss: str) -> doc.Section | None:
+    """Draw a front for each cost, such as the size or the time; None if there are not two candidates to choose from."""
+    drawn = [
+        doc.Figure(FrontChart(each, cost, loss)) for cost, each in candidates if len({one.cost for one in each}) > 1
+    ]
+    if not drawn:
+        return None
+    meaning = "What each candidate costs and what it loses against the first model, with the 95 % interval of the loss."
+    return doc.Section("Front", meaning, drawn, folded=False, on="page")
 
 
 def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:
@@ -217,14 +207,8 @@ def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:
     if isinstance(scores, evaluated.SampleScores):
         form = _score_form(scores)
         return [
-            doc.figure(
-                f"mean of {scores.metric}",
-                "scores.mean",
-                form,
-                INTERVAL_MEANING,
-                small=lambda model: interval_text(model.scores.interval(), form),
-                below=INTERVAL,
-                verbatim=True,
+            _score_column(
+                f"mean of {scores.metric}", "scores.mean", form, lambda model: model.scores.interval(), verbatim=True
             )
         ]
     if isinstance(scores, evaluated.WholeScore):
@@ -234,46 +218,47 @@ def _score_columns(scores: evaluated.Scores | None) -> list[doc.Column]:
     return [] if scores.agreeing is None else [_agreement_column(len(scores.names))]
 
 
-def _accuracy_column(top: int) -> doc.Column:
+def _score_column(
+    title: str, get: doc.Getter, form: str, interval: Callable[[Any], Interval | None], meaning: str = "", **more: Any
+) -> doc.Column:
+    """Return a column of scores, each with its interval below it."""
+    explained = f"{meaning} {INTERVAL_MEANING}".strip()
     return doc.figure(
+        title, get, form, explained, small=lambda model: interval_text(interval(model), form), below=INTERVAL, **more
+    )
+
+
+def _accuracy_column(top: int) -> doc.Column:
+    return _score_column(
         f"Top-{top} %",
         lambda model: model.scores.accuracy(top),
         ".2f",
-        f"{_TOPS[top]} {INTERVAL_MEANING}",
-        small=lambda model: interval_text(model.scores.interval(top)),
+        lambda model: model.scores.interval(top),
+        _TOPS[top],
         minor=top > 1,
-        below=INTERVAL,
+    )
+
+
+def _task_column(at: int, shown: TaskFigure) -> doc.Column:
+    return _score_column(
+        shown.name,
+        lambda model: model.scores.figures[at].value,
+        ".2f",
+        lambda model: model.scores.figures[at].interval,
+        shown.meaning,
+        minor=at > 0,
+        verbatim=True,
     )
 
 
 def _agreement_column(samples: int) -> doc.Column:
-    def interval(model: evaluated.ModelResult) -> str:
-        assert isinstance(model.scores, evaluated.Deviation) and model.scores.agreeing is not None, (
-            "all models have one kind"
-        )
-        low, high = wilson_interval(model.scores.agreeing, samples)
-        return f"{interval_text((100 * low, 100 * high))} %"
-
     return doc.figure(
         "Same top answer",
         "scores.agreeing",
         lambda agreeing: f"{agreeing} of {samples}",
         f"As the first model. {INTERVAL_MEANING}",
-        small=interval,
+        small=lambda model: f"{interval_text(in_percent(wilson_interval(model.scores.agreeing, samples)))} %",
         below=INTERVAL,
-    )
-
-
-def _task_column(at: int, shown: TaskFigure) -> doc.Column:
-    return doc.figure(
-        shown.name,
-        lambda model: model.scores.figures[at].value,
-        ".2f",
-        f"{shown.meaning} {INTERVAL_MEANING}",
-        small=lambda model: interval_text(model.scores.figures[at].interval),
-        minor=at > 0,
-        below=INTERVAL,
-        verbatim=True,
     )
 
 
@@ -309,11 +294,10 @@ def _losses(first: evaluated.ModelResult, others: Sequence[evaluated.ModelResult
         if result.loss is not None
     ]
     counted = leading.became_wrong is not None
-    chance = (
-        "a line that crosses zero may be chance."
-        if not counted
-        else "whether a loss may be chance, McNemar's exact test decides (p below), not the line, which is approximate."
-    )
+    chance = "a line that crosses zero may be chance."
+    if counted:
+        test = "McNemar's exact test decides (p below), not the line, which is approximate"
+        chance = f"whether a loss may be chance, {test}."
     meaning = (
         f"How much worse than {Path(first.model).name}, sample by sample: a dot for the loss, a line for its 95 % "
         f"interval. Left of zero the model is better; {chance}"
@@ -336,13 +320,10 @@ def _loss_columns(counted: bool) -> list[doc.Column | None]:
 
     def loss_cell(row: tuple[evaluated.ModelResult, evaluated.Loss]) -> doc.Cell:
         loss = row[1]
-        form = loss_form(loss.unit, loss.points, loss.interval)
-        ends = "" if loss.interval is None else interval_text(loss.interval, form)
-        return doc.number(loss.points, f"{loss.points:{form}}", ends)
+        return doc.number(loss.points, *loss_words(loss.unit, loss.points, loss.interval))
 
-    def chance_cell(row: tuple[evaluated.ModelResult, evaluated.Loss]) -> doc.Cell:
-        p = row[1].p_value
-        return doc.number(p, "-" if p is None else f"{probability(p)} ({chance_text(row[1])})")
+    def p_text(row: tuple[evaluated.ModelResult, evaluated.Loss]) -> str:
+        return f"{probability(row[1].p_value or 0.0)} ({chance_text(row[1])})"
 
     against = f"Against the first model; below zero it is better. {INTERVAL_MEANING}"
     wrong, right = (f"Samples that only {which} model gets right." for which in ("the first", "this"))
@@ -353,25 +334,26 @@ def _loss_columns(counted: bool) -> list[doc.Column | None]:
         doc.Column("Loss", against, numeric=True, below=INTERVAL, cell=loss_cell),
         doc.figure("Became wrong", lambda row: row[1].became_wrong, ",", wrong, minor=True) if counted else None,
         doc.figure("Became right", lambda row: row[1].became_right, ",", right, minor=True) if counted else None,
-        doc.Column("McNemar's p", chance, numeric=True, minor=True, cell=chance_cell) if counted else None,
+        doc.figure("McNemar's p", lambda row: row[1].p_value, meaning=chance, minor=True, text=p_text)
+        if counted
+        else None,
         doc.worded("In", lambda row: unit_of(row[1].unit), "The unit of the loss."),
     ]
 
 
 def _unanswered(result: evaluated.Evaluation) -> doc.Section | None:
-    notes = [
-        doc.Note(
-            "Warning", "warn", f"{each.model} answers {each.scores.unanswered} samples with NaN: they count as wrong."
-        )
+    warnings = [
+        f"{each.model} answers {each.scores.unanswered} samples with NaN: they count as wrong."
         for each in result.models
         if isinstance(each.scores, evaluated.Answers) and each.scores.unanswered
     ]
-    notes += [
-        doc.Note("Warning", "warn", f"{each.model}: {warning}")
+    warnings += [
+        f"{each.model}: {warning}"
         for each in result.models
         if isinstance(each.scores, TaskScores)
         for warning in each.scores.warnings
     ]
+    notes = [doc.Note("Warning", "warn", warning) for warning in warnings]
     return doc.Section("Answers that are none", blocks=[doc.NoteList(notes)], folded=False) if notes else None
 
 

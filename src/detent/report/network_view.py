@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from detent.report import document as doc
-from detent.report.charts import tag
+from detent.report.charts import legend_key, tag
 from detent.report.figures import decibels, in_the_middle
 from detent.report.layer_table import LayerRow
 from detent.report.layered_layout import HEIGHT, WIDTH, draw_layered
-from detent.results.network_nodes import NetworkNode
+from detent.results.checked import DeviceCheck, NodePlace
 from detent.results.quantized import Report
+from detent.results.tensors import NetworkNode
 
 ERRORS = ((40.0, "40 dB and more"), (30.0, "30 to 40 dB"), (20.0, "20 to 30 dB"), (10.0, "10 to 20 dB"))
 """The least SQNR of each color but the last, which is for all below."""
@@ -27,6 +28,7 @@ ERRORS = ((40.0, "40 dB and more"), (30.0, "30 to 40 dB"), (20.0, "20 to 30 dB")
 FORMATS = 6
 """Colors for number formats; all further ones share the last."""
 
+ON_CPU = "on the CPU"
 MARGIN = 16.0
 LETTERS, NAME_LETTERS = 18, 24
 
@@ -87,9 +89,8 @@ class NetworkChart:
         return tag("figure", *self._tools(), svg, *self._legends(), class_="network", data_by=self.colorings[0].style)
 
     def _box(self, box: Box, place: tuple[float, float]) -> Markup:
-        styles = " ".join(
-            f"{coloring.style}{color}" for coloring, color in zip(self.colorings, box.colors, strict=True)
-        )
+        colored = zip(self.colorings, box.colors, strict=True)
+        styles = " ".join(f"{coloring.style}{color}" for coloring, color in colored)
         x, y = place
         rounded = HEIGHT / 2 if box.kind != "node" else 6
         children = [
@@ -130,15 +131,8 @@ class NetworkChart:
 
     def _legends(self) -> Iterator[Markup]:
         for coloring in self.colorings:
-            keys = (
-                tag(
-                    "span",
-                    tag("svg", tag("rect", width="100%", height="100%"), class_=f"{coloring.style}{color}"),
-                    meaning,
-                    class_="key",
-                )
-                for color, meaning in sorted(coloring.meanings.items())
-            )
+            meanings = sorted(coloring.meanings.items())
+            keys = (legend_key(f"{coloring.style}{color}", meaning) for color, meaning in meanings)
             yield tag("figcaption", *keys, data_of=coloring.style)
 
 
@@ -149,7 +143,7 @@ def network_chart(report: Report, layers: Sequence[LayerRow]) -> NetworkChart | 
         return None
     rows = {layer.node: layer for layer in layers}  # of several, the node's result is the last
     left_float = {decision.node: decision.reason for decision in report.left_float()}
-    places = {} if report.device is None else {place.node: place.subgraph for place in report.device.nodes}
+    places = {} if report.device is None else {each.node: _where(each, report.device) for each in report.device.nodes}
     hosts = _hosts(network, {*rows, *left_float})
     kept = [at for at, host in enumerate(hosts) if host == at]
     number = {at: place for place, at in enumerate(kept)}
@@ -171,8 +165,8 @@ def network_chart(report: Report, layers: Sequence[LayerRow]) -> NetworkChart | 
                 " + ".join(dict.fromkeys(node.op_type for node in inside)),
                 names[0],
                 tuple(dict.fromkeys(number[hosts[source]] for source in inside[0].sources)),
-                (_error_color(row), formats.get(dtype, FORMATS + 1), 2 if on is None else int(places[on] is None)),
-                _about(inside, row, reason, "" if on is None else _where(report, places[on])),
+                (_error_color(row), formats.get(dtype, FORMATS + 1), 2 if on is None else int(places[on] == ON_CPU)),
+                _about(inside, row, reason, "" if on is None else places[on]),
                 "" if row is None or row.sqnr is None else f"{row.sqnr:.0f} dB" if math.isfinite(row.sqnr) else "exact",
                 None if row is None else row.id,
                 inside[0].kind,
@@ -205,6 +199,10 @@ def _formats(layers: Iterable[LayerRow]) -> dict[str, int]:
     return {dtype: min(at, FORMATS - 1) for at, (dtype, _) in enumerate(counted.most_common())}
 
 
+def _where(place: NodePlace, device: DeviceCheck) -> str:
+    return ON_CPU if place.subgraph is None else f"on {device.target}, subgraph {place.subgraph}"
+
+
 def _error_color(layer: LayerRow | None) -> int:
     if layer is None or layer.sqnr is None:
         return len(ERRORS) + 1
@@ -223,11 +221,6 @@ def _about(inside: Sequence[NetworkNode], row: LayerRow | None, reason: str | No
     return [*lines, where] if where else lines
 
 
-def _where(report: Report, subgraph: int | None) -> str:
-    assert report.device is not None, "it has a place"
-    return "on the CPU" if subgraph is None else f"on {report.device.target}, subgraph {subgraph}"
-
-
 def _colorings(boxes: Sequence[Box], formats: Mapping[str, int], report: Report) -> Iterator[Coloring]:
     """Yield those that tell something: the error if it was measured, the formats, the device if there is one."""
     names: dict[int, list[str]] = {}
@@ -236,7 +229,7 @@ def _colorings(boxes: Sequence[Box], formats: Mapping[str, int], report: Report)
     errors = dict(enumerate([*(text for _, text in ERRORS), f"below {ERRORS[-1][0]:g} dB", "not measured"]))
     of_formats = {color: ", ".join(each) for color, each in names.items()} | {FORMATS + 1: "float, or inside a layer"}
     device = "" if report.device is None else report.device.target
-    of_device = {0: f"on {device}", 1: "on the CPU", 2: "no layer"}
+    of_device = {0: f"on {device}", 1: ON_CPU, 2: "no layer"}
     all_of_them = (("error", "e", errors), ("number format", "f", of_formats), ("device", "d", of_device))
     for at, (name, style, meanings) in enumerate(all_of_them):
         counted = Counter(box.colors[at] for box in boxes)

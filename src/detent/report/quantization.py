@@ -1,4 +1,4 @@
-"""The documents of a quantization and of a check for a device."""
+"""The document of a quantization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from detent.equalize.absorb import Absorption
 from detent.equalize.equalize import Equalization
 from detent.equalize.smooth_quant import Smoothing
 from detent.prepare import FixBatch, FixShapes
-from detent.recipe.file import to_toml
 from detent.refine.ranges import RULE as RANGES
 from detent.report import document as doc
 from detent.report.figures import SQNR, command, decibels, listed, ratio, recipe_words, size
@@ -84,13 +83,7 @@ def quantization_document(report: Report) -> doc.Document:
             layer_section(report, layers),
             _left_float(report),
             None if report.device is None else device_section(report.device),
-            doc.Section(
-                "Recipe",
-                "All settings of this run, as a file for --recipe.",
-                [doc.Code(to_toml(report.recipe))],
-                count=report.recipe.name,
-                on="page",
-            ),
+            doc.recipe_section(report.recipe, "All settings of this run, as a file for --recipe."),
             _seconds(report),
         ],
         closing_lines(report),
@@ -108,10 +101,10 @@ def closing_lines(report: Report) -> list[str]:
 
 
 def _cost(report: Report) -> str:
-    """Say what quantizing cost. What is in a warning already is not said again."""
+    """Say what quantizing cost. What a warning says already is not repeated."""
     verdict, judgement = _verdict(report), report.judgement
-    told = judgement is None or judgement.level == "unknown" or verdict.title != judgement.title
-    reason = "" if told or judgement is None else judgement.reason
+    repeated = judgement is None or judgement.level == "unknown" or verdict.title != judgement.title
+    reason = "" if repeated or judgement is None else judgement.reason
     return f"{verdict.title}{f': {reason}' if reason else ''}."
 
 
@@ -171,10 +164,6 @@ def _about_batch(report: Report) -> list[str]:
     return lines
 
 
-def _rejects_tails(report: Report) -> bool:
-    return device_of(report.recipe).all_or_nothing
-
-
 def _about_postprocessing(report: Report) -> list[str]:
     tail = report.postprocessing
     if tail is None:
@@ -183,7 +172,8 @@ def _about_postprocessing(report: Report) -> list[str]:
     lines = [f"Left float from {ends} on: {len(tail.nodes)} nodes, {tail.reason}."]
     if report.cut is not None:
         file = report.cut.tail or "a model of its own"
-        why = f" ({report.recipe.target} rejects models with a float tail)" if _rejects_tails(report) else ""
+        whole = device_of(report.recipe).all_or_nothing
+        why = f" ({report.recipe.target} rejects models with a float tail)" if whole else ""
         lines.append(f"Cut there{why}: the rest is {file}, which takes {len(report.cut.between)} tensors.")
     return lines
 
@@ -228,9 +218,8 @@ def _figures(report: Report) -> list[doc.KeyFigure]:
         figures.append(doc.KeyFigure("Size", size(report.bytes_after), meaning))
     quantized = sum(node.quantized for node in report.nodes)
     others = "The others are computed" if quantized < len(report.nodes) else "None is computed"
-    figures.append(
-        doc.KeyFigure("Nodes quantized", f"{quantized} of {len(report.nodes)}", f"{others} in float, as before.")
-    )
+    count = f"{quantized} of {len(report.nodes)}"
+    figures.append(doc.KeyFigure("Nodes quantized", count, f"{others} in float, as before."))
     if report.device is not None:
         figures.append(device_figure(report.device))
     return figures
@@ -256,8 +245,8 @@ def _what_to_know(report: Report) -> doc.Section | None:
     notes = [doc.Note("Error", "bad", text) for text in report.errors]
     notes += [doc.Note("Warning", "warn", text) for text in texts]
     notes += [doc.Note("Suggestion", "plain", text) for text in report.suggestions]
-    told = _verdict(report).text.rstrip(".")  # which a page has above
-    on_page = doc.NoteList([note for note in notes if note.text.rstrip(".") != told], on="page")
+    verdict = _verdict(report).text.rstrip(".")  # a page shows it above
+    on_page = doc.NoteList([note for note in notes if note.text.rstrip(".") != verdict], on="page")
     blocks = [on_page, doc.NoteList(notes, on="terminal")]
     return doc.Section("What to know", blocks=blocks, folded=False) if notes else None
 
@@ -369,18 +358,13 @@ def _wide(report: Report) -> doc.Section | None:
         f"{decibels(-10 * math.log10(each)) if each else 'no loss'} dB" for each in (done.before, done.after)
     )
     count = f"{len(done.tensors)} of {done.candidates}"
+    alone = "At the outputs, if it alone had 8 bits."
+    spread = "Its largest channel over the middle one: with one step for all, the middle one has so many fewer codes."
     columns = [
         doc.named("Activation", "name"),
         doc.worded("Between", "role", "What computes it, and what reads it."),
-        doc.figure(
-            "SQNR dB", lambda each: -10 * math.log10(each.cost), decibels, "At the outputs, if it alone had 8 bits."
-        ),
-        doc.figure(
-            "Channels",
-            "channel_ratio",
-            ".3g",
-            "Its largest channel over the middle one: with one step for all, the middle one has so many fewer codes.",
-        ),
+        doc.figure("SQNR dB", lambda each: -10 * math.log10(each.cost), decibels, alone),
+        doc.figure("Channels", "channel_ratio", ".3g", spread),
     ]
     brief = f"16 bits for {count} activations, where 8 cost most: {before} at the outputs without them, {after} with."
     if not done.tensors:
@@ -451,8 +435,8 @@ def _outputs(report: Report) -> doc.Section | None:
     ]
     blocks: list[doc.Block] = [doc.table("outputs", columns, rows, title=f"output, {where}")]
     if fidelity.agreement is not None:
-        told = fidelity.agreement
-        blocks.append(doc.Paragraph(f"As {told.task} ({told.why}): {told.summary}."))
+        found = fidelity.agreement
+        blocks.append(doc.Paragraph(f"As {found.task} ({found.why}): {found.summary}."))
     meaning = f"Each output, and the parts that it is joined from, {where}."
     of, worst = worst_output(fidelity)
     brief = f"Output SQNR {decibels(worst.sqnr_db)} dB{of and f' of {of}'}, {where}."

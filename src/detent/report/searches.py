@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -12,11 +11,9 @@ from pathlib import Path
 
 from detent.report import document as doc
 from detent.report.charts import DepthChart, Estimate, IntervalChart, Point
-from detent.report.figures import command, loss_form, percent, ratio, recipe_words, size, unit_of
-from detent.report.front import FrontPoint, front_section
-from detent.report.losses import INTERVAL
+from detent.report.figures import command, loss_words, percent, ratio, recipe_words, size, unit_of
+from detent.report.losses import INTERVAL, front_section
 from detent.results import searched
-from detent.results.paired import interval_text
 
 ERROR = "The power of the error at the outputs over that of the signal: -20 dB is 1 %; more negative is better."
 
@@ -141,10 +138,7 @@ def _proposal(report: searched.SensitivityReport) -> doc.Section | None:
     return doc.Section(
         "Proposed recipe",
         f"{_changes(proposal)}, as a file for --recipe.",
-        [
-            *what,
-            doc.Code(report.to_toml()),
-        ],
+        [*what, doc.Code(report.to_toml())],
         count=proposal.recipe.name,
     )
 
@@ -152,9 +146,8 @@ def _proposal(report: searched.SensitivityReport) -> doc.Section | None:
 def _error_along(found: searched.Sensitivity) -> doc.Section | None:
     if len(found.layers) < 2:
         return None
-    chart = DepthChart(
-        [_line(found, kind) for kind in ("weights", "activations")], "Error in dB", ("weights", "activations")
-    )
+    kinds = ("weights", "activations")
+    chart = DepthChart([_line(found, kind) for kind in kinds], "Error in dB", kinds)
     meaning = f"What quantizing one thing alone does to the outputs. {ERROR}"
     return doc.Section("Errors along the network", meaning, [doc.Figure(chart)], folded=False, on="page")
 
@@ -243,9 +236,7 @@ def precision_document(report: searched.PrecisionReport) -> doc.Document:
         [
             _formats(report),
             _whole(report),
-            doc.Section(
-                "Recipe", "As a file for --recipe.", [doc.Code(report.to_toml())], count=report.recipe.name, on="page"
-            ),
+            doc.recipe_section(report.recipe, "As a file for --recipe."),
         ],
         _precision_closing(report),
     )
@@ -260,16 +251,12 @@ def _precision_closing(report: searched.PrecisionReport) -> list[str]:
 
 def _formats(report: searched.PrecisionReport) -> doc.Section:
     numbers = "How many have this format; of an activation, for one sample."
+    alone = "The error if nothing else is quantized."
     columns = [
         doc.named("Layer" if report.found.what == "weights" else "Activation", itemgetter(0)),
         doc.worded("Format", lambda each: each[1].format.label),
         doc.figure("Numbers", lambda each: each[1].numbers, ",", numbers),
-        doc.figure(
-            "Error alone dB",
-            lambda each: searched.decibels(each[1].error),
-            ".1f",
-            "The error if nothing else is quantized.",
-        ),
+        doc.figure("Error alone dB", lambda each: searched.decibels(each[1].error), ".1f", alone),
     ]
     choice = report.found.choice
     rows = doc.table("formats", columns, choice.items(), shown=SHOWN)
@@ -290,16 +277,15 @@ def _whole(report: searched.PrecisionReport) -> doc.Section:
         doc.figure("Size", itemgetter(2), lambda bits: size(bits / 8)),
         doc.figure("Error dB", lambda each: searched.decibels(each[3]), ".1f", ERROR),
     ]
+    missed = [] if found.reached or report.max_error is None else [doc.Paragraph(_missed(report), "warn")]
     blocks: list[doc.Block] = [
         doc.Paragraph("", on="terminal"),
         doc.table("choices", columns, choices),
         doc.Paragraph(_saved(report), on="page"),
+        *missed,
+        doc.Paragraph(f"Measured on {found.samples} samples, nothing refined.", quiet=True),
     ]
-    if not found.reached and report.max_error is not None:
-        blocks.append(doc.Paragraph(_missed(report, report.max_error), "warn"))
-    blocks.append(doc.Paragraph(f"Measured on {found.samples} samples, nothing refined.", quiet=True))
-    meaning = "The choice beside one format throughout."
-    return doc.Section("Whole model", meaning, blocks, folded=False)
+    return doc.Section("Whole model", "The choice beside one format throughout.", blocks, folded=False)
 
 
 def _saved(report: searched.PrecisionReport) -> str:
@@ -313,10 +299,10 @@ def _saved(report: searched.PrecisionReport) -> str:
     return f"{what} take {size(abs(difference) / 8)} {less} than with {report.base.name} ({share:.1f} %)."
 
 
-def _missed(report: searched.PrecisionReport, wanted: float) -> str:
+def _missed(report: searched.PrecisionReport) -> str:
     formats = ", ".join(fmt.label for fmt, _ in report.found.uniform_errors())
     return (
-        f"{_decibels(wanted)} dB cannot be reached by choosing from {formats}: the best is "
+        f"{_decibels(report.max_error)} dB cannot be reached by choosing from {formats}: the best is "
         f"{_decibels(report.found.error)} dB. The rest comes from what keeps its format; offer finer ones, or "
         "see `detent sensitivity`."
     )
@@ -328,13 +314,13 @@ def tuning_document(result: searched.Tuning) -> doc.Document:
     level: doc.Level = "good" if result.met else "warn"
     within = f"{'within' if result.met else 'above'} the {result.max_drop:g} asked for"
     remarks = list(_tuning_remarks(result))
-    verdict = " ".join([f"'{outcome.name}' loses {_rung_loss(outcome)}, {within}.", *remarks])
-    taken = f"Stopped because {result.stopped}."
+    verdict = " ".join([f"'{outcome.name}' loses {_step_loss(outcome)}, {within}.", *remarks])
     judged = f"Judged on {result.data}; the float model: {result.reference}."
-    told = [judged, result.note, result.blame, *remarks]
+    lines = [judged, result.note, result.blame, *remarks]
     if result.kept is not None:
-        told.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
-    blocks = [doc.Paragraph("\n" + taken, level), *(doc.Paragraph(line) for line in told if line)]
+        lines.append(f"The steps are kept in {result.kept}: with a longer --budget the same command goes on.")
+    stopped = doc.Paragraph(f"\nStopped because {result.stopped}.", level)
+    blocks = [stopped, *(doc.Paragraph(line) for line in lines if line)]
     return doc.Document(
         "tuning",
         Path(result.source).name,
@@ -354,15 +340,9 @@ def tuning_document(result: searched.Tuning) -> doc.Document:
             _tuning_chart(result),
             _tuning_front(result),
             _tuning_steps(result),
-            doc.Section(
-                "Recipe",
-                "The one that was taken, as a file for --recipe.",
-                [doc.Code(result.to_toml())],
-                count=result.recipe.name,
-                on="page",
-            ),
+            doc.recipe_section(result.recipe, "The one that was taken, as a file for --recipe."),
         ],
-        _tuning_closing(result, f"{result.taken} loses {_rung_loss(outcome)}, {within}."),
+        _tuning_closing(result, f"{result.taken} loses {_step_loss(outcome)}, {within}."),
     )
 
 
@@ -395,46 +375,41 @@ def step_line(outcome: searched.StepOutcome) -> str:
     """Return one line for a step that was tried: what it lost, and in what time."""
     took = "known from before" if outcome.resumed else f"{outcome.seconds:.0f} s"
     mark = "+" if outcome.kept else "-"
-    return f"{mark} {outcome.name:<16} {_rung_loss(outcome):<44} {took:>7}   {outcome.what}"
+    return f"{mark} {outcome.name:<16} {_step_loss(outcome):<44} {took:>7}   {outcome.what}"
 
 
-def _rung_loss(outcome: searched.StepOutcome) -> str:
-    form = loss_form(outcome.unit, outcome.loss, outcome.interval)
-    text = f"{outcome.loss:{form}} {unit_of(outcome.unit)}"
-    if outcome.interval is None:
-        return text
-    low, high = outcome.interval
-    return f"{text} ({low:{form}} to {high:{form}})"
+def _step_loss(outcome: searched.StepOutcome) -> str:
+    loss, ends = loss_words(outcome.unit, outcome.loss, outcome.interval)
+    return f"{loss} {unit_of(outcome.unit)}" + (f" ({ends.replace(' .. ', ' to ')})" if ends else "")
 
 
 def _tuning_figures(result: searched.Tuning, level: doc.Level) -> list[doc.KeyFigure]:
     outcome = result.outcome
-    form = loss_form(outcome.unit, outcome.loss, outcome.interval)
-    ends = f" {INTERVAL} {interval_text(outcome.interval, form)}." if outcome.interval is not None else ""
-    meaning = f"In {unit_of(outcome.unit)}, against the float model.{ends}"
-    figures = [doc.KeyFigure("Loss", f"{outcome.loss:{form}}", meaning, level)]
+    loss, ends = loss_words(outcome.unit, outcome.loss, outcome.interval)
+    meaning = f"In {unit_of(outcome.unit)}, against the float model.{ends and f' {INTERVAL} {ends}.'}"
+    figures = [doc.KeyFigure("Loss", loss, meaning, level)]
     if outcome.bytes_after is not None:
         before = result.bytes_before
         meaning = "" if before is None else f"{size(before)} before, {ratio(before, outcome.bytes_after)}."
         figures.append(doc.KeyFigure("Size", size(outcome.bytes_after), meaning))
-    figures.append(doc.KeyFigure("Steps tried", str(len(result.rungs)), f"Stopped because {result.stopped}."))
+    figures.append(doc.KeyFigure("Steps tried", str(len(result.steps)), f"Stopped because {result.stopped}."))
     judged = f"Every step was judged on {result.samples} samples."
     return [*figures, doc.KeyFigure("Time", f"{result.seconds:.0f} s", judged)]
 
 
 def _tuning_chart(result: searched.Tuning) -> doc.Section:
-    losses = [Estimate(rung.name, rung.loss, rung.interval, rung.name == result.taken) for rung in result.rungs]
+    losses = [Estimate(step.name, step.loss, step.interval, step.name == result.taken) for step in result.steps]
     meaning = (
         "Each way to quantize that was tried, in order: a dot for its loss, a line for the 95 % interval. The one that "
         "was taken is filled."
     )
     chart = IntervalChart(losses, result.max_drop, unit_of(result.outcome.unit))
-    return doc.Section("Ladder", meaning, [doc.Figure(chart)], folded=False, on="page")
+    return doc.Section("Losses", meaning, [doc.Figure(chart)], folded=False, on="page")
 
 
 def _tuning_front(result: searched.Tuning) -> doc.Section | None:
     steps = [
-        FrontPoint(step.name, step.bytes_after / 1e6, step.loss, step.interval, step.name == result.taken)
+        Estimate(step.name, step.loss, step.interval, step.name == result.taken, step.bytes_after / 1e6)
         for step in result.steps
         if step.bytes_after is not None and step.unit == result.outcome.unit
     ]
@@ -442,36 +417,33 @@ def _tuning_front(result: searched.Tuning) -> doc.Section | None:
 
 
 def _tuning_steps(result: searched.Tuning) -> doc.Section:
-    def spelled(
-        get: Callable[[searched.StepOutcome, str], doc.Cell],
-    ) -> Callable[[tuple[int, searched.StepOutcome]], doc.Cell]:
-        return lambda each: get(each[1], loss_form(each[1].unit, each[1].loss, each[1].interval))
+    places = {id(step): place for place, step in enumerate(result.steps, 1)}
 
-    def ends(rung: searched.StepOutcome, form: str) -> doc.Cell:
-        return doc.number(None if rung.interval is None else rung.interval[0], interval_text(rung.interval, form))
+    def words(step: searched.StepOutcome) -> tuple[str, str]:
+        return loss_words(step.unit, step.loss, step.interval)
 
-    def state(rung: searched.StepOutcome) -> str:
-        return "taken" if rung.name == result.taken else "better than below" if rung.kept else "no better"
+    def low(step: searched.StepOutcome) -> float | None:
+        return None if step.interval is None else step.interval[0]
+
+    def seconds(step: searched.StepOutcome) -> str:
+        return "known" if step.resumed else f"{step.seconds:.1f}"
+
+    def state(step: searched.StepOutcome) -> str:
+        return "taken" if step.name == result.taken else "better than below" if step.kept else "no better"
 
     loss = f"In {unit_of(result.outcome.unit)}, against the float model."
+    lies = "Where the loss on all possible samples lies."
     error = "Noise power over signal power on calibration samples held out."
+    what = "The way to quantize, and what it does."
     columns = [
-        doc.figure("#", itemgetter(0), ",", "The order of trying.", minor=True),
-        doc.Column(
-            "Step", "The way to quantize, and what it does.", cell=lambda each: doc.words(each[1].name, each[1].what)
-        ),
-        doc.Column(
-            "Loss", loss, numeric=True, cell=spelled(lambda rung, form: doc.number(rung.loss, f"{rung.loss:{form}}"))
-        ),
-        doc.Column(INTERVAL, "Where the loss on all possible samples lies.", numeric=True, cell=spelled(ends)),
-        doc.figure("Output error", lambda each: each[1].output_error, percent, error, minor=True),
-        doc.Column("Seconds", "To quantize and to judge.", numeric=True, minor=True, cell=lambda each: _took(each[1])),
-        doc.figure("Size", lambda each: each[1].bytes_after, size, minor=True),
-        doc.worded("", lambda each: state(each[1]), minor=True),
+        doc.figure("#", lambda step: places[id(step)], ",", "The order of trying.", minor=True),
+        doc.Column("Step", what, cell=lambda step: doc.words(step.name, step.what)),
+        doc.figure("Loss", "loss", meaning=loss, text=lambda step: words(step)[0]),
+        doc.figure(INTERVAL, low, meaning=lies, text=lambda step: words(step)[1]),
+        doc.figure("Output error", "output_error", percent, error, minor=True),
+        doc.figure("Seconds", "seconds", meaning="To quantize and to judge.", minor=True, text=seconds),
+        doc.figure("Size", "bytes_after", size, minor=True),
+        doc.worded("", state, minor=True),
     ]
-    steps = doc.table("steps", columns, enumerate(result.rungs, 1))
-    return doc.Section("Steps", "The same as numbers.", [steps], folded=False, count=str(len(result.rungs)), on="page")
-
-
-def _took(rung: searched.StepOutcome) -> doc.Cell:
-    return doc.number(rung.seconds, "known" if rung.resumed else f"{rung.seconds:.1f}")
+    steps = doc.table("steps", columns, result.steps)
+    return doc.Section("Steps", "The same as numbers.", [steps], folded=False, count=str(len(result.steps)), on="page")

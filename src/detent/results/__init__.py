@@ -27,13 +27,12 @@ class Result:
     ascii_json: ClassVar[bool] = False
     """Whether JSON spells out characters beyond ASCII. Files of both kinds are in use, so each type keeps its own."""
 
-    not_in_json: ClassVar[tuple[str, ...]] = ()
-    """Fields that are shown to people only."""
+    json_fields: ClassVar[tuple[str, ...]] = ()
+    """Attributes in the order in which JSON lists them; empty: all fields but those that are `for_people`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        fields: dict[str, Any] = plain(self)
-        return {name: value for name, value in fields.items() if name not in self.not_in_json}
+        return plain_fields(self)
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON text. Numbers that are not finite are null, because JSON has none."""
@@ -68,10 +67,26 @@ class Result:
         return html
 
 
+def for_people(default: Any) -> Any:
+    """Declare a field that texts and pages show, and JSON does not have."""
+    return dataclasses.field(default=default, metadata={"json": False})
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """Return the `json_fields` of a dataclass, or all of its fields, as JSON has them."""
+    every = [item.name for item in dataclasses.fields(value) if item.metadata.get("json", True)]
+    return {name: plain(getattr(value, name)) for name in getattr(value, "json_fields", ()) or every}
+
+
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses as objects, and numbers that are not finite as null."""
+    """Return a value as JSON has it: what has a `to_dict` as that says, other dataclasses by their fields.
+
+    Numbers that are not finite are null.
+    """
+    if hasattr(value, "to_dict"):
+        return plain(value.to_dict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return plain_fields(value)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

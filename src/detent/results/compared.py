@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from detent.numerics.codec import DeviceRounding
-from detent.results import Result
+from detent.results import Result, for_people, plain_fields
 
 MEASURES = ("sqnr_db", "psnr_db", "cosine", "l1", "l2")  # of two tensors
 
@@ -184,14 +184,12 @@ class EmulationReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return asdict(self)
+        return plain_fields(self)
 
 
 @dataclass(frozen=True)
 class Emulation(Result):
     """What emulating a model on data gave."""
-
-    not_in_json: ClassVar[tuple[str, ...]] = ("source",)
 
     data: str
     note: str
@@ -200,4 +198,4 @@ class Emulation(Result):
     report: EmulationReport
     outputs: Sequence[OutputDifference]
     folder: str | None
-    source: str = ""
+    source: str = for_people("")

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.errors import UsageError
-from detent.results import Result, paired, plain
+from detent.results import Result, paired
 from detent.results.checked import CostEstimate
 from detent.results.tensors import Closeness
 
@@ -151,7 +151,7 @@ class Answers(Scores):
 
     def interval(self, top: int = 1) -> paired.Interval:
         """Return Wilson's 95 % interval of the accuracy."""
-        return _percent(paired.wilson_interval(int(self.right(top).sum()), len(self.ranks)))
+        return paired.in_percent(paired.wilson_interval(int(self.right(top).sum()), len(self.ranks)))
 
     @property
     def tops(self) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ class Answers(Scores):
         return Loss(
             points=100 * (wrong - right) / samples,
             unit=POINTS.format(top=top),
-            interval=_percent(paired.paired_loss_interval(wrong, right, samples)),
+            interval=paired.in_percent(paired.paired_loss_interval(wrong, right, samples)),
             samples=samples,
             became_wrong=wrong,
             became_right=right,
@@ -193,15 +193,11 @@ class Answers(Scores):
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
-        accuracies = {
-            f"top{top}": {
-                "percent": self.accuracy(top),
-                "interval": self.interval(top),
-                "right": int(self.right(top).sum()),
-            }
-            for top in self.tops
-        }
-        return {**accuracies, "unanswered": self.unanswered}
+        found: dict[str, Any] = {}
+        for top in self.tops:
+            right = int(self.right(top).sum())
+            found[f"top{top}"] = {"percent": self.accuracy(top), "interval": self.interval(top), "right": right}
+        return {**found, "unanswered": self.unanswered}
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,9 +292,10 @@ class Deviation(Scores):
         samples = len(self.names)
         if self.expected is None or self.answers is None:
             ratio, interval = paired.mean_ratio(self.noise, self.signal)
-            return (Loss(100 * ratio, OUTPUT_ERROR, None if interval is None else _percent(interval), samples),)
+            ends = None if interval is None else paired.in_percent(interval)
+            return (Loss(100 * ratio, OUTPUT_ERROR, ends, samples),)
         changed = _changed(self.names, None, self.expected, self.answers)
-        interval = _percent(paired.wilson_interval(len(changed), samples))
+        interval = paired.in_percent(paired.wilson_interval(len(changed), samples))
         return (Loss(100 * len(changed) / samples, CHANGED, interval, samples, changed=changed),)
 
     @property
@@ -309,13 +306,11 @@ class Deviation(Scores):
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
-        return {"outputs": self.outputs, "same_top_answer": self._agreement()}
-
-    def _agreement(self) -> dict[str, Any] | None:
         if self.agreeing is None:
-            return None
-        interval = _percent(paired.wilson_interval(self.agreeing, len(self.names)))
-        return {"count": self.agreeing, "percent": 100 * self.agreeing / len(self.names), "interval": interval}
+            return {"outputs": self.outputs, "same_top_answer": None}
+        interval = paired.in_percent(paired.wilson_interval(self.agreeing, len(self.names)))
+        same = {"count": self.agreeing, "percent": 100 * self.agreeing / len(self.names), "interval": interval}
+        return {"outputs": self.outputs, "same_top_answer": same}
 
 
 def _changed(names: Sequence[str], labels: Integers | None, before: Integers, after: Integers) -> list[ChangedAnswer]:
@@ -329,10 +324,6 @@ def check_same_samples(before: Sequence[str], after: Sequence[str]) -> None:
     """Raise UsageError for scores of different samples."""
     if list(before) != list(after):
         raise UsageError("Scores of different samples cannot be paired. Evaluate both models on the same data.")
-
-
-def _percent(interval: paired.Interval) -> paired.Interval:
-    return 100 * interval[0], 100 * interval[1]
 
 
 @dataclass(frozen=True)
@@ -357,35 +348,23 @@ class ModelResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return values for JSON."""
-        return {
-            "model": self.model,
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            **({} if self.cost is None else {"estimated_milliseconds": round(self.cost.milliseconds, 3)}),
-            **({} if self.scores is None else self.scores.to_dict()),
-            **dict(zip(() if self.scores is None else self.scores.loss_names, self.losses, strict=False)),
-        }
+        found: dict[str, Any] = {"model": self.model, "bytes": self.bytes, "seconds": round(self.seconds, 3)}
+        if self.cost is not None:
+            found["estimated_milliseconds"] = round(self.cost.milliseconds, 3)
+        if self.scores is not None:
+            found |= self.scores.to_dict()
+            found |= zip(self.scores.loss_names, self.losses, strict=False)
+        return found
 
 
 @dataclass(frozen=True)
 class Evaluation(Result):
     """All models on the same samples; the first is what the others are compared with."""
 
+    json_fields: ClassVar[tuple[str, ...]] = ("data", "samples", "preprocess", "models")
+
     data: str
     note: str
     samples: int
     preprocess: Mapping[str, Any] | None
     models: Sequence[ModelResult]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; decibels of equal outputs (infinite) are null."""
-        values = plain(
-            {
-                "data": self.data,
-                "samples": self.samples,
-                "preprocess": self.preprocess,
-                "models": [model.to_dict() for model in self.models],
-            }
-        )
-        assert isinstance(values, dict)
-        return values

@@ -43,6 +43,11 @@ def interval_text(ends: Interval | None, form: str = ".2f") -> str:
     return "-" if ends is None else f"{ends[0]:{form}} .. {ends[1]:{form}}"
 
 
+def in_percent(interval: Interval) -> Interval:
+    """Return both ends of a fraction's interval in percent."""
+    return 100 * interval[0], 100 * interval[1]
+
+
 def wilson_interval(right: int, samples: int) -> Interval:
     """Return where a fraction lies with 95 % confidence, after `right` of `samples`."""
     if not 0 <= right <= samples or samples == 0:

@@ -6,12 +6,11 @@ computed when they are asked for.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 
@@ -27,7 +26,7 @@ from detent.prepare.base import Change
 from detent.recipe import Recipe
 from detent.recipe.file import to_plain
 from detent.refine.layers import LayerReport
-from detent.results import Result, plain
+from detent.results import Result, plain, plain_fields
 from detent.results.checked import DeviceCheck
 from detent.results.tensors import Fidelity, Pictures, TensorReport
 from detent.results.verdict import Judgement, agreement_interval, dead_parts, judge, suggestions_for, warnings_for
@@ -110,6 +109,13 @@ class Report(Result):
     which is `tail_model` or a file of its own. `trials` are what was tried on a bad result.
     """
 
+    json_fields: ClassVar[tuple[str, ...]] = (
+        *("source", "output", "recipe", "nodes", "tensors", "changes", "declined", "moves"),
+        *("equalization", "smoothing", "refined", "calibration", "fidelity", "in_sample", "dry_run"),
+        *("bytes_before", "bytes_after", "seconds", "errors", "warnings", "suggestions", "device"),
+        *("absorption", "trials", "widening"),
+    )
+
     source: str
     output: str | None
     recipe: Recipe
@@ -182,35 +188,19 @@ class Report(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Decibels of equal tensors (infinite) are null."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in _JSON_FIELDS}
+        values = plain_fields(self)
+        values["recipe"] = to_plain(self.recipe)
         # Factors of thousands of channels are left out.
-        for name, emptied in (
-            ("equalization", {"factors": ()}),
-            ("absorption", {"amounts": {}}),
-            ("smoothing", {"factors": {}}),
-        ):
+        for name, factors in (("equalization", "factors"), ("absorption", "amounts"), ("smoothing", "factors")):
             if values[name] is not None:
-                values[name] = dataclasses.replace(values[name], **emptied)
-        values = plain({**values, "recipe": to_plain(self.recipe)})
+                values[name][factors].clear()
         if self.postprocessing is not None:
             values["postprocessing"] = self.postprocessing.to_dict()
         if self.cut is not None:
             values["cut"] = plain(self.cut)
-        if self.fidelity is not None:
-            values["fidelity"] |= self._judged()
+        if self.fidelity is not None and self.judgement is not None:
+            same = self.fidelity.same_top1
+            ends = None if same is None else list(agreement_interval(same, self.fidelity.samples))
+            judged = {"same_top1_interval": ends, "verdict": self.judgement.level, "why": self.judgement.reason}
+            values["fidelity"] |= judged
         return values
-
-    def _judged(self) -> dict[str, Any]:
-        """Return what the figures say, as the terminal and the page tell it; the interval in percent."""
-        assert self.fidelity is not None and self.judgement is not None
-        same = self.fidelity.same_top1
-        ends = None if same is None else list(agreement_interval(same, self.fidelity.samples))
-        return {"same_top1_interval": ends, "verdict": self.judgement.level, "why": self.judgement.reason}
-
-
-# The order in which the JSON lists them.
-_JSON_FIELDS = (
-    *("source", "output", "recipe", "nodes", "tensors", "changes", "declined", "moves", "equalization", "smoothing"),
-    *("refined", "calibration", "fidelity", "in_sample", "dry_run", "bytes_before", "bytes_after", "seconds"),
-    *("errors", "warnings", "suggestions", "device", "absorption", "trials", "widening"),
-)

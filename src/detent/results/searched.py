@@ -20,7 +20,7 @@ from detent.numerics.formats import IntegerFormat
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Recipe
 from detent.recipe.file import to_plain, to_toml
-from detent.results import Result, finite
+from detent.results import Result, finite, plain_fields
 from detent.results.checked import Placement
 from detent.results.paired import Interval
 
@@ -28,6 +28,11 @@ from detent.results.paired import Interval
 def decibels(error: float) -> float:
     """Return an error in dB relative to the signal: -20 is a hundredth of its power."""
     return 10 * math.log10(error) if error > 0 else -math.inf
+
+
+def _error(error: float) -> dict[str, float | None]:
+    """Return an error as JSON has it. No error at all is null in dB."""
+    return {"error": error, "error_db": finite(decibels(error))}
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,11 @@ class LayerSensitivity:
     there is one output, and that is one thing.
     """
 
+    json_fields: ClassVar[tuple[str, ...]] = (
+        *("node", "op_type", "weights", "activations", "error", "error_db", "gain", "changed"),
+        *("parameters", "operations", "part"),
+    )
+
     node: str
     op_type: str
     members: tuple[str, ...]
@@ -80,21 +90,10 @@ class LayerSensitivity:
         """Of weights and activations together: noise powers add."""
         return (self.weights or 0.0) + (self.activations or 0.0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "node": self.node,
-            "op_type": self.op_type,
-            "weights": self.weights,
-            "activations": self.activations,
-            "error": self.error,
-            "error_db": finite(decibels(self.error)),
-            "gain": self.gain,
-            "changed": None if self.changed is None else list(self.changed),
-            "parameters": self.parameters,
-            "operations": self.operations,
-            "part": self.part,
-        }
+    @property
+    def error_db(self) -> float:
+        """The error in dB."""
+        return decibels(self.error)
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,11 @@ class PartErrors:
     names: tuple[str, ...]
     total: tuple[float, ...]
     by_source: Mapping[str, tuple[float, ...]]
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return the error of the whole model at each part, for JSON; none if outputs are one thing."""
+        named = zip(self.names, self.total, strict=True)
+        return [{"part": name, **_error(error)} for name, error in named if name]
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,8 @@ class Proposal:
     `operations` is the share of all products that is computed in float. If `reached` is False, the wanted error is out
     of reach this way, and everything that helps is in the recipe.
     """
+
+    json_fields: ClassVar[tuple[str, ...]] = ("way", "nodes", "tensors", "wanted", "predicted", "reached")
 
     recipe: Recipe
     way: Way
@@ -206,21 +212,15 @@ class SensitivityReport(RecipeResult):
             "data": self.data,
             "samples": found.samples,
             "exact": found.exact,
-            "error": found.total,
-            "error_db": finite(decibels(found.total)),
+            **_error(found.total),
             "part": found.part,
-            "parts": [] if found.parts is None else _parts(found.parts),
+            "parts": [] if found.parts is None else found.parts.to_list(),
             "changed": found.changed,
-            "layers": [layer.to_dict() for layer in found.worst_first()],
+            "layers": [plain_fields(layer) for layer in found.worst_first()],
         }
         if self.proposal is not None:
             values["proposal"] = {
-                "way": self.proposal.way,
-                "nodes": list(self.proposal.nodes),
-                "tensors": list(self.proposal.tensors),
-                "wanted": self.proposal.wanted,
-                "predicted": self.proposal.predicted,
-                "reached": self.proposal.reached,
+                **plain_fields(self.proposal),
                 "float_operations": self.proposal.operations,
                 "device": None if self.device is None else self.device.to_dict(),
                 "recipe": to_plain(self.proposal.recipe),
@@ -230,12 +230,6 @@ class SensitivityReport(RecipeResult):
     def to_toml(self) -> str:
         """Return the proposed recipe as a file for `--recipe`."""
         return to_toml(self.recipe if self.proposal is None else self.proposal.recipe)
-
-
-def _parts(parts: PartErrors) -> list[dict[str, Any]]:
-    """Return the error of the whole model at each part; none if outputs are one thing."""
-    named = zip(parts.names, parts.total, strict=True)
-    return [{"part": name, **_error(error)} for name, error in named if name]
 
 
 SearchedRole = Literal["weights", "activations"]  # whose formats are chosen
@@ -340,14 +334,9 @@ class PrecisionReport(RecipeResult):
             "bits_before": self.bits_before,
             "uniform": {fmt.label: _error(error) for fmt, error in found.uniform_errors()},
             "formats": [
-                {
-                    "name": name,
-                    "format": option.format.label,
-                    "numbers": option.numbers,
-                    "bits": option.bits,
-                    **_error(option.error),
-                }
-                for name, option in found.choice.items()
+                {"name": name, "format": each.format.label, "numbers": each.numbers, "bits": each.bits}
+                | _error(each.error)
+                for name, each in found.choice.items()
             ],
             "recipe": to_plain(found.recipe),
         }
@@ -355,10 +344,6 @@ class PrecisionReport(RecipeResult):
     def to_toml(self) -> str:
         """Return the recipe that was found, as a file for `--recipe`."""
         return to_toml(self.found.recipe)
-
-
-def _error(error: float) -> dict[str, float | None]:
-    return {"error": error, "error_db": finite(decibels(error))}
 
 
 @dataclass(frozen=True)
@@ -439,5 +424,7 @@ class Tuning(RecipeResult):
         """Return everything but the model, as plain values."""
         skipped = ("model", "recipe", "steps", "file")
         plain = {name: value for name, value in self.__dict__.items() if name not in skipped}
-        steps = [{name: value for name, value in step.to_plain().items() if name != "drawn"} for step in self.steps]
+        steps = [step.to_plain() for step in self.steps]
+        for step in steps:
+            del step["drawn"]
         return {**plain, "recipe": to_plain(self.recipe), "rungs": steps}

@@ -17,7 +17,7 @@ import numpy as np
 
 from detent.errors import DataError
 from detent.results.evaluated import Loss, Scores, check_same_samples
-from detent.results.paired import Floats, Interval, resampled, spread_around
+from detent.results.paired import Floats, Interval, in_percent, resampled, spread_around
 from detent.results.tensors import TaskAgreement
 
 POINTS_OF = "points of {figure}"
@@ -153,7 +153,7 @@ class AgreementScores(Scores):
     def _losses(self, before: AgreementScores | None = None) -> tuple[Loss, ...]:  # noqa: ARG002  (they are relative)
         samples, found = len(self.names), self.agreement
         if found is not None and found.loss is not None:
-            ends = None if found.interval is None else (100 * found.interval[0], 100 * found.interval[1])
+            ends = None if found.interval is None else in_percent(found.interval)
             return (Loss(100 * found.loss, EXPECTED_LOSS[found.task], ends, samples),)
         noise, signal = self._worst()
         ratio = float(noise.sum() / signal.sum()) if signal.any() else float(noise.any())

@@ -1,4 +1,4 @@
-"""What is reported about each tensor of a quantized model: closeness to float, scale, range and pictures.
+"""What is reported about each tensor of a quantized model: closeness to float, scale, range and pictures; its network.
 
 Pictures are drawn from few numbers, however large the model or the data. Of an activation: a histogram of at most 64
 columns, and the ends of the numbers that have a code. Of a layer's weight: the largest magnitude of its output
@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.graph.values import constant
+from detent.graph.values import constant, read_values
 from detent.methods.method import Points
 from detent.numerics.codec import DeviceRounding
 from detent.numerics.formats import holds_integers
@@ -25,7 +26,6 @@ from detent.observe.counting import BINS, HALF
 from detent.observe.statistics import Histogram, TensorStatistics
 from detent.plan.layout import Layout, Role, Site
 from detent.plan.plan import Plan
-from detent.results.network_nodes import NetworkNode
 from detent.tasks.parts import LabelledRange
 
 COLUMNS = 64  # of a histogram: what a picture in a table can show
@@ -141,6 +141,11 @@ class TensorReport:
     shares: str | None = None
     closeness: Closeness | None = None
 
+    @property
+    def span(self) -> float | None:
+        """How far its values reach, from the least to the greatest."""
+        return None if self.minimum is None or self.maximum is None else self.maximum - self.minimum
+
 
 @dataclass(frozen=True)
 class ActivationHistogram:
@@ -169,6 +174,20 @@ class ChannelSizes:
 
 
 @dataclass(frozen=True)
+class NetworkNode:
+    """A node, an input or an output of a network. `sources` are the places of the nodes that it reads.
+
+    `shape` is that of its first result, as it is written, or empty if it is not known.
+    """
+
+    name: str
+    op_type: str
+    sources: tuple[int, ...]
+    shape: str = ""
+    kind: Literal["node", "input", "output"] = "node"
+
+
+@dataclass(frozen=True)
 class Pictures:
     """By the names of tensors. Activations that share another's scale are not in it, weights only if rescaled.
 
@@ -178,6 +197,33 @@ class Pictures:
     distributions: Mapping[str, ActivationHistogram] = field(default_factory=dict)
     channels: Mapping[str, ChannelSizes] = field(default_factory=dict)
     network: Sequence[NetworkNode] = ()
+
+
+def network_of(model: ir.Model) -> tuple[NetworkNode, ...]:
+    """Return the nodes of a model's main graph, each after what it reads. Constants are not among them."""
+    graph = model.graph
+    found: list[NetworkNode] = []
+    place: dict[ir.Value, int] = {}
+
+    def add(name: object, op_type: str, read: Sequence[ir.Value], made: Sequence[ir.Value], **more: str) -> None:
+        sources = tuple(dict.fromkeys(place[value] for value in read if value in place))
+        shape = next((_shape(value) for value in (*made, *read) if value.shape is not None), "")
+        place.update(dict.fromkeys(made, len(found)))
+        found.append(NetworkNode(str(name), op_type, sources, shape, **more))  # type: ignore[arg-type]  # its kind
+
+    for value in graph.inputs:
+        if not value.is_initializer():
+            add(value.name, "Input", (), (value,), kind="input")
+    for node in graph:
+        if node.op_type != "Constant":
+            add(node.name, node.op_type, read_values(node), node.outputs)
+    for value in graph.outputs:
+        add(value.name, "Output", (value,), (), kind="output")
+    return tuple(found)
+
+
+def _shape(value: ir.Value) -> str:
+    return "×".join("?" if not isinstance(size, int) else str(size) for size in value.shape or ())
 
 
 def distributions_of(plan: Plan, statistics: Mapping[str, TensorStatistics]) -> dict[str, ActivationHistogram]:

@@ -287,10 +287,12 @@ class _FormatSearch:
 
     def _uniform(self) -> dict[IntegerFormat, float]:
         """Measure the whole model with one format throughout, for each."""
-        whole = {
-            fmt: self._whole(f"{WHOLE} {number}", {slot: _of_format(each, fmt) for slot, each in self.options.items()})
-            for number, fmt in enumerate(self._units)
-        }
+        whole = {}
+        for number, fmt in enumerate(self._units):
+            choice = {
+                slot: next(each for each in options if each.format == fmt) for slot, options in self.options.items()
+            }
+            whole[fmt] = self._whole(f"{WHOLE} {number}", choice)
         errors = self._errors(list(whole.values()))
         return {fmt: errors[variant.name] for fmt, variant in whole.items()}
 
@@ -391,7 +393,7 @@ def _options_of_layers(planned: Planned, names: Sequence[str]) -> dict[str, Form
         if unit.layer in own:
             own[unit.layer].append(unit)
     errors = _errors(planned, [all_quantized(name, units) for name, units in own.items()])
-    label = IntegerFormat("int8")  # an FormatOption has a format; here its identity tells which of the two ways it is
+    label = IntegerFormat("int8")  # a FormatOption needs one; here its identity tells which of the two it is
     return {
         name: FormatOption(label, sum(_bits(unit, planned.plan) for unit in units), errors[name])
         for name, units in own.items()
@@ -416,10 +418,6 @@ def _numbers(unit: QuantizedUnit, plan: Plan) -> int:
 def _integers(option: FormatOption) -> IntegerFormat:
     assert is_integer(option.format), "only these are candidates"
     return option.format
-
-
-def _of_format(options: Sequence[FormatOption], fmt: IntegerFormat) -> FormatOption:
-    return next(option for option in options if option.format == fmt)
 
 
 def _matching(patterns: Sequence[str], names: Collection[str]) -> set[str]:

@@ -55,8 +55,7 @@ def propose(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float, w
         raise UsageError(f"The wanted error is {wanted:g}: no quantized model has none. Give one above 0, or -30dB.")
     if way == "exclude":
         return _exclude(found, recipe, wanted)
-    widen = _widen if way == "a16" else _widen_weights
-    return widen(found, layout, recipe, wanted)
+    return (_widen if way == "a16" else _widen_weights)(found, layout, recipe, wanted)
 
 
 def check_way(recipe: Recipe, way: Way) -> None:
@@ -148,16 +147,14 @@ def _widen(found: Sensitivity, layout: Layout, recipe: Recipe, wanted: float) ->
 
     def error(leaders: Collection[str]) -> float:
         wide = set(leaders)
-        return predicted_error(found, lambda cause: LEFT_BY_8_BITS if _leaders(cause, layout) & wide else 1.0)
+        return predicted_error(
+            found, lambda cause: LEFT_BY_8_BITS if wide.intersection(map(layout.leader, cause.activations)) else 1.0
+        )
 
     chosen = _greedy([_Move(frozenset([leader]), size) for leader, size in sizes.items()], error, wanted)
     added = tuple(_wide_overrides(chosen, layout))
     changed = _extended(recipe, added, "some activations in 16 bits")
     return Proposal(changed, "a16", (), tuple(chosen), found.total, error(chosen), wanted, 0.0)
-
-
-def _leaders(cause: ErrorSource, layout: Layout) -> set[str]:
-    return {layout.leader(site) for site in cause.activations}
 
 
 def _wide_overrides(leaders: Iterable[str], layout: Layout) -> list[Override]:

@@ -34,11 +34,6 @@ class Detections:
     scores: Floats
     classes: npt.NDArray[np.int64]
 
-    @classmethod
-    def none(cls) -> Detections:
-        """Return an empty set of boxes."""
-        return cls(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
-
     def __len__(self) -> int:
         return len(self.scores)
 
@@ -73,24 +68,20 @@ def overlaps(first: Floats, second: Floats, crowds: npt.NDArray[np.bool_] | None
     A crowd among `second` is a region full of objects: what lies inside it overlaps it fully, so the union is the
     first box alone.
     """
-    a, b = first.astype(np.float64)[:, None], second.astype(np.float64)[None]
+    return overlaps_in_pairs(first[:, None], second[None], None if crowds is None else crowds[None])
+
+
+def overlaps_in_pairs(
+    first: Floats, second: Floats, crowds: npt.NDArray[np.bool_] | None = None
+) -> npt.NDArray[np.float64]:
+    """Return the intersection over union of each box with the one at the same place; see `overlaps` for crowds."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
     sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
     common = np.clip(sides, 0.0, None).prod(-1)
-    size_a = np.clip(a[..., 2:] - a[..., :2], 0.0, None).prod(-1)
-    size_b = np.clip(b[..., 2:] - b[..., :2], 0.0, None).prod(-1)
+    size_a, size_b = (np.clip(each[..., 2:] - each[..., :2], 0.0, None).prod(-1) for each in (a, b))
     union = size_a + size_b - common
     if crowds is not None:
-        union = np.where(crowds[None], size_a, union)
-    shares: npt.NDArray[np.float64] = np.divide(common, union, out=np.zeros_like(common), where=union > 0.0)
-    return shares
-
-
-def overlaps_in_pairs(first: Floats, second: Floats) -> npt.NDArray[np.float64]:
-    """Return the intersection over union of each box with the one at the same place."""
-    a, b = first.astype(np.float64), second.astype(np.float64)
-    common = np.clip(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0.0, None).prod(-1)
-    sizes = [np.clip(each[:, 2:] - each[:, :2], 0.0, None).prod(-1) for each in (a, b)]
-    union = sizes[0] + sizes[1] - common
+        union = np.where(crowds, size_a, union)
     return np.asarray(np.divide(common, union, out=np.zeros_like(common), where=union > 0.0))
 
 

@@ -47,9 +47,9 @@ class Head:
         """Return what is detected in each image of a batch, after non-maximum suppression."""
         arrays = [np.asarray(outputs[name], np.float32) for name in self.outputs]
         if self.layout == "lists":  # torchvision's models take one image at a time
-            return [_lists(self, arrays, least)]
+            return [_lists(arrays, least)]
         if self.layout == "final":
-            return [_final(self, [array[at] for array in arrays], least) for at in range(len(arrays[0]))]
+            return [_final(rows, least) for rows in arrays[0]]
         return [_several(*each, least) for each in self.dense(outputs)]
 
     def dense(self, outputs: Mapping[str, npt.NDArray[np.generic]]) -> list[tuple[Floats, Floats]]:
@@ -164,8 +164,8 @@ def _off_grid(rows: Floats, image: tuple[int, int]) -> Floats:
     return boxes.astype(np.float32)
 
 
-def _final(head: Head, outputs: Sequence[Floats], least: float) -> Detections:  # noqa: ARG001
-    rows = outputs[0][outputs[0][:, 4] > least]
+def _final(rows: Floats, least: float) -> Detections:
+    rows = rows[rows[:, 4] > least]
     order = np.argsort(-rows[:, 4], kind="stable")
     return Detections(rows[order, :4], rows[order, 4], rows[order, 5].astype(np.int64))
 
@@ -182,7 +182,7 @@ def _pair(head: Head, outputs: Sequence[Floats]) -> tuple[Floats, Floats]:
     return boxes, scores
 
 
-def _lists(head: Head, outputs: Sequence[Floats], least: float) -> Detections:  # noqa: ARG001
+def _lists(outputs: Sequence[Floats], least: float) -> Detections:
     boxes, *others = outputs
     # Scores are shares; labels are whole numbers.
     scores, labels = sorted(others, key=lambda values: bool(len(values)) and bool((values == np.rint(values)).all()))

@@ -15,8 +15,8 @@ their own numbers, as torchvision's models have them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -79,13 +79,11 @@ class BoxLabels:
 
         With `open_names`, an image that is not named has no objects.
         """
-        found: dict[str, ObjectList] = {}
         keys = _keys(names, self.objects, without_ending=self.open_names)
-        for name, key in keys.items():
-            if key is not None:
-                found[name] = self.objects[key]
-            elif self.open_names:
-                found[name] = _no_objects(name)
+        found = {name: self.objects[key] for name, key in keys.items() if key is not None}
+        if self.open_names:
+            none = (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_))
+            found = {name: found.get(name) or ObjectList(*none, name) for name in keys}
         missing = [name for name in names if name not in found]
         check_partners(missing, set(self.objects) - set(keys.values()), self.described, place)
         bare = sum(key is None for key in keys.values())
@@ -129,10 +127,6 @@ class BoxLabels:
         objects = self.objects[name]
         kinds = [classes[int(each)] for each in objects.categories]
         return Truths.of(objects.in_pixels(size), kinds, objects.crowds)
-
-
-def _no_objects(origin: str) -> ObjectList:
-    return ObjectList(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_), origin)
 
 
 def _keys(names: Sequence[str], known: Mapping[str, Any], *, without_ending: bool) -> dict[str, str | None]:
@@ -324,7 +318,7 @@ class PairLabels:
     first: npt.NDArray[np.int64]
     second: npt.NDArray[np.int64]
     score: npt.NDArray[np.float64]
-    note: str = field(default="")
+    note: str = ""
 
     def assign(self, names: Sequence[str], place: str) -> PairLabels:
         """Return these labels. Raise DataError for a pair of samples that do not exist."""
@@ -351,14 +345,13 @@ class PairFile:
         """Whether it holds the samples themselves, and not their numbers."""
         return self.first.ndim > 1
 
-    def labels(self, chosen: Callable[[int], Sequence[int]] | None = None) -> PairLabels:
-        """Return the pairs as labels: of samples first, second, first, second, ... if the file holds them."""
+    def labels(self, kept: Sequence[int] = ()) -> PairLabels:
+        """Return the pairs as labels; if the file holds samples, those of the pairs `kept` (see `samples`)."""
         described = f"{self.name} (pairs)"
         if not self.holds_samples:
             return PairLabels(described, self.first.astype(np.int64), self.second.astype(np.int64), self.score)
-        kept = list(range(len(self.score)) if chosen is None else chosen(len(self.score)))
         places = 2 * np.arange(len(kept), dtype=np.int64)
-        return PairLabels(described, places, places + 1, self.score[kept])
+        return PairLabels(described, places, places + 1, self.score[list(kept)])
 
     def samples(self, kept: Sequence[int]) -> npt.NDArray[Any]:
         """Return the samples of these pairs: first, second, first, second, ..."""

@@ -107,11 +107,6 @@ def ingredients(base: Recipe) -> tuple[Ingredient, ...]:
     )
 
 
-def as_it_is(recipe: Recipe) -> TuningStep:
-    """Return the first step: what `quantize` does with the recipe."""
-    return TuningStep(recipe.name, "the recipe as it is", recipe)
-
-
 def worth_trying(base: Recipe, blame: Blame) -> list[Ingredient]:
     """Return what may help: first what works on the kind that makes most of the error, then the rest."""
     leading: Kind = "weights" if blame.weights >= blame.activations else "activations"

@@ -24,7 +24,7 @@ from detent.options import TuneOptions
 from detent.pipeline.job import Job
 from detent.pipeline.run import Run
 from detent.recipe.file import to_toml
-from detent.results.searched import StepOutcome, Tuning
+from detent.results.searched import Tuning
 from detent.results.tensors import in_integers
 from detent.tuning.steps import Blame, Kind
 from detent.tuning.tuner import OUT_OF_TIME, Clock, Record, TriedStep, Tuner, contents_of, key_of, parse_duration
@@ -109,20 +109,14 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
     seconds = None if budget is None else parse_duration(budget)
     for file in filter(None, (output, recipe_file)):
         check_output(file, job.model)
-    measure = as_metric(options["metric"])
-    judging = Judging(
-        options["evaluation"],
-        measure,
-        options["labels"],
-        options["label_offset"],
-        job.preprocess,
-        options["eval_limit"],
-    )
+    labels, offset = options["labels"], options["label_offset"]
+    metric, limit = as_metric(options["metric"]), options["eval_limit"]
+    judging = Judging(options["evaluation"], metric, labels, offset, job.preprocess, limit)
     record = Record.open(output, _key(job, judging), resume=options["resume"])
     clock = Clock(seconds)
     evaluator = open_judge(job, judging)
     expected = None if evaluator.compares_outputs else evaluator.evaluate(job.model)
-    tuner = Tuner(job, evaluator, expected, max_drop, clock, record, options["on_step"] or _unheard)
+    tuner = Tuner(job, evaluator, expected, max_drop, clock, record, options["on_step"] or (lambda _: None))
     stopped = tuner.run()
     assert tuner.best is not None, "the first step is always finished"
     proto = tuner.best.model if tuner.best.model is not None else record.best_model()
@@ -135,10 +129,6 @@ def run_tuning(job: Job, output: Path | None, options: TuneOptions) -> Tuning:
         return replace(result, kept=str(record.folder))
     record.remove()
     return result
-
-
-def _unheard(_: StepOutcome) -> None:
-    """Do nothing with the outcome of a step."""
 
 
 def _key(job: Job, judging: Judging) -> str:

@@ -46,7 +46,7 @@ from detent.search.probing import parts_of, unrefined
 from detent.sensitivity_analysis.layer_errors import errors_of, sensitivity
 from detent.sensitivity_analysis.variants import all_quantized, quantized_units
 from detent.settings import parse_json
-from detent.tuning.steps import Blame, Kind, TuningStep, as_it_is, exception_stages, exceptions, worth_trying
+from detent.tuning.steps import Blame, Kind, TuningStep, exception_stages, exceptions, worth_trying
 
 STEPS, BEST = "steps.detent", "best.onnx"
 _OLD_STEPS = "ladder.json"  # plain JSON, as earlier versions wrote it
@@ -193,7 +193,7 @@ class Clock:
 Observer = Callable[[StepOutcome], None]
 
 MET = "the target is met"
-ENDED = "the ladder ends here"
+ENDED = "there is nothing more to try"
 OUT_OF_TIME = "the budget is used up"
 
 BLAMING_SAMPLES = 8  # enough to tell whether weights or activations make most of the error
@@ -246,7 +246,7 @@ class Tuner:
 
     def _steps(self) -> Iterator[TuningStep]:
         """Yield the steps; each is made when all before it are known."""
-        yield as_it_is(self.job.recipe)
+        yield TuningStep(self.job.recipe.name, "the recipe as it is", self.job.recipe)
         self.blame = self._blame()
         for ingredient in worth_trying(self.job.recipe, self.blame):
             step = ingredient.added_to(self._best_recipe)
@@ -288,12 +288,11 @@ class Tuner:
                 progress=progress,
             )
             # Not that of the first step: its weights may have more bits by now.
-            blame = Blame(
-                *(
-                    sum(found.errors[each.name] for each in found.sources if each.is_weight is kind)
-                    for kind in (True, False)
-                )
+            weights, activations = (
+                sum(found.errors[each.name] for each in found.sources if each.is_weight is kind)
+                for kind in (True, False)
             )
+            blame = Blame(weights, activations)
             helping = [way for way in ways if blame.blames(_KIND_OF_WAY.get(way))]
             yield from exceptions(recipe, planned.plan.layout, found, helping)
 

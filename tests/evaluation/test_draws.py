@@ -49,7 +49,8 @@ def test_images_drawn_twice_count_twice(images):
 
 
 def test_no_truth_is_no_figure():
-    nothing = match_truths(Detections.none(), Truths.of([], []))
+    none = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+    nothing = match_truths(none, Truths.of([], []))
     assert np.isnan(drawn_precision([nothing], np.ones((1, 1)))).all()
 
 

@@ -1,4 +1,4 @@
-"""Import paths of old scripts lead to the modules of today, and every public name is there."""
+"""Import paths of old scripts lead to the modules of today, and every public name is there; sympy waits for its use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import detent
-from detent.aliases import ALIASES, RENAMED
+from detent.import_hooks import ALIASES, RENAMED
 
 
 @pytest.mark.parametrize("old", sorted(ALIASES))
@@ -42,3 +42,17 @@ def test_importing_detent_imports_next_to_nothing():
     code = "import sys, detent; print({'numpy', 'onnx', 'numba', 'onnxruntime'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+SCRIPT = """
+import sys
+import detent
+import onnx_ir as ir
+dimension = ir.SymbolicDim("n")
+print("sympy.core" in sys.modules, dimension + 2, "sympy.core" in sys.modules)
+"""
+
+
+def test_loaded_at_the_first_use():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "n", "+", "2", "True"]

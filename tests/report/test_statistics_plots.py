@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from detent.errors import OutputError
 from detent.observe.statistics import TensorStatistics
-from detent.report.charts import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, plot_statistics, svg_of
+from detent.report.statistics_plots import LEFT, PLOT_HEIGHT, RIGHT, WIDTH, plot_statistics, svg_of
 from tests.models import count_sample
 
 SVG = "{http://www.w3.org/2000/svg}"
