@@ -15,12 +15,14 @@ from detent.compat.algorithms import AutoMixprecisionConfig
 from detent.compat.auto_mixprecision import MixedSearch, mixed_of
 from detent.compat.auto_search import AutoSearch, SearchSpace
 from detent.compat.configs import Config, QConfig, QuantizationConfig, get_default_config
-from detent.compat.data_types import Int8Spec, Int16Spec, QLayerConfig, format_of
+from detent.compat.data_types import Int8Spec, Int16Spec, QLayerConfig, XInt8Spec, format_of
 from detent.compat.enums import ExtendedQuantType, QuantType
 from detent.compat.finder import other_tools
+from detent.compat.option_rows import ScriptNote
 from detent.compat.shapeshifter import ONNXModelConfig, RunConfig, shapeshifter
 from detent.compat.translate import translate
 from detent.errors import UsageError
+from detent.methods import MinMax
 from detent.numerics.formats import IntegerFormat
 from tests.compat.scripts import READER
 from tests.models import build, info, node, normal
@@ -204,6 +206,21 @@ def test_iterations_and_rate_in_one_and_the_older_order_of_arguments(tiny):
     config = Config(get_default_config("A8W8"))
     search = AutoSearch(config, None, str(tiny), reader)
     assert (search.config, search.model_input) == (config, str(tiny))
+
+
+def test_wider_layers_beside_powers_of_two():
+    wide = QLayerConfig(Int16Spec(), Int16Spec())
+    with pytest.warns(ScriptNote, match="MinMSE calibrates the whole model"):
+        recipe = translate(QConfig(QLayerConfig(XInt8Spec(), XInt8Spec()), {wide: ["head"]})).recipe
+    assert recipe.target == "npu-vaiml"  # the CNN device has 8 bits only
+    assert recipe.overrides[0].activations == IntegerFormat("int16", scale="power_of_two")
+
+
+def test_weights_alone_have_no_method():
+    config = get_default_config("INT8_TRANSFORMER_DEFAULT")
+    config.extra_options["WeightsOnly"] = True
+    recipe = translate(config).recipe
+    assert (recipe.activations, recipe.method) == (None, MinMax())
 
 
 def test_groups_of_weights_leave_biases_float():

@@ -100,7 +100,7 @@ TYPES: dict[str, type[DataType]] = {
     **{name: _type(name, family, **attributes) for name, (family, attributes) in BLOCKS.items()},
     "BFP16": _type("BFP16", "BFP", **{**_BLOCK_FLOAT, "rounding_mode": 0}),  # unlike the preset
 }
-_SCALES: dict[ToolEnum, Scale] = {
+SCALES: dict[ToolEnum, Scale] = {
     ScaleType.Float32: "float",
     ScaleType.PowerOf2: "power_of_two",
     ScaleType.Int16: "int16",
@@ -300,7 +300,7 @@ def spec_format(spec: QTensorConfig | None) -> NumberFormat | None:
     """Return the format that a tensor's specification describes."""
     if spec is None:
         return None
-    fmt = format_of(spec.data_type, symmetric=spec.symmetric, scale=_SCALES[spec.scale_type])
+    fmt = format_of(spec.data_type, symmetric=spec.symmetric, scale=SCALES[spec.scale_type])
     per_channel = spec.quant_granularity == QuantGranularity.Channel and fmt.kind == "integer"
     return fmt.replace(granularity="per_channel") if per_channel else fmt
 

@@ -30,7 +30,7 @@ from typing import Any
 from detent.compat import enums
 from detent.compat.algorithms import AdaQuantConfig, AdaRoundConfig, AlgoConfig
 from detent.compat.configs import PRESET_FIELDS, AnyConfig, Config, QConfig, QuantizationConfig, get_default_config
-from detent.compat.data_types import TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
+from detent.compat.data_types import SCALES, TYPES, QLayerConfig, QTensorConfig, check_layer, format_of, spec_format
 from detent.compat.option_rows import apply_rows, boolean, honoured, note, noted
 from detent.compat.option_rules import METHODS, Request, equalized, rotated
 from detent.compat.shapeshifter import options_of_passes
@@ -40,7 +40,7 @@ from detent.devices.catalog import find_device
 from detent.equalizations import equalization_of
 from detent.errors import UsageError
 from detent.methods import MinMax
-from detent.numerics.formats import IntegerFormat, Scale, is_integer
+from detent.numerics.formats import IntegerFormat, Scale, has_power_of_two_scale, is_integer
 from detent.numerics.interface import NumberFormat
 from detent.recipe import Override, Recipe
 from detent.recipe.recipe import LAYERS, PRESETS, OutputFormat
@@ -102,6 +102,8 @@ def translate(config: AnyConfig, *, as_quark: bool = False) -> Request:
     formats = [fmt for each in request.recipe.overrides for fmt in (each.activations, each.weights, each.biases)]
     if request.recipe.format == "cast" and any(fmt is not None and fmt.in_blocks for fmt in formats):
         request = request.with_recipe(format="extended-qdq")
+    if request.recipe.activations is None and not has_power_of_two_scale(request.recipe.weights):
+        request = request.with_recipe(method=MinMax())  # what was said of it is for activations
     request = request.with_recipe(opset=_sufficient_opset(request.recipe))
     if as_quark:
         # onnxruntime's quantizer, which Quark builds on, takes a Relu out where codes begin at zero.
@@ -240,10 +242,9 @@ def _target(
     stored = find_device("npu-xint8").types
     fits = activations.dtype in stored["activations"] and weights.dtype in stored["weights"]
     if config.enable_npu_cnn and not fits:
-        raise UsageError(
+        note(
             f"enable_npu_cnn=True is for 8 bits, and this configuration has {activations.dtype} activations and "
-            f"{weights.dtype} weights. Delete it, or choose {' or '.join(stored['activations'])} activations and "
-            f"{' or '.join(stored['weights'])} weights."
+            f"{weights.dtype} weights: the rules of that device are left out."
         )
     return "npu-cnn" if fits and (config.enable_npu_cnn or written in ("vitis-qdq", "fix-neuron")) else "npu-vaiml"
 
@@ -359,6 +360,9 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
     eight_bits = (TYPES["Int8"], TYPES["UInt8"])
     plain = inputs.kind in eight_bits and weight.kind in eight_bits
     device = plain and weight.kind is TYPES["Int8"] and weight.scale_type == enums.ScaleType.PowerOf2
+    layers = [each for each in (*config.layer_type_config, *config.specific_layer_config) if each is not None]
+    others = [spec for each in layers for spec in each.roles.values() if spec is not None]
+    device = device and all(spec.kind in eight_bits for spec in others)
     parts = [each for each in config.exclude if not isinstance(each, str)]
     older = QuantizationConfig(
         calibrate_method=_method(_calibrating(config, "activations")),
@@ -377,9 +381,10 @@ def _older(config: QConfig) -> tuple[QuantizationConfig, tuple[Override, ...]]:
         enable_npu_cnn=config.extra_options.get("EnableNPUCnn", device),
         extra_options={**_spec_options(config, inputs, weight), **algorithms, **config.extra_options},
     )
-    by_type = [_layer_override(layer, op_types=tuple(types)) for layer, types in config.layer_type_config.items()]
-    by_name = [_layer_override(layer, nodes=tuple(names)) for layer, names in config.specific_layer_config.items()]
-    return older, (*by_type, *by_name)
+    scale = SCALES[inputs.scale_type]
+    by_type = [(layer, {"op_types": tuple(types)}) for layer, types in config.layer_type_config.items()]
+    by_name = [(layer, {"nodes": tuple(names)}) for layer, names in config.specific_layer_config.items()]
+    return older, tuple(_layer_override(layer, scale, **part) for layer, part in (*by_type, *by_name))
 
 
 def _is_pair(part: Any) -> bool:
@@ -422,11 +427,13 @@ def _options_of(algorithms: Sequence[AlgoConfig]) -> dict[str, Any]:
     return options
 
 
-def _layer_override(layer: QLayerConfig | None, **part: tuple[str, ...]) -> Override:
+def _layer_override(layer: QLayerConfig | None, scale: Scale, **part: tuple[str, ...]) -> Override:
+    """Return what a layer is given; its integers have scales like those of the model, whose method chooses them."""
     if layer is None:
         return Override(leave_float=True, optional=True, **part)  # type: ignore[arg-type]
     check_layer(layer)
     formats = {role: spec_format(spec) for role, spec in layer.roles.items()}
+    formats |= {role: fmt.replace(scale=scale) for role, fmt in formats.items() if is_integer(fmt)}
     return Override(optional=True, **part, **formats)  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.graph.save import serialize
-from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, session_options, usable_cores
+from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, segment_options, usable_cores
 from detent.graph.values import captured_values, constant, is_constant, read_values
 from detent.numerics.formats import Array, QuantParams, decode_activation, encode_activation, holds_integers
 from detent.observe.samples import Sample
@@ -94,7 +94,7 @@ class Program:
         )
         opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
         proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
-        self._session = open_session(serialize(proto), session_options())
+        self._session = open_session(serialize(proto), segment_options())
 
     def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
         """Return the outputs. Raises DataError, naming the node and the sample."""
