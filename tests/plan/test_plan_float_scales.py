@@ -262,8 +262,8 @@ def test_a_weight_that_is_data_has_the_format_of_weights():
 
 def test_methods_that_do_not_fit_their_formats():
     check_methods(A8W8.replace(method=Entropy()))
-    with pytest.raises(UsageError, match="Entropy chooses a float scale, and this uint8 has power-of-two"):
+    with pytest.raises(UsageError, match="Entropy.*uint8"):
         check_methods(XINT8.replace(method=Entropy()))
-    with pytest.raises(UsageError, match="NonOverflow chooses a power-of-two scale, and this int8 has float"):
+    with pytest.raises(UsageError, match="NonOverflow.*int8"):
         check_methods(XINT8.replace(method=NonOverflow(), biases=IntegerFormat("int8")))
     check_methods(XINT8.replace(method=NonOverflow(), biases=IntegerFormat("int32")))

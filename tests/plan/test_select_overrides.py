@@ -65,7 +65,7 @@ def test_a_long_override_is_told_by_its_number():
 def test_operator_types_are_those_of_onnx():
     recipe = PRESETS["A8W8"]
     check_operator_types(recipe.replace(operators=("Conv", "Gemm"), more_operators=("Exp",)))
-    with pytest.raises(UsageError, match=r"operators: ONNX has no operator 'conv'. Did you mean 'Conv'"):
+    with pytest.raises(UsageError, match="operators: .*'conv'.*'Conv'"):
         check_operator_types(recipe.replace(operators=("conv",)))
-    with pytest.raises(UsageError, match=r"more_operators: ONNX has no operator 'Expo'"):
+    with pytest.raises(UsageError, match="more_operators: .*'Expo'"):
         check_operator_types(recipe.replace(more_operators=("Expo",)))

@@ -223,10 +223,10 @@ def test_bad_files(kind, tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(UsageError, match=r"There is no recipe file .*missing.toml.*--toml"):
+    with pytest.raises(UsageError, match="missing.toml"):
         find_recipe(tmp_path / "missing.toml")
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(UsageError, match=r"Cannot read the recipe .*folder.toml: Is a directory"):
+    with pytest.raises(UsageError, match="folder.toml: Is a directory"):
         find_recipe(tmp_path / "folder.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"bytes.toml is not TOML"):

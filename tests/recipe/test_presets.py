@@ -51,7 +51,7 @@ def test_names_in_any_case(name):
 
 
 def test_a_misspelt_name():
-    with pytest.raises(UsageError, match=r"no recipe 'A8W9'. Did you mean 'A8W8'.*`detent recipes`"):
+    with pytest.raises(UsageError, match="'A8W9'.*'A8W8'"):
         find_preset("A8W9")
 
 

@@ -242,10 +242,9 @@ def _target(
     stored = find_device("npu-xint8").types
     fits = activations.dtype in stored["activations"] and weights.dtype in stored["weights"]
     if config.enable_npu_cnn and not fits:
-        raise UsageError(
+        note(
             f"enable_npu_cnn=True is for 8 bits, and this configuration has {activations.dtype} activations and "
-            f"{weights.dtype} weights. Delete it, or choose {' or '.join(stored['activations'])} activations and "
-            f"{' or '.join(stored['weights'])} weights."
+            f"{weights.dtype} weights: the rules of that device are left out."
         )
     return "npu-cnn" if fits and (config.enable_npu_cnn or written in ("vitis-qdq", "fix-neuron")) else "npu-vaiml"
 

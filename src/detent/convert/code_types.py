@@ -31,7 +31,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.convert.step import ConversionNotes, ConversionStep, GraphEdit, NodeStep, readers_of
-from detent.graph.values import Names, add_initializer, constant, drop_if_unused, input_at, set_input
+from detent.graph.values import Names, add_initializer, constant, drop_if_unused, input_at, made_by, set_input
 from detent.qdq.builder import retarget
 from detent.qdq.families import dequantize_family, is_native_dequantize, native_family, quantize_family
 from detent.qdq.reader import LinearParams, code_range, dequantized, params_of
@@ -195,7 +195,7 @@ class Int32Bias(NodeStep):
         index = _BIAS_INPUT.get(node.op_type)
         if index is None:
             return None
-        data, weight, bias = (dequantized(_producer(node, each)) for each in (0, 1, index))
+        data, weight, bias = (dequantized(made_by(input_at(node, each))) for each in (0, 1, index))
         if bias is None or bias.params is None or bias.stored is None or bias.stored.dtype == np.int32:
             return None
         if data is None or weight is None or data.params is None or weight.params is None:
@@ -208,11 +208,6 @@ class Int32Bias(NodeStep):
         )
         _store_codes(edit, bias.node, codes.astype(np.int32), scale)
         return edit.changed(node, "its bias is int32 now")
-
-
-def _producer(node: ir.Node, index: int) -> ir.Node | None:
-    value = input_at(node, index)
-    return None if value is None else value.producer()
 
 
 def _store_codes(edit: GraphEdit, node: ir.Node, codes: npt.NDArray[Any], scale: npt.NDArray[Any]) -> None:
@@ -257,7 +252,9 @@ class EightBits(NodeStep):
 
 def _widen_bias(edit: GraphEdit, layer: ir.Node, index: int) -> None:
     """Give the 32-bit bias of a layer the scale of its products again, after its input's scale has grown."""
-    bias = dequantized(_producer(layer, _BIAS_INPUT.get(layer.op_type, -1))) if index == 0 else None
+    # The last input of any other operator: an Add behind a MatMul has its bias there.
+    at = _BIAS_INPUT.get(layer.op_type, -1)
+    bias = dequantized(made_by(input_at(layer, at))) if index == 0 else None
     if bias is None or bias.params is None or bias.stored is None or bias.stored.dtype != np.int32:
         return
     codes = np.rint(bias.stored.astype(np.float64) / _WIDER).astype(np.int32)

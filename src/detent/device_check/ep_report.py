@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -119,17 +118,16 @@ class EpComparison(Result):
         for (op_type, predicted, reported), count in kinds.most_common():
             first = next(each.output for each in self.differences if each.op_type == op_type)
             lines.append(f"{count} {op_type} predicted on {predicted}, reported on {reported}, such as '{first}'.")
-        lines.append(_explained(self))
+        if npu and self.report.on_device == 0:
+            lines.append(
+                "Nothing was taken. Set-up looks the same: a provider, driver and overlay of different versions, a "
+                "missing xclbin (phx, hpt), or an old cache. Rule these out; then please report it with this file and "
+                "the model."
+            )
+        else:
+            learned = "the prediction will learn from it"
+            lines.append(f"Please report it, with this file and `detent inspect MODEL --json`: {learned}.")
         return "\n".join(lines)
-
-
-def _explained(found: EpComparison) -> str:
-    if found.report.on_device == 0 and (found.check.report_nodes or (0, 0))[0]:
-        return (
-            "Nothing was taken. Set-up looks the same: a provider, driver and overlay of different versions, a missing "
-            "xclbin (phx, hpt), or an old cache. Rule these out; then please report it with this file and the model."
-        )
-    return "Please report it, with this file and `detent inspect MODEL --json`: the prediction will learn from it."
 
 
 def read_report(path: Path) -> EpReport:
@@ -146,7 +144,8 @@ def read_report(path: Path) -> EpReport:
         counts = {str(each["name"]): int(each["nodeNum"]) for each in found["deviceStat"]}
         places: dict[str, list[str]] = {}
         for node in found["nodeStat"]:
-            for output in _outputs(node["output"]):
+            outputs = node["output"] if isinstance(node["output"], list) else [node["output"]]
+            for output in map(str, outputs):
                 places.setdefault(output, []).append("NPU" if node["device"] == "NPU" else "CPU")
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -154,10 +153,6 @@ def read_report(path: Path) -> EpReport:
             "deviceStat with name and nodeNum, and nodeStat with output and device."
         ) from error
     return EpReport(str(path), counts, places)
-
-
-def _outputs(given: Any) -> list[str]:
-    return [str(each) for each in given] if isinstance(given, list) else [str(given)]
 
 
 def compare_report(model: Path, check: DeviceCheck, path: Path) -> EpComparison:

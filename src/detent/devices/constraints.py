@@ -195,17 +195,10 @@ def _shift_write(
 
 
 def _shift_swish(node: ir.Node, plan: Plan) -> Plan:
-    return _shift_write(node, plan, of=sum, low=-15, high=0, rule="shift swish") if _is_swish(node) else plan
-
-
-def _is_swish(node: ir.Node) -> bool:
-    """Return whether one operand also feeds a HardSigmoid (in practice x times HardSigmoid(x))."""
-    return any(
-        consumer.op_type == "HardSigmoid"
-        for value in node.inputs
-        if value is not None
-        for consumer in value.consumers()
-    )
+    """Move the output of a Mul if one operand also feeds a HardSigmoid: in practice x times HardSigmoid(x)."""
+    readers = (reader for value in node.inputs if value is not None for reader in value.consumers())
+    is_swish = any(reader.op_type == "HardSigmoid" for reader in readers)
+    return _shift_write(node, plan, of=sum, low=-15, high=0, rule="shift swish") if is_swish else plan
 
 
 def _shift_cut(node: ir.Node, plan: Plan) -> Plan:
@@ -273,7 +266,10 @@ class ConcatConstraints(Constraints):
         """Give everything that a Concat joins the same parameters. This always succeeds."""
         for group in _joined(model, plan) if "align_concat" not in without else ():
             given = [plan.integers(leader) for leader in group if leader not in plan.free]
-            shared = _union(given or [plan.integers(leader) for leader in group], _format(group, plan))
+            # The format is that of the activations: a constant among them is copied into their codes.
+            activation = next(name for name in group if plan.layout.sites[name].role is Role.ACTIVATION)
+            fmt = plan.integers(activation).format
+            shared = _union(given or [plan.integers(leader) for leader in group], fmt)
             for leader, node in group.items():
                 plan = plan.with_params(leader, shared, "align", node)
         # A tensor that is zero throughout may have got a smaller scale than it had.
@@ -299,11 +295,6 @@ def _joined(model: ir.Model, plan: Plan) -> list[dict[str, str]]:
             group = {**group, **other}
         groups = [other for other in groups if other not in met] + [group]
     return groups
-
-
-def _format(group: dict[str, str], plan: Plan) -> IntegerFormat:
-    """Return the format of the activations: a constant among them is copied into their codes."""
-    return next(plan.integers(name).format for name in group if plan.layout.sites[name].role is Role.ACTIVATION)
 
 
 def _union(params: list[QuantParams], fmt: IntegerFormat) -> QuantParams:

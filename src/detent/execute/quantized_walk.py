@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from detent.errors import DataError
 from detent.graph.save import serialize
-from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, session_options, usable_cores
+from detent.graph.session import RUNTIME_ERRORS, Feeds, first_line, open_session, segment_options, usable_cores
 from detent.graph.values import captured_values, constant, is_constant, read_values
 from detent.numerics.formats import Array, QuantParams, decode_activation, encode_activation, holds_integers
 from detent.observe.samples import Sample
@@ -94,7 +94,7 @@ class Program:
         )
         opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
         proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=max(model.ir_version, 4))
-        self._session = open_session(serialize(proto), session_options())
+        self._session = open_session(serialize(proto), segment_options())
 
     def __call__(self, feeds: Feeds, origin: str) -> list[Any]:
         """Return the outputs. Raises DataError, naming the node and the sample."""
@@ -216,7 +216,8 @@ class QuantizedWalk:
     ) -> None:
         """Cut `model` into segments. The values `watched` are at hand at some time, even if they have no codes."""
         self.model, self.plan = model, plan
-        self.pool = ThreadPoolExecutor(threads or usable_cores())  # its threads end when the walk is no longer used
+        self._threads = threads or usable_cores()
+        self.pool = ThreadPoolExecutor(self._threads)  # its threads end when the walk is no longer used
         self.frontier = Frontier(plan, len(origins))
         self.origins = origins
         kept = {*watched, *(site.value for site in plan.layout.of_role(Role.ACTIVATION))}
@@ -316,7 +317,11 @@ class QuantizedWalk:
 
     def map(self, task: Callable[[int], Result]) -> list[Result]:
         """Run a task for each sample, in all threads; results are in the order of the samples."""
-        return list(self.pool.map(task, range(self.frontier.samples)))
+        # Some samples at a time: most tasks are so short that handing each over would take as long.
+        parts = 2 * self._threads
+        ends = [self.frontier.samples * part // parts for part in range(parts + 1)]
+        shares = self.pool.map(lambda part: [task(at) for at in range(ends[part], ends[part + 1])], range(parts))
+        return [result for share in shares for result in share]
 
     def _advance(
         self, program: Callable[[int], Sequence[Any]], wanted: Sequence[ir.Value], early: Sequence[Sequence[Any]]

@@ -127,6 +127,16 @@ def session_options() -> onnxruntime.SessionOptions:
     return options
 
 
+def segment_options() -> onnxruntime.SessionOptions:
+    """Return options for one of the many sessions that a model is cut into.
+
+    Each arena would keep the most that its session ever held: together all values of a model, several times over.
+    """
+    options = session_options()
+    options.enable_cpu_mem_arena = False
+    return options
+
+
 def exact_options() -> onnxruntime.SessionOptions:
     """Turn integer kernels off as well: they saturate on some CPUs, and then compute something other than the model."""
     options = session_options()

@@ -468,8 +468,8 @@ class _LastArchives:
     def __init__(self) -> None:
         self._load = lru_cache(maxsize=2)(load_npz)
 
-    def __call__(self, path: Path) -> Mapping[str, Array]:
-        return self._load(path)
+    def row(self, path: Path, row: int | None) -> Mapping[str, Array]:
+        return take_row(self._load(path), row)
 
     def __reduce__(self) -> tuple[type[_LastArchives], tuple[()]]:
         return _LastArchives, ()
@@ -477,19 +477,15 @@ class _LastArchives:
 
 def npz_rows(found: Found, inputs: Sequence[InputSpec]) -> Rows:
     """Return the rows of .npz files whose keys are the names of the inputs."""
-    load = _LastArchives()
+    archives = _LastArchives()
     parts = []
     for name in found.names:
         path = found.folder / name
         shapes = npz_shapes(path)
         check_names(shapes, inputs, name)
         count = count_rows(shapes, inputs, name)
-        parts.append(Part(name, count, partial(_fetch_npz, load, path), partial(_add_files, {"": path})))
+        parts.append(Part(name, count, partial(archives.row, path), partial(_add_files, {"": path})))
     return PartRows(parts, found.place)
-
-
-def _fetch_npz(load: Callable[[Path], Mapping[str, Array]], path: Path, row: int | None) -> Mapping[str, Array]:
-    return take_row(load(path), row)
 
 
 # Bytes, and how many times its own size an archive beyond them may unpack to.

@@ -23,7 +23,6 @@ from typing import IO
 from detent.numerics.compiled import another_compiles
 
 _CURVE = "Tuple((int64, float64, float64, float64))"
-_ANSWERS = ("float32[:,::1]", "float32[::1,:]")
 
 # Loops, by module and name, and the types of their arguments; a child for each half, in the order in which they are
 # needed. The halves take equally long.
@@ -36,8 +35,8 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "detent.methods.method:squared_error": ("float64[::1], float64[::1], float64[::1], float64, float64, float64",),
         "detent.numerics.formats:snap_error": ("float32[::1], float64, float64, float64",),
         "detent.refinements.activations:activate_all": (f"float32[:,::1], {_CURVE}, float64[:,::1]",),
-        "detent.refinements.activations:add_distances": tuple(
-            f"{answers}, float64[:,::1], float64[::1], {_CURVE}, float64[::1], float64[::1]" for answers in _ANSWERS
+        "detent.refinements.activations:add_distances": (
+            f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, float64[::1], float64[::1]",
         ),
     },
     {
@@ -52,9 +51,8 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         "detent.refine.layers:gather": (
             "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1]",
         ),
-        "detent.refinements.activations:add_pulls": tuple(
-            f"{answers}, float64[:,::1], float64[::1], {_CURVE}, int64[::1], float64[::1], float64[:,::1]"
-            for answers in _ANSWERS
+        "detent.refinements.activations:add_pulls": (
+            f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, int64[::1], float64[::1], float64[:,::1]",
         ),
         "detent.numerics.formats:_decode": ("uint8[::1], float32, float32, float32[::1]",),
         "detent.evaluation.fidelity:error_sums": ("float32[::1], float32[::1], float64[::1], int64, int64",),

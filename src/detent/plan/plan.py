@@ -269,8 +269,12 @@ def _choose(
     if not fmt.needs_data:
         return fmt.along(site.summed)
     if is_float(fmt):
-        chosen = method if site.role is Role.ACTIVATION else recipe.method_of_weights
-        return chosen.choose_float(lambda: _points(model, site, statistics), _largest(model, site, statistics), fmt)
+        if site.role is Role.ACTIVATION:
+            seen = statistics[site.value].histogram
+            return method.choose_float(lambda: Points.of_histogram(seen), float(seen.largest), fmt)
+        numbers = _elements(model, site)
+        largest = float(np.abs(numbers).max(initial=0.0))
+        return recipe.method_of_weights.choose_float(lambda: Points.of_values(numbers), largest, fmt)
     assert is_integer(fmt), f"'{site.value}' is {fmt.label}"
     if given is not None:
         return fmt.fit(*given)
@@ -299,18 +303,6 @@ def _reached(site: Site, statistics: Mapping[str, TensorStatistics], is_output: 
     if is_output or seen is None or not 0.0 < seen.maximum < math.inf:
         return site.largest
     return min(site.largest, HEADROOM * seen.maximum)
-
-
-def _points(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> Points:
-    if site.role is Role.ACTIVATION:
-        return Points.of_histogram(statistics[site.value].histogram)
-    return Points.of_values(_elements(model, site))
-
-
-def _largest(model: ir.Model, site: Site, statistics: Mapping[str, TensorStatistics]) -> float:
-    if site.role is Role.ACTIVATION:
-        return float(statistics[site.value].histogram.largest)
-    return float(np.abs(_elements(model, site)).max(initial=0.0))
 
 
 def _products(model: ir.Model, layout: Layout) -> dict[str, tuple[str, str]]:

@@ -59,7 +59,8 @@ class ChannelAnswers:
 
     def stacked(self, order: Sequence[int]) -> StackedAnswers:
         """Return the rows of samples one below the other, so that parts of them are views."""
-        wanted, found = (np.concatenate([arrays[at] for at in order]) for arrays in (self.wanted, self.found))
+        both = (np.concatenate([arrays[at] for at in order]) for arrays in (self.wanted, self.found))
+        wanted, found = map(np.ascontiguousarray, both)  # loops are compiled anew for each order in memory
         target = np.empty(wanted.shape)
         activate_all(wanted, self.float_curve.numbers, target)
         return StackedAnswers(found, target, [len(self.found[at]) for at in order], self.curve)

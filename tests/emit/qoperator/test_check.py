@@ -15,13 +15,13 @@ def test_8_bit_recipes_are_fine(recipe):
 
 
 def test_16_bit_activations_are_refused():
-    with pytest.raises(UsageError, match="activations of recipe A16W8 are int16.*8 bits only.*int8 or uint8"):
+    with pytest.raises(UsageError, match="activations of recipe A16W8 are int16"):
         check_formats(find_recipe("A16W8").replace(format="qoperator"))
 
 
 @pytest.mark.parametrize("role", ["weights", "biases"])
 def test_16_bit_constants_are_refused(role):
-    with pytest.raises(UsageError, match=f"The {role} of recipe test are int16"):
+    with pytest.raises(UsageError, match=f"{role} of recipe test are int16"):
         check_formats(U8.replace(format="qoperator", **{role: IntegerFormat("int16")}))
 
 

@@ -203,7 +203,7 @@ def test_what_has_no_definition_is_refused(operator: OperatorName, attributes: d
 
 
 def test_parameters_that_have_no_definition_are_refused() -> None:
-    with pytest.raises(ModelError, match="zero point of Node 'n' .* is float. Known are: bfloat16,"):
+    with pytest.raises(ModelError, match="'n' .* is float\\."):
         model_of(QUANTIZE, symbolic(1), [ONE, ONE])
     with pytest.raises(ModelError, match="bit_width '17'.*2 to 16"):
         model_of(FIX_NEURON, symbolic(1), [ONE, np.array(0, np.int8)], {"bit_width": "17"})
