@@ -105,3 +105,22 @@ def test_control_flow_by_data_is_named(torch):
 
     with pytest.raises(ModelError, match="Choice"):
         detent.from_torch(Choice(), torch.zeros(1, 3))
+
+
+def test_what_is_wrong_with_a_module_or_its_inputs_is_named(torch):
+    class Answer:
+        pass
+
+    class Strange(torch.nn.Module):
+        def forward(self, x):
+            return Answer()
+
+    conv = torch.nn.Conv2d(3, 4, 3)
+    with pytest.raises(UsageError, match=r"\(1, 5, 8, 8\)"):
+        detent.from_torch(conv, torch.zeros(1, 5, 8, 8))
+    with pytest.raises(UsageError, match="Bilinear"):  # it takes two
+        detent.from_torch(torch.nn.Bilinear(2, 2, 2), torch.zeros(1, 2))
+    with pytest.raises(ModelError, match="Answer"):
+        detent.from_torch(Strange(), torch.zeros(1))
+    with pytest.raises(ModelError, match="meta"):
+        detent.from_torch(torch.nn.Conv2d(3, 4, 3, device="meta"), torch.zeros(1, 3, 8, 8))

@@ -64,8 +64,30 @@ def from_torch(model: Any, example_inputs: Any = None, shapes: Shapes | None = N
     positional, named = _arguments(torch, example_inputs, shapes, name)
     if isinstance(model, torch.jit.ScriptModule):
         return _named(_exported(torch, model, positional, {}, name), name)
+    if any(each.is_meta for each in (*model.parameters(), *model.buffers())):
+        raise ModelError(f"{name} has no weights (its device is 'meta'): load them before it is quantized.")
     # A copy, since the exporter wants it on the CPU and in eval mode, and the caller's own must stay as it is.
-    return _named(_exported(torch, deepcopy(model).cpu().eval(), positional, named, name), name)
+    copied = deepcopy(model).cpu().eval()
+    _check_call(torch, copied, positional, named, name)
+    return _named(_exported(torch, copied, positional, named, name), name)
+
+
+def _check_call(torch: Any, module: Any, positional: Any, named: Any, name: str) -> None:
+    """Call the module once: an error here is about the inputs or the outputs, and none of the exporter's."""
+    try:
+        with torch.no_grad():
+            found = module(*positional, **named)
+    except Exception as error:  # the user's own code runs here and may raise anything
+        given = ", ".join(f"{tuple(each.shape)}" for each in (*positional, *named.values()))
+        raise UsageError(
+            f"{name} cannot be called with example inputs of shape {given}: {_first_line(error)} Give example_inputs "
+            "as its forward() takes them: a tensor, a tuple, or a dict by name."
+        ) from error
+    if not isinstance(found, torch.Tensor | tuple | list | Mapping):
+        raise ModelError(
+            f"{name} returns a {type(found).__name__}, which torch cannot export. Wrap it in a module that returns a "
+            "tensor, a tuple or a dict of tensors."
+        )
 
 
 def _torch() -> Any:
