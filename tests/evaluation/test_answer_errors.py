@@ -73,6 +73,17 @@ def test_with_nothing_detected_the_parts_tell():
     assert error(Task.DETECT, detections(0.08, 20), found, parts) == pytest.approx(0.25 / 2, rel=1e-5)
 
 
+def test_a_sample_without_objects_tells_nothing_beside_one_with_them():
+    purpose = Purpose(Task.DETECT, "", classes=2, image=(64, 64))
+
+    def sums(expected, found):
+        return error_sums(purpose, {}, {"y": expected}, {"y": found}, 1)
+
+    seen = sums(detections(0.8, 20.0), detections(0.7, 20.0))
+    empty = sums(detections(0.01, 20.0), detections(0.09, 200.0))
+    assert total_error([seen, empty]) == total_error([seen]) < total_error([empty])
+
+
 def test_outputs_of_another_shape_than_the_tasks_are_compared_as_numbers():
     answers = normal(3, 2, 2, 2, 2)
     assert error(Task.CLASSIFY, answers, 0.5 * answers) == pytest.approx(0.25, rel=1e-5)

@@ -11,7 +11,8 @@ few samples, is
     others     the squared error of every part of every output, relative to its signal
 
 The error of several samples is the mean over its parts of sum(wrong) / sum(right). Parts count alike, however large
-their numbers are: boxes of 0..640 do not outweigh scores of 0..1.
+their numbers are: boxes of 0..640 do not outweigh scores of 0..1. A sample in which a detector sees nothing has no answer,
+and is judged by the parts of its outputs only if no sample has one: background noise would outweigh all objects.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ LEAST_SHARE = 1e-6  # keeps logarithms finite
 SOFTENED = (1.0, 4.0)
 
 _WHOLE = OutputPart("", 0, 0, 1 << 62)
+_PART = "part of "  # how names of parts begin, which stand for answers where there are none
 
 
 def error_sums(
@@ -59,6 +61,7 @@ def error_sums(
 def total_error(each: Sequence[Sums]) -> float:
     """Return the error of several inferences; infinity if it is not finite."""
     names = dict.fromkeys(name for sums in each for name in sums)
+    names = {name: None for name in names if not name.startswith(_PART)} or names
     totals = [np.sum([sums[name] for sums in each if name in sums], axis=0) for name in names]
     shares = [wrong / right for wrong, right in totals if right > 0.0 or not np.isfinite(wrong)]
     error = float(np.mean(shares)) if shares else 0.0
@@ -134,7 +137,7 @@ def _of_parts(parts: Mapping[str, Sequence[OutputPart]], expected: Outputs, foun
         for part in parts.get(name, (_WHOLE,)):
             x, y = (array if part is _WHOLE else part.of(array) for array in (right, wrong))
             x = x.astype(np.float64)
-            sums[f"{name}: {part.label}"] = float(np.square(y - x).sum()), float(np.square(x).sum())
+            sums[f"{_PART}{name}: {part.label}"] = float(np.square(y - x).sum()), float(np.square(x).sum())
     return sums
 
 
