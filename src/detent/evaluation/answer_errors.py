@@ -11,8 +11,8 @@ few samples, is
     others     the squared error of every part of every output, relative to its signal
 
 The error of several samples is the mean over its parts of sum(wrong) / sum(right). Parts count alike, however large
-their numbers are: boxes of 0..640 do not outweigh scores of 0..1. A sample in which a detector sees nothing has no answer,
-and is judged by the parts of its outputs only if no sample has one: background noise would outweigh all objects.
+their numbers are: boxes of 0..640 do not outweigh scores of 0..1. A sample in which a detector sees nothing has no
+answer, and is judged by the parts of its outputs only if no sample has one: noise would outweigh all objects.
 """
 
 from __future__ import annotations
