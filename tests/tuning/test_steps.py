@@ -14,7 +14,6 @@ from detent.search.probing import unrefined
 from detent.sensitivity_analysis.layer_errors import sensitivity
 from detent.tuning.steps import (
     Blame,
-    as_it_is,
     exception_stages,
     exceptions,
     ingredients,
@@ -33,10 +32,6 @@ def bare(recipe):
 
 BARE = bare(find_preset("XINT8"))
 BY_NAME = {ingredient.name: ingredient for ingredient in ingredients(BARE)}
-
-
-def test_the_first_step_is_the_recipe_itself():
-    assert as_it_is(find_preset("XINT8")).recipe is find_preset("XINT8")
 
 
 def test_what_is_not_to_blame_is_left_alone():
