@@ -120,14 +120,19 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     if version < 13:
         _refuse_old_hardmax(model, where)
     model.ir_version = max(model.ir_version, 4)  # before version 4 an initializer had to be an input as well
+    message = light_proto(model)
+    _set_apart(message, version)
     try:
-        proto = onnx.version_converter.convert_version(light_proto(model), wanted)
+        proto = onnx.version_converter.convert_version(message, wanted)
     except _CONVERTER_ERRORS as error:
         raise ModelError(
             f"{where} has opset {version}, and onnx cannot convert it to {wanted}: {_reason(error)} "
             f"Export it again with opset {wanted}."
         ) from error
     converted = ir.from_proto(proto)
+    for node in [each for each in converted.graph.all_nodes() if each.domain == _NEWER]:
+        node.domain = ""
+    converted.graph.opset_imports.pop(_NEWER, None)
     _keep_resize_meaning(model, converted)
     real_inputs = {value.name for value in model.graph.inputs}
     by_name = {str(value.name): value for value in converted.graph.inputs}
@@ -140,6 +145,30 @@ def change_opset(model: ir.Model, wanted: int, where: str) -> ir.Model:
     common_passes.RemoveInitializersFromInputsPass()(converted)
     repair_names(converted)
     return converted
+
+
+_NEWER = "newer"
+
+
+def _set_apart(proto: onnx.ModelProto, version: int) -> None:
+    """Move operators that came after opset `version` out of the converter's sight, in place.
+
+    onnxruntime had LayerNormalization and others before ONNX did, under the same name and with the same meaning, so it
+    runs such files; the converter looks for what they were in older opsets, and fails.
+    """
+
+    def is_newer(node: onnx.NodeProto) -> bool:
+        known = onnx.defs.has(node.op_type) and node.domain in ("", "ai.onnx")
+        return known and not onnx.defs.has(node.op_type, max_inclusive_version=version)
+
+    pending, found = [proto.graph], False
+    while pending:
+        for node in pending.pop().node:
+            pending += [body for attribute in node.attribute for body in (attribute.g, *attribute.graphs) if body.node]
+            if is_newer(node):
+                node.domain, found = _NEWER, True
+    if found:
+        proto.opset_import.append(onnx.helper.make_opsetid(_NEWER, 1))
 
 
 def _reason(error: Exception) -> str:

@@ -209,6 +209,8 @@ def _attention(write: _Writer, node: ir.Node) -> Parts | str:
     heads = node.attributes.get_int("num_heads", 1)
     sizes = list(node.attributes.get_ints("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3)
     ends = np.cumsum(sizes)[:-1]
+    if heads < 1 or any(size % heads for size in sizes):
+        return f"its {sizes[0]} columns cannot be divided among {heads} heads"
     weights, scale = np.split(weight, ends, axis=1), _scale(node, sizes[0] // heads)
     biases = [None] * 3 if bias is None else np.split(bias, ends)
     projected = []
@@ -235,6 +237,8 @@ def _multi_head(write: _Writer, node: ir.Node) -> Parts | str:
         pieces = np.split(terms, [width, 2 * width])
         parts = [write("Add", part, np.ascontiguousarray(piece)) for part, piece in zip(parts, pieces, strict=True)]
     heads = node.attributes.get_int("num_heads", 1)
+    if heads < 1 or width % heads:
+        return f"its {width} columns cannot be divided among {heads} heads"
     masks = _masks(write, node, input_at(node, 4), parts)
     if isinstance(masks, str):
         return masks
