@@ -30,6 +30,20 @@ def test_operands_of_a_final_concat_are_parts() -> None:
     assert [part.node for part in parts["y"]] == ["mul_boxes", "sigmoid_s"]
 
 
+def test_an_operand_without_columns_is_no_part() -> None:
+    cut = {name: np.array([end], np.int64) for name, end in (("zero", 0), ("channels", 1))}
+    nodes = [
+        node("Conv", "x w1", "a"),
+        node("Conv", "x w4", "b"),
+        node("Slice", "b zero zero channels", "none"),
+        node("Concat", "a none b", "y", axis=1),
+    ]
+    parts = output_parts(as_ir(build(nodes, "y", WEIGHTS | cut)).graph)
+    assert spans(parts["y"]) == [("a", 1, 0, 1), ("b", 1, 1, 5)]
+    alone = output_parts(as_ir(build([*nodes[:3], node("Concat", "a none", "y", axis=1)], "y", WEIGHTS | cut)).graph)
+    assert alone == {}
+
+
 def test_nested_and_parallel_concats_are_one_list() -> None:
     nodes = [
         node("Conv", "x w1", "a"),

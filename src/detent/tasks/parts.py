@@ -81,8 +81,9 @@ def output_parts(graph: ir.Graph) -> dict[str, tuple[OutputPart, ...]]:
             continue
         joined = []
         for axis in range(1, len(shape)):
-            operands = _operands(output, axis, False, _DEEPEST)
-            if operands is not None and 2 <= len(operands) <= MOST_PARTS:
+            # What has no columns, as the rest of an embedding that is rotated whole, is no part.
+            operands = [each for each in _operands(output, axis, False, _DEEPEST) or () if each.size]
+            if 2 <= len(operands) <= MOST_PARTS:
                 joined.append((shape[axis] or 0, axis, operands))
         if joined:  # positions and columns may both be joined; columns are fewer
             _, axis, operands = min(joined, key=lambda each: each[:2])
