@@ -4,6 +4,7 @@
   A feature that needs more raises its number there, in the same change.
 - What a number format, parameter, method, refinement or equalization is, only its own room may ask by class.
 - No function is longer than 60 lines; no two modules, and no two public classes, have the same name.
+- No file holds the marks of an unfinished merge.
 """
 
 from __future__ import annotations
@@ -120,6 +121,14 @@ def same_names(source: list[Module]) -> Iterator[str]:
     yield from (f"{what} is in {' and '.join(where)}" for what, where in named.items() if len(where) > 1)
 
 
+def merge_marks() -> Iterator[str]:
+    """Tell which text files still hold the marks of a merge that was not finished."""
+    for pattern in ("*.md", "*.toml", "docs/*.md", "src/**/*.py", "tests/**/*.py", "benchmarks/*.py"):
+        for path in sorted(ROOT.glob(pattern)):
+            if any(line.startswith(("<" * 7 + " ", ">" * 7 + " ")) for line in path.read_text("utf-8").splitlines()):
+                yield f"{path.relative_to(ROOT)} has marks of a merge"
+
+
 def shares(source: list[Module]) -> str:
     """Return the shares of import lines and of comments."""
     total = sum(len(module.lines) for module in source)
@@ -138,6 +147,7 @@ def main() -> int:
     source = modules()
     budget = tomllib.loads((ROOT / "lines.toml").read_text("utf-8"))["rooms"]
     broken = [*over_budget(source, budget), *class_tests(source), *long_functions(source), *same_names(source)]
+    broken += merge_marks()
     print(shares(source))
     for line in broken:
         print(line)

@@ -28,6 +28,7 @@ from detent.compat.option_rows import (
     as_given,
     honoured,
     met,
+    note,
     noted,
     number,
     refused,
@@ -138,6 +139,7 @@ def _formats(params: Mapping[str, Any]) -> tuple[dict[str, Any], list[Override]]
         named = [Override(nodes=tuple(names), optional=True, **_roles(each)) for each, names in layer.items() if names]
         layer = next((each for each, names in layer.items() if not names), next(iter(layer), None))
     elif isinstance(layer, (list, tuple)) and layer:
+        note("TargetLayerConfig: of several, every layer takes the one with the most bits.")
         layer = max(layer, key=lambda each: sum(fmt.bits for fmt in _roles(each).values() if fmt is not None))
     return _roles(layer), named
 

@@ -188,6 +188,11 @@ class AutoSearch:
             raise UsageError("AutoSearch needs a calibration_data_reader: samples are read again for every candidate.")
         self.config, self.model_input = config, model_input
         self.auto_search_config = auto_search_config or AutoSearchConfig()
+        for name in ("advanced_fastft_search", "n_jobs", "search_devices"):
+            if self._setting(name) != getattr(AutoSearchConfig, name):
+                note(
+                    f"AutoSearchConfig.{name}: candidates are tried one after the other, on the CPU, as they are given."
+                )
         if eval_dataloader is not None:
             note("AutoSearch: candidates are compared on the calibration data, not on eval_dataloader.")
         self.calibration_data_reader = CachedDataReader(calibration_data_reader)

@@ -222,6 +222,7 @@ class GlobalProfiler:
 
     def __init__(self, output_path: str = "quark_profile.yaml") -> None:
         self.output_path = output_path
+        note(f"GlobalProfiler: {output_path} is not written; the report has the seconds of every stage.")
 
     def scope(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
         """Run a block as it is."""

@@ -45,7 +45,7 @@ from detent.plan.mixed import arrange
 from detent.plan.plan import check_methods, needs_statistics
 from detent.plan.postprocessing import Postprocessing, find_postprocessing
 from detent.plan.select import Selection, check_operator_types
-from detent.prepare import FixInputs, FoldConstants, default_passes, prepare, successors
+from detent.prepare import FixInputs, FoldConstants, Pass, default_passes, prepare, successors
 from detent.prepare.shapes import constant_inputs
 from detent.progress import Progress
 from detent.recipe import Recipe
@@ -137,13 +137,14 @@ def prepare_model(job: Job, watch: Stopwatch) -> Prepared:
     with watch.step("prepare"):
         names = [str(node.name) for node in model.graph]
         # Folded at once: onnxruntime would take branches out of an If by itself, under names of its own.
-        settled = prepare(model, [FixInputs(job.constants), FoldConstants()]) if job.constants else []
+        settling: list[Pass] = [FixInputs(job.constants), FoldConstants()] if job.constants else []
+        settled = prepare(model, settling)
         for_target = [make() for make in target.preparations]
         early = fixes_batch(job, target) and not job.runs_batches
         shapes, unfixed = (job.shapes, ()) if job.shapes else _shapes_of_samples(job, model, target)
         passes = default_passes(shapes, for_target, job.recipe.without, fix_batch=early)
         notes = Notes([*settled, *prepare(model, passes)], [note for step in passes for note in step.declined])
-        became = successors(names, model.graph, passes)
+        became = successors(names, model.graph, [*settling, *passes])
         found = find_postprocessing(model.graph)
         tail = _float_tail(job, found)
         layout = arrange(model, job.selection, job.recipe, became, tail)

@@ -198,7 +198,7 @@ def constant_inputs(graph: ir.Graph, numbers: Mapping[str, Sequence[float]]) -> 
         shape, dtype = static_shape(inputs[name]), inputs[name].dtype
         if shape is None or None in shape or dtype is None:
             raise UsageError(
-                f"--fix-input {name}: its shape {_show(inputs[name].shape)} is open. Fix it by --fix-shape."
+                f"--fix-input {name}: its shape {_show(inputs[name].shape)} is open, and a constant has a fixed one."
             )
         sizes = [size for size in shape if size is not None]
         array = np.array(given, np.float64).astype(dtype.numpy())
