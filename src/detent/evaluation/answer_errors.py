@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from detent.evaluation.task_agreement import Purpose, class_scores, compare_answers, head_of, probabilities
-from detent.tasks.boxes import overlaps_in_pairs
+from detent.tasks.detection import overlaps_in_pairs
 from detent.tasks.parts import OutputPart
 from detent.tasks.task import Task
 

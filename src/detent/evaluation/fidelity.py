@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.errors import ModelError
 from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.execute.inference import map_in_order

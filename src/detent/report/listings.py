@@ -17,7 +17,7 @@ from detent.report import document as doc
 from detent.report.figures import command, listed, size
 from detent.results.checked import LEVELS, MODEL, DeviceCheck, FindingGroup, grouped, operators_left, pieces, summary
 from detent.results.paired import interval_text
-from detent.results.summarized import StatisticsView, TensorSummary
+from detent.results.tensors import StatisticsView, TensorSummary
 
 SHOWN = 8  # rows of a table that a short answer lists
 

@@ -45,8 +45,8 @@ from detent.plan.select import names_matching
 from detent.recipe import Override, Recipe
 from detent.recipe.file import parse_format
 from detent.results.searched import Choice, FormatOption, PrecisionSearch, SearchedRole
-from detent.search.probing import SAMPLES, literal, parts_of, unrefined
-from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
+from detent.search import SAMPLES, literal, parts_of, unrefined
+from detent.sensitivity_analysis import errors_of, evenly_spaced
 from detent.sensitivity_analysis.variants import Parts, QuantizedUnit, all_quantized, quantized_units
 
 ROUNDS = 4  # how often formats are assigned at most before the finest are taken
