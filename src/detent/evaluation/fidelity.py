@@ -259,7 +259,6 @@ class PartSums:
         return PartSums(self.sums + more.sums, spans)
 
     def closeness_of(self, part: OutputPart) -> PartCloseness:
-        """Return the figures of a part."""
         low, high, other_low, other_high = self.spans
         constant = other_low == other_high and low != high
         peak = max(abs(low), abs(high))

@@ -318,7 +318,6 @@ def _vector_output(outputs: Outputs, samples: int) -> str:
 
 
 def vectors_of(outputs: Outputs) -> Floats:
-    """Return the vector of one sample."""
     return np.asarray(_vectors(outputs[_vector_output(outputs, 1)], 1)[0])
 
 

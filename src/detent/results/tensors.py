@@ -446,7 +446,6 @@ def selected(file: StatisticsFile, patterns: Sequence[str]) -> set[str]:
 
 
 def summarise(number: int, name: str, statistics: TensorStatistics, choose: Choose | None = None) -> TensorSummary:
-    """Summarize one tensor."""
     histogram = statistics.histogram
     total = histogram.total
     below, above = (int(histogram.counts[bin_]) for bin_ in (HALF - 1, HALF))

@@ -109,7 +109,6 @@ class VariantWork:
     memory: int
 
     def begin(self, model: ir.Model) -> DoShard:
-        """Return what measures a shard."""
         units = quantized_units(model, self.plan)
         comparison = VariantComparison.of(self.experiment, model, self.plan, units, self.parts, self.memory)
         return partial(self._measure, comparison)
@@ -228,7 +227,6 @@ class _Measurement:
     progress: Progress
 
     def sums(self) -> VariantErrors:
-        """Add the sums of all samples."""
         return reduce(VariantErrors.__add__, self._each(self.samples, 0))
 
     def settled(self, units: Sequence[QuantizedUnit]) -> VariantErrors:

@@ -60,7 +60,6 @@ class Detections:
         return Detections(self.boxes[chosen], self.scores[chosen], self.classes[chosen])
 
     def above(self, score: float) -> Detections:
-        """Return the objects whose score is above `score`."""
         return self.take(np.flatnonzero(self.scores > score))
 
 
