@@ -30,9 +30,9 @@ os.environ["DETENT_TRUST"] = "1"
 # The command line tries its advice on a bad result, as small models give it; tests/pipeline/test_trials.py does that.
 trials.LEAST_SECONDS = trials.MOST_SECONDS = 0.0
 
-# A busy machine is not a fault of the code under test. Half of the usual number of examples: every run draws new ones,
-# so what one run misses another finds, and the properties here fail on most examples or on none.
-settings.register_profile("unhurried", deadline=None, max_examples=50)
+# A busy machine is not a fault of the code under test. A quarter of the usual number of examples: every run draws new
+# ones, so what one run misses another finds, and the properties here fail on most examples or on none.
+settings.register_profile("unhurried", deadline=None, max_examples=25)
 settings.load_profile("unhurried")
 
 
