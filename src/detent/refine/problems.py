@@ -352,7 +352,7 @@ def _seen_by(
     """Return what of a layer's input the positions of each sample see, as `input_indices` does for one of them."""
     alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for sample, output in enumerate(outputs):
-        alike.setdefault((walk.frontier.stored(layer.input, sample)[0].shape, output.shape), []).append(sample)
+        alike.setdefault((walk.frontier.shape(layer.input, sample), output.shape), []).append(sample)
     seen: list[tuple[Indices, Indices]] = [(np.empty(0, np.int64),) * 2] * len(outputs)
     for (source, result), samples in alike.items():
         positions = [outputs[sample].positions for sample in samples]
