@@ -1,4 +1,9 @@
-"""Running a model in onnxruntime, with any of its values fetched, and errors that a user can act on."""
+"""Running a model in onnxruntime, with any of its values fetched, and errors that a user can act on.
+
+Vendors ship builds of onnxruntime of their own (vitisai, windowsml, gpu, openvino), which all import as `onnxruntime`.
+Installing the plain one over them would break them, so Detent does not depend on any: whichever is there serves. Rooms
+import `onnxruntime` from here, so that a missing, broken or old one is a message about what to install.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +26,38 @@ import onnx_ir as ir
 
 from detent.errors import DataError, ModelError, UsageError, nearest
 from detent.graph.message import RUNTIME_DOMAINS
-from detent.graph.runtime import onnxruntime
 from detent.graph.save import PROTOBUF_LIMIT, complete_proto, serialize, tensor_bytes
+
+OLDEST = (1, 20)
+INSTALL = (
+    "Install one: `pip install onnxruntime`, or your vendor's build (onnxruntime-vitisai, onnxruntime-windowsml, "
+    "onnxruntime-gpu ...), but not two of them into one environment"
+)
+
+
+def import_runtime() -> Any:
+    """Return the module. Raise UsageError if there is none, if it does not load, or if it is too old."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        if error.name != "onnxruntime":
+            raise UsageError(f"The installed onnxruntime needs {error.name}, which is missing. {INSTALL}.") from error
+        raise UsageError(f"Detent computes with onnxruntime, and none is installed. {INSTALL}.") from error
+    except ImportError as error:
+        raise UsageError(f"The installed onnxruntime does not load: {error}. {INSTALL}.") from error
+    version = getattr(onnxruntime, "__version__", None)
+    if version is None:  # the folder that is left of an installation
+        raise UsageError(f"The installed onnxruntime is incomplete. Uninstall it. {INSTALL}.")
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UsageError(f"onnxruntime {version} is too old: Detent needs {oldest} or newer. {INSTALL}.")
+    return onnxruntime
+
+
+if TYPE_CHECKING:
+    import onnxruntime as onnxruntime  # noqa: PLC0414 - other rooms import it from here
+else:
+    onnxruntime = import_runtime()
 
 DEFAULT_PROVIDERS = ("CPUExecutionProvider",)
 

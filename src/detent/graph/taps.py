@@ -37,9 +37,16 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from detent.errors import DataError, ModelError
-from detent.graph.runtime import onnxruntime
 from detent.graph.save import serialize, tensor_bytes
-from detent.graph.session import DEFAULT_PROVIDERS, Feeds, Runner, exact_options, open_session, session_options
+from detent.graph.session import (
+    DEFAULT_PROVIDERS,
+    Feeds,
+    Runner,
+    exact_options,
+    onnxruntime,
+    open_session,
+    session_options,
+)
 
 BLOCKED = "com.microsoft.nchwc"
 MOST_LANES = 16  # of a block, on any CPU; the others have 8 or 4

@@ -22,9 +22,8 @@ import onnx
 import onnx_ir as ir
 
 from detent.errors import ModelError, UsageError
-from detent.graph.runtime import onnxruntime
 from detent.graph.save import save
-from detent.graph.session import Runner
+from detent.graph.session import Runner, onnxruntime
 from detent.methods.method import Vote
 from detent.observe.samples import PendingSample, Source
 from detent.observe.sources import RowSource
@@ -263,7 +262,6 @@ class Counting:
     vote: Vote | None
 
     def begin(self, model: ir.Model) -> DoShard:
-        """Return what counts a shard."""
         return partial(self._count, taps_of(model, self.sites).unordered)
 
     def _count(self, runner: Runner, shard: Shard) -> ShardCounts:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emit.emitter import emit
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.evaluation.answer_errors import Sums, error_sums, total_error
 from detent.execute.inference import map_in_order
 from detent.graph.session import Runner

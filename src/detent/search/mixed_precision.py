@@ -45,8 +45,8 @@ from detent.plan.select import names_matching
 from detent.recipe import Override, Recipe
 from detent.recipe.file import parse_format
 from detent.results.searched import Choice, FormatOption, PrecisionSearch, SearchedRole
-from detent.search.probing import SAMPLES, literal, parts_of, unrefined
-from detent.sensitivity_analysis.layer_errors import errors_of, evenly_spaced
+from detent.search import SAMPLES, literal, parts_of, unrefined
+from detent.sensitivity_analysis import errors_of, evenly_spaced
 from detent.sensitivity_analysis.variants import Parts, QuantizedUnit, all_quantized, quantized_units
 
 ROUNDS = 4  # how often formats are assigned at most before the finest are taken
@@ -111,12 +111,10 @@ def _rate(before: FormatOption, after: FormatOption) -> float:
 
 
 def error_of(choice: Choice) -> float:
-    """Add up the errors."""
     return sum(option.error for option in choice.values())
 
 
 def bits_of(choice: Choice) -> int:
-    """Add up the bits."""
     return sum(option.bits for option in choice.values())
 
 
@@ -211,7 +209,6 @@ class LayerSearch:
 
     @property
     def reached(self) -> bool:
-        """Whether the wanted error is."""
         return self.error <= self.wanted
 
 
@@ -302,7 +299,6 @@ class _FormatSearch:
         return all_quantized(name, [*(unit for unit in self._usual if unit.name not in replaced), *chosen])
 
     def result(self, choice: Choice, recipe: Recipe, error: float, reached: bool) -> PrecisionSearch:
-        """Return the choice as a recipe."""
         slots: dict[IntegerFormat, list[str]] = {}
         for slot, option in choice.items():
             fmt = _integers(option)
