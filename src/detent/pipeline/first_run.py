@@ -49,7 +49,7 @@ LOOPS: tuple[dict[str, tuple[str, ...]], ...] = (
         ),
         "detent.numerics.formats:_encode": ("float32[::1], float32, float32, float32, int64, uint8[::1]",),
         "detent.refine.layers:gather": (
-            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1]",
+            "uint8[:,:,::1], float32, float32, int64[::1], int64[:,::1], float32[:,:,::1], int64",
         ),
         "detent.refinements.activations:add_pulls": (
             f"float32[:,::1], float64[:,::1], float64[::1], {_CURVE}, int64[::1], float64[::1], float64[:,::1]",
