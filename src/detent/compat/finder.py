@@ -254,7 +254,7 @@ def other_tools() -> Iterator[None]:
 def _libraries_that_are_not_needed() -> Iterator[None]:
     """Let sessions take what `get_library_path` returns: files that Detent writes need no library."""
     from detent.compat.entry_points import get_library_path
-    from detent.graph.session import onnxruntime  # when a script runs: `detent --help` does not need it
+    from detent.graph.runtime import onnxruntime  # when a script runs: `detent --help` does not need it
 
     register = onnxruntime.SessionOptions.register_custom_ops_library
 
