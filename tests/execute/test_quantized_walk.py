@@ -12,7 +12,7 @@ import detent
 from detent.demo import CALIBRATION, MODEL, PREPROCESS
 from detent.devices.catalog import find_device
 from detent.emit.emitter import emit
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.execute.quantized_walk import Program, QuantizedWalk, cut_segments
 from detent.graph.load import load
 from detent.graph.session import Runner

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.errors import ModelError
 from detent.evaluation.task_agreement import Purpose, SampleAnswer, compare_answers, summarize_answers
 from detent.execute.inference import map_in_order
@@ -264,7 +264,6 @@ class PartSums:
         return PartSums(self.sums + more.sums, spans)
 
     def closeness_of(self, part: OutputPart) -> PartCloseness:
-        """Return the figures of a part."""
         low, high, other_low, other_high = self.spans
         constant = other_low == other_high and low != high
         peak = max(abs(low), abs(high))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from detent.emit.emitter import emit, emit_dynamic
-from detent.emulator.emulator import EmulatedValues
+from detent.emulator import EmulatedValues
 from detent.graph.session import Runner
 from detent.observe.samples import PendingSample
 from detent.plan.plan import Plan

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from detent.convert.float_types import to_pure_bfloat16
 from detent.convert.splitting import BetweenTensor, Cut, divide, rename_rounded, tail_file
-from detent.device_check.check import check_graph
+from detent.device_check import check_graph
 from detent.devices.catalog import device_of
 from detent.emit.qoperator_form import to_qoperator
 from detent.errors import ModelError, OutputError
