@@ -48,6 +48,7 @@ from detent.graph.session import (
     Runner,
     exact_options,
     open_session,
+    return_memory,
     run_session,
     session_options,
     with_weights,
@@ -369,7 +370,10 @@ def _open_unordered(model: ir.Model, outputs: Sequence[str], providers: Sequence
     del runner  # which has all weights a second time
     ordinary = partial(Runner, model, outputs, providers=providers)
     sizes, later = _sizes(model, outputs), LaterRunner(ordinary, outputs)
-    return _reload(rewritten, blocked, outputs, exact=False, otherwise=later, sizes=sizes) or ordinary()
+    found = _reload(rewritten, blocked, outputs, exact=False, otherwise=later, sizes=sizes) or ordinary()
+    del rewritten
+    return_memory(collect=False)
+    return found
 
 
 def _sizes(model: ir.Model, names: Sequence[str]) -> dict[str, int]:
